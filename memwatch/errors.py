@@ -1,0 +1,7 @@
+"""The errors a user of memwatch can see; every message holds the offending value and the next thing to do."""
+
+from __future__ import annotations
+
+
+class MemwatchError(Exception):
+    """Base of every error that memwatch raises on purpose."""

@@ -1,0 +1,61 @@
+"""Parse and print byte counts: `MB` is 10**6, `MiB` is 2**20, and only binary units are printed."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from memwatch.errors import MemwatchError
+
+_UNITS: Final = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
+
+
+class SizeError(MemwatchError, ValueError):
+    """A size or a budget that cannot be read."""
+
+
+def parse_bytes(size: int | float | str) -> int:
+    """Read a byte count.
+
+    Args:
+        size: bytes as a number, or text such as ``"64 MiB"``, ``"1.5GB"`` or ``"4096"``.
+
+    Returns:
+        The number of bytes, rounded down.
+
+    Raises:
+        SizeError: the text is no size, or the size is negative or not finite.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, float, str)):
+        raise SizeError(f"{size!r} is not a size; write bytes as a number or text such as '64 MiB'")
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size)
+        if match is None or match[2].lower() not in _UNITS:
+            raise SizeError(f"{size!r} is not a size; write a number and B, KiB, MiB, GiB, kB, MB or GB, as in '64 MiB'")
+        return int(float(match[1]) * _UNITS[match[2].lower()]) if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
+    if not 0 <= size < float("inf"):
+        raise SizeError(f"{size!r} is not a size; it must be a finite number of bytes, zero or more")
+    return int(size)
+
+
+def format_bytes(nbytes: float) -> str:
+    """Print a byte count (bytes) with a binary unit: ``12.50 MiB``, ``512 B``, ``-3.00 KiB``."""
+    magnitude = abs(nbytes)
+    if magnitude < 1024:
+        return f"{nbytes:.0f} B"
+    for unit, scale in (("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30)):
+        if round(magnitude / scale, 2) < 1024:
+            return f"{nbytes / scale:.2f} {unit}"
+    return f"{nbytes / 2**40:.2f} TiB"
