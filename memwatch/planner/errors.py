@@ -1,0 +1,27 @@
+"""The errors of the planner."""
+
+from __future__ import annotations
+
+from memwatch.errors import MemwatchError
+
+
+class GraphError(MemwatchError, ValueError):
+    """The ops handed to the planner do not form a program: a duplicate, a cycle, an impossible size."""
+
+
+class OrderError(MemwatchError, ValueError):
+    """An order or a schedule that does not compute what the program computes."""
+
+
+class BudgetError(MemwatchError):
+    """No plan within the budget was found.
+
+    Attributes:
+        best: the plan with the lowest peak that was found.
+        bound_bytes: no plan at all has a peak below this (bytes).
+    """
+
+    def __init__(self, message: str, best: object, bound_bytes: int) -> None:
+        super().__init__(message)
+        self.best = best
+        self.bound_bytes = bound_bytes
