@@ -1,0 +1,1 @@
+"""What was recorded: plain tables with units, one file on disk."""

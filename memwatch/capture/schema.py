@@ -1,0 +1,336 @@
+"""The one place that says which columns exist: recorder, file, DataFrames, page and docs read it.
+
+Two groups of tables. *Recorded* tables are what the recorder appends and the file stores, raw and
+additive. *Derived* tables are what users read; `memwatch.analysis` computes them from the recorded ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+FORMAT_VERSION: Final = 1
+"""Raised when an older memwatch could not read the file."""
+
+Kind = Literal["int", "text", "float", "bool"]
+PANDAS_DTYPE: Final[dict[Kind, str]] = {"int": "int64", "text": "str", "float": "float64", "bool": "bool"}
+
+NONE: Final = -1
+"""An integer column's "there is none": no module, no stack, not dead."""
+
+PHASES: Final = ("forward", "backward", "optimizer")
+ACCESSES: Final = ("read", "write", "output")
+ORIGINS: Final = ("op", "baseline", "external", "unobserved")
+ROLES: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
+CATEGORIES: Final = (
+    "parameter",
+    "buffer",
+    "gradient",
+    "optimizer state",
+    "activation",
+    "input",
+    "temporary",
+    "workspace",
+    "unknown",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name (with its unit), its kind, and what it means."""
+
+    name: str
+    kind: Kind
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: its columns in order and what a row is."""
+
+    name: str
+    doc: str
+    columns: tuple[Column, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Give the column names in order."""
+        return tuple(column.name for column in self.columns)
+
+
+def _table(name: str, doc: str, *columns: tuple[str, Kind, str]) -> Table:
+    return Table(name, doc, tuple(Column(*column) for column in columns))
+
+
+RECORDED: Final = (
+    _table(
+        "ops",
+        "One row per ATen call below autograd, in the order they started; `op` is its number.",
+        ("op", "int", "number of the op, from 0"),
+        ("name", "int", "string id of the overload, as `aten.mm.default`"),
+        ("stack", "int", "stack id of the Python call stack, -1 without stacks"),
+        ("module", "int", "module id of the innermost running nn.Module, -1 outside any"),
+        ("phase", "int", "index into PHASES"),
+        ("sequence", "int", "autograd sequence number: of the node being made (forward) or run (backward), -1 if none"),
+        ("start_ns", "int", "unix time at which the op started, nanoseconds"),
+        ("end_ns", "int", "unix time at which the op returned, nanoseconds"),
+        ("failed", "int", "1 if the op raised"),
+    ),
+    _table(
+        "uses",
+        "One row per storage that an op touched.",
+        ("op", "int", "the op"),
+        ("storage", "int", "the storage"),
+        ("access", "int", "index into ACCESSES"),
+    ),
+    _table(
+        "births",
+        "One row per storage seen, when it was first seen.",
+        ("storage", "int", "number of the storage, from 0; never used again"),
+        ("op", "int", "op that made it, -1 if it was alive before or was made unobserved"),
+        ("time_ns", "int", "unix time of the first sight, nanoseconds"),
+        ("address", "int", "data pointer, 0 for meta and fake storages"),
+        ("nbytes", "int", "size of the storage in bytes"),
+        ("device", "int", "string id of the device, as `cpu` or `cuda:0`"),
+        ("origin", "int", "index into ORIGINS"),
+        ("shape", "int", "string id of dtype and shape of the first tensor seen on it, as `float32[64, 64]`"),
+    ),
+    _table(
+        "deaths",
+        "One row per storage that died while recording.",
+        ("storage", "int", "the storage"),
+        ("op", "int", "number of ops started before the death"),
+        ("time_ns", "int", "unix time of the death, nanoseconds"),
+    ),
+    _table(
+        "resizes",
+        "One row per change of a storage's size after its birth (`resize_`, `set_`).",
+        ("storage", "int", "the storage"),
+        ("op", "int", "number of ops started before the change"),
+        ("time_ns", "int", "unix time, nanoseconds"),
+        ("nbytes", "int", "new size in bytes"),
+        ("address", "int", "new data pointer"),
+    ),
+    _table(
+        "packs",
+        "One row per tensor that autograd saved for backward.",
+        ("pack", "int", "number of the saved tensor, from 0"),
+        ("storage", "int", "storage it lies in, -1 if it has none that can be seen"),
+        ("op", "int", "number of ops started before the save"),
+        ("sequence", "int", "autograd sequence number of the node that keeps it"),
+        ("module", "int", "module id running at the save, -1 outside any"),
+        ("nbytes", "int", "bytes the saved tensor itself spans (a view may span less than its storage)"),
+        ("shape", "int", "string id of dtype and shape"),
+        ("time_ns", "int", "unix time of the save, nanoseconds"),
+    ),
+    _table(
+        "unpacks",
+        "One row per use, release or loss of a saved tensor.",
+        ("pack", "int", "the saved tensor"),
+        ("op", "int", "number of ops started before"),
+        ("time_ns", "int", "unix time, nanoseconds"),
+        ("released", "int", "1 when autograd let go of it, 0 when backward read it"),
+    ),
+    _table(
+        "roles",
+        "One row per role that a storage was seen in.",
+        ("storage", "int", "the storage"),
+        ("role", "int", "index into ROLES"),
+        ("name", "int", "string id of the name, as `layers.0.weight`"),
+        ("op", "int", "number of ops started before the role was seen"),
+    ),
+    _table(
+        "modules",
+        "One row per nn.Module instance seen running or holding a parameter.",
+        ("module", "int", "module id"),
+        ("name", "int", "string id of its qualified name, empty for a root"),
+        ("class_name", "int", "string id of its class"),
+        ("parent", "int", "module id of the module that holds it, -1 for a root"),
+    ),
+    _table(
+        "calls",
+        "One row per call of an nn.Module.",
+        ("module", "int", "the module"),
+        ("start_op", "int", "number of ops started before the call"),
+        ("end_op", "int", "number of ops started when it returned"),
+        ("depth", "int", "how many module calls were running above it"),
+    ),
+    _table(
+        "allocator",
+        "One row per allocation or free of the allocator.",
+        ("time_ns", "int", "unix time, nanoseconds"),
+        ("address", "int", "address of the block"),
+        ("nbytes", "int", "bytes, negative for a free"),
+        ("device", "int", "string id of the device"),
+        ("window", "int", "number of the allocator window, from 0; frees of blocks born outside all windows are left out"),
+    ),
+    _table(
+        "windows",
+        "One row per stretch of time in which allocator events were recorded.",
+        ("window", "int", "number of the window, from 0"),
+        ("start_ns", "int", "unix time, nanoseconds"),
+        ("end_ns", "int", "unix time, nanoseconds"),
+        ("start_op", "int", "number of ops started before it"),
+        ("end_op", "int", "number of ops started when it closed"),
+    ),
+    _table(
+        "steps",
+        "One row per iteration mark (`prof.step()`) or optimizer step.",
+        ("op", "int", "number of ops started before the mark"),
+        ("time_ns", "int", "unix time, nanoseconds"),
+        ("name", "int", "string id: `step` for a mark, `AdamW.step` for an optimizer's step"),
+        ("end_op", "int", "number of ops started at its end (the same as `op` for a mark)"),
+    ),
+    _table(
+        "process",
+        "One row per sample of the process.",
+        ("time_ns", "int", "unix time, nanoseconds"),
+        ("rss_bytes", "int", "resident set size, bytes"),
+        ("available_bytes", "int", "memory the machine could still give, bytes"),
+    ),
+    _table(
+        "holders",
+        "One row per holder of a storage in a snapshot.",
+        ("snapshot", "int", "number of the snapshot, from 0"),
+        ("op", "int", "number of ops started before the snapshot"),
+        ("storage", "int", "the storage"),
+        ("kind", "int", "string id of the kind, as `local` or `saved tensor`"),
+        ("holder", "int", "string id of the holder in words"),
+        ("site", "int", "string id of `file:line` of the line to edit, empty if there is none"),
+        ("path", "int", "string id of the retention path, one edge per line"),
+    ),
+    _table(
+        "stacks",
+        "One row per frame of a call stack.",
+        ("stack", "int", "stack id"),
+        ("depth", "int", "0 is the innermost frame"),
+        ("file", "int", "string id of the file"),
+        ("line", "int", "line number"),
+        ("function", "int", "string id of the qualified function name"),
+        ("user", "int", "1 if the frame is the program's own, 0 for torch and memwatch"),
+    ),
+    _table("strings", "Interned text.", ("id", "int", "string id"), ("text", "text", "the text")),
+    _table("meta", "What was recorded where.", ("key", "text", "key"), ("value", "text", "value, JSON")),
+    _table(
+        "notes",
+        "What memwatch could not see, or did differently, and says so.",
+        ("op", "int", "number of ops started before"),
+        ("kind", "text", "a short fixed word, as `allocator` or `compiled`"),
+        ("text", "text", "one sentence for the user"),
+    ),
+)
+
+DERIVED: Final = (
+    _table(
+        "ops",
+        "One row per op; index is the op's number.",
+        ("name", "text", "overload, as `aten.mm.default`"),
+        ("phase", "text", "forward, backward or optimizer"),
+        ("module", "text", "qualified name of the innermost nn.Module; in backward that of the forward op"),
+        ("module_class", "text", "its class"),
+        ("line", "text", "`file:line` of the innermost frame of the program's own code"),
+        ("function", "text", "function of that frame"),
+        ("stack", "int", "stack id, for `Capture.stack`"),
+        ("step", "int", "how many `prof.step()` marks came before"),
+        ("start_ns", "int", "time since the block was entered, nanoseconds"),
+        ("duration_ns", "int", "time the op took, nanoseconds"),
+        ("born_bytes", "int", "bytes of storages it made"),
+        ("workspace_bytes", "int", "most bytes it held at once beyond the storages it made"),
+        ("live_bytes", "int", "live bytes when it returned"),
+        ("peak_bytes", "int", "most live bytes while it ran"),
+        ("failed", "bool", "whether it raised"),
+    ),
+    _table(
+        "storages",
+        "One row per block of tensor memory or workspace: every allocation is here; index is the storage id.",
+        ("nbytes", "int", "size, bytes (as the allocator gave it)"),
+        ("device", "text", "device, as `cpu` or `cuda:0`"),
+        ("category", "text", "one of CATEGORIES"),
+        ("rule", "text", "the rule that assigned the category"),
+        ("name", "text", "parameter, state or gradient name, else op and line"),
+        ("tensor", "text", "dtype and shape of the first tensor on it, empty for workspace"),
+        ("origin", "text", "one of ORIGINS, or `workspace`"),
+        ("module", "text", "qualified name of the module that made it (parameters: that owns it)"),
+        ("op", "int", "op that made it, -1 if none"),
+        ("op_name", "text", "name of that op"),
+        ("line", "text", "`file:line` of the program's own code that made it"),
+        ("birth_event", "int", "row of the timeline at which it was born, -1 if alive at entry or not counted"),
+        ("death_event", "int", "row of the timeline at which it died, -1 if alive at the end"),
+        ("birth_ns", "int", "time since entry, nanoseconds (0 if alive at entry)"),
+        ("death_ns", "int", "time since entry, nanoseconds, -1 if alive at the end"),
+        ("first_use_op", "int", "op that first used it, -1 if none did"),
+        ("last_use_op", "int", "op that last used it, -1 if none did"),
+        ("address", "int", "address, 0 if it has none"),
+        ("stack", "int", "stack id of its birth, -1 if unknown"),
+        ("counted", "bool", "whether its bytes are part of the live bytes (memory the allocator never gave is not)"),
+    ),
+    _table(
+        "uses",
+        "One row per storage that an op touched.",
+        ("op", "int", "the op"),
+        ("storage", "int", "the storage"),
+        ("access", "text", "read, write or output"),
+    ),
+    _table(
+        "timeline",
+        "One row per allocation or free, in order; row 0 is the entry.",
+        ("time_ns", "int", "time since entry, nanoseconds"),
+        ("op", "int", "op that was running or, between ops, the one before; -1 before the first"),
+        ("storage", "int", "the storage, -1 for row 0"),
+        ("delta_bytes", "int", "bytes, negative for a free"),
+        ("live_bytes", "int", "live bytes after it"),
+    ),
+    _table(
+        "at_peak",
+        "The rows of `storages` that were alive at the peak, largest first; index is the storage id.",
+        ("nbytes", "int", "bytes"),
+        ("share_ratio", "float", "share of the peak, 0 to 1"),
+        ("category", "text", "one of CATEGORIES"),
+        ("name", "text", "name"),
+        ("tensor", "text", "dtype and shape"),
+        ("module", "text", "qualified module name"),
+        ("op_name", "text", "op that made it"),
+        ("line", "text", "`file:line` of the program's own code"),
+        ("rule", "text", "the rule that assigned the category"),
+        ("origin", "text", "where it came from"),
+    ),
+    _table(
+        "saved",
+        "One row per tensor that autograd saved for backward.",
+        ("storage", "int", "storage it lies in, -1 if it could not be seen"),
+        ("nbytes", "int", "bytes the saved tensor spans"),
+        ("tensor", "text", "dtype and shape"),
+        ("op", "int", "the op whose backward needs it, -1 if unknown"),
+        ("op_name", "text", "name of that op"),
+        ("module", "text", "qualified module name"),
+        ("line", "text", "`file:line` of the program's own code"),
+        ("saved_op", "int", "number of ops started before it was saved"),
+        ("used_op", "int", "op before which backward read it, -1 if never"),
+        ("released_op", "int", "op before which autograd let go of it, -1 if never"),
+        ("at_peak", "bool", "whether it was held at the peak"),
+    ),
+    _table(
+        "modules",
+        "One row per nn.Module; index is its qualified name.",
+        ("class_name", "text", "class"),
+        ("calls", "int", "how often it ran"),
+        ("parameter_bytes", "int", "bytes of its own parameters and buffers"),
+        ("own_bytes", "int", "bytes at the peak made by its own ops or owned as parameter, gradient or state"),
+        ("inclusive_bytes", "int", "the same with its children"),
+        ("saved_bytes", "int", "bytes at the peak saved for backward by it and its children"),
+        ("born_bytes", "int", "bytes of all storages it and its children ever made"),
+    ),
+    _table(
+        "steps",
+        "One row per iteration (`prof.step()`), the last one ending with the block.",
+        ("start_op", "int", "first op"),
+        ("end_op", "int", "op after the last"),
+        ("duration_ns", "int", "duration, nanoseconds"),
+        ("peak_bytes", "int", "most live bytes in it"),
+        ("peak_op", "int", "op at which that was"),
+        ("end_live_bytes", "int", "live bytes when it ended"),
+    ),
+)
+
+RECORDED_BY_NAME: Final = {table.name: table for table in RECORDED}
+DERIVED_BY_NAME: Final = {table.name: table for table in DERIVED}
