@@ -1,1 +1,8 @@
 """What was recorded: plain tables with units, one file on disk."""
+
+from __future__ import annotations
+
+from memwatch.capture.capture import Capture
+from memwatch.capture.file import CaptureError, load, save
+
+__all__ = ["Capture", "CaptureError", "load", "save"]

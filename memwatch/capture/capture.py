@@ -1,0 +1,55 @@
+"""A capture: the recorded tables as columns, whether still in memory or read from a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from memwatch.capture.packed import IntArray
+from memwatch.capture.schema import RECORDED, RECORDED_BY_NAME
+
+INTEGER_TABLES = tuple(
+    table.name for table in RECORDED if all(column.kind == "int" for column in table.columns)
+)
+
+
+@dataclass(frozen=True)
+class Note:
+    """One thing that memwatch could not see or did differently: since which op, of what kind, in one sentence."""
+
+    op: int
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Recorded tables: `tables[name][column]` is an int64 array; text is interned in `strings`."""
+
+    tables: dict[str, dict[str, IntArray]]
+    strings: list[str]
+    meta: dict[str, Any]
+    notes: list[Note] = field(default_factory=list)
+
+    @classmethod
+    def from_columns(
+        cls, columns: dict[str, list[IntArray]], strings: list[str], meta: dict[str, Any], notes: list[Note]
+    ) -> Capture:
+        """Build a capture from the columns of each integer table, in schema order; missing tables are empty."""
+        tables = {}
+        for name in INTEGER_TABLES:
+            names = RECORDED_BY_NAME[name].names
+            values = columns.get(name) or [np.empty(0, dtype=np.int64)] * len(names)
+            tables[name] = dict(zip(names, values, strict=True))
+        return cls(tables, strings, meta, notes)
+
+    def rows(self, name: str) -> int:
+        """Count the rows of a table."""
+        return len(next(iter(self.tables[name].values())))
+
+    def text(self, ids: IntArray) -> list[str]:
+        """Give the texts of string ids; -1 is empty text."""
+        strings = self.strings
+        return [strings[number] if 0 <= number < len(strings) else "" for number in ids.tolist()]

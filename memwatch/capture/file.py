@@ -1,0 +1,173 @@
+"""The capture file: one SQLite database, one table per table of the schema, written while the program runs.
+
+Rows are committed in short transactions with a rollback journal and without fsync: a process that is killed
+loses what was not committed, never what was, and a reader may open the file at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+
+from memwatch.capture.capture import INTEGER_TABLES, Capture, Note
+from memwatch.capture.packed import IntArray
+from memwatch.capture.schema import FORMAT_VERSION, RECORDED, RECORDED_BY_NAME
+from memwatch.errors import MemwatchError
+
+_APPLICATION_ID: Final = 0x6D656D77  # "memw", so that a foreign database is told from a capture
+_BUSY_S: Final = 10.0
+
+
+class CaptureError(MemwatchError):
+    """A capture file that cannot be written or read."""
+
+
+class CaptureWriter:
+    """Write recorded rows to a new file, from any thread."""
+
+    def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        self.path = pathlib.Path(path)
+        self._lock = threading.Lock()
+        if self.path.exists():
+            if not force:
+                raise CaptureError(f"{self.path} exists; choose another name or overwrite it (-f, force=True)")
+            self.path.unlink()
+        if not self.path.parent.is_dir():
+            raise CaptureError(f"cannot write {self.path}: {self.path.parent} is not a directory; create it first")
+        try:
+            self._database = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
+            self._create()
+        except sqlite3.Error as error:
+            raise CaptureError(f"cannot write {self.path}: {error}; choose a writable place") from error
+
+    def _create(self) -> None:
+        run = self._database.execute
+        run("PRAGMA journal_mode = DELETE")
+        run("PRAGMA synchronous = OFF")
+        run("BEGIN")
+        run(f"PRAGMA application_id = {_APPLICATION_ID}")
+        run(f"PRAGMA user_version = {FORMAT_VERSION}")
+        for table in RECORDED:
+            columns = ", ".join(
+                f'"{column.name}" {"TEXT" if column.kind == "text" else "INTEGER"}' for column in table.columns
+            )
+            run(f'CREATE TABLE "{table.name}" ({columns})')
+        run("COMMIT")
+
+    def write(self, tables: dict[str, Iterable[tuple[Any, ...]]]) -> None:
+        """Append rows to tables in one transaction."""
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                for name, rows in tables.items():
+                    marks = ", ".join("?" * len(RECORDED_BY_NAME[name].columns))
+                    self._database.executemany(f'INSERT INTO "{name}" VALUES ({marks})', rows)  # noqa: S608  # names come from the schema
+                self._database.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self._database.execute("ROLLBACK")
+                raise
+
+    def write_meta(self, meta: dict[str, Any]) -> None:
+        """Replace the rows of `meta`."""
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.execute("DELETE FROM meta")
+            rows = [(key, json.dumps(value)) for key, value in meta.items()]
+            self._database.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+            self._database.execute("COMMIT")
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._database.close()
+
+
+def save(capture: Capture, path: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Write a capture to a file, whole or not at all.
+
+    Args:
+        capture: what was recorded.
+        path: the file to make.
+        force: overwrite an existing file.
+
+    Raises:
+        CaptureError: the file exists and `force` is not given, or it cannot be written.
+    """
+    target = pathlib.Path(path)
+    if target.exists() and not force:
+        raise CaptureError(f"{target} exists; choose another name or overwrite it (-f, force=True)")
+    if not target.parent.is_dir():
+        raise CaptureError(f"cannot write {target}: {target.parent} is not a directory; create it first")
+    try:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".memwatch-") as folder:
+            writer = CaptureWriter(pathlib.Path(folder) / target.name)
+            tables: dict[str, Iterable[tuple[Any, ...]]] = {
+                name: zip(*(column.tolist() for column in capture.tables[name].values()), strict=True)
+                for name in INTEGER_TABLES
+            }
+            writer.write({**tables, "strings": list(enumerate(capture.strings)), "notes": [_row(note) for note in capture.notes]})
+            writer.write_meta(capture.meta)
+            writer.close()
+            writer.path.replace(target)
+    except (OSError, sqlite3.Error) as error:
+        raise CaptureError(f"cannot write {target}: {error}; choose a writable place") from error
+
+
+def _row(note: Note) -> tuple[Any, ...]:
+    return (note.op, note.kind, note.text)
+
+
+def load(path: str | os.PathLike[str]) -> Capture:
+    """Read a capture file, finished or not; nothing in it is executed.
+
+    Args:
+        path: a file written by `memwatch.profile(path=...)`, `save` or `memwatch run`.
+
+    Raises:
+        CaptureError: there is no such file, it is no capture, it is damaged, or a newer memwatch wrote it.
+    """
+    source = pathlib.Path(path)
+    if not source.is_file():
+        raise CaptureError(f"{source} is not a file; record one with `memwatch run -o {source} script.py`")
+    try:
+        with contextlib.closing(sqlite3.connect(source, timeout=_BUSY_S)) as database:
+            _check_format(database, source)
+            return _read(database)
+    except (sqlite3.Error, ValueError, OverflowError) as error:
+        raise CaptureError(f"{source} cannot be read as a capture: {error}; record it again") from error
+
+
+def _check_format(database: sqlite3.Connection, source: pathlib.Path) -> None:
+    (application,) = database.execute("PRAGMA application_id").fetchone()
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if application != _APPLICATION_ID:
+        raise CaptureError(f"{source} is not a memwatch capture; record one with `memwatch run script.py`")
+    if version > FORMAT_VERSION:
+        raise CaptureError(
+            f"{source} has format {version}, this memwatch reads up to {FORMAT_VERSION}; upgrade memwatch to read it"
+        )
+
+
+def _read(database: sqlite3.Connection) -> Capture:
+    database.execute("BEGIN")  # one snapshot for all tables, while the program may still be writing
+    columns: dict[str, list[IntArray]] = {}
+    for name in INTEGER_TABLES:
+        names = RECORDED_BY_NAME[name].names
+        chosen = ", ".join(f'"{column}"' for column in names)
+        rows = database.execute(f'SELECT {chosen} FROM "{name}" ORDER BY rowid').fetchall()  # noqa: S608  # names come from the schema
+        columns[name] = list(np.array(rows, dtype=np.int64).reshape(-1, len(names)).T)
+    strings: dict[int, str] = {int(number): str(text) for number, text in database.execute("SELECT id, text FROM strings")}
+    texts = [strings.get(number, "") for number in range(max(strings, default=-1) + 1)]
+    meta = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM meta")}
+    notes = [Note(op, kind, text) for op, kind, text in database.execute("SELECT op, kind, text FROM notes ORDER BY rowid")]
+    return Capture.from_columns(columns, texts, meta, notes)

@@ -1,0 +1,177 @@
+"""The allocator's own account: every allocation and free on this thread, to the byte.
+
+torch's kineto profiler records c10's memory events with address, signed bytes and a time stamp of the
+same counter that the op rows carry, so no mark per op is needed: with no op scope enabled it costs nothing
+but the events. The events exist only after a stop, so the channel works in windows. A program that starts
+a torch profiler itself gets it: the channel steps aside first and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch._C._profiler import (
+    ProfilerActivity,
+    ProfilerConfig,
+    ProfilerState,
+    RecordScope,
+    _EventType,
+    _ExperimentalConfig,
+)
+from torch.autograd import profiler, profiler_legacy
+
+from memwatch.record.clock import Clock, Converter, ticks
+from memwatch.record.strings import Strings
+
+_STARTERS: Final = ((profiler, "_prepare_profiler"), (profiler, "_enable_profiler"), (profiler_legacy, "_enable_profiler_legacy"))
+_autograd: Any = torch._C._autograd
+_LOG_ERRORS_ONLY: Final = 2
+
+
+class AllocatorChannel:
+    """Record allocator events in windows, on the thread that started it."""
+
+    def __init__(self, strings: Strings, clock: Clock, ops_started: list[int], note: Callable[[str, str], None]) -> None:
+        self.windows: list[int] = []
+        self.running = False
+        self.stepped_aside = False
+        self._strings = strings
+        self._clock = clock
+        self._ops_started = ops_started
+        self._note = note
+        self._emit: Callable[[Any], None] = lambda rows: None
+        self._patched: list[tuple[Any, str, Any]] = []
+        self._count = 0
+
+    def start(self, emit: Callable[[Any], None]) -> None:
+        """Open the first window; `emit` receives the rows of `allocator` of each closed one as an int64 array."""
+        self._emit = emit
+        if torch.autograd._profiler_enabled():
+            self.stepped_aside = True
+            self._note("allocator", "a torch profiler was already running: allocator events were not recorded")
+            return
+        for module, name in _STARTERS:
+            original = getattr(module, name)
+            self._patched.append((module, name, original))
+            setattr(module, name, self._aside_first(original))
+        self.open()
+
+    def stop(self) -> None:
+        """Close the window and undo every patch."""
+        self.close()
+        while self._patched:
+            module, name, original = self._patched.pop()
+            setattr(module, name, original)
+
+    def _aside_first(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def start_profiler(*args: Any, **kwargs: Any) -> Any:
+            if self.running:
+                self.close()
+                self.stepped_aside = True
+                self._note("allocator", "the program started a torch profiler: allocator events end there")
+            return original(*args, **kwargs)
+
+        return start_profiler
+
+    def open(self) -> None:
+        """Open a window, unless the channel stepped aside."""
+        if self.stepped_aside or self.running:
+            return
+        config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
+        with _quiet():
+            _autograd._prepare_profiler(config, {ProfilerActivity.CPU})
+            _autograd._enable_profiler(config, {ProfilerActivity.CPU}, {RecordScope.BUILD_FEATURE})
+        _log_level(_LOG_ERRORS_ONLY)
+        self._converter = Converter()
+        self._start = ticks()
+        self._start_op = self._ops_started[0]
+        self.running = True
+
+    def close(self) -> None:
+        """Close the window and emit its events."""
+        if not self.running:
+            return
+        end = ticks()
+        start_kineto_ns, end_kineto_ns = self._converter.to_unix_ns(self._start), self._converter.to_unix_ns(end)
+        with _quiet():
+            result = _autograd._disable_profiler()
+        _log_level(None)
+        self.running = False
+        start_ns, end_ns = self._clock.to_ns(self._start), self._clock.to_ns(end)
+        events = self._events(result.experimental_event_tree())
+        if len(events):
+            slope = (end_ns - start_ns) / max(end_kineto_ns - start_kineto_ns, 1)
+            events[:, 0] = start_ns + ((events[:, 0] - start_kineto_ns) * slope).astype(np.int64)
+            self._emit(events)
+        self.windows += (self._count, start_ns, end_ns, self._start_op, self._ops_started[0])
+        self._count += 1
+
+    def _events(self, roots: list[Any]) -> np.ndarray[Any, Any]:
+        devices: dict[Any, int] = {}
+        rows: list[tuple[int, int, int, int, int]] = []
+        waiting = roots[::-1]
+        while waiting:
+            node = waiting.pop()
+            if node.tag == _EventType.Allocation:
+                fields = node.extra_fields
+                device = fields.device
+                if device not in devices:
+                    devices[device] = self._strings(str(device))
+                rows.append((node.start_time_ns, fields.ptr, fields.alloc_size, devices[device], self._count))
+            waiting.extend(node.children[::-1])
+        events = np.array(rows, dtype=np.int64).reshape(-1, 5)
+        return events[np.argsort(events[:, 0], kind="stable")]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold stderr while kineto prints its `USDT:` lines; everything else written meanwhile is passed on."""
+    try:
+        saved = os.dup(2)
+    except OSError:  # the program closed its stderr: nothing can be printed
+        yield
+        return
+    with open(os.memfd_create("memwatch"), "w+b", buffering=0) as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            held.seek(0)
+            rest = b"".join(line for line in held.read().splitlines(keepends=True) if not line.startswith(b"USDT:"))
+            if rest:
+                os.write(2, rest)
+            os.close(saved)
+
+
+@functools.cache
+def _log_level_flag() -> ctypes.c_int | None:
+    try:
+        library = ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib" / "libc10.so"))
+        return ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        return None
+
+
+_level_before: list[int] = []
+
+
+def _log_level(level: int | None) -> None:
+    """Silence c10's "block of unknown size" log line while a window is open; None puts the level back."""
+    flag = _log_level_flag()
+    if flag is None:
+        return
+    if level is not None:
+        _level_before.append(flag.value)
+        flag.value = max(level, flag.value)
+    elif _level_before:
+        flag.value = _level_before.pop()

@@ -1,0 +1,56 @@
+"""What was live when the block was entered: tensors, modules and optimizers, in one pass over the gc's objects."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from memwatch.capture.schema import NONE
+from memwatch.record.storages import BASELINE, Storages, plain_parts
+
+if TYPE_CHECKING:
+    from memwatch.record.context import Context
+
+
+def scan(storages: Storages, context: Context) -> None:
+    """Give every storage that Python can see a number, and every root module and optimizer its names."""
+    interesting: dict[type, type | None] = {}
+    found: dict[type, list[object]] = {Tensor: [], nn.Module: [], Optimizer: []}
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if kind not in interesting:
+            interesting[kind] = next((base for base in found if _is_kind(kind, base)), None)
+        base = interesting[kind]
+        if base is not None:
+            found[base].append(thing)
+    with torch._C.DisableTorchFunction():
+        for tensor in found[Tensor]:
+            _number(storages, tensor)  # type: ignore[arg-type]
+    for module in _roots(found[nn.Module]):  # type: ignore[arg-type]
+        context.register(module)
+    for optimizer in found[Optimizer]:
+        if "state" in optimizer.__dict__ and "param_groups" in optimizer.__dict__:
+            context.learn_state(optimizer)
+    context.backward_ended()
+
+
+def _is_kind(kind: type, base: type) -> bool:
+    return base in kind.__mro__  # issubclass would run a user's __subclasscheck__
+
+
+def _number(storages: Storages, tensor: Tensor) -> None:
+    try:
+        for part in plain_parts(tensor):
+            storages.number_of(part, NONE, BASELINE)
+    except (RuntimeError, NotImplementedError, AttributeError, ValueError):
+        return  # a half-made or foreign wrapper: it is numbered when an op touches it
+
+
+def _roots(modules: list[nn.Module]) -> list[nn.Module]:
+    """Give the modules that no other module holds."""
+    held = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
+    return [module for module in modules if id(module) not in held and "_parameters" in module.__dict__]

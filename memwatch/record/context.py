@@ -1,0 +1,210 @@
+"""Which module, which optimizer step is running, and which storages are parameters, gradients and state.
+
+Module calls are seen by replacing `nn.Module._call_impl` while the block is open: a global forward hook
+would make torch.compile warn and trace it. Nothing of the user's is held but by weak reference.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import optimizer as torch_optimizer
+
+from memwatch.capture.schema import NONE, ROLES
+from memwatch.record.clock import ticks
+from memwatch.record.storages import BASELINE, Storages, plain_parts
+
+if TYPE_CHECKING:
+    from memwatch.record.stacks import Stacks
+    from memwatch.record.strings import Strings
+
+PARAMETER, BUFFER, GRADIENT, STATE, INPUT = range(len(ROLES))
+_OUTSIDE: Final = (NONE, NONE)
+_call_impl: Final[Callable[..., Any]] = nn.Module._call_impl
+_active: list[Context] = []
+
+
+def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Stand in for `nn.Module._call_impl` while a block is open; its code object bounds the call stacks."""
+    context = _active[0] if _active else None
+    if context is None or torch.compiler.is_dynamo_compiling() or threading.get_ident() != context.thread:
+        return _call_impl(self, *args, **kwargs)
+    depth = context.enter(self, args, kwargs)
+    try:
+        return _call_impl(self, *args, **kwargs)
+    finally:
+        context.leave(depth)
+
+
+class Context:
+    """The module and optimizer calls that are running, and the roles of the storages they own."""
+
+    def __init__(self, storages: Storages, stacks: Stacks, strings: Strings, ops_started: list[int]) -> None:
+        self.top: tuple[int, int] = _OUTSIDE
+        self.optimizing = False
+        self.thread = threading.get_ident()
+        self.modules: list[int] = []
+        self.calls: list[int] = []
+        self.roles: list[int] = []
+        self.steps: list[int] = []
+        self._storages = storages
+        self._stacks = stacks
+        self._strings = strings
+        self._ops_started = ops_started
+        self._running: list[tuple[tuple[int, int], bool, int, int]] = []
+        self._module_ids: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
+        self._module_count = 0
+        self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._seen_roles: set[tuple[int, int]] = set()
+        self._handles: list[Any] = []
+
+    def start(self) -> None:
+        """Begin to see module calls and optimizer steps."""
+        _active.insert(0, self)
+        nn.Module._call_impl = call_impl  # type: ignore[method-assign]  # put back in `stop`
+        self._handles = [
+            torch_optimizer.register_optimizer_step_pre_hook(self._step_starts),
+            torch_optimizer.register_optimizer_step_post_hook(self._step_ended),
+        ]
+
+    def stop(self) -> None:
+        """Leave torch as it was before `start`."""
+        _active.remove(self)
+        if not _active:
+            nn.Module._call_impl = _call_impl  # type: ignore[method-assign]
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Push a module call; return the depth to `leave` to."""
+        known = self._module_ids.get(id(module))
+        if known is None or known[0]() is not module:
+            self.register(module, parent=self.top[0])
+            known = self._module_ids[id(module)]
+        if self.top is _OUTSIDE:
+            self._note_inputs(module, (*args, *kwargs.values()))
+        depth = len(self._running)
+        stack = self._stacks.capture(self.top[1], NONE, 3)
+        self._running.append((self.top, self.optimizing, known[1], self._ops_started[0]))
+        self.top = (known[1], stack)
+        self.optimizing = False
+        return depth
+
+    def leave(self, depth: int) -> None:
+        """Pop the module call at `depth`, and whatever an exception left above it."""
+        top, optimizing, module, start_op = self._running[depth]
+        del self._running[depth:]
+        self.top, self.optimizing = top, optimizing
+        if module != NONE:
+            self.calls += (module, start_op, self._ops_started[0], depth)
+
+    def _step_starts(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != self.thread or torch.compiler.is_dynamo_compiling():
+            return
+        self._learn_parameters(optimizer)
+        self.backward_ended()
+        self._running.append((self.top, self.optimizing, NONE, self._ops_started[0]))
+        self._start_ticks = ticks()
+        self.optimizing = True
+
+    def _step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != self.thread or torch.compiler.is_dynamo_compiling():
+            return
+        while self._running:
+            top, optimizing, module, start_op = self._running.pop()
+            if module == NONE:
+                self.top, self.optimizing = top, optimizing
+                name = self._strings(f"{type(optimizer).__name__}.step")
+                self.steps += (start_op, ticks(), name, self._ops_started[0])
+                break
+        self.learn_state(optimizer)
+
+    def register(self, root: nn.Module, *, parent: int = NONE) -> None:
+        """Give `root` and all its children ids and names, and its parameters and buffers their roles."""
+        waiting: list[tuple[nn.Module, str, int]] = [(root, "", parent)]
+        while waiting:
+            module, name, above = waiting.pop()
+            known = self._module_ids.get(id(module))
+            if known is not None and known[0]() is module:
+                continue
+            number = self._module_count
+            self._module_count = number + 1
+            self._module_ids[id(module)] = (weakref.ref(module), number)
+            self.modules += (number, self._strings(name), self._strings(type(module).__name__), above)
+            for key, tensor in module.__dict__.get("_parameters", {}).items():
+                if tensor is not None:
+                    self._own(tensor, PARAMETER, f"{name}.{key}" if name else key)
+            for key, tensor in module.__dict__.get("_buffers", {}).items():
+                if tensor is not None:
+                    self._own(tensor, BUFFER, f"{name}.{key}" if name else key)
+            for key, child in reversed(list(module.__dict__.get("_modules", {}).items())):
+                if child is not None:
+                    waiting.append((child, f"{name}.{key}" if name else key, number))
+
+    def _own(self, tensor: Tensor, role: int, name: str) -> None:
+        self._role(tensor, role, name)
+        if role == PARAMETER and id(tensor) not in self._parameters:
+            self._parameters[id(tensor)] = (weakref.ref(tensor), name)
+
+    def _learn_parameters(self, optimizer: Any) -> None:
+        for group, settings in enumerate(optimizer.param_groups):
+            for index, tensor in enumerate(settings["params"]):
+                known = self._parameters.get(id(tensor))
+                if known is None or known[0]() is not tensor:
+                    name = f"group{group}.param{index}"
+                    self._parameters[id(tensor)] = (weakref.ref(tensor), name)
+                    self._role(tensor, PARAMETER, name)
+
+    def learn_state(self, optimizer: Any) -> None:
+        """Note the role of every tensor in the optimizer's state, named as ``adamw.exp_avg[layers.0.weight]``."""
+        kind = type(optimizer).__name__.lower()
+        for parameter, state in list(optimizer.state.items()):
+            if not isinstance(state, dict):
+                continue
+            known = self._parameters.get(id(parameter))
+            owner = known[1] if known is not None and known[0]() is parameter else "?"
+            for slot, value in state.items():
+                for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                    if isinstance(tensor, Tensor):
+                        self._role(tensor, STATE, f"{kind}.{slot}[{owner}]")
+
+    def backward_ended(self) -> None:
+        """Note which storages are the gradients of known parameters."""
+        with torch._C.DisableTorchFunction():
+            for reference, name in list(self._parameters.values()):
+                parameter = reference()
+                if parameter is not None and parameter.is_leaf and (grad := parameter.grad) is not None:
+                    self._role(grad, GRADIENT, f"grad of {name}")
+
+    def _note_inputs(self, module: nn.Module, values: tuple[Any, ...]) -> None:
+        for tensor in _tensors_in(values):
+            self._role(tensor, INPUT, f"input of {type(module).__name__}")
+
+    def _role(self, tensor: Tensor, role: int, name: str) -> None:
+        with torch._C.DisableTorchFunction():
+            try:
+                parts = list(plain_parts(tensor))
+            except (RuntimeError, NotImplementedError):
+                return
+            for part in parts:
+                storage = self._storages.number_of(part, NONE, BASELINE)
+                if storage != NONE and (storage, role) not in self._seen_roles:
+                    self._seen_roles.add((storage, role))
+                    self.roles += (storage, role, self._strings(name), self._ops_started[0])
+
+
+def _tensors_in(values: Any) -> Iterator[Tensor]:
+    """Give the tensors in the arguments of a call, looking into its lists, tuples and dicts."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif value.__class__ in (list, tuple):
+            yield from (item for item in value if isinstance(item, Tensor))
+        elif value.__class__ is dict:
+            yield from (item for item in value.values() if isinstance(item, Tensor))

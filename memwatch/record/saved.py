@@ -1,0 +1,183 @@
+"""What autograd keeps for backward, and for which node, through the default saved-tensor hooks.
+
+Hooks are easy to get wrong (TORCH_FACTS 4.2): a pack that returns its tensor leaks it, any pack silences
+autograd's "modified by an inplace operation" error, only the innermost pair runs, and torch.func refuses
+to run under them. So: packs hold a detached alias and check its version at unpack, raising autograd's own
+error; hooks that the program pushed before are called from ours; torch.func finds them switched off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from memwatch.capture.schema import NONE
+from memwatch.record.clock import ticks
+from memwatch.record.storages import BASELINE, Storages
+
+if TYPE_CHECKING:
+    from memwatch.record.context import Context
+
+_autograd: Any = torch._C._autograd
+_MODIFIED = "one of the variables needed for gradient computation has been modified by an inplace operation: "
+_HINT = (
+    " Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+    "torch.autograd.set_detect_anomaly(True)."
+)
+_ANOMALY_HINT = (
+    " Hint: the backtrace further above shows the operation that failed to compute its gradient. The variable "
+    "in question was changed in there or anywhere later. Good luck!"
+)
+
+
+class Pack:
+    """What autograd holds in place of a saved tensor: a detached alias and what the check at unpack needs."""
+
+    __slots__ = ("__weakref__", "node_name", "number", "original", "output_nr", "packed", "version")
+    number: int
+    packed: Any
+    version: int
+    original: weakref.ref[Tensor]
+    node_name: str | None
+    output_nr: int
+
+
+class _Release(weakref.ref):  # type: ignore[type-arg]  # as storages.Alive
+    __slots__ = ("number",)
+    number: int
+
+
+class SavedTensorRecorder:
+    """Append a row of `packs` for every saved tensor, and of `unpacks` for its uses and its release."""
+
+    def __init__(self, storages: Storages, context: Context, ops_started: list[int]) -> None:
+        self.packs: list[int] = []
+        self.unpacks: list[int] = []
+        self._storages = storages
+        self._context = context
+        self._ops_started = ops_started
+        self._releases: dict[int, _Release] = {}
+        self._count = 0
+        self._outer: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        self._hooks = (self._pack, self._unpack)
+        self._disable: Any = None
+        self.closed = False
+
+    def start(self) -> None:
+        """Push the hooks, above those that the program pushed before."""
+        self._outer = _autograd._top_saved_tensors_default_hooks(True)
+        _autograd._push_saved_tensors_default_hooks(*self._hooks)
+        self._disable = torch.autograd.graph.disable_saved_tensors_hooks
+        torch.autograd.graph.disable_saved_tensors_hooks = self._stand_aside(self._disable)
+
+    def stop(self) -> None:
+        """Remove the hooks, leaving those that the program pushed inside the block."""
+        torch.autograd.graph.disable_saved_tensors_hooks = self._disable
+        self._remove()
+        self.closed = True
+        self._releases.clear()
+
+    def _remove(self) -> None:
+        above = []
+        while (top := _autograd._top_saved_tensors_default_hooks(True)) is not None:
+            _autograd._pop_saved_tensors_default_hooks()
+            if top[0] is self._hooks[0]:
+                break
+            above.append(top)
+        for hooks in reversed(above):
+            _autograd._push_saved_tensors_default_hooks(*hooks)
+
+    def _stand_aside(self, disable: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap torch's `disable_saved_tensors_hooks`: our hooks, and only ours, are no reason to refuse."""
+
+        @contextlib.contextmanager
+        def disable_saved_tensors_hooks(error_message: str) -> Generator[None, None, None]:
+            top = _autograd._top_saved_tensors_default_hooks(True)
+            ours = top is not None and top[0] is self._hooks[0] and self._outer is None
+            if ours:
+                _autograd._pop_saved_tensors_default_hooks()
+            try:
+                with disable(error_message):
+                    yield
+            finally:
+                if ours:
+                    _autograd._push_saved_tensors_default_hooks(*self._hooks)
+
+        return disable_saved_tensors_hooks
+
+    def _pack(self, tensor: Tensor) -> Any:
+        pack = Pack()
+        pack.number = number = self._count
+        self._count = number + 1
+        release = _Release(pack, self._released)
+        release.number = number
+        self._releases[number] = release
+        if self._outer is None:
+            pack.packed = tensor.detach()
+            pack.version = tensor._version
+            pack.original = weakref.ref(tensor)
+            node = tensor.grad_fn
+            pack.node_name = None if node is None else node.name()
+            pack.output_nr = tensor.output_nr
+        else:
+            pack.packed = self._outer[0](tensor)
+        self._append(number, tensor)
+        return pack
+
+    def _append(self, number: int, tensor: Tensor) -> None:
+        storages = self._storages
+        started = self._ops_started[0]
+        storage = storages.number_of(tensor, NONE, BASELINE) if tensor.layout is torch.strided else NONE
+        try:
+            nbytes = tensor.nbytes
+        except (RuntimeError, NotImplementedError):
+            nbytes = 0
+        self.packs.extend(
+            (
+                number,
+                storage,
+                started,
+                _autograd._get_sequence_nr() - 1,
+                self._context.top[0],
+                nbytes,
+                storages.shape_id(tensor),
+                ticks(),
+            )
+        )
+
+    def _unpack(self, pack: Pack) -> Tensor:
+        if not self.closed:
+            self.unpacks.extend((pack.number, self._ops_started[0], ticks(), 0))
+        if self._outer is not None:
+            result: Tensor = self._outer[1](pack.packed)
+            return result
+        packed: Tensor = pack.packed
+        if packed._version != pack.version:
+            raise RuntimeError(_inplace_error(pack))
+        return packed
+
+    def _released(self, release: _Release) -> None:
+        if not self.closed:
+            del self._releases[release.number]
+            self.unpacks.extend((release.number, self._ops_started[0], ticks(), 1))
+
+
+def _inplace_error(pack: Pack) -> str:
+    """Word the error exactly as torch/csrc/autograd/saved_variable.cpp does."""
+    packed: Tensor = pack.packed
+    original = pack.original()
+    node, output_nr = pack.node_name, pack.output_nr
+    if original is not None and original.grad_fn is not None:
+        node = original.grad_fn.name()
+    sizes = packed._nested_tensor_size() if packed.is_nested else list(packed.shape)
+    of_node = f", which is output {output_nr} of {node}," if node is not None else ""
+    hint = _ANOMALY_HINT if torch.is_anomaly_enabled() else _HINT
+    return (
+        f"{_MODIFIED}[{packed.type()} {sizes}]{of_node} is at version {packed._version}; "
+        f"expected version {pack.version} instead.{hint}"
+    )

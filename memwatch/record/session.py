@@ -1,0 +1,268 @@
+"""One recording: wires the recorders together, flushes their rows, and leaves torch as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+import memwatch
+from memwatch.capture.capture import Capture, Note
+from memwatch.capture.file import CaptureWriter
+from memwatch.capture.packed import as_rows
+from memwatch.capture.recording import Recording
+from memwatch.capture.schema import RECORDED_BY_NAME
+from memwatch.errors import MemwatchError
+from memwatch.record import baseline, context
+from memwatch.record.allocator import AllocatorChannel
+from memwatch.record.clock import Clock, ticks
+from memwatch.record.intercept import Interceptor, KeyInterceptor, ModeInterceptor
+from memwatch.record.ops import OpRecorder
+from memwatch.record.process import ProcessSampler
+from memwatch.record.saved import SavedTensorRecorder
+from memwatch.record.stacks import Stacks
+from memwatch.record.storages import Storages
+from memwatch.record.strings import Strings
+
+FLUSH_OPS: Final = 10_000
+FLUSH_S: Final = 0.5
+WINDOW_OPS: Final = 50_000
+_running: list[Session] = []
+
+
+class Session:
+    """Everything that is switched on between the start and the end of a block."""
+
+    def __init__(
+        self, *, path: str | os.PathLike[str] | None, stacks: bool, allocator: bool, intercept: str, force: bool = False
+    ) -> None:
+        if _running:
+            raise MemwatchError("a memwatch.profile() block is already open; leave it before opening another")
+        self.interceptor = choose_interceptor(intercept)
+        self._writer = CaptureWriter(path, force=force) if path is not None else None
+        self._recording = Recording(self._writer)
+        self._clock = Clock()
+        self.started = [0]
+        self.strings = Strings()
+        self.storages = Storages(self.strings, self.started)
+        self._stacks = Stacks(self.strings, context.call_impl.__code__, enabled=stacks)
+        self.context = context.Context(self.storages, self._stacks, self.strings, self.started)
+        self.ops = OpRecorder(self.storages, self._stacks, self.context, self.strings, self.started)
+        self._saved = SavedTensorRecorder(self.storages, self.context, self.started)
+        self._process = ProcessSampler()
+        self._notes: list[Note] = []
+        self._allocator = AllocatorChannel(self.strings, self._clock, self.started, self.note) if allocator else None
+        self._written_strings = self._written_notes = 0
+        self._flushing = threading.Lock()
+        self._undo: list[Callable[[], None]] = []
+        self._timer: threading.Event | None = None
+        self._pid = os.getpid()
+        self._window_start = 0
+
+    def start(self) -> None:
+        """Switch everything on; on any failure switch off what was on."""
+        _running.append(self)
+        try:
+            baseline.scan(self.storages, self.context)
+            self._start_ticks = ticks()
+            self._started_s = time.time()
+            self._process.sample()
+            self._recording.write_meta(self._meta(complete=False))
+            self._switch_on(self.context.start, self.context.stop)
+            self._patch_resize()
+            self._switch_on(self._saved.start, self._saved.stop)
+            if self._allocator is not None:
+                emit = lambda rows: self._add({"allocator": rows})  # noqa: E731  # a name would say less
+                self._switch_on(lambda: self._allocator.start(emit), self._allocator.stop)  # type: ignore[union-attr]
+            self.ops.on_flush = self._flush_in_thread
+            self._schedule()
+            if self._writer is not None:
+                self._start_timer()
+            self._switch_on(lambda: self.interceptor.start(self.ops.run), self.interceptor.stop)
+        except BaseException:
+            self._switch_off()
+            raise
+
+    def _switch_on(self, start: Callable[[], None], stop: Callable[[], None]) -> None:
+        start()
+        self._undo.append(stop)
+
+    def _switch_off(self) -> None:
+        if self in _running:
+            _running.remove(self)
+        while self._undo:
+            self._undo.pop()()
+
+    def stop(self) -> Capture:
+        """Switch everything off and give the capture."""
+        if self._pid != os.getpid():
+            raise MemwatchError("the block was entered before a fork; leave it in the process that entered it")
+        with torch._C.DisableTorchFunction():
+            self.context.backward_ended()
+        self._switch_off()
+        self.storages.close()
+        self._process.sample()
+        if self._timer is not None:
+            self._timer.set()
+        for kind in sorted(self.storages.unseen):
+            self.note("unseen", f"tensors of kind {kind} show no storage: only the allocator events count their bytes")
+        self._recording.meta = self._meta(complete=True)
+        self._flush()
+        self._recording.write_meta(self._meta(complete=True))
+        return self._recording.finish()
+
+    def mark_step(self) -> None:
+        """Mark the start of a new iteration."""
+        self.context.steps += (self.started[0], ticks(), self.strings("step"), self.started[0])
+        self._process.sample()
+
+    def note(self, kind: str, text: str) -> None:
+        """Keep a sentence for the report."""
+        self._notes.append(Note(self.started[0], kind, text))
+
+    def _patch_resize(self) -> None:
+        resize = torch.UntypedStorage.resize_
+        storages = self.storages
+
+        def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
+            result = resize(storage, nbytes)
+            storages.resized(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]  # taken off again at the end
+        self._undo.append(lambda: delattr(torch.UntypedStorage, "resize_"))
+
+    def _schedule(self) -> None:
+        self.ops.flush_ops = self.started[0] + FLUSH_OPS
+        self.ops.flush_at = ticks() + int(FLUSH_S / (self._clock._ns_per_tick * 1e-9)) if self._writer else 1 << 62
+
+    def _flush_in_thread(self) -> None:
+        allocator = self._allocator
+        full = self.started[0] - self._window_start >= WINDOW_OPS or self._writer is not None
+        if allocator is not None and full and allocator.running and torch._C._current_graph_task_id() == -1:
+            allocator.close()
+            self._window_start = self.started[0]
+            self._flush()
+            allocator.open()
+        else:
+            self._flush()
+        self._schedule()
+
+    def _start_timer(self) -> None:
+        self._timer = done = threading.Event()
+
+        def flush_now_and_then() -> None:
+            while not done.wait(FLUSH_S):
+                with contextlib.suppress(Exception):  # the next flush, in the program's thread, raises it again
+                    self._process.sample()
+                    self._flush()
+
+        threading.Thread(target=flush_now_and_then, name="memwatch-flush", daemon=True).start()
+
+    def _flush(self) -> None:
+        with self._flushing:
+            sources = {
+                "ops": self.ops.ops,
+                "uses": self.ops.uses,
+                "births": self.storages.births,
+                "deaths": self.storages.deaths,
+                "resizes": self.storages.resizes,
+                "packs": self._saved.packs,
+                "unpacks": self._saved.unpacks,
+                "roles": self.context.roles,
+                "modules": self.context.modules,
+                "calls": self.context.calls,
+                "steps": self.context.steps,
+                "process": self._process.rows,
+                "windows": self._allocator.windows if self._allocator is not None else [],
+            }
+            rows: dict[str, Any] = {name: _take(flat) for name, flat in sources.items()}
+            for name in rows:
+                if name != "windows":
+                    rows[name] = self._in_ns(name, rows[name])
+            rows["stacks"] = self._stacks.unwritten_rows()
+            self._write(rows)
+
+    def _in_ns(self, name: str, flat: list[int]) -> Any:
+        names = RECORDED_BY_NAME[name].names
+        rows = as_rows(flat, len(names))
+        for index, column in enumerate(names):
+            if column.endswith("_ns"):
+                rows[:, index] = self._clock.to_ns(rows[:, index])
+        return rows
+
+    def _add(self, rows: dict[str, Any]) -> None:
+        with self._flushing:
+            self._write(rows)
+
+    def _write(self, rows: dict[str, Any]) -> None:
+        strings = self.strings.texts[self._written_strings :]
+        notes = self._notes[self._written_notes :]
+        self._written_strings += len(strings)
+        self._written_notes += len(notes)
+        self._recording.add(rows, strings, notes)
+
+    def _meta(self, *, complete: bool) -> dict[str, Any]:
+        return {
+            "complete": complete,
+            "memwatch": memwatch.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "argv": list(sys.argv),
+            "pid": self._pid,
+            "started_s": self._started_s,
+            "start_ns": self._clock.to_ns(self._start_ticks),
+            "end_ns": self._clock.to_ns(ticks()),
+            "threads": torch.get_num_threads(),
+            "device": "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu",
+            "intercept": self.interceptor.name,
+            "stacks": self._stacks.enabled,
+            "allocator": self._allocator is not None and not self._allocator.stepped_aside,
+        }
+
+    def forget_in_child(self) -> None:
+        """Switch off in a forked child: its memory is not this block's, and the file belongs to the parent."""
+        self._recording.abandon()
+        self._writer = None
+        if self._allocator is not None:
+            self._allocator.running = False
+        self.storages.close()
+        self._flushing = threading.Lock()
+        self._switch_off()
+
+
+def choose_interceptor(intercept: str) -> Interceptor:
+    """Give the interceptor that `intercept` names; `auto` is the key where it works, else the mode.
+
+    Raises:
+        MemwatchError: `intercept` is none of auto, mode and key.
+    """
+    if intercept not in {"auto", "mode", "key"}:
+        raise MemwatchError(f"intercept={intercept!r} is unknown; use 'auto', 'mode' or 'key'")
+    if intercept == "mode" or (intercept == "auto" and not KeyInterceptor.works()):
+        return ModeInterceptor()
+    return KeyInterceptor()
+
+
+def _take(rows: list[int]) -> list[int]:
+    """Take the rows that are in a list now; rows appended meanwhile by another thread stay for the next time."""
+    count = len(rows)
+    taken = rows[:count]
+    del rows[:count]
+    return taken
+
+
+def _forget_in_child() -> None:
+    for session in list(_running):
+        session.forget_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,133 @@
+"""Call stacks, captured as code addresses and instruction offsets, interned at once and symbolised late.
+
+A module call is a boundary: the stack above it is captured once, at the call, and every op inside names
+it by number. So the cost per op is that of the few frames between the op and the module that runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+from types import CodeType
+from typing import Any, Final
+
+import torch
+
+import memwatch
+from memwatch.capture.schema import NONE
+from memwatch.record.strings import Strings
+
+_MAX_DEPTH: Final = 128
+_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+_OWN: Final = os.path.dirname(memwatch.__file__) + os.sep
+_STDLIB: Final = sysconfig.get_paths()["stdlib"] + os.sep
+_SITE: Final = tuple({sysconfig.get_paths()["purelib"] + os.sep, sysconfig.get_paths()["platlib"] + os.sep})
+_ENGINE: Final = torch.autograd.graph._engine_run_backward.__code__
+
+
+class Stacks:
+    """Intern the running call stack; hold code objects, never frames."""
+
+    def __init__(self, strings: Strings, boundary: CodeType, *, enabled: bool) -> None:
+        self._strings = strings
+        self._boundary = boundary
+        self._ids: dict[tuple[int, ...], int] = {}
+        self._keys: list[tuple[int, ...]] = []
+        self._codes: dict[int, CodeType] = {}
+        self._written = 0
+        self._frames: dict[tuple[int, int], tuple[int, int, int, int] | None] = {}
+        self._task = self._task_stack = NONE
+        self.enabled = enabled
+
+    def capture(self, outer: int, task: int, depth: int = 2) -> int:
+        """Return the id of the stack of the caller's caller.
+
+        Args:
+            outer: id of the stack of the module call that is running, -1 outside any.
+            task: id of the autograd graph task that is running, -1 outside backward.
+            depth: frames to leave out, counted from this one.
+        """
+        if not self.enabled:
+            return NONE
+        frame: Any = sys._getframe(depth)
+        engine = task != NONE and frame.f_code is _ENGINE
+        if engine and task == self._task:
+            return self._task_stack
+        key = [outer]
+        boundary = self._boundary
+        while frame is not None and len(key) < _MAX_DEPTH:
+            code = frame.f_code
+            if code is boundary:
+                break
+            key.append(id(code))
+            key.append(frame.f_lasti)
+            frame = frame.f_back
+        else:
+            key[0] = NONE
+        number = self._intern(tuple(key), depth + 1)
+        if engine:
+            self._task, self._task_stack = task, number
+        return number
+
+    def _intern(self, key: tuple[int, ...], depth: int) -> int:
+        number = self._ids.get(key)
+        if number is None:
+            number = self._ids[key] = len(self._keys)
+            self._keys.append(key)
+            frame: Any = sys._getframe(depth)
+            for address in key[1::2]:  # keeping the code object keeps its address from being used again
+                self._codes[address] = frame.f_code
+                frame = frame.f_back
+        return number
+
+    def unwritten_rows(self) -> list[int]:
+        """Give the rows of the `stacks` table for the stacks interned since the last call."""
+        rows: list[int] = []
+        while self._written < len(self._keys):
+            for depth, (file, line, function, user) in enumerate(self._expand(self._written)):
+                rows += (self._written, depth, file, line, function, user)
+            self._written += 1
+        return rows
+
+    def _expand(self, number: int) -> list[tuple[int, int, int, int]]:
+        frames = []
+        while number != NONE:
+            key = self._keys[number]
+            for address, offset in zip(key[1::2], key[2::2], strict=True):
+                frame = self._symbolise(address, offset)
+                if frame is not None:
+                    frames.append(frame)
+            number = key[0]
+        return frames
+
+    def _symbolise(self, address: int, offset: int) -> tuple[int, int, int, int] | None:
+        if (address, offset) not in self._frames:
+            code = self._codes[address]
+            self._frames[address, offset] = (
+                None
+                if code.co_filename.startswith(_OWN)
+                else (
+                    self._strings(code.co_filename),
+                    _line_at(code, offset),
+                    self._strings(getattr(code, "co_qualname", code.co_name)),
+                    int(_is_user(code.co_filename)),
+                )
+            )
+        return self._frames[address, offset]
+
+
+def _line_at(code: CodeType, offset: int) -> int:
+    for start, end, line in code.co_lines():
+        if start <= offset < end and line is not None:
+            return line
+    return code.co_firstlineno
+
+
+@functools.cache
+def _is_user(file: str) -> bool:
+    """Tell whether a file is the program's own: not torch, not memwatch, not the standard library, not frozen."""
+    if file.startswith("<frozen") or file.startswith((_TORCH, _OWN)):
+        return False
+    return not (file.startswith(_STDLIB) and not file.startswith(_SITE))
