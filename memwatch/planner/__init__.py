@@ -1,8 +1,11 @@
 """Plan a program's memory: graph of buffers, peak simulator, bounds, orders. Knows no torch."""
 
+from memwatch.planner.bounds import lower_bound
 from memwatch.planner.errors import BudgetError, GraphError, OrderError
 from memwatch.planner.graph import Graph, cuda_block_sizes
 from memwatch.planner.op import Effect, OpSpec
+from memwatch.planner.order.custom import custom_order
+from memwatch.planner.order.portfolio import OrderResult, best_order
 from memwatch.planner.peak import PeakResult, check_schedule, program_peak, simulate
 from memwatch.planner.schedule import Schedule, Step, StepKind
 
@@ -13,12 +16,16 @@ __all__ = [
     "GraphError",
     "OpSpec",
     "OrderError",
+    "OrderResult",
     "PeakResult",
     "Schedule",
     "Step",
     "StepKind",
+    "best_order",
     "check_schedule",
     "cuda_block_sizes",
+    "custom_order",
+    "lower_bound",
     "program_peak",
     "simulate",
 ]

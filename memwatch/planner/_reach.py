@@ -1,0 +1,58 @@
+"""Kernel: bytes that are live while each op runs in every order, 64 ops at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.planner._numba import compiled
+
+if TYPE_CHECKING:
+    from memwatch.planner.csr import IntArray
+    from memwatch.planner.order.problem import Problem
+
+
+@compiled
+def must_live(problem: Problem, order: IntArray, chosen: IntArray) -> IntArray:
+    """Add up what must be live while each chosen op runs, when nothing is computed twice.
+
+    A buffer must be live at op v when one of its users is v or must run before v (or it is live at the
+    start), and one is v or must run after v (or it is live at the end).
+
+    Args:
+        problem: the ordering problem.
+        order: any valid order.
+        chosen: at most 64 ops.
+
+    Returns:
+        Bytes for every chosen op, its workspace included.
+    """
+    num_ops = len(order)
+    above = np.zeros(num_ops, np.uint64)  # bit i: op is chosen[i] or must run after it
+    below = np.zeros(num_ops, np.uint64)  # bit i: op is chosen[i] or must run before it
+    total = np.empty(len(chosen), np.int64)
+    for index in range(len(chosen)):
+        above[chosen[index]] = below[chosen[index]] = np.uint64(1) << np.uint64(index)
+        total[index] = problem.workspace[chosen[index]] + problem.always
+    for op in order:
+        for entry in range(problem.pred_ptr[op], problem.pred_ptr[op + 1]):
+            above[op] |= above[problem.pred[entry]]
+    for op in order[::-1]:
+        for entry in range(problem.succ_ptr[op], problem.succ_ptr[op + 1]):
+            below[op] |= below[problem.succ[entry]]
+    everything = ~np.uint64(0)
+    for buffer in range(len(problem.nbytes)):
+        born = everything if problem.at_start[buffer] else np.uint64(0)
+        needed = everything if problem.at_end[buffer] else np.uint64(0)
+        for entry in range(problem.user_ptr[buffer], problem.user_ptr[buffer + 1]):
+            born |= below[problem.user[entry]]
+            needed |= above[problem.user[entry]]
+        both = born & needed
+        index = 0
+        while both and index < len(chosen):
+            if both & np.uint64(1):
+                total[index] += problem.nbytes[buffer]
+            both >>= np.uint64(1)
+            index += 1
+    return total

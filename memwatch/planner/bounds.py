@@ -1,0 +1,75 @@
+"""Peaks that no plan can beat: the working set, what must be live, what is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.planner.order.problem import Problem, order_problem
+
+if TYPE_CHECKING:
+    from memwatch.planner.csr import IntArray
+    from memwatch.planner.graph import Graph
+
+_MOST_OPS_BOUNDED = 8_192  # the must-live bound looks at the ops with the largest working sets only
+
+
+def working_sets(graph: Graph) -> IntArray:
+    """Bytes each op needs in every plan: its buffers, its workspace, what may never be freed.
+
+    Valid with recompute and offload.
+    """
+    stays = (graph.buffer_producer < 0) & ~graph.buffer_freeable
+    nbytes = np.where(stays, 0, graph.buffer_nbytes)
+    return (
+        graph.touches.sum_per_row(nbytes) + graph.op_workspace_bytes + int(graph.buffer_nbytes[stays].sum())
+    )
+
+
+def working_set_bound(graph: Graph) -> int:
+    """Return the largest working set (bytes), or what is live before the first op when that is more."""
+    return max(graph.baseline_bytes, int(working_sets(graph).max(initial=0)))
+
+
+def pinned_bound(graph: Graph) -> int:
+    """Return what is live after the last op (bytes): kept buffers and those that may not be freed."""
+    return int(graph.buffer_nbytes[graph.buffer_pinned | ~graph.buffer_freeable].sum())
+
+
+def must_live_bound(graph: Graph) -> int:
+    """Return the most that some op finds live in every order without recompute (bytes)."""
+    return max(graph.baseline_bytes, must_live_bytes(order_problem(graph)))
+
+
+def lower_bound(graph: Graph, recompute: bool) -> int:
+    """Return the best bound there is (bytes).
+
+    Args:
+        graph: the program.
+        recompute: whether ops may be computed again or buffers moved out; only the working set and what
+            is kept count then.
+    """
+    bound = max(working_set_bound(graph), pinned_bound(graph))
+    return bound if recompute else max(bound, must_live_bound(graph))
+
+
+def must_live_bytes(problem: Problem) -> int:
+    """Compute the must-live bound of an ordering problem (bytes)."""
+    from memwatch.planner._reach import must_live
+    from memwatch.planner.order._lists import breadth_first
+
+    if not problem.num_ops:
+        return problem.always
+    order = breadth_first(problem)
+    touched = problem.nbytes[problem.touch]
+    owner = np.repeat(np.arange(problem.num_ops), np.diff(problem.touch_ptr))
+    need = problem.workspace + np.bincount(owner, weights=touched, minlength=problem.num_ops)
+    place = np.empty(problem.num_ops, dtype=np.int64)
+    place[order] = np.arange(problem.num_ops)
+    chosen = np.argsort(-need, kind="stable")[:_MOST_OPS_BOUNDED]
+    chosen = chosen[np.argsort(place[chosen])]
+    return max(
+        int(must_live(problem, order, chosen[start : start + 64]).max())
+        for start in range(0, len(chosen), 64)
+    )  # fmt: skip

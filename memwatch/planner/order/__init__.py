@@ -1,0 +1,1 @@
+"""Orders of the ops: a portfolio, the best of which is kept."""

@@ -1,0 +1,115 @@
+"""Kernel: simulated annealing over orders; single ops move inside their legal range."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from memwatch.planner._numba import compiled
+from memwatch.planner.order._walk import legal_range, move, new_walk, price, retouch, untouch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.planner.csr import IntArray
+    from memwatch.planner.order.problem import Problem
+
+
+class Cooling(NamedTuple):
+    """How one run of the annealing goes."""
+
+    num_moves: int
+    target_bytes: int  # what is above it counts as overflow
+    hot_bytes: float  # temperature at the start, in bytes of overflow
+    cold_bytes: float  # and at the end
+    farthest: int  # positions an op moves at most
+
+
+@compiled
+def random_below(state: NDArray[np.uint64], limit: int) -> int:
+    """Draw an integer below limit (xorshift64*)."""
+    word = state[0]
+    word ^= word >> np.uint64(12)
+    word ^= word << np.uint64(25)
+    word ^= word >> np.uint64(27)
+    state[0] = word
+    return int((word * np.uint64(2685821657736338717)) >> np.uint64(33)) % limit
+
+
+@compiled
+def hot_positions(level: IntArray, target: int, found: IntArray) -> int:
+    """List the positions above the target; return how many there are."""
+    count = 0
+    for position in range(len(level)):
+        if level[position] > target:
+            found[count] = position
+            count += 1
+    return count
+
+
+@compiled
+def propose(
+    state: NDArray[np.uint64], hot: IntArray, num_hot: int, num_ops: int, farthest: int
+) -> tuple[int, int]:
+    """Draw a position, more often near an overflow, and a distance, more often a short one."""
+    reach = 1 + random_below(state, 1 + random_below(state, farthest))
+    if num_hot and random_below(state, 4):
+        near = hot[random_below(state, num_hot)] + random_below(state, 2 * reach + 1) - reach
+        return min(max(near, 0), num_ops - 1), reach
+    return random_below(state, num_ops), reach
+
+
+@compiled
+def anneal(
+    problem: Problem, order: IntArray, best: IntArray, state: NDArray[np.uint64], cooling: Cooling
+) -> int:
+    """Anneal an order.
+
+    Args:
+        problem: the ordering problem.
+        order: where to start; replaced by where the run ended.
+        best: replaced whenever a lower peak is found.
+        state: one word of random state.
+        cooling: length and temperatures of the run.
+
+    Returns:
+        The lowest peak met (bytes).
+    """
+    walk = new_walk(problem, order)
+    num_ops = len(order)
+    best_peak = max(walk.level.max(), walk.after.max())
+    best[:] = walk.order
+    touching = np.int64((walk.level >= best_peak).sum())
+    undo = np.empty(3 * (np.int64(len(problem.touch)) + 1), np.int64)
+    hot = np.empty(num_ops, np.int64)
+    num_hot = 0
+    cool = math.log(cooling.cold_bytes / cooling.hot_bytes) / max(1, cooling.num_moves)
+    for turn in range(cooling.num_moves):
+        if turn % (num_ops + 64) == 0:
+            num_hot = hot_positions(walk.level, cooling.target_bytes, hot)
+        position, reach = propose(state, hot, num_hot, num_ops, cooling.farthest)
+        op = walk.order[position]
+        lowest, highest = legal_range(problem, walk, op)
+        lowest, highest = max(lowest, position - reach), min(highest, position + reach)
+        if lowest >= highest:
+            continue
+        to = lowest + random_below(state, highest - lowest)
+        to += to >= position
+        undone = retouch(problem, walk, op, to, undo)
+        overflow, more_touching = price(walk, op, to, cooling.target_bytes, best_peak)
+        chance = 1.0
+        if overflow > 0:
+            chance = math.exp(-overflow / (cooling.hot_bytes * math.exp(cool * turn)))
+        if chance < 1.0 and random_below(state, 1 << 30) >= chance * (1 << 30):
+            untouch(problem, walk, undo, undone)
+            continue
+        move(walk, op, to)
+        touching += more_touching
+        if touching == 0 and walk.after[0] < best_peak:
+            best_peak = max(walk.level.max(), walk.after.max())
+            best[:] = walk.order
+            touching = np.int64((walk.level >= best_peak).sum())
+    order[:] = walk.order
+    return int(best_peak)

@@ -1,0 +1,279 @@
+"""Kernels: minimax search over downsets (sets of ops that have run), lowest peak first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from memwatch.planner._numba import compiled
+from memwatch.planner.order._search import (
+    EXPANDED,
+    EXPANDED_MARK,
+    HEAPED,
+    LEVEL,
+    NODES,
+    STACKED,
+    STATES,
+    find,
+    heap_pop,
+    heap_push,
+    new_node,
+    remember,
+)
+from memwatch.planner.order._state import effect_of, mark_run, mark_unrun
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.planner.csr import IntArray
+    from memwatch.planner.order._needs import Needs
+    from memwatch.planner.order._search import Search
+    from memwatch.planner.order.problem import Problem
+
+
+class Downset(NamedTuple):
+    """The downset at hand."""
+
+    words: NDArray[np.uint64]  # bits of the ops that have run
+    seen: IntArray  # buffer -> how many of its users have run
+    waiting: IntArray  # op -> how many ops it waits for, -1 once it has run
+
+
+RUNNING, FOUND, EXHAUSTED, FULL = 0, 1, 2, 3
+_LONGEST_RUN = 16
+_MOST_TRIES = 48  # ops tried per safe run: bounds the work where many chains fork
+
+
+@compiled
+def run_op(problem: Problem, now: Downset, op: int) -> None:
+    """Add op to the downset, except to its words."""
+    mark_run(problem, now.seen, op)
+    now.waiting[op] = -1
+    for entry in range(problem.succ_ptr[op], problem.succ_ptr[op + 1]):
+        now.waiting[problem.succ[entry]] -= 1
+
+
+@compiled
+def unrun_op(problem: Problem, now: Downset, op: int) -> None:
+    """Undo `run_op`."""
+    mark_unrun(problem, now.seen, op)
+    now.waiting[op] = 0
+    for entry in range(problem.succ_ptr[op], problem.succ_ptr[op + 1]):
+        now.waiting[problem.succ[entry]] += 1
+
+
+@compiled
+def safe_run(problem: Problem, now: Downset, first: int, room: int, run: IntArray) -> int:
+    """Find a chain of ops from `first` that fits in `room` and ends with no more live bytes than before.
+
+    Running it at once never hurts: live bytes are submodular in the set of ops that have run, and every
+    shorter prefix of the chain leaves more behind, so moving the chain forward lowers every later level.
+
+    Returns:
+        Length of the chain, written to `run`; 0 when there is none. The downset is as before.
+    """
+    live = np.zeros(_LONGEST_RUN + 1, np.int64)
+    cursor = np.zeros(_LONGEST_RUN + 1, np.int64)
+    depth, tries, found, candidate = 0, 0, 0, first
+    while True:
+        if candidate >= 0 and tries < _MOST_TRIES:
+            tries += 1
+            rise, net = effect_of(problem, now.seen, candidate)
+            if live[depth] + rise <= room:
+                run[depth] = candidate
+                live[depth + 1] = live[depth] + net
+                run_op(problem, now, candidate)
+                depth += 1
+                cursor[depth] = problem.succ_ptr[candidate]
+                if live[depth] <= 0:
+                    found = depth
+                    break
+        if depth == 0:
+            break
+        candidate = -1
+        if depth < _LONGEST_RUN and tries < _MOST_TRIES:
+            while candidate < 0 and cursor[depth] < problem.succ_ptr[run[depth - 1] + 1]:
+                after = problem.succ[cursor[depth]]
+                cursor[depth] += 1
+                if now.waiting[after] == 0:
+                    candidate = after
+        if candidate < 0:
+            depth -= 1
+            unrun_op(problem, now, run[depth])
+            if depth == 0:
+                break
+    while depth:
+        depth -= 1
+        unrun_op(problem, now, run[depth])
+    return found
+
+
+@compiled
+def load(problem: Problem, now: Downset) -> int:
+    """Fill in a downset from its words; return how many ops are left."""
+    now.seen[:] = 0
+    left = 0
+    for op in range(len(now.waiting)):
+        now.waiting[op] = problem.pred_ptr[op + 1] - problem.pred_ptr[op]
+    for op in range(len(now.waiting)):
+        if now.words[op >> 6] >> np.uint64(op & 63) & np.uint64(1):
+            run_op(problem, now, op)
+        else:
+            left += 1
+    return left
+
+
+@compiled
+def close(problem: Problem, search: Search, now: Downset, at: tuple[int, int]) -> tuple[int, int, int]:
+    """Run everything that is safe below the current level.
+
+    Takes (live bytes, path) and returns (ops run, live bytes, path).
+    """
+    live, node = at
+    run = np.empty(_LONGEST_RUN + 1, np.int64)
+    done = 0
+    again = True
+    while again:
+        again = False
+        for op in range(len(now.waiting)):
+            if now.waiting[op] != 0:
+                continue
+            length = safe_run(problem, now, op, search.tally[LEVEL] - live, run)
+            for index in range(length):
+                _, net = effect_of(problem, now.seen, run[index])
+                live += net
+                run_op(problem, now, run[index])
+                now.words[run[index] >> 6] |= np.uint64(1) << np.uint64(run[index] & 63)
+                node = new_node(search, node, run[index])
+            done += length
+            again = again or length > 0
+    return done, live, node
+
+
+@compiled
+def bound_of(problem: Problem, needs: Needs, now: Downset) -> int:
+    """No order that goes on from here has a lower peak than this afterwards (bytes)."""
+    total = needs.certain.copy()
+    for buffer in range(len(now.seen)):
+        users = problem.user_ptr[buffer + 1] - problem.user_ptr[buffer]
+        if 0 < now.seen[buffer] < users or (now.seen[buffer] and problem.at_end[buffer]):
+            total += needs.pending[buffer]
+    bound = np.int64(0)
+    for op in range(len(now.waiting)):
+        if now.waiting[op] >= 0:
+            bound = max(bound, total[op])
+    return int(bound)
+
+
+@compiled
+def expand(problem: Problem, search: Search, now: Downset, at: tuple[int, int], below: int) -> None:
+    """Queue every downset that is one op larger and whose peak stays under `below`."""
+    live, node = at
+    for op in range(len(now.waiting)):
+        if now.waiting[op] != 0:
+            continue
+        rise, net = effect_of(problem, now.seen, op)
+        key = max(search.tally[LEVEL], live + rise)
+        if key >= below:
+            continue
+        bit = np.uint64(1) << np.uint64(op & 63)
+        now.words[op >> 6] |= bit
+        state = find(search, now.words)
+        if state < 0:
+            state = remember(search, now.words, -1 - state, live + net)
+            search.reach[state] = key + 1
+        now.words[op >> 6] &= ~bit
+        if search.reach[state] == EXPANDED_MARK or search.reach[state] <= key:
+            continue
+        search.reach[state] = key
+        search.node[state] = new_node(search, node, op)
+        if key <= search.tally[LEVEL]:
+            search.stack[search.tally[STACKED]] = state
+            search.tally[STACKED] += 1
+        else:
+            heap_push(search, key, state)
+
+
+@compiled
+def put_off(search: Search, bound: int, state: int, node: int) -> None:
+    """Come back to a state when the level has reached its bound."""
+    search.reach[state] = bound
+    search.node[state] = node
+    heap_push(search, bound, state)
+
+
+@compiled
+def next_state(search: Search) -> int:
+    """Take the state to look at next; -1 when there is none. Raises the level when it has to."""
+    while search.tally[STACKED] or search.tally[HEAPED]:
+        if search.tally[STACKED]:
+            search.tally[STACKED] -= 1
+            state = search.stack[search.tally[STACKED]]
+        else:
+            search.tally[LEVEL] = max(search.tally[LEVEL], search.heap_key[0])
+            state = heap_pop(search)
+        if search.reach[state] != EXPANDED_MARK:
+            return int(state)
+    return -1
+
+
+@compiled
+def is_full(search: Search, num_ops: int) -> bool:
+    """Whether one more expansion might not fit."""
+    return bool(
+        search.tally[STATES] + num_ops >= len(search.live)
+        or search.tally[NODES] + 2 * num_ops >= len(search.parent)
+        or max(search.tally[STACKED], search.tally[HEAPED]) + num_ops >= len(search.stack)
+    )
+
+
+@compiled
+def advance(
+    problem: Problem, needs: Needs, search: Search, below: int, max_expansions: int
+) -> tuple[int, int]:
+    """Expand so many downsets, lowest peak first, deepest first among equals.
+
+    Args:
+        problem: the ordering problem.
+        needs: what must be live at every op.
+        search: what earlier calls found; its level is a proven lower bound of the peak.
+        below: only peaks under this are of interest (bytes).
+        max_expansions: when to return RUNNING.
+
+    Returns:
+        (status, path): FOUND with the path of an optimal order; EXHAUSTED: no peak under `below`
+        exists; FULL: no memory left; RUNNING: call again.
+    """
+    num_ops = len(problem.workspace)
+    now = Downset(
+        np.empty(search.words.shape[1], np.uint64),
+        np.empty(len(problem.nbytes), np.int64),
+        np.empty(num_ops, np.int64),
+    )
+    for _ in range(max_expansions):
+        if is_full(search, num_ops):
+            return FULL, -1
+        state = next_state(search)
+        if state < 0:
+            return EXHAUSTED, -1
+        search.reach[state] = EXPANDED_MARK
+        search.tally[EXPANDED] += 1
+        now.words[:] = search.words[state]
+        left = load(problem, now)
+        ran, live, node = close(problem, search, now, (search.live[state], search.node[state]))
+        if ran == left:
+            return FOUND, node
+        if ran:
+            state = find(search, now.words)
+            if state < 0:
+                state = remember(search, now.words, -1 - state, live)
+            elif search.reach[state] == EXPANDED_MARK:
+                continue
+        bound = bound_of(problem, needs, now)
+        if bound <= search.tally[LEVEL]:
+            search.reach[state] = EXPANDED_MARK
+            expand(problem, search, now, (live, node), below)
+        elif bound < below:
+            put_off(search, bound, state, node)
+    return RUNNING, -1

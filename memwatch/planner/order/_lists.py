@@ -1,0 +1,168 @@
+"""Kernels: list schedules, one pass each: breadth first, depth first, least growth, run-lookahead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.planner._numba import compiled
+from memwatch.planner.order._state import effect_of, live_at_start, mark_run, mark_unrun
+
+if TYPE_CHECKING:
+    from memwatch.planner.csr import IntArray
+    from memwatch.planner.order.problem import Problem
+
+_WIDEST_SCAN = 256  # ready ops looked at per step: keeps very wide programs linear
+_LONGEST_RUN = 24
+
+
+@compiled
+def num_waiting(problem: Problem) -> IntArray:
+    """How many ops each op waits for."""
+    waiting = np.empty(len(problem.workspace), np.int64)
+    for op in range(len(waiting)):
+        waiting[op] = problem.pred_ptr[op + 1] - problem.pred_ptr[op]
+    return waiting
+
+
+@compiled
+def breadth_first(problem: Problem) -> IntArray:
+    """Run ops in the order in which they become ready."""
+    num_ops = len(problem.workspace)
+    waiting = num_waiting(problem)
+    order = np.empty(num_ops, np.int64)
+    count = 0
+    for op in range(num_ops):
+        if waiting[op] == 0:
+            order[count] = op
+            count += 1
+    position = 0
+    while position < count:
+        op = order[position]
+        position += 1
+        for entry in range(problem.succ_ptr[op], problem.succ_ptr[op + 1]):
+            after = problem.succ[entry]
+            waiting[after] -= 1
+            if waiting[after] == 0:
+                order[count] = after
+                count += 1
+    return order
+
+
+@compiled
+def depth_first(problem: Problem, by_size: IntArray, below: IntArray) -> IntArray:
+    """Post-order from the ends of the program, small ops first (torch._inductor.memory).
+
+    Args:
+        problem: the ordering problem.
+        by_size: ops, the smallest first.
+        below: `problem.pred` with every row sorted, the largest op first.
+    """
+    num_ops = len(problem.workspace)
+    order = np.empty(num_ops, np.int64)
+    state = np.zeros(num_ops, np.int8)  # 1: on the stack, 2: placed
+    stack = np.empty(len(problem.pred) + num_ops + 1, np.int64)
+    count = 0
+    for root in by_size:
+        if problem.succ_ptr[root + 1] > problem.succ_ptr[root]:
+            continue
+        stack[0] = root
+        top = 1
+        while top:
+            op = stack[top - 1]
+            if state[op] == 0:
+                state[op] = 1
+                for entry in range(problem.pred_ptr[op], problem.pred_ptr[op + 1]):
+                    if state[below[entry]] == 0:  # the smallest ends on top
+                        stack[top] = below[entry]
+                        top += 1
+                continue
+            top -= 1
+            if state[op] == 1:
+                state[op] = 2
+                order[count] = op
+                count += 1
+    return order
+
+
+@compiled
+def run_ahead(problem: Problem, seen: IntArray, waiting: IntArray, op: int, longest: int) -> tuple[int, int]:
+    """Follow the chain that starts at op to its lowest valley: (highest rise, net change there).
+
+    The chain goes on with the cheapest op that only waited for the one before it.
+    """
+    ran = np.empty(longest, np.int64)
+    live, top, valley, top_at_valley = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    length = 0
+    while op >= 0 and length < longest:
+        rise, net = effect_of(problem, seen, op)
+        top = max(top, live + rise)
+        live += net
+        if length == 0 or live < valley:
+            valley, top_at_valley = live, top
+        mark_run(problem, seen, op)
+        ran[length] = op
+        length += 1
+        best, following = np.int64(0), -1
+        for entry in range(problem.succ_ptr[op], problem.succ_ptr[op + 1]):
+            after = problem.succ[entry]
+            waiting[after] -= 1
+            if waiting[after] == 0:
+                _, growth = effect_of(problem, seen, after)
+                if following < 0 or growth < best:
+                    best, following = growth, after
+        op = following
+    for index in range(length):
+        mark_unrun(problem, seen, ran[index])
+        for entry in range(problem.succ_ptr[ran[index]], problem.succ_ptr[ran[index] + 1]):
+            waiting[problem.succ[entry]] += 1
+    return top_at_valley, valley
+
+
+@compiled
+def least_growth(problem: Problem, longest: int) -> IntArray:
+    """Run what fits under the peak so far and grows least, else what needs least.
+
+    Args:
+        problem: the ordering problem.
+        longest: 1 is the `lpmf` of torch._inductor.memory; more looks ahead along a chain of ops.
+    """
+    num_ops = len(problem.workspace)
+    waiting = num_waiting(problem)
+    seen = np.zeros(len(problem.nbytes), np.int64)
+    ready = np.empty(num_ops, np.int64)
+    order = np.empty(num_ops, np.int64)
+    num_ready, live = 0, live_at_start(problem)
+    peak = live
+    for op in range(num_ops):
+        if waiting[op] == 0:
+            ready[num_ready] = op
+            num_ready += 1
+    for position in range(num_ops):
+        chosen, chosen_top, chosen_net, chosen_fits = -1, np.int64(0), np.int64(0), False
+        for slot in range(max(0, num_ready - _WIDEST_SCAN), num_ready):
+            top, net = run_ahead(problem, seen, waiting, ready[slot], longest)
+            fits = live + top <= peak
+            better = fits and not chosen_fits
+            if fits == chosen_fits:
+                better = (
+                    (net, top) < (chosen_net, chosen_top) if fits else (top, net) < (chosen_top, chosen_net)
+                )
+            if chosen < 0 or better:
+                chosen, chosen_top, chosen_net, chosen_fits = slot, top, net, fits
+        op = ready[chosen]
+        for slot in range(chosen, num_ready - 1):
+            ready[slot] = ready[slot + 1]
+        num_ready -= 1
+        rise, net = effect_of(problem, seen, op)
+        peak = max(peak, live + rise)
+        live += net
+        mark_run(problem, seen, op)
+        order[position] = op
+        for entry in range(problem.succ_ptr[op], problem.succ_ptr[op + 1]):
+            waiting[problem.succ[entry]] -= 1
+            if waiting[problem.succ[entry]] == 0:
+                ready[num_ready] = problem.succ[entry]
+                num_ready += 1
+    return order

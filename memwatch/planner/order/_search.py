@@ -1,0 +1,127 @@
+"""Kernels: the containers of the exact search: a table of downsets, a stack, a heap, a forest of paths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from memwatch.planner._numba import compiled
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.planner.csr import IntArray
+
+# slots of Search.tally
+STATES, NODES, STACKED, HEAPED, LEVEL, EXPANDED = 0, 1, 2, 3, 4, 5
+EXPANDED_MARK = -1
+
+
+class Search(NamedTuple):
+    """Everything the search remembers between two calls."""
+
+    words: NDArray[np.uint64]  # state -> bits of the ops that have run
+    live: IntArray  # state -> live bytes
+    reach: IntArray  # state -> lowest peak it was reached with, EXPANDED_MARK once it was expanded
+    node: IntArray  # state -> path that reached it
+    parent: IntArray  # path -> path before its last op
+    op: IntArray  # path -> its last op
+    table: IntArray  # open addressing: state + 1, 0 free
+    stack: IntArray
+    heap_key: IntArray
+    heap_state: IntArray
+    tally: IntArray
+
+
+def new_search(num_ops: int, max_states: int) -> Search:
+    """Allocate a search that may remember so many downsets."""
+    words = (num_ops + 63) // 64
+    slots = 1 << int(max_states * 2).bit_length()
+    frontier = max_states * 2 + num_ops + 1
+
+    def integers(length: int) -> IntArray:
+        return np.zeros(length, dtype=np.int64)
+
+    return Search(
+        np.zeros((max_states + num_ops, words), dtype=np.uint64),
+        integers(max_states + num_ops), integers(max_states + num_ops), integers(max_states + num_ops),
+        integers(max_states * 4), integers(max_states * 4), integers(slots), integers(frontier),
+        integers(frontier), integers(frontier), integers(8),
+    )  # fmt: skip
+
+
+@compiled
+def find(search: Search, words: NDArray[np.uint64]) -> int:
+    """Find a downset: its state, or -1 - slot where it belongs in the table."""
+    mixed = np.uint64(1469598103934665603)
+    for word in words:
+        mixed = (mixed ^ word) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+    mask = np.uint64(len(search.table) - 1)
+    slot = mixed & mask
+    while search.table[slot]:
+        state = search.table[slot] - 1
+        same = True
+        for index in range(len(words)):
+            same &= search.words[state, index] == words[index]
+        if same:
+            return int(state)
+        slot = (slot + np.uint64(1)) & mask
+    return -1 - int(slot)
+
+
+@compiled
+def remember(search: Search, words: NDArray[np.uint64], slot: int, live: int) -> int:
+    """Give a new downset its state number."""
+    state = search.tally[STATES]
+    search.tally[STATES] += 1
+    for index in range(len(words)):
+        search.words[state, index] = words[index]
+    search.live[state] = live
+    search.table[slot] = state + 1
+    return int(state)
+
+
+@compiled
+def new_node(search: Search, parent: int, op: int) -> int:
+    """Extend a path by one op."""
+    node = search.tally[NODES]
+    search.tally[NODES] += 1
+    search.parent[node] = parent
+    search.op[node] = op
+    return int(node)
+
+
+@compiled
+def heap_push(search: Search, key: int, state: int) -> None:
+    """Put a state aside until the level has risen to key."""
+    hole = search.tally[HEAPED]
+    search.tally[HEAPED] += 1
+    while hole:
+        above = (hole - 1) // 2
+        if search.heap_key[above] <= key:
+            break
+        search.heap_key[hole], search.heap_state[hole] = search.heap_key[above], search.heap_state[above]
+        hole = above
+    search.heap_key[hole], search.heap_state[hole] = key, state
+
+
+@compiled
+def heap_pop(search: Search) -> int:
+    """Take the state with the lowest key."""
+    result = search.heap_state[0]
+    search.tally[HEAPED] -= 1
+    size = search.tally[HEAPED]
+    key, state = search.heap_key[size], search.heap_state[size]
+    hole = 0
+    while 2 * hole + 1 < size:
+        below = 2 * hole + 1
+        if below + 1 < size and search.heap_key[below + 1] < search.heap_key[below]:
+            below += 1
+        if search.heap_key[below] >= key:
+            break
+        search.heap_key[hole], search.heap_state[hole] = search.heap_key[below], search.heap_state[below]
+        hole = below
+    search.heap_key[hole], search.heap_state[hole] = key, state
+    return int(result)

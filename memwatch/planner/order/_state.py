@@ -1,0 +1,81 @@
+"""Kernels: what running one op does to the live bytes, and the peak of an order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.planner._numba import compiled
+
+if TYPE_CHECKING:
+    from memwatch.planner.csr import IntArray
+    from memwatch.planner.order.problem import Problem
+
+
+@compiled
+def live_at_start(problem: Problem) -> int:
+    """Live bytes before the first op."""
+    live = problem.always
+    for buffer in range(len(problem.nbytes)):
+        if problem.at_start[buffer]:
+            live += problem.nbytes[buffer]
+    return live
+
+
+@compiled
+def effect_of(problem: Problem, seen: IntArray, op: int) -> tuple[int, int]:
+    """Bytes that op needs on top of what is live, and by how much it changes what is live after it.
+
+    Args:
+        problem: the ordering problem.
+        seen: how many users of each buffer have run.
+        op: a ready op.
+    """
+    rise = np.int64(0)
+    fall = np.int64(0)
+    for entry in range(problem.touch_ptr[op], problem.touch_ptr[op + 1]):
+        buffer = problem.touch[entry]
+        if seen[buffer] == 0 and not problem.at_start[buffer]:
+            rise += problem.nbytes[buffer]
+        users = problem.user_ptr[buffer + 1] - problem.user_ptr[buffer]
+        if seen[buffer] + 1 == users and not problem.at_end[buffer]:
+            fall += problem.nbytes[buffer]
+    return rise + problem.workspace[op], rise - fall
+
+
+@compiled
+def mark_run(problem: Problem, seen: IntArray, op: int) -> None:
+    """Count op as run in `seen`."""
+    for entry in range(problem.touch_ptr[op], problem.touch_ptr[op + 1]):
+        seen[problem.touch[entry]] += 1
+
+
+@compiled
+def mark_unrun(problem: Problem, seen: IntArray, op: int) -> None:
+    """Undo `mark_run`."""
+    for entry in range(problem.touch_ptr[op], problem.touch_ptr[op + 1]):
+        seen[problem.touch[entry]] -= 1
+
+
+@compiled
+def levels_of(problem: Problem, order: IntArray) -> IntArray:
+    """Live bytes while each op of the order runs."""
+    seen = np.zeros(len(problem.nbytes), np.int64)
+    levels = np.empty(len(order), np.int64)
+    live = live_at_start(problem)
+    for position in range(len(order)):
+        rise, net = effect_of(problem, seen, order[position])
+        levels[position] = live + rise
+        live += net
+        mark_run(problem, seen, order[position])
+    return levels
+
+
+@compiled
+def peak_of(problem: Problem, order: IntArray) -> int:
+    """Peak of an order (bytes)."""
+    peak = live_at_start(problem)
+    for level in levels_of(problem, order):
+        peak = max(peak, level)
+    return peak

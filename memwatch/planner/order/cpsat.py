@@ -1,0 +1,111 @@
+"""Order model for CP-SAT (OR-tools, extra `exact`): proofs for small programs. Without OR-tools: nothing."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpModel, IntervalVar, IntVar
+
+    from memwatch.planner.csr import IntArray
+    from memwatch.planner.order.clock import Clock
+    from memwatch.planner.order.problem import Problem
+
+
+def is_available() -> bool:
+    """Whether OR-tools is installed."""
+    return find_spec("ortools") is not None
+
+
+def cpsat_order(
+    problem: Problem, hint: IntArray, lower_bound_bytes: int, *, effort: float, seed: int, clock: Clock
+) -> tuple[IntArray | None, int]:
+    """Look for a better order, or prove that there is none.
+
+    Args:
+        problem: the ordering problem.
+        hint: the best order known.
+        lower_bound_bytes: a bound that holds for every order.
+        effort: deterministic time of the solver (about a second each).
+        seed: seed of the solver.
+        clock: when to stop.
+
+    Returns:
+        The best order found, None when the solver had nothing; and the proven lower bound (bytes).
+    """
+    from ortools.sat.python import cp_model
+
+    from memwatch.planner.order._state import peak_of
+
+    model = cp_model.CpModel()
+    known = int(peak_of(problem, hint))
+    starts, _peak = _build(model, problem, hint, lower_bound_bytes, known)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1  # more than one would make the order depend on the machine's load
+    solver.parameters.random_seed = seed % 2**31
+    solver.parameters.max_deterministic_time = effort
+    solver.parameters.max_time_in_seconds = max(0.01, clock.left_s())
+    status = solver.solve(model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return None, lower_bound_bytes
+    order = np.argsort([solver.value(start) for start in starts], kind="stable").astype(np.int64)
+    bound = int(peak_of(problem, order)) if status == cp_model.OPTIMAL else int(solver.best_objective_bound)
+    return order, max(lower_bound_bytes, bound)
+
+
+def _build(
+    model: CpModel, problem: Problem, hint: IntArray, lowest: int, known: int
+) -> tuple[list[IntVar], IntVar]:
+    """One rank per op in its window, one interval per buffer, a cumulative with least capacity."""
+    from memwatch.planner.order._lists import breadth_first
+    from memwatch.planner.order._needs import ancestors
+
+    num_ops = problem.num_ops
+    before = np.asarray(ancestors(problem, breadth_first(problem)))
+    earliest, latest = before.sum(axis=1) - 1, num_ops - before.sum(axis=0)
+    starts = [model.new_int_var(int(earliest[op]), int(latest[op]), f"s{op}") for op in range(num_ops)]
+    model.add_all_different(starts)
+    for op in range(num_ops):
+        for above in problem.pred[problem.pred_ptr[op] : problem.pred_ptr[op + 1]].tolist():
+            model.add(starts[above] < starts[op])
+    for position, op in enumerate(hint.tolist()):
+        model.add_hint(starts[op], position)
+    peak = model.new_int_var(lowest - problem.always, known - problem.always, "peak")
+    intervals, demands = [], []
+    for op in np.flatnonzero(problem.workspace).tolist():
+        intervals.append(model.new_fixed_size_interval_var(starts[op], 1, f"w{op}"))
+        demands.append(int(problem.workspace[op]))
+    for buffer in range(len(problem.nbytes)):
+        intervals.append(_lifetime(model, problem, starts, buffer))
+        demands.append(int(problem.nbytes[buffer]))
+    model.add_cumulative(intervals, demands, peak)
+    model.minimize(peak)
+    return starts, peak
+
+
+def _lifetime(model: CpModel, problem: Problem, starts: list[IntVar], buffer: int) -> IntervalVar:
+    """Interval from the first to the last user of a buffer."""
+    num_ops = problem.num_ops
+    users = [
+        starts[op] for op in problem.user[problem.user_ptr[buffer] : problem.user_ptr[buffer + 1]].tolist()
+    ]
+    birth = death = None
+    if problem.at_start[buffer]:
+        birth = 0
+    elif len(users) == 1:
+        birth = users[0]
+    if problem.at_end[buffer]:
+        death = num_ops
+    elif len(users) == 1:
+        death = users[0] + 1
+    if birth is None:
+        birth = model.new_int_var(0, num_ops, f"b{buffer}")
+        model.add_min_equality(birth, users)
+    if death is None:
+        death = model.new_int_var(0, num_ops, f"d{buffer}")
+        model.add_max_equality(death, [user + 1 for user in users])
+    size = model.new_int_var(1, num_ops + 1, f"n{buffer}")
+    return model.new_interval_var(birth, size, death, f"i{buffer}")

@@ -1,0 +1,120 @@
+"""Exact search for small programs: the optimum, or a proven lower bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.planner.order.problem import mirrored
+
+if TYPE_CHECKING:
+    from memwatch.planner.csr import IntArray
+    from memwatch.planner.order.clock import Clock
+    from memwatch.planner.order.problem import Problem
+
+_EXPANSIONS_PER_CALL = 2_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchResult:
+    """What the search found.
+
+    Attributes:
+        order: an order with the lowest peak possible, None when none below the known peak was found.
+        lower_bound_bytes: no order has a lower peak (bytes); the known peak when nothing beats it.
+        expansions: downsets looked at.
+    """
+
+    order: IntArray | None
+    lower_bound_bytes: int
+    expansions: int
+
+
+def search_orders(
+    problem: Problem, known_peak_bytes: int, lower_bound_bytes: int, max_states: int, clock: Clock
+) -> SearchResult:
+    """Search for an order that is better than the best known one.
+
+    Best-first over downsets with the peak as the priority (SERENITY, MLSys 2020, keys its dynamic
+    program the same way), collapsed by safe moves. The program and its mirror image are searched in
+    turns and share their bound: either alone may have far fewer downsets.
+
+    Args:
+        problem: the ordering problem.
+        known_peak_bytes: peak of the best order known; the search looks for less.
+        lower_bound_bytes: a bound that holds for every order.
+        max_states: how many downsets each direction may remember.
+        clock: when to stop.
+    """
+    directions = [_Direction(problem, max_states), _Direction(mirrored(problem), max_states)]
+    level = max(lower_bound_bytes, *(direction.level for direction in directions))
+    open_ones = [0, 1]
+    while level < known_peak_bytes and open_ones and not clock.is_over():
+        for side in list(open_ones):
+            goes_on = directions[side].advance(level, known_peak_bytes)
+            level = max(level, directions[side].level)
+            found = directions[side].order
+            if found is not None:
+                return SearchResult(
+                    found if side == 0 else found[::-1].copy(), level, _expansions(directions)
+                )
+            if not goes_on:
+                open_ones.remove(side)
+            if level >= known_peak_bytes:
+                break
+    return SearchResult(None, level, _expansions(directions))
+
+
+def _expansions(directions: list[_Direction]) -> int:
+    return sum(direction.expansions for direction in directions)
+
+
+class _Direction:
+    """One direction of the search."""
+
+    def __init__(self, problem: Problem, max_states: int) -> None:
+        from memwatch.planner.order import _needs
+        from memwatch.planner.order import _search as store
+        from memwatch.planner.order._lists import breadth_first
+        from memwatch.planner.order._state import live_at_start
+
+        self._problem = problem
+        self._needs = _needs.needs_matrix(problem, _needs.ancestors(problem, breadth_first(problem)))
+        self._search = store.new_search(problem.num_ops, max_states)
+        self._tally = self._search.tally
+        empty = np.zeros(self._search.words.shape[1], dtype=np.uint64)
+        live = live_at_start(problem)
+        start = store.remember(self._search, empty, -1 - store.find(self._search, empty), live)
+        self._search.node[start] = -1
+        self._search.stack[0] = start
+        self._tally[store.STACKED] = 1
+        self.level = max(live, int(self._needs.certain.max()))
+        self.order: IntArray | None = None
+
+    @property
+    def expansions(self) -> int:
+        """Downsets looked at so far."""
+        from memwatch.planner.order._search import EXPANDED
+
+        return int(self._tally[EXPANDED])
+
+    def advance(self, level: int, below: int) -> bool:
+        """Look at some more downsets; False when there is nothing more to do."""
+        from memwatch.planner.order import _exact as kernel
+        from memwatch.planner.order._search import LEVEL
+
+        self._tally[LEVEL] = max(level, int(self._tally[LEVEL]))
+        status, node = kernel.advance(self._problem, self._needs, self._search, below, _EXPANSIONS_PER_CALL)
+        self.level = below if status == kernel.EXHAUSTED else int(self._tally[LEVEL])
+        if status == kernel.FOUND:
+            self.order = self._path(int(node))
+        return bool(status == kernel.RUNNING)
+
+    def _path(self, node: int) -> IntArray:
+        order = np.empty(self._problem.num_ops, dtype=np.int64)
+        for position in range(len(order) - 1, -1, -1):
+            order[position] = self._search.op[node]
+            node = int(self._search.parent[node])
+        return order

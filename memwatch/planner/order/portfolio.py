@@ -1,0 +1,150 @@
+"""The best order: cheap candidates, then annealing, then proofs, as far as the program's size allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.planner.bounds import lower_bound
+from memwatch.planner.order import cpsat
+from memwatch.planner.order.anneal import anneal_order
+from memwatch.planner.order.clock import Clock
+from memwatch.planner.order.exact import search_orders
+from memwatch.planner.order.lists import list_orders
+from memwatch.planner.order.problem import Problem, order_problem
+from memwatch.planner.order.tree import tree_order
+from memwatch.planner.order.warm import warm_up
+from memwatch.planner.peak import simulate
+from memwatch.planner.schedule import Schedule
+
+if TYPE_CHECKING:
+    from memwatch.planner.csr import IntArray
+    from memwatch.planner.graph import Graph
+
+_LARGEST_TREE = 50_000
+_LARGEST_SEARCH = 512
+_LARGEST_CPSAT = 150
+_CPSAT_EFFORT = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OrderResult:
+    """An order of all ops and what is known about it.
+
+    Attributes:
+        order: op indices.
+        peak_bytes: its peak (bytes).
+        lower_bound_bytes: no order without recompute has a lower peak (bytes).
+        proven: whether the peak equals the bound.
+        method: what found the order.
+    """
+
+    order: IntArray
+    peak_bytes: int
+    lower_bound_bytes: int
+    proven: bool
+    method: str
+
+
+class _Best:
+    """The best order so far and the best bound so far."""
+
+    def __init__(self, problem: Problem, bound_bytes: int) -> None:
+        self.problem = problem
+        self.bound_bytes = bound_bytes
+        self.order = np.arange(problem.num_ops)
+        self.peak_bytes = -1
+        self.method = "program"
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether nothing can be better."""
+        return 0 <= self.peak_bytes <= self.bound_bytes
+
+    def offer(self, order: IntArray, method: str) -> None:
+        """Keep an order if it is the best one."""
+        from memwatch.planner.order._state import peak_of
+
+        peak = int(peak_of(self.problem, order))
+        if self.peak_bytes < 0 or peak < self.peak_bytes:
+            self.order, self.peak_bytes, self.method = order, peak, method
+
+
+def best_order(graph: Graph, *, time_limit_s: float = 10.0, seed: int = 0) -> OrderResult:
+    """Find an order of the ops with a low peak; never above program order.
+
+    Args:
+        graph: the program.
+        time_limit_s: when to stop (seconds); the compilation of the kernels, once per machine, is not
+            counted. Small programs are done before: their result depends on the seed alone.
+        seed: seed of the random moves.
+
+    Returns:
+        The order, its peak and the best lower bound.
+    """
+    warm_up()
+    clock = Clock.of(time_limit_s)
+    problem = order_problem(graph)
+    best = _Best(problem, lower_bound(graph, recompute=False))
+    for method, order in list_orders(problem, clock.share(0.5)):
+        best.offer(order, method)
+    if not best.is_proven:
+        _improve(best, seed, clock)
+    result = simulate(graph, Schedule.from_order(best.order))
+    assert result.peak_bytes == best.peak_bytes, "the two simulators disagree"
+    bound = min(best.bound_bytes, best.peak_bytes)
+    return OrderResult(best.order, best.peak_bytes, bound, bound == best.peak_bytes, best.method)
+
+
+def _improve(best: _Best, seed: int, clock: Clock) -> None:
+    problem = best.problem
+    if problem.num_ops <= _LARGEST_TREE:
+        order = tree_order(problem)
+        if order is not None:
+            best.offer(order, "tree")
+            best.bound_bytes = best.peak_bytes
+            return
+    small = problem.num_ops <= _LARGEST_SEARCH
+    rounds, moves = _effort(problem.num_ops)
+    order = anneal_order(
+        problem,
+        best.order,
+        best.bound_bytes,
+        rounds=rounds,
+        moves=moves,
+        seed=seed,
+        clock=clock.share(0.5) if small else clock,
+    )
+    best.offer(order, "annealing")
+    if small and not best.is_proven:
+        _search(best, clock)
+    if (
+        problem.num_ops <= _LARGEST_CPSAT
+        and not best.is_proven
+        and cpsat.is_available()
+        and not clock.is_over()
+    ):
+        found, best.bound_bytes = cpsat.cpsat_order(
+            problem, best.order, best.bound_bytes, effort=_CPSAT_EFFORT, seed=seed, clock=clock
+        )
+        if found is not None:
+            best.offer(found, "cp-sat")
+
+
+def _effort(num_ops: int) -> tuple[int, int]:
+    """Rounds and moves per round of the annealing."""
+    if num_ops <= 32:
+        return 4, 20_000
+    if num_ops <= _LARGEST_SEARCH:
+        return 8, 1_000 * num_ops
+    return 8, min(600 * num_ops, 12_000_000)
+
+
+def _search(best: _Best, clock: Clock) -> None:
+    max_states = 30_000_000 // max(best.problem.num_ops, 64)
+    found = search_orders(best.problem, best.peak_bytes, best.bound_bytes, max_states, clock)
+    if found.order is not None:
+        best.offer(found.order, "exact search")
+    best.bound_bytes = found.lower_bound_bytes

@@ -1,0 +1,112 @@
+"""Optimal orders of trees in O(n log n) to O(n^2): hills and valleys (Liu 1987, Monma & Sidney 1979)."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memwatch.planner.order.problem import mirrored
+
+if TYPE_CHECKING:
+    from memwatch.planner.csr import IntArray
+    from memwatch.planner.order.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A run of ops that an optimal order never interrupts in vain.
+
+    `hill` is the most it needs and `net` what it leaves behind, both on top of what is live before it.
+    `ops` is a rope: an op, or a pair of ropes.
+    """
+
+    hill: int
+    net: int
+    ops: Any
+
+    @property
+    def priority(self) -> tuple[int, int]:
+        """Runs first: what leaves less behind, by the least need; then by the longest way down."""
+        return (0, self.hill) if self.net <= 0 else (1, self.net - self.hill)
+
+    def then(self, other: _Segment) -> _Segment:
+        """Join two segments into one."""
+        hill = max(self.hill, self.net + other.hill)
+        return _Segment(hill, self.net + other.net, (self.ops, other.ops))
+
+
+def tree_order(problem: Problem) -> IntArray | None:
+    """Return an optimal order when the program is a forest, None when it is not.
+
+    In an in-forest every op has one successor, in an out-forest one predecessor; every buffer must have
+    the same first and last user in every order. Both are sequencing problems with the adjacent
+    interchange property, where merging the children's segments by priority is optimal.
+    """
+    order = _in_tree_order(problem)
+    if order is not None:
+        return order
+    order = _in_tree_order(mirrored(problem))
+    return None if order is None else order[::-1].copy()
+
+
+def _in_tree_order(problem: Problem) -> IntArray | None:
+    if np.any(np.diff(problem.succ_ptr) > 1):
+        return None
+    from memwatch.planner.order._lists import breadth_first
+    from memwatch.planner.order._walk import new_walk
+
+    forward = breadth_first(problem)
+    parent = np.full(problem.num_ops, -1, dtype=np.int64)
+    parent[np.diff(problem.succ_ptr) == 1] = problem.succ
+    if not _same_users_always(problem, forward, parent):
+        return None
+    walk = new_walk(problem, forward)  # rise and net of an op are the same in every order
+    waiting: dict[int, list[list[_Segment]]] = {}
+    for op in forward.tolist():
+        segments = list(heapq.merge(*waiting.pop(op, ()), key=_priority))
+        _append(segments, _Segment(int(walk.rise[op]), int(walk.net[op]), op))
+        waiting.setdefault(int(parent[op]), []).append(segments)
+    ropes = [segment.ops for segment in heapq.merge(*waiting.pop(-1, ()), key=_priority)]
+    return np.array(_flatten(ropes), dtype=np.int64)
+
+
+def _priority(segment: _Segment) -> tuple[int, int]:
+    return segment.priority
+
+
+def _append(segments: list[_Segment], last: _Segment) -> None:
+    """Append a segment, joined with those before it that would rather run after it."""
+    while segments and segments[-1].priority > last.priority:
+        last = segments.pop().then(last)
+    segments.append(last)
+
+
+def _same_users_always(problem: Problem, forward: IntArray, parent: IntArray) -> bool:
+    """Whether the users of every buffer lie on one path to the root."""
+    place = np.empty(problem.num_ops, dtype=np.int64)
+    place[forward] = np.arange(problem.num_ops)
+    for buffer in np.flatnonzero(np.diff(problem.user_ptr) > 1).tolist():
+        users = problem.user[problem.user_ptr[buffer] : problem.user_ptr[buffer + 1]]
+        users = users[np.argsort(place[users])]
+        for above, below in zip(users[1:].tolist(), users[:-1].tolist(), strict=True):
+            op = below
+            while op != above and op >= 0 and place[op] < place[above]:
+                op = int(parent[op])
+            if op != above:
+                return False
+    return True
+
+
+def _flatten(ropes: list[Any]) -> list[int]:
+    ops: list[int] = []
+    stack = ropes[::-1]
+    while stack:
+        rope = stack.pop()
+        if isinstance(rope, tuple):
+            stack.extend((rope[1], rope[0]))
+        else:
+            ops.append(rope)
+    return ops

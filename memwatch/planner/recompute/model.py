@@ -1,0 +1,112 @@
+"""The recompute problem as plain arrays, and schedules as one list of tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from memwatch.planner.schedule import Schedule, StepKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.planner.csr import IntArray
+    from memwatch.planner.graph import Graph
+
+
+class Model(NamedTuple):
+    """What the kernels need of a graph.
+
+    A schedule is a list of tokens: token t < num_ops computes op t, num_ops + b moves buffer b out,
+    num_ops + num_buffers + b moves it back. Row i of a list is ``list[list_ptr[i]:list_ptr[i + 1]]``.
+    """
+
+    num_ops: int
+    num_buffers: int
+    read_ptr: IntArray
+    read: IntArray
+    read_version: IntArray
+    make_ptr: IntArray
+    make: IntArray
+    write_ptr: IntArray
+    write: IntArray
+    write_version: IntArray
+    writer_ptr: IntArray  # buffer -> ops that mutate it, in version order
+    writer: IntArray
+    producer: IntArray
+    nbytes: IntArray
+    workspace: IntArray
+    cost: NDArray[np.float64]
+    again: IntArray  # 1: the op may be computed again
+    movable: IntArray  # 1: the buffer may be moved out
+    move_cost: NDArray[np.float64]  # price of moving a buffer one way
+    external: IntArray  # 1: there before the first op
+    final: IntArray  # version that must be there at the end, -1: none
+    always: int  # bytes that no schedule can free
+
+
+def recompute_model(
+    graph: Graph,
+    movable: NDArray[np.bool_] | None = None,
+    move_cost: NDArray[np.float64] | None = None,
+    recompute: bool = True,
+) -> Model:
+    """Reduce a graph to its recompute problem; indices stay the same.
+
+    Args:
+        graph: the program.
+        movable: buffers that may be moved out and back; none by default.
+        move_cost: price of moving each buffer one way, in the unit of the ops' costs.
+        recompute: whether ops may be computed again.
+    """
+    external = graph.buffer_producer < 0
+    kept = graph.buffer_pinned | (external & ~graph.buffer_freeable)
+    fixed = external & kept
+    writers = graph.writes.transpose(graph.num_buffers)
+    allowed = graph.op_recomputable if recompute else np.zeros(graph.num_ops, dtype=bool)
+    if movable is None:
+        movable = np.zeros(graph.num_buffers, dtype=bool)
+    if move_cost is None:
+        move_cost = np.zeros(graph.num_buffers)
+    counted = fixed & ~movable
+    return Model(
+        graph.num_ops,
+        graph.num_buffers,
+        graph.reads.indptr.copy(),
+        graph.reads.indices.copy(),
+        graph.read_version.astype(np.int64),
+        graph.makes.indptr.copy(),
+        graph.makes.indices.copy(),
+        graph.writes.indptr.copy(),
+        graph.writes.indices.copy(),
+        graph.write_version.astype(np.int64),
+        writers.indptr.copy(),
+        writers.indices.copy(),
+        graph.buffer_producer.astype(np.int64),
+        np.where(counted, 0, graph.buffer_nbytes).astype(np.int64),
+        graph.op_workspace_bytes.astype(np.int64),
+        graph.op_cost.astype(np.float64),
+        allowed.astype(np.int64),
+        movable.astype(np.int64),
+        np.asarray(move_cost, dtype=np.float64),
+        external.astype(np.int64),
+        np.where(kept, graph.final_version, -1).astype(np.int64),
+        int(graph.buffer_nbytes[counted].sum()),
+    )
+
+
+def tokens_of(graph: Graph, schedule: Schedule) -> IntArray:
+    """Write a schedule as tokens."""
+    offset = np.array([0, graph.num_ops, graph.num_ops + graph.num_buffers], dtype=np.int64)
+    return schedule.index + offset[schedule.kind]
+
+
+def schedule_of(graph: Graph, tokens: IntArray) -> Schedule:
+    """Read tokens as a schedule."""
+    first_reload = graph.num_ops + graph.num_buffers
+    kind = np.full(len(tokens), int(StepKind.COMPUTE), dtype=np.int8)
+    kind[tokens >= graph.num_ops] = StepKind.OFFLOAD
+    kind[tokens >= first_reload] = StepKind.RELOAD
+    offset = np.array([0, graph.num_ops, first_reload], dtype=np.int64)
+    return Schedule(kind, tokens - offset[kind])
