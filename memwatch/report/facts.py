@@ -1,0 +1,95 @@
+"""The figures that every view shows: where the peak is, who is in it, what was saved for backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from memwatch.report.source import Reading
+
+HELD_ANYWAY: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
+"""Categories that stay alive with or without backward."""
+
+BLANK: Final = {"module": "(top level)", "op_name": "(before the block)", "line": "(no line)"}
+"""What a view prints where a column of a storage is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeakInstant:
+    """Where the peak is: the row of the timeline, and the op that ran."""
+
+    event: int
+    time_ns: int
+    op: int
+    op_name: str
+    line: str
+    module: str
+    phase: str
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        if self.op < 0:
+            return "before the first op"
+        module = f" in {self.module}" if self.module else ""
+        line = f" at {self.line}" if self.line else ""
+        return f"op {self.op}, {self.op_name} ({self.phase}){module}{line}"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedForBackward:
+    """How much of the peak autograd keeps for backward."""
+
+    nbytes: int
+    """Distinct storages that saved tensors lie in, at the peak."""
+
+    held_anyway_bytes: int
+    """Of these, parameters, inputs and others that live without backward too."""
+
+    peak_bytes: int
+
+    @property
+    def share_ratio(self) -> float:
+        """Share of the peak that is there for backward only, 0 to 1."""
+        return (self.nbytes - self.held_anyway_bytes) / self.peak_bytes if self.peak_bytes else 0.0
+
+
+def peak_instant(reading: Reading) -> PeakInstant:
+    """Find the first event at which the live bytes are at their maximum."""
+    timeline, ops = reading.timeline, reading.ops
+    if timeline.empty:
+        return PeakInstant(0, 0, -1, "", "", "", "")
+    event = int(timeline["live_bytes"].to_numpy().argmax())
+    row = timeline.iloc[event]
+    op = int(row["op"])
+    if op not in ops.index:
+        return PeakInstant(event, int(row["time_ns"]), -1, "", "", "", "")
+    cause = ops.loc[op]
+    words = (str(cause[column]) for column in ("name", "line", "module", "phase"))
+    return PeakInstant(event, int(row["time_ns"]), op, *words)
+
+
+def saved_for_backward(reading: Reading) -> SavedForBackward:
+    """Add up the storages at the peak that saved tensors lie in, each once."""
+    saved, peak = reading.saved, reading.at_peak
+    held = peak[peak.index.isin(saved.loc[saved["at_peak"], "storage"])]
+    anyway = held[held["category"].isin(HELD_ANYWAY)]
+    return SavedForBackward(int(held["nbytes"].sum()), int(anyway["nbytes"].sum()), reading.peak_bytes)
+
+
+def bytes_by(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Group storages by a column.
+
+    Args:
+        rows: storages, as `Reading.at_peak`.
+        column: the column to group by.
+
+    Returns:
+        A frame with `nbytes` (bytes) and `count`, largest first; the index is the label, with the words of
+        `BLANK` where the column is empty.
+    """
+    labels = rows[column].where(rows[column] != "", BLANK.get(column, "(none)"))
+    grouped = rows.groupby(labels, sort=False)["nbytes"].agg(nbytes="sum", count="size")
+    return grouped.sort_values("nbytes", ascending=False, kind="stable")

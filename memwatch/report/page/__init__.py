@@ -1,0 +1,1 @@
+"""The self-contained HTML page: a plain model of it, and its text."""

@@ -1,0 +1,73 @@
+"""The curve that the page draws first: live bytes by category in bins, each bin at its maximum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.capture.schema import CATEGORIES
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from memwatch.report.source import Reading
+
+BINS: Final = 2000
+"""More than a wide screen has pixels for, few enough to paint at once."""
+
+
+def peak_keeping_events(time_ns: NDArray[np.int64], live_bytes: NDArray[np.int64], bins: int) -> NDArray[np.int64]:
+    """Choose the events to draw: in each of `bins` equal stretches of time the first highest one, and both ends.
+
+    Args:
+        time_ns: times of the events in order, nanoseconds.
+        live_bytes: live bytes after each.
+        bins: how many stretches.
+
+    Returns:
+        Rows in order; all of them where there are at most `bins`. The overall maximum is always among them.
+    """
+    count = len(time_ns)
+    if count <= bins:
+        return np.arange(count)
+    span_ns = max(int(time_ns[-1] - time_ns[0]), 1)
+    of_event = ((time_ns - time_ns[0]) / span_ns * bins).astype(np.int64).clip(0, bins - 1)
+    starts = np.flatnonzero(np.diff(of_event, prepend=-1))
+    highest = np.maximum.reduceat(live_bytes, starts)
+    at_top = np.flatnonzero(live_bytes == np.repeat(highest, np.diff(starts, append=count)))
+    _, first = np.unique(of_event[at_top], return_index=True)
+    return np.unique(np.concatenate(([0], at_top[first], [count - 1])))
+
+
+def baseline_by_category(reading: Reading) -> dict[str, int]:
+    """Split the bytes at entry; what no known storage accounts for is `unknown`."""
+    storages = reading.storages
+    entered = storages[storages["counted"] & (storages["birth_event"] < 0)]
+    sums = entered.groupby("category")["nbytes"].sum()
+    known = {name: int(sums.get(name, 0)) for name in CATEGORIES}
+    known["unknown"] += reading.baseline_bytes - sum(known.values())
+    return known
+
+
+def live_by_category(reading: Reading, events: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+    """Give the live bytes of each category after each of some events (rows of the timeline)."""
+    timeline, storages = reading.timeline, reading.storages
+    category = event_categories(timeline, storages)
+    delta = timeline["delta_bytes"].to_numpy().copy()
+    delta[:1] = 0  # row 0 is the entry: its bytes are the baseline
+    base = baseline_by_category(reading)
+    return {
+        name: base[name] + np.cumsum(np.where(category == code, delta, 0))[events]
+        for code, name in enumerate(CATEGORIES)
+    }
+
+
+def event_categories(timeline: pd.DataFrame, storages: pd.DataFrame) -> NDArray[np.int64]:
+    """Give the index into CATEGORIES of the storage of each event; of an unknown storage, `unknown`."""
+    codes = {name: code for code, name in enumerate(CATEGORIES)}
+    unknown = codes["unknown"]
+    of_storage = storages["category"].map(codes).fillna(unknown).to_numpy(dtype=np.int64)
+    rows = storages.index.get_indexer(timeline["storage"])
+    return np.where(rows >= 0, np.append(of_storage, unknown)[rows], unknown)

@@ -1,0 +1,131 @@
+"""Every allocation and free, and the storage behind each, packed for the page's zoom and click.
+
+Storages are numbered in the order of their births (those alive at entry first), so that an event is one
+small number: 0 is the birth of the next storage, k the death of the k-th storage before the next, -1 a
+change of bytes that no storage accounts for. What equals the storage's size is not written again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypedDict
+
+import numpy as np
+import pandas as pd
+
+from memwatch.report.page.columns import Block, Words, pack_frame
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.report.source import Reading
+
+SITE_COLUMNS: Final = ("category", "rule", "name", "tensor", "module", "op_name", "line", "origin", "device", "stack")
+"""What many storages share: written once per distinct combination."""
+
+TICKS_PER_EVENT: Final = 16
+"""Times keep a sixteenth of the mean distance between events: the rest costs bytes and shows nothing."""
+
+
+class Detail(TypedDict):
+    """The blocks that the page decodes when it is first asked for more than the overview."""
+
+    tick_ns: int
+    sites: Block
+    storages: Block
+    events: Block
+    other_baseline_bytes: int
+    """Bytes at entry that no storage accounts for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """Storages in order of birth, and each event's storage in that order (-1 if none is known)."""
+
+    storages: pd.DataFrame
+    entered: int
+    """How many were alive at entry; they come first."""
+
+    of_event: NDArray[np.int64]
+    is_birth: NDArray[np.bool_]
+
+
+def number_storages(reading: Reading) -> Numbering:
+    """Order the counted storages by birth, as the timeline tells it."""
+    storages, timeline = reading.storages, reading.timeline
+    counted = storages[storages["counted"]]
+    entered = counted.index[counted["birth_event"] < 0]
+    touched = timeline["storage"].to_numpy()[1:]
+    order = pd.Index(touched[touched >= 0]).unique()
+    born = order[order.isin(counted.index) & ~order.isin(entered)]
+    ordered = entered.append(born)
+    of_event = ordered.get_indexer(touched)
+    # a storage's first event is its birth; storages that entered alive have none
+    is_birth = np.zeros(len(touched), dtype=bool)
+    known = np.flatnonzero(of_event >= len(entered))
+    _, first = np.unique(of_event[known], return_index=True)
+    is_birth[known[first]] = True
+    return Numbering(counted.loc[ordered], len(entered), of_event, is_birth)
+
+
+def pack_detail(reading: Reading, words: Words) -> Detail:
+    """Pack all events and storages."""
+    numbering = number_storages(reading)
+    storages = numbering.storages
+    site, sites = distinct_rows(storages[list(SITE_COLUMNS)])
+    nbytes = storages["nbytes"].to_numpy()
+    times_ns = reading.timeline["time_ns"].to_numpy()
+    span_ns = int(times_ns[-1] - times_ns[0]) if len(times_ns) else 0
+    tick_ns = max(1, span_ns // (TICKS_PER_EVENT * max(len(times_ns), 1)))
+    entered_bytes = int(nbytes[: numbering.entered].sum())
+    return Detail(
+        tick_ns=tick_ns,
+        sites=pack_frame(sites, words),
+        storages=pack_frame(_storage_columns(storages, site), words, delta=("id", "op")),
+        events=pack_frame(
+            _event_columns(reading.timeline, numbering, nbytes, tick_ns), words, delta=("tick", "op")
+        ),
+        other_baseline_bytes=reading.baseline_bytes - entered_bytes,
+    )
+
+
+def distinct_rows(frame: pd.DataFrame) -> tuple[NDArray[np.int64], pd.DataFrame]:
+    """Give each row the number of its combination of values, and the combinations in order of appearance."""
+    group = frame.groupby(list(frame.columns), sort=False, dropna=False).ngroup().to_numpy(dtype=np.int64)
+    _, first = np.unique(group, return_index=True)
+    return group, frame.iloc[first].reset_index(drop=True)
+
+
+def _storage_columns(storages: pd.DataFrame, site: NDArray[np.int64]) -> pd.DataFrame:
+    same_site = pd.Series(storages["nbytes"].to_numpy()).groupby(site)
+    op, first, last = (storages[name].to_numpy() for name in ("op", "first_use_op", "last_use_op"))
+    return pd.DataFrame(
+        {
+            "id": storages.index.to_numpy(),
+            "site": site,
+            # loops allocate the same size at the same site again and again
+            "grown_bytes": same_site.diff().fillna(same_site.transform("first")).to_numpy(dtype=np.int64),
+            "op": op,
+            "first_use": np.where(first >= 0, first - op, -1),
+            "last_use": np.where(last >= 0, last - np.maximum(first, 0), -1),
+        }
+    )
+
+
+def _event_columns(
+    timeline: pd.DataFrame, numbering: Numbering, nbytes: NDArray[np.int64], tick_ns: int
+) -> pd.DataFrame:
+    ticks = (timeline["time_ns"].to_numpy()[1:] - int(timeline["time_ns"].iloc[0]) if len(timeline) else np.zeros(0)) // tick_ns
+    born_before = numbering.entered + np.cumsum(numbering.is_birth) - numbering.is_birth
+    known = numbering.of_event >= 0
+    who = np.where(known, born_before - numbering.of_event, -1)
+    expected = np.where(known, np.append(nbytes, 0)[numbering.of_event], 0) * np.where(numbering.is_birth, 1, -1)
+    delta = timeline["delta_bytes"].to_numpy()[1:]
+    return pd.DataFrame(
+        {
+            "tick": ticks.astype(np.int64),
+            "who": who.astype(np.int64),
+            "beyond_bytes": delta - expected,
+            "op": timeline["op"].to_numpy()[1:],
+        }
+    )

@@ -1,0 +1,148 @@
+"""The page as plain data: everything the page shows is decided here, nothing in the template or the script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.capture.schema import CATEGORIES
+from memwatch.report.facts import PeakInstant, bytes_by, peak_instant, saved_for_backward
+from memwatch.report.meta import describe_meta
+from memwatch.report.page.columns import Words, pack_frame
+from memwatch.report.page.curve import BINS, live_by_category, peak_keeping_events
+from memwatch.report.page.events import pack_detail
+from memwatch.report.page.privacy import PUBLIC_META, PathHider, file_of
+from memwatch.report.page.stacks import pack_stacks
+from memwatch.report.source import retention_edges
+from memwatch.report.text import visible
+
+if TYPE_CHECKING:
+    from memwatch.report.source import Reading
+
+MODEL_VERSION: Final = 1
+SAVED_ROWS: Final = 20_000
+"""A longer table of saved tensors keeps, in the page, those held at the peak."""
+
+
+def page_model(reading: Reading, *, source: bool = True) -> dict[str, Any]:
+    """Turn a reading into what the page shows.
+
+    Args:
+        reading: the profile.
+        source: whether paths, source lines and the command line may be in the page.
+
+    Returns:
+        A dict of plain JSON values: `title`, `facts`, `totals`, `peak`, `overview`, `categories`, `steps`,
+        `notes`, `findings`, `saved`, and `blocks` (packed tables, see `columns`).
+    """
+    hide = _hider(reading, source=source)
+    words = Words(hide)
+    at = peak_instant(reading)
+    saved = saved_for_backward(reading)
+    meta = reading.meta if source else {key: value for key, value in reading.meta.items() if key in PUBLIC_META}
+    blocks = _blocks(reading, words)
+    return {
+        "model": MODEL_VERSION,
+        "facts": [[visible(label), hide(text)] for label, text in describe_meta(meta)],
+        "totals": _totals(reading),
+        "peak": _peak(at, hide),
+        "categories": _categories(reading),
+        "overview": _overview(reading),
+        "steps": _steps(reading),
+        "saved": {
+            "nbytes": saved.nbytes,
+            "held_anyway_bytes": saved.held_anyway_bytes,
+            "share_ratio": saved.share_ratio,
+            "tensors": len(reading.saved),
+            "listed": blocks["saved"]["rows"],
+        },
+        "notes": [[visible(kind), hide(text)] for kind, text in reading.notes],
+        "findings": [_finding(finding, hide) for finding in reading.findings],
+        "blocks": {**blocks, "words": words.pack()},
+    }
+
+
+def _hider(reading: Reading, *, source: bool) -> Callable[[str], str]:
+    if source:
+        return visible
+    hide_paths = PathHider(_files(reading))
+    return lambda text: visible(hide_paths(text))
+
+
+def _totals(reading: Reading) -> dict[str, Any]:
+    return {
+        "peak_bytes": reading.peak_bytes,
+        "baseline_bytes": reading.baseline_bytes,
+        "increase_bytes": reading.peak_increase_bytes,
+        "device": visible(reading.device),
+        "ops": len(reading.ops),
+        "events": max(len(reading.timeline) - 1, 0),
+        "storages": len(reading.storages),
+        "at_peak": len(reading.at_peak),
+        "span_ns": int(reading.timeline["time_ns"].max()) if len(reading.timeline) else 0,
+    }
+
+
+def _peak(at: PeakInstant, hide: Callable[[str], str]) -> dict[str, Any]:
+    return {"event": at.event, "time_ns": at.time_ns, "op": at.op, "text": hide(str(at))}
+
+
+def _categories(reading: Reading) -> list[dict[str, Any]]:
+    sums = bytes_by(reading.at_peak, "category")["nbytes"]
+    return [{"name": name, "nbytes": int(sums.get(name, 0))} for name in CATEGORIES]
+
+
+def _overview(reading: Reading) -> dict[str, Any]:
+    timeline = reading.timeline
+    time_ns, live = timeline["time_ns"].to_numpy(), timeline["live_bytes"].to_numpy()
+    events = peak_keeping_events(time_ns, live, BINS)
+    return {
+        "complete": len(events) == len(timeline),
+        "event": events.tolist(),
+        "time_ns": time_ns[events].tolist(),
+        "live_bytes": {name: curve.tolist() for name, curve in live_by_category(reading, events).items()},
+    }
+
+
+def _steps(reading: Reading) -> list[dict[str, Any]]:
+    start_ns = reading.ops["start_ns"]
+    return [
+        {"name": str(index), "op": int(row["start_op"]), "time_ns": int(start_ns.get(row["start_op"], 0))}
+        for index, row in reading.steps.iterrows()
+    ]
+
+
+def _finding(finding: Any, hide: Callable[[str], str]) -> dict[str, Any]:
+    texts = {name: hide(str(getattr(finding, name))) for name in ("kind", "holder", "site", "advice")}
+    edges = [hide(edge) for edge in retention_edges(finding.path)]
+    return {**texts, "nbytes": int(finding.nbytes), "path": edges}
+
+
+def _blocks(reading: Reading, words: Words) -> dict[str, Any]:
+    saved, storages = reading.saved, reading.storages
+    if len(saved) > SAVED_ROWS:
+        saved = saved[saved["at_peak"]]
+    extra = storages.loc[reading.at_peak.index, ["device", "op", "first_use_op", "last_use_op", "stack"]]
+    peak = reading.at_peak.drop(columns="share_ratio").join(extra)
+    peak.insert(0, "id", peak.index)
+    modules = reading.modules.copy()
+    modules.insert(0, "module", modules.index.astype(str))
+    steps = reading.steps.copy()
+    steps.insert(0, "step", range(len(steps)))
+    return {
+        "peak": pack_frame(peak, words),
+        "saved": pack_frame(saved, words, delta=("storage", "op", "saved_op", "used_op", "released_op")),
+        "modules": pack_frame(modules, words),
+        "steps": pack_frame(steps, words),
+        "detail": pack_detail(reading, words),
+        "stacks": pack_stacks(reading, storages["stack"].unique(), words),
+    }
+
+
+def _files(reading: Reading) -> set[str]:
+    frames = (frame for stack in reading.storages["stack"].unique() if stack >= 0 for frame in reading.stack(int(stack)))
+    lines = {*reading.ops["line"], *reading.storages["line"], *reading.saved["line"]}
+    lines |= {finding.site for finding in reading.findings}
+    return {file_of(line) for line in lines} | {frame[0] for frame in frames}
+
+

@@ -1,0 +1,68 @@
+"""The page's text: one template, one stylesheet, one script, and the model as data that cannot run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+import jinja2
+from markupsafe import Markup
+
+from memwatch import __version__
+from memwatch.report.meta import format_duration
+from memwatch.sizes import format_bytes
+
+ASSETS: Final = files("memwatch.report.page") / "assets"
+_ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
+
+
+@cache
+def asset(name: str) -> str:
+    """Read a file of the page's parts."""
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def json_for_script(value: Any) -> Markup:
+    """Write JSON that no HTML parser can take for markup, wherever it stands in a script element."""
+    return Markup(json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False).translate(_ESCAPES))
+
+
+def content_security_policy(script: str, style: str) -> str:
+    """Allow this script and this stylesheet and nothing else: no network, no inline handler, no HTML from text."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {_hash_source(script)}",
+            f"style-src {_hash_source(style)}",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    )
+
+
+def render(model: dict[str, Any]) -> str:
+    """Write a page model (see `model.page_model`) as one self-contained HTML page."""
+    script, style = asset("page.js"), asset("page.css")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"bytes": format_bytes, "duration": format_duration}
+    return environment.from_string(asset("page.html.j2")).render(
+        model=model,
+        csp=Markup(content_security_policy(script, style)),
+        style=Markup(style),
+        script=Markup(script),
+        data=json_for_script(model),
+        licences=asset("licences.txt"),
+        version=__version__,
+    )
+
+
+def _hash_source(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+    return f"'sha256-{digest}'"

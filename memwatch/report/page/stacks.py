@@ -1,0 +1,44 @@
+"""Call stacks of the storages in the page, as a tree of frames: deep stacks share their outer part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypedDict
+
+from memwatch.report.page.columns import Packed, Words, pack_ints
+
+if TYPE_CHECKING:
+    from memwatch.report.source import Frame, Reading
+
+
+class Stacks(TypedDict):
+    """Nodes of the tree (parent, frame) and the innermost node of each stack."""
+
+    parent: Packed
+    file: Packed
+    line: Packed
+    function: Packed
+    user: Packed
+    stack: Packed
+    node: Packed
+
+
+def pack_stacks(reading: Reading, stack_ids: Iterable[int], words: Words) -> Stacks:
+    """Pack the stacks with these ids."""
+    nodes: dict[tuple[int, Frame], int] = {}
+    innermost: dict[int, int] = {}
+    for stack_id in sorted({int(stack_id) for stack_id in stack_ids if stack_id >= 0}):
+        node = -1
+        for file, line, function, user in reversed(reading.stack(stack_id)):
+            node = nodes.setdefault((node, (file, line, function, bool(user))), len(nodes))
+        innermost[stack_id] = node
+    frames = [frame for _, frame in nodes]
+    return Stacks(
+        parent=pack_ints([parent for parent, _ in nodes], delta=True),
+        file=pack_ints(words.codes(frame[0] for frame in frames), kind="text"),
+        line=pack_ints([frame[1] for frame in frames]),
+        function=pack_ints(words.codes(frame[2] for frame in frames), kind="text"),
+        user=pack_ints([frame[3] for frame in frames]),
+        stack=pack_ints(list(innermost), delta=True),
+        node=pack_ints(list(innermost.values()), delta=True),
+    )

@@ -1,0 +1,71 @@
+// The dialog of one storage: what it is, its life, and the stack of its birth.
+import { unpackInts } from "./codec.js";
+import { $, el } from "./dom.js";
+import { bytes, orNone } from "./format.js";
+import { state } from "./state.js";
+
+export class Stacks {
+  static async unpack(block, words) {
+    const names = Object.keys(block);
+    const columns = await Promise.all(names.map((name) => unpackInts(block[name])));
+    return new Stacks(Object.fromEntries(names.map((name, index) => [name, columns[index]])), words);
+  }
+
+  constructor(columns, words) {
+    this.columns = columns;
+    this.words = words;
+    this.innermost = new Map(Array.from(columns.stack, (stack, index) => [stack, columns.node[index]]));
+  }
+
+  // Frames, innermost first.
+  of(stack) {
+    const { parent, file, line, function: name, user } = this.columns;
+    const frames = [];
+    for (let node = this.innermost.get(stack) ?? -1; node >= 0; node = parent[node]) {
+      frames.push({ file: this.words[file[node]], line: line[node], name: this.words[name[node]], user: user[node] === 1 });
+    }
+    return frames;
+  }
+}
+
+const fact = (label, value) => (value === "" ? [] : [el("dt", { text: label }), el("dd", { text: value })]);
+
+function life(frame, row) {
+  const op = (name) => orNone(frame.get(name, row));
+  const used = op("first_use_op") === "" ? "never used" : `first used by op ${op("first_use_op")}, last by op ${op("last_use_op")}`;
+  return op("op") === "" ? `not made by an op that was seen; ${used}` : `made by op ${op("op")}; ${used}`;
+}
+
+function stackList(frames) {
+  const items = frames.map(({ file, line, name, user }) => el("li", { class: user ? "user" : "" }, el("code", { text: `${file}:${line}` }), ` ${name}`));
+  return el("ol", { class: "stack" }, ...items);
+}
+
+export function listenToDialog() {
+  $("storage").addEventListener("close", () => state.set({ storage: "" }));
+}
+
+export function showStorage(frame, row, stacks) {
+  const text = (name) => frame.get(name, row);
+  $("storage-title").textContent = text("name") || "Storage";
+  const facts = el(
+    "dl",
+    { class: "plain" },
+    ...fact("bytes", `${bytes(text("nbytes"))} (${text("nbytes").toLocaleString("en-US")} B)`),
+    ...fact("category", `${text("category")}: ${text("rule")}`),
+    ...fact("tensor", text("tensor")),
+    ...fact("module", text("module")),
+    ...fact("op", text("op_name")),
+    ...fact("line", text("line")),
+    ...fact("origin", text("origin")),
+    ...fact("device", text("device")),
+    ...fact("life", life(frame, row)),
+  );
+  const frames = stacks.of(text("stack"));
+  const own = frames.filter((each) => each.user);
+  const parts = [facts, el("div", { class: "biography" })];
+  if (frames.length) parts.push(el("h3", { text: "Made at" }), stackList(own.length ? own : frames));
+  if (own.length && own.length < frames.length) parts.push(el("details", {}, el("summary", { text: `All ${frames.length} frames` }), stackList(frames)));
+  $("storage-body").replaceChildren(...parts);
+  if (!$("storage").open) $("storage").showModal();
+}

@@ -1,0 +1,72 @@
+// Groups live storages into the tree that the icicle draws. A module's name is split at its dots.
+
+export const ORDERS = {
+  category: { label: "category › module › op › line", levels: ["category", "module", "op_name", "line"] },
+  module: { label: "module › category › op › line", levels: ["module", "category", "op_name", "line"] },
+  line: { label: "line › category › op", levels: ["line", "category", "op_name"] },
+};
+
+export const BLANK = { module: "(top level)", op_name: "(before the block)", line: "(no line)", category: "unknown" };
+
+function child(node, level, name, key) {
+  let found = node.byKey.get(key);
+  if (!found) {
+    found = { name, level, key, value: 0, count: 0, byKey: new Map(), bytesOf: new Map() };
+    node.byKey.set(key, found);
+  }
+  return found;
+}
+
+// The nodes below `node` that a storage goes through at one level.
+function steps(level, text) {
+  if (level !== "module" || text === "") return [{ name: text || BLANK[level], key: `${level}=${text}` }];
+  const parts = text.split(".");
+  return parts.map((part, index) => ({ name: part, key: `module<${parts.slice(0, index + 1).join(".")}` }));
+}
+
+function add(node, category, nbytes) {
+  node.value += nbytes;
+  node.count += 1;
+  node.bytesOf.set(category, (node.bytesOf.get(category) ?? 0) + nbytes);
+}
+
+function finish(node) {
+  let children = [...node.byKey.values()].map(finish);
+  children.sort((a, b) => b.value - a.value || (a.key < b.key ? -1 : 1));
+  // a module that only holds one other is one cell: `encoder.layers`
+  if (node.level === "module" && children.length === 1 && children[0].level === "module" && node.key.startsWith("module<")) {
+    const only = children[0];
+    return { ...only, name: `${node.name}.${only.name}` };
+  }
+  const [category] = [...node.bytesOf.entries()].reduce((best, entry) => (entry[1] > best[1] ? entry : best), ["unknown", -1]);
+  const { name, level, key, value, count } = node;
+  return { name, level, key, value, count, category, children };
+}
+
+export function buildTree(frame, levels) {
+  const root = child({ byKey: new Map() }, "root", "peak", "root");
+  for (let row = 0; row < frame.rows; row++) {
+    const category = frame.get("category", row);
+    const nbytes = frame.get("nbytes", row);
+    let node = root;
+    add(node, category, nbytes);
+    for (const level of levels) {
+      for (const step of steps(level, frame.get(level, row))) {
+        node = child(node, level, step.name, step.key);
+        add(node, category, nbytes);
+      }
+    }
+  }
+  return finish(root);
+}
+
+// The conditions that the rows of a cell fulfil: its own key and those of the cells above it.
+export function matches(frame, keys) {
+  const tests = keys.filter((key) => key !== "root").map((key) => {
+    const [, level, sign, wanted] = /^(\w+)([=<])([^]*)$/.exec(key);
+    const exact = (text) => text === wanted;
+    const below = (text) => text === wanted || text.startsWith(`${wanted}.`);
+    return [level, sign === "=" ? exact : below];
+  });
+  return (row) => tests.every(([level, test]) => test(frame.get(level, row)));
+}
