@@ -84,9 +84,7 @@ def move_backwards(model: Model, token: int, step: int, scratch: Scratch, live: 
 
 
 @compiled
-def rewind(
-    model: Model, tokens: IntArray, length: int, first: int, scratch: Scratch, live: IntArray
-) -> bool:
+def rewind(model: Model, tokens: IntArray, length: int, first: int, scratch: Scratch, live: IntArray) -> bool:
     """Undo the steps from the end back to `first`; `live` then holds changes, not levels."""
     scratch.wanted[:] = model.final
     scratch.until[:] = length

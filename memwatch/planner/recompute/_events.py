@@ -1,0 +1,104 @@
+"""Kernel: what happens to every buffer, in step order, so that gaps and liveness are found by bisection."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from memwatch.planner._numba import compiled
+
+if TYPE_CHECKING:
+    from memwatch.planner.csr import IntArray
+    from memwatch.planner.recompute.model import Model
+
+
+class Events(NamedTuple):
+    """Touches of buffer b are entries ``ptr[b]`` to ``ptr[b + 1]``, in step order, reads before writes."""
+
+    ptr: IntArray
+    step: IntArray
+    needs: IntArray  # version the touch wants to find, -1: it brings its own
+    leaves: IntArray  # version it leaves behind
+
+
+@compiled
+def _count(model: Model, tokens: IntArray, length: int) -> IntArray:
+    ptr = np.zeros(model.num_buffers + 1, np.int64)
+    for step in range(length):
+        token = tokens[step]
+        if token >= model.num_ops:
+            ptr[(token - model.num_ops) % model.num_buffers + 1] += 1
+            continue
+        for entry in range(model.read_ptr[token], model.read_ptr[token + 1]):
+            ptr[model.read[entry] + 1] += 1
+        for entry in range(model.write_ptr[token], model.write_ptr[token + 1]):
+            ptr[model.write[entry] + 1] += 1
+        for entry in range(model.make_ptr[token], model.make_ptr[token + 1]):
+            ptr[model.make[entry] + 1] += 1
+    return np.cumsum(ptr)
+
+
+@compiled
+def _put(events: Events, at: IntArray, buffer: int, step: int, needs: int, leaves: int) -> None:
+    slot = at[buffer]
+    events.step[slot], events.needs[slot], events.leaves[slot] = step, needs, leaves
+    at[buffer] = slot + 1
+
+
+@compiled
+def list_events(model: Model, tokens: IntArray, length: int) -> Events:
+    """List the touches of every buffer of a valid schedule."""
+    ptr = _count(model, tokens, length)
+    total = ptr[-1]
+    events = Events(ptr, np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64))
+    at = ptr[:-1].copy()
+    on_host = np.zeros(model.num_buffers, np.int64)
+    for step in range(length):
+        token = tokens[step]
+        if token >= model.num_ops:
+            buffer = (token - model.num_ops) % model.num_buffers
+            if token < model.num_ops + model.num_buffers:
+                on_host[buffer] = events.leaves[at[buffer] - 1] if at[buffer] > ptr[buffer] else 0
+                _put(events, at, buffer, step, on_host[buffer], on_host[buffer])
+            else:
+                _put(events, at, buffer, step, -1, on_host[buffer])
+            continue
+        for entry in range(model.read_ptr[token], model.read_ptr[token + 1]):
+            version = model.read_version[entry]
+            _put(events, at, model.read[entry], step, version, version)
+        for entry in range(model.write_ptr[token], model.write_ptr[token + 1]):
+            version = model.write_version[entry]
+            _put(events, at, model.write[entry], step, version - 1, version)
+        for entry in range(model.make_ptr[token], model.make_ptr[token + 1]):
+            _put(events, at, model.make[entry], step, -1, 0)
+    return events
+
+
+@compiled
+def first_at(events: Events, buffer: int, step: int) -> int:
+    """Return the first touch of a buffer at or after a step (``ptr[buffer + 1]``: none)."""
+    low, high = events.ptr[buffer], events.ptr[buffer + 1]
+    while low < high:
+        middle = (low + high) // 2
+        if events.step[middle] < step:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled
+def wanted_at(model: Model, events: Events, buffer: int, step: int) -> int:
+    """Return the version of a buffer that is alive just before a step because it is needed later, or -1."""
+    slot = first_at(events, buffer, step)
+    return model.final[buffer] if slot == events.ptr[buffer + 1] else events.needs[slot]
+
+
+@compiled
+def left_before(model: Model, events: Events, buffer: int, step: int) -> tuple[int, int]:
+    """Return (version, step) that the last touch before a step left; version -1 if there was none."""
+    slot = first_at(events, buffer, step) - 1
+    if slot < events.ptr[buffer]:
+        return (0 if model.external[buffer] else -1), -1
+    return events.leaves[slot], events.step[slot]
