@@ -142,7 +142,7 @@ class KeyInterceptor:
         for space, name, overload in _overloads():
             if space not in libraries:
                 libraries[space] = torch._C._dispatch_library("IMPL", space, "", __file__, 0)
-            fallthrough = overload.is_view or overload._opname in _UNSEEN
+            fallthrough = overload.is_view or overload._opname in _UNSEEN or space == "profiler"
             kernel = torch.library.fallthrough_kernel if fallthrough else functools.partial(_kernel, OpKind(overload))
             libraries[space].impl(name, "Fake", kernel, False)
         fallback = torch.library.Library("_", "IMPL")  # for the ops that are defined later
@@ -175,7 +175,7 @@ def _overloads() -> Iterator[tuple[str, str, Any]]:
     """Give every defined overload: its namespace, its name within, itself."""
     for qualified in torch._C._dispatch_get_all_op_names():  # type: ignore[attr-defined]
         space, name = qualified.split("::")
-        if space in {"prim", "profiler", "_"}:
+        if space in {"prim", "_"}:
             continue
         base, _, overload = name.partition(".")
         try:

@@ -26,6 +26,7 @@ FORWARD, BACKWARD, OPTIMIZER = (PHASES.index(phase) for phase in ("forward", "ba
 
 _graph_task = torch._C._current_graph_task_id
 _current_node = torch._C._current_autograd_node
+_MAX_SEQUENCE: Final = (1 << 63) - 1
 _overrides = torch._C._has_torch_function
 _next_sequence = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]  # missing from the stubs
 
@@ -83,6 +84,8 @@ class OpRecorder:
         task = _graph_task()
         if task != NONE:
             phase, sequence = BACKWARD, _current_node()._sequence_nr()  # type: ignore[union-attr]
+            if sequence > _MAX_SEQUENCE:  # AccumulateGrad has the largest unsigned number, so that it runs first
+                sequence = NONE
             self._was_backward = True
         else:
             if self._was_backward:

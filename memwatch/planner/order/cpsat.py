@@ -92,20 +92,12 @@ def _lifetime(model: CpModel, problem: Problem, starts: list[IntVar], buffer: in
     users = [
         starts[op] for op in problem.user[problem.user_ptr[buffer] : problem.user_ptr[buffer + 1]].tolist()
     ]
-    birth = death = None
-    if problem.at_start[buffer]:
-        birth = 0
-    elif len(users) == 1:
-        birth = users[0]
-    if problem.at_end[buffer]:
-        death = num_ops
-    elif len(users) == 1:
-        death = users[0] + 1
-    if birth is None:
-        birth = model.new_int_var(0, num_ops, f"b{buffer}")
+    # fixed where the buffer is live before the first op or after the last one
+    birth = model.new_int_var(0, 0 if problem.at_start[buffer] else num_ops, f"b{buffer}")
+    death = model.new_int_var(num_ops if problem.at_end[buffer] else 0, num_ops, f"d{buffer}")
+    if not problem.at_start[buffer]:
         model.add_min_equality(birth, users)
-    if death is None:
-        death = model.new_int_var(0, num_ops, f"d{buffer}")
+    if not problem.at_end[buffer]:
         model.add_max_equality(death, [user + 1 for user in users])
     size = model.new_int_var(1, num_ops + 1, f"n{buffer}")
     return model.new_interval_var(birth, size, death, f"i{buffer}")

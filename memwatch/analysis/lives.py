@@ -1,0 +1,231 @@
+"""Lives: storages and blocks joined, one row for every piece of memory, named or not, and the live curve.
+
+A storage that the recorder numbered is matched to the block at its address when it was first seen. What is
+left of the blocks is memory that no tensor ever named: workspace inside an op, or memory allocated where
+nothing was recorded. What is left of the storages was alive at entry, or lies in memory that the allocator
+did not give, or was made where no allocator events were recorded; then its own birth and death count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memwatch.analysis.blocks import Blocks, block_at, pair_events
+from memwatch.capture import Capture
+from memwatch.capture.packed import IntArray
+from memwatch.capture.schema import NONE, ORIGINS
+
+BY_OP, BASELINE, EXTERNAL, UNOBSERVED = range(len(ORIGINS))
+WORKSPACE = len(ORIGINS)
+
+
+@dataclass(frozen=True)
+class Lives:
+    """Every piece of memory as columns; the first `named` rows are the recorder's storages, by their number."""
+
+    named: int
+    storage: IntArray  # the recorder's storage it belongs to, -1 for memory that no tensor named
+    nbytes: IntArray
+    device: IntArray
+    address: IntArray
+    origin: IntArray
+    op: IntArray  # op that made it, -1 if none
+    birth_ns: IntArray
+    death_ns: IntArray
+    counted: NDArray[np.bool_]
+    birth_order: IntArray  # position among the allocator's events, -1 if none of them tells of it
+    death_order: IntArray
+    birth_event: IntArray
+    death_event: IntArray
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The live curve as columns; row 0 is the entry of the block."""
+
+    time_ns: IntArray
+    life: IntArray
+    delta_bytes: IntArray
+    live_bytes: IntArray
+    baseline_bytes: int
+    peak_event: int
+    peak_increase_bytes: int
+
+
+def join(capture: Capture) -> tuple[Lives, Curve]:
+    """Join the storages of a capture with the allocator's events."""
+    births = capture.tables["births"]
+    order = np.argsort(births["storage"], kind="stable")
+    births = {name: column[order] for name, column in births.items()}
+    blocks = pair_events(capture)
+    named = len(order)
+    block_of = block_at(blocks, births["address"], births["time_ns"])
+    block_of[(births["address"] == 0) | (births["nbytes"] == 0)] = NONE
+    owner = np.full(len(blocks), NONE, dtype=np.int64)
+    matched = block_of != NONE
+    owner[block_of[matched]] = np.flatnonzero(matched)
+    resized = _match_resizes(capture, blocks, owner)
+    lives = _assemble(capture, births, blocks, block_of, owner, resized, named)
+    return _curve(capture, lives)
+
+
+def _match_resizes(capture: Capture, blocks: Blocks, owner: IntArray) -> IntArray:
+    """Give every later block of a resized storage to that storage; return those blocks."""
+    resizes = capture.tables["resizes"]
+    found = block_at(blocks, resizes["address"], resizes["time_ns"])
+    fresh = (found != NONE) & (resizes["nbytes"] > 0)
+    fresh[fresh] = owner[found[fresh]] == NONE
+    owner[found[fresh]] = resizes["storage"][fresh]
+    return np.unique(found[fresh])
+
+
+def _assemble(
+    capture: Capture,
+    births: dict[str, IntArray],
+    blocks: Blocks,
+    block_of: IntArray,
+    owner: IntArray,
+    resized: IntArray,
+    named: int,
+) -> Lives:
+    start_ns = int(capture.meta.get("start_ns", 0))
+    death_ns = np.full(named, NONE, dtype=np.int64)
+    deaths = capture.tables["deaths"]
+    death_ns[deaths["storage"]] = deaths["time_ns"]
+    matched = block_of != NONE
+    safe = np.maximum(block_of, 0)
+    extra = np.concatenate([resized, np.setdiff1d(np.flatnonzero(owner == NONE), resized)])
+    nbytes, birth = births["nbytes"].copy(), births["time_ns"].copy()
+    birth_order, death_order = (np.full(named, NONE, dtype=np.int64) for _ in range(2))
+    if len(blocks):
+        birth_order = np.where(matched, blocks.birth_order[safe], NONE)
+        death_order = np.where(matched, blocks.death_order[safe], NONE)
+        nbytes = np.where(matched, blocks.nbytes[safe], nbytes)
+        birth = np.where(matched, blocks.birth_ns[safe], birth)
+        freed = blocks.death_ns[safe]
+        death_ns = np.where(matched & (freed != NONE), freed, death_ns)
+    at_entry = ~matched & (births["origin"] == BASELINE) & (births["time_ns"] <= start_ns)
+    origin = np.where(matched & (births["origin"] == BASELINE), UNOBSERVED, births["origin"])
+    covered = _covered(capture, births["time_ns"]) & _is_real(births)
+    lost = ~matched & ~at_entry & covered & (births["nbytes"] > 0)
+    origin = np.where(lost | (~matched & ~at_entry & (births["origin"] == BASELINE)), EXTERNAL, origin)
+    op = births["op"].copy()
+    ops = capture.tables["ops"]
+    if len(blocks):
+        seen_late = matched & (op == NONE)
+        op[seen_late] = _op_at(ops, blocks.birth_ns[safe])[seen_late]
+    extra_op = _op_at(ops, blocks.birth_ns[extra])
+    extra_origin = np.where(np.arange(len(extra)) < len(resized), BY_OP, UNOBSERVED)
+    extra_op, extra_origin = _place_workspace(ops, blocks, extra, extra_op, extra_origin)
+    none = np.full(named + len(extra), NONE, dtype=np.int64)
+    return Lives(
+        named,
+        np.concatenate([np.arange(named), owner[extra]]),
+        np.concatenate([nbytes, blocks.nbytes[extra]]),
+        np.concatenate([births["device"], blocks.device[extra]]),
+        np.concatenate([births["address"], blocks.address[extra]]),
+        np.concatenate([origin, extra_origin]),
+        np.concatenate([op, extra_op]),
+        np.concatenate([np.where(at_entry, start_ns, birth), blocks.birth_ns[extra]]),
+        np.concatenate([death_ns, blocks.death_ns[extra]]),
+        np.concatenate([(origin != EXTERNAL) & (nbytes > 0), np.ones(len(extra), dtype=bool)]),
+        np.concatenate([birth_order, blocks.birth_order[extra]]),
+        np.concatenate([death_order, blocks.death_order[extra]]),
+        none,
+        none.copy(),
+    )
+
+
+def _is_real(births: dict[str, IntArray]) -> NDArray[np.bool_]:
+    """Tell real storages from meta and fake ones, which have no address and no allocator events."""
+    return births["address"] != 0
+
+
+def _covered(capture: Capture, time_ns: IntArray) -> NDArray[np.bool_]:
+    """Tell at which times allocator events were recorded."""
+    windows = capture.tables["windows"]
+    if not len(windows["start_ns"]):
+        return np.zeros(len(time_ns), dtype=bool)
+    window = np.searchsorted(windows["start_ns"], time_ns, side="right") - 1
+    covered: NDArray[np.bool_] = (window >= 0) & (time_ns <= windows["end_ns"][np.maximum(window, 0)])
+    return covered
+
+
+def _op_at(ops: dict[str, IntArray], time_ns: IntArray) -> IntArray:
+    """Give the op that was running at each time, -1 if none was."""
+    if not len(ops["op"]):
+        return np.full(len(time_ns), NONE, dtype=np.int64)
+    position = np.searchsorted(ops["start_ns"], time_ns, side="right") - 1
+    safe = np.maximum(position, 0)
+    inside = (position >= 0) & (time_ns <= ops["end_ns"][safe])
+    return np.where(inside, ops["op"][safe], NONE)
+
+
+def _place_workspace(
+    ops: dict[str, IntArray], blocks: Blocks, extra: IntArray, op: IntArray, origin: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Call unnamed blocks workspace of the op that they do not outlive.
+
+    A block made between two ops that is freed before the op after the next one starts was made for the
+    next op's arguments: ATen wraps a Python number in a tensor of 8 bytes just before the call.
+    """
+    if not len(ops["op"]) or not len(extra):
+        return op, origin
+    birth, death = blocks.birth_ns[extra], blocks.death_ns[extra]
+    following = np.searchsorted(ops["start_ns"], birth, side="right")
+    last = len(ops["op"]) - 1
+    for_next = (op == NONE) & (following <= last) & (origin == UNOBSERVED)
+    op = np.where(for_next, ops["op"][np.minimum(following, last)], op)
+    position = np.searchsorted(ops["op"], np.maximum(op, 0))
+    position = np.minimum(position, last)
+    next_start = np.where(position < last, ops["start_ns"][np.minimum(position + 1, last)], np.iinfo(np.int64).max)
+    short = (op != NONE) & (death != NONE) & (death <= next_start) & (origin == UNOBSERVED)
+    op = np.where(for_next & ~short, NONE, op)
+    return op, np.where(short, WORKSPACE, origin)
+
+
+def _position(order: IntArray, time_ns: IntArray) -> NDArray[np.float64]:
+    """Put events in the allocator's own order, and those it does not tell of between them by their time."""
+    told = order != NONE
+    sequence = np.argsort(order[told])
+    times, positions = time_ns[told][sequence], order[told][sequence]
+    if not len(times):
+        return np.zeros(len(order))
+    before = np.searchsorted(times, time_ns, side="right") - 1
+    between = np.where(before >= 0, positions[np.maximum(before, 0)] + 0.5, -0.5)
+    return np.where(told, order, between)
+
+
+def _curve(capture: Capture, lives: Lives) -> tuple[Lives, Curve]:
+    start_ns = int(capture.meta.get("start_ns", 0))
+    counted = np.flatnonzero(lives.counted)
+    entry = (lives.origin[counted] == BASELINE) & (lives.birth_ns[counted] <= start_ns)
+    baseline_bytes = int(lives.nbytes[counted][entry].sum())
+    born, died = counted[~entry], counted[lives.death_ns[counted] != NONE]
+    life = np.concatenate([born, died])
+    time_ns = np.concatenate([lives.birth_ns[born], lives.death_ns[died]])
+    delta = np.concatenate([lives.nbytes[born], -lives.nbytes[died]])
+    known = np.concatenate([lives.birth_order[born], lives.death_order[died]])
+    order = np.lexsort((time_ns, _position(known, time_ns)))
+    life, time_ns, delta = life[order], time_ns[order], delta[order]
+    live = baseline_bytes + np.cumsum(delta)
+    positions = np.arange(1, len(life) + 1)
+    lives.birth_event[life[delta > 0]] = positions[delta > 0]
+    lives.death_event[life[delta < 0]] = positions[delta < 0]
+    at_entry = np.zeros(len(lives.nbytes), dtype=bool)
+    at_entry[counted[entry]] = True
+    increase = np.cumsum(np.where(at_entry[life], 0, delta)) if len(life) else np.zeros(1, dtype=np.int64)
+    live = np.concatenate([[baseline_bytes], live])
+    curve = Curve(
+        np.concatenate([[start_ns], time_ns]),
+        np.concatenate([[NONE], life]),
+        np.concatenate([[0], delta]),
+        live,
+        baseline_bytes,
+        int(np.argmax(live)),
+        max(0, int(increase.max())),
+    )
+    return lives, curve

@@ -1,0 +1,115 @@
+"""The references that autograd holds in C++ and that gc never shows, read without running a hook or an unpack.
+
+gc sees almost nothing of the autograd graph: ``gc.get_referents(grad_fn)`` is empty. Every edge here is read from
+an attribute that torch offers; ``SavedTensor.data`` gives what a node saved (or what a pack hook made of it)
+without calling the user's unpack hook.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from memwatch.heap.node_hooks import node_hooks
+from memwatch.heap.tensors import is_python_node, is_tensor, mro_of, storage_of, type_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_TENSOR: Final = torch._C.TensorBase.__dict__
+_PYTHON_NODE: Final = torch._C._FunctionBase.__dict__
+_REFUSED: Final = (RuntimeError, AttributeError, NotImplementedError, TypeError)
+
+
+class CppEdge(NamedTuple):
+    """One reference held by C++: its words, what it leads to, and whether gc is blind to it."""
+
+    label: str
+    target: object
+    hidden: bool = True
+
+
+def autograd_edges(obj: object) -> list[CppEdge]:
+    """List what a tensor or an autograd node holds in C++.
+
+    Args:
+        obj: a tensor or an autograd node; anything else has no such edges.
+
+    Returns:
+        Edges to tensors, nodes, storages, hook dictionaries and packed objects. Call it under
+        :func:`memwatch.heap.tensors.quiet`, and drop the result soon: reading makes Python objects for C++ ones.
+    """
+    edges = _tensor_edges(obj) if is_tensor(obj) else _node_edges(obj)
+    return [edge for edge in edges if edge.target is not None]
+
+
+def _read(descriptors: Any, name: str, obj: object) -> Any:  # noqa: ANN401 - an attribute may be anything
+    descriptor = descriptors.get(name)
+    if descriptor is None:
+        return None
+    try:
+        return descriptor.__get__(obj)
+    except _REFUSED:
+        return None
+
+
+def _tensor_edges(tensor: Any) -> Iterator[CppEdge]:  # noqa: ANN401 - a tensor of any subclass
+    yield CppEdge("storage", storage_of(tensor))
+    if _read(_TENSOR, "is_leaf", tensor) or _read(_TENSOR, "retains_grad", tensor):  # else torch warns the user
+        yield CppEdge(".grad", _read(_TENSOR, "_grad", tensor))
+    yield CppEdge(".grad_fn", _read(_TENSOR, "grad_fn", tensor))
+    yield CppEdge("._base", _read(_TENSOR, "_base", tensor))
+    yield CppEdge("tensor hooks (._backward_hooks)", _read(_TENSOR, "_backward_hooks", tensor), hidden=False)
+    yield CppEdge("post-accumulate-grad hooks", _read(_TENSOR, "_post_accumulate_grad_hooks", tensor), hidden=False)
+    if _read(_TENSOR, "layout", tensor) is not torch.strided:
+        yield from _sparse_parts(tensor)
+
+
+def _sparse_parts(tensor: torch.Tensor) -> Iterator[CppEdge]:
+    for name in ("_indices", "_values", "crow_indices", "col_indices", "ccol_indices", "row_indices", "values"):
+        method = getattr(torch._C.TensorBase, name, None)
+        try:
+            part = None if method is None else method(tensor)
+        except _REFUSED:
+            continue
+        yield CppEdge(f"sparse .{name.lstrip('_')}()", part)
+
+
+def _node_edges(node: Any) -> Iterator[CppEdge]:  # noqa: ANN401 - a node of any class
+    python = is_python_node(node)
+    namespace = _PYTHON_NODE if python else type_dict(type(node))
+    for position, entry in enumerate(_read(namespace, "next_functions", node) or ()):
+        yield CppEdge(f"next_functions[{position}]", entry[0])
+    yield CppEdge(".variable", _read(namespace, "variable", node))
+    metadata = _read(namespace, "metadata", node)
+    yield CppEdge(".metadata", metadata or None)
+    for name in _saved_names(node, python=python):
+        yield from _saved(namespace, name, node)
+    if python:
+        yield CppEdge("ctx.to_save", _read(_PYTHON_NODE, "to_save", node))
+        yield CppEdge("ctx.saved_for_forward", _read(_PYTHON_NODE, "saved_for_forward", node))
+    for kind, hooks in node_hooks(node):
+        yield CppEdge(kind, hooks)
+
+
+def _saved_names(node: object, *, python: bool) -> tuple[str, ...]:
+    if python:
+        return ("_raw_saved_tensors",)
+    return tuple(name for name in type_dict(mro_of(type(node))[0]) if name.startswith("_raw_saved_"))
+
+
+def _saved(namespace: Any, name: str, node: object) -> Iterator[CppEdge]:  # noqa: ANN401
+    raw = _read(namespace, name, node)
+    if raw is None:
+        return
+    word = name.removeprefix("_raw_saved_")
+    many = isinstance(raw, (tuple, list))
+    for position, saved in enumerate(raw if many else (raw,)):
+        what = f"saved {word}[{position}]" if many else f"saved `{word}`"
+        try:
+            hook = saved.unpack_hook
+            yield CppEdge(what if hook is None else f"{what}, packed by a saved-tensor hook", saved.data)
+            yield CppEdge(f"unpack hook of {what}", hook)
+        except _REFUSED:
+            continue

@@ -1,0 +1,61 @@
+"""Read the local variables of running calls without prolonging their lives."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import CodeType, FrameType
+
+_PACKAGE: Final = str(Path(__file__).resolve().parent.parent)
+_HELD_BY_FRAME_ONLY: Final = 3  # the frame, our name, the argument of getrefcount
+
+
+def read_locals(frame: FrameType) -> dict[str, object]:
+    """Return the local variables of a call, by name.
+
+    Up to Python 3.12 ``frame.f_locals`` is a dictionary that the frame keeps, with a reference to every value: a
+    later ``del x`` in the program would free nothing. It is emptied again unless the program holds it itself.
+
+    Args:
+        frame: a running or suspended call.
+
+    Returns:
+        A new dictionary; drop it soon.
+    """
+    view = frame.f_locals
+    values = dict(view)
+    owned_by_call = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+    if owned_by_call and type(view) is dict and sys.getrefcount(view) <= _HELD_BY_FRAME_ONLY:
+        view.clear()
+    return values
+
+
+def running_frames() -> Iterator[tuple[FrameType, str]]:
+    """Yield every running call of every thread, innermost first, with the name of its thread.
+
+    memwatch's own calls are left out: what they hold is not the program's doing.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, innermost in sys._current_frames().items():
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if not is_own_code(frame.f_code):
+                yield frame, names.get(ident, f"thread {ident}")
+            frame = frame.f_back
+
+
+def is_own_code(code: CodeType) -> bool:
+    """Say whether a function belongs to memwatch itself."""
+    return code.co_filename.startswith(_PACKAGE)
+
+
+def is_test_runner_code(filename: str) -> bool:
+    """Say whether a file belongs to pytest or unittest, whose references to a test's values are no leak."""
+    parts = Path(filename).parts
+    return bool({"_pytest", "pluggy", "pytest_memwatch", "unittest", "xdist", "execnet", "pytest_asyncio"} & set(parts))

@@ -1,0 +1,79 @@
+"""Read the hooks of an autograd node, which torch keeps in C++ and shows nowhere.
+
+``node.register_hook(hook)`` asks the static method ``_register_hook(hooks, hook)`` of ``torch.autograd.function``
+to put the hook into the node's dictionary, and hands it that dictionary. Asking to register a marker while that
+method is ours shows the dictionary; raising before anything is stored leaves the node as it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.autograd.function import _HookMixin
+
+from memwatch.heap.tensors import is_python_node, type_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MARKER: Final = object()
+_WORDS: Final = (("register_hook", "node hooks (register_hook)"), ("register_prehook", "node pre-hooks (register_prehook)"))
+_LOCK: Final = threading.Lock()
+
+
+class _SeenError(Exception):
+    """Leaves ``register_hook`` before it has changed anything; carries the dictionary."""
+
+    def __init__(self, hooks: object) -> None:
+        super().__init__()
+        self.hooks = hooks
+
+
+def node_hooks(node: object) -> list[tuple[str, object]]:
+    """Return the hook dictionaries of one autograd node, each with its words.
+
+    Args:
+        node: a C++ autograd node, or the ``ctx`` of a custom Function.
+
+    Returns:
+        ``(words, dictionary)`` for the post-hooks and the pre-hooks the node has.
+    """
+    found = []
+    with _LOCK:
+        original = type_dict(_HookMixin)["_register_hook"]
+
+        def show(hooks: object, hook: object) -> Any:  # noqa: ANN401 - what torch's own method returns
+            if hook is _MARKER:
+                raise _SeenError(hooks)
+            return original.__func__(hooks, hook)  # another thread registers a hook of its own just now
+
+        _HookMixin._register_hook = staticmethod(show)  # type: ignore[method-assign, assignment]
+        try:
+            for name, words in _WORDS:
+                hooks = _ask(node, name)
+                if hooks:
+                    found.append((words, hooks))
+        finally:
+            _HookMixin._register_hook = original
+    return found
+
+
+def _ask(node: object, name: str) -> object:
+    register = _registrar(node, name)
+    if register is None:
+        return None
+    try:
+        register(node, _MARKER)
+    except _SeenError as seen:
+        return seen.hooks
+    except (RuntimeError, TypeError, AttributeError):
+        return None
+    return None
+
+
+def _registrar(node: object, name: str) -> Callable[[object, object], object] | None:
+    import torch
+
+    namespace = torch._C._FunctionBase.__dict__ if is_python_node(node) else type_dict(type(node))
+    return namespace.get(name)

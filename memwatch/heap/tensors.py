@@ -1,0 +1,109 @@
+"""Tell tensors, autograd nodes and storages from other objects without running any of their Python code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MRO: Final[Callable[[type], tuple[type, ...]]] = type.__dict__["__mro__"].__get__
+_TYPE_DICT: Final[Callable[[type], dict[str, Any]]] = type.__dict__["__dict__"].__get__
+_UNTYPED_STORAGE: Final = torch._C.TensorBase.untyped_storage
+_TENSOR_DICT: Final = torch._C.TensorBase.__dict__
+
+# What one storage weighs inside a capture or a diagnosis; sparse and opaque tensors have none of their own.
+_NO_STORAGE: Final = (NotImplementedError, RuntimeError, AttributeError)
+
+
+def mro_of(cls: type) -> tuple[type, ...]:
+    """Return the bases of a class, whatever its metaclass overrides."""
+    return _MRO(cls)
+
+
+def type_dict(cls: type) -> dict[str, Any]:
+    """Return the namespace of a class, whatever its metaclass overrides."""
+    return _TYPE_DICT(cls)
+
+
+def is_tensor(obj: object) -> bool:
+    """Say whether an object is a tensor, by its real type (no ``__instancecheck__``, no ``__class__`` lie)."""
+    return torch.Tensor in mro_of(type(obj))
+
+
+def is_storage(obj: object) -> bool:
+    """Say whether an object is a block of tensor memory."""
+    return torch.UntypedStorage in mro_of(type(obj))
+
+
+def is_python_node(obj: object) -> bool:
+    """Say whether an object is the node (``ctx``) of a custom ``autograd.Function``."""
+    return torch._C._FunctionBase in mro_of(type(obj))
+
+
+def is_node(obj: object) -> bool:
+    """Say whether an object is an autograd node, of C++ or of a custom ``autograd.Function``."""
+    return is_node_type(type(obj))
+
+
+def is_node_type(cls: type) -> bool:
+    """Say whether a class is the class of autograd nodes."""
+    if torch._C._FunctionBase in mro_of(cls):
+        return True
+    namespace = type_dict(cls)
+    return "next_functions" in namespace and "_sequence_nr" in namespace
+
+
+class TypeFilter:
+    """Pick tensors, autograd nodes and storages out of many objects; remembers each type for one scan only."""
+
+    def __init__(self) -> None:
+        self._known: dict[type, bool] = {}
+
+    def __call__(self, obj: object) -> bool:
+        cls = type(obj)
+        wanted = self._known.get(cls)
+        if wanted is None:
+            bases = mro_of(cls)
+            wanted = torch.Tensor in bases or torch.UntypedStorage in bases or is_node_type(cls)
+            self._known[cls] = wanted
+        return wanted
+
+
+def is_simulated(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor only pretends to have memory: meta and fake tensors."""
+    if _TENSOR_DICT["is_meta"].__get__(tensor):
+        return True
+    return any(base.__name__ in {"FakeTensor", "FunctionalTensor"} for base in mro_of(type(tensor)))
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """Return the storage of a tensor, or None where it has none (sparse, opaque, wrapper subclasses).
+
+    Call it under :func:`quiet`: a subclass would otherwise be asked.
+    """
+    if "__tensor_flatten__" in _flatten_names(type(tensor)):
+        return None  # the storages are those of the inner tensors
+    try:
+        return _UNTYPED_STORAGE(tensor)
+    except _NO_STORAGE:
+        return None
+
+
+def _flatten_names(cls: type) -> set[str]:
+    return {"__tensor_flatten__"} if any("__tensor_flatten__" in type_dict(base) for base in mro_of(cls)) else set()
+
+
+def storage_bytes(storage: torch.UntypedStorage) -> int:
+    """Return the size of a storage in bytes; 0 where the storage refuses to say."""
+    try:
+        return torch._C.StorageBase.nbytes(storage)  # type: ignore[attr-defined, no-any-return]
+    except _NO_STORAGE:
+        return 0
+
+
+def quiet() -> torch._C.DisableTorchFunction:
+    """Return a context in which no ``__torch_function__`` runs, neither of a subclass nor of a mode."""
+    return torch._C.DisableTorchFunction()  # type: ignore[no-any-return, attr-defined]

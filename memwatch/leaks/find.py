@@ -1,0 +1,112 @@
+"""find_leaks: what does each further call of a function add?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.errors import MemwatchError
+from memwatch.leaks.births import BirthBook, YoungWatch, storages_behind
+from memwatch.leaks.diagnose import diagnose
+from memwatch.leaks.legit import Exempt
+from memwatch.leaks.memory_in_use import memory_in_use_bytes
+from memwatch.leaks.watch import BirthWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memwatch.leaks.births import Birth
+    from memwatch.leaks.leak import Leak
+
+_NOISE_BYTES: Final = 64
+
+
+class RunsError(MemwatchError, ValueError):
+    """The number of warm-up or measured runs makes no sense."""
+
+
+def find_leaks(fn: Callable[..., Any], *args: Any, warmup: int = 1, runs: int = 2, **kwargs: Any) -> list[Leak]:  # noqa: ANN401
+    """Find the tensors that each further call of a function leaves behind.
+
+    The function is called ``warmup + runs`` times with automatic garbage collection off. What the first calls leave
+    (caches, lazily made state) is not counted; a leak is what *every* measured call adds. What the function returns
+    is dropped.
+
+    Args:
+        fn: the function, called with ``args`` and ``kwargs``.
+        *args: its arguments.
+        warmup: calls before measuring, 0 or more.
+        runs: measured calls, 1 or more.
+        **kwargs: its keyword arguments.
+
+    Returns:
+        Leaks, largest first, bytes and counts per call; empty if there are none.
+
+    Raises:
+        RunsError: ``warmup`` is negative or ``runs`` is not positive.
+    """
+    if warmup < 0 or runs < 1:
+        raise RunsError(f"warmup={warmup}, runs={runs}: warmup must be 0 or more and runs 1 or more")
+    counter = _Runs(warmup, runs)
+    counter.young.start()
+    try:
+        for run in range(warmup + runs):
+            counter.call(run, fn, args, kwargs)
+        grown = counter.grown()
+        exempt = Exempt(state=runs == 1)
+        return diagnose(grown, exempt, runs=runs, per_call=True, first_run=warmup) if grown else []
+    finally:
+        counter.young.stop()
+
+
+class _Runs:
+    """Calls the function and keeps the book of what each call left."""
+
+    def __init__(self, warmup: int, runs: int) -> None:
+        self.warmup = warmup
+        self.young = YoungWatch()
+        self.book = BirthBook()
+        self._alive_after: list[int] = []
+        self._lost: dict[int, int] = {}
+        # With no call to look at first, the births of the only one must be watched.
+        self._suspicious = warmup + runs == 1
+
+    def call(self, run: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Call once and note the survivors."""
+        before = memory_in_use_bytes()
+        if self._suspicious:
+            watch = BirthWatch(self.book, run)
+            watch.start()
+            try:
+                fn(*args, **kwargs)
+            finally:
+                watch.stop()
+        else:
+            fn(*args, **kwargs)
+        known = {id(birth): birth.nbytes for birth in self.book.births.values() if birth.run < run}
+        self._note(run)
+        alive = self.book.alive()
+        for birth in alive:
+            known.pop(id(birth), None)
+        self._lost = {}
+        for nbytes in known.values():
+            self._lost[nbytes] = self._lost.get(nbytes, 0) + 1
+        self._alive_after.append(len(alive))
+        self._suspicious = bool(alive) or memory_in_use_bytes() - before > _NOISE_BYTES
+
+    def _note(self, run: int) -> None:
+        young = self.young.survivors()
+        if young:
+            for storage in storages_behind(young):
+                self.book.add(storage, run)
+
+    def grown(self) -> list[Birth]:
+        """Return the survivors of the measured calls, if every measured call added some."""
+        counts = [0, *self._alive_after][self.warmup :]
+        if any(later <= earlier for earlier, later in zip(counts, counts[1:], strict=False)):
+            return []
+        last = len(self._alive_after) - 1
+        measured = [birth for birth in self.book.births.values() if birth.run >= self.warmup and birth.alive]
+        fresh: dict[int, int] = {}
+        for birth in measured:
+            fresh[birth.nbytes] = fresh.get(birth.nbytes, 0) + (birth.run == last)
+        return [birth for birth in measured if fresh[birth.nbytes] > self._lost.get(birth.nbytes, 0)]

@@ -1,0 +1,113 @@
+"""References that are no leak: parameters, buffers, gradients, optimizer state of living parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from memwatch.heap.names import instance_dict
+from memwatch.heap.search import search
+from memwatch.heap.tensors import is_tensor, mro_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from memwatch.heap.search import Tree
+    from memwatch.heap.snapshot import Snapshot
+
+_TENSOR: Final = torch._C.TensorBase.__dict__
+
+
+@dataclass(slots=True)
+class Exempt:
+    """What one check does not count as holding a tensor.
+
+    Attributes:
+        objects: ``id`` of objects whose references are the block's own: its result, the exception in flight.
+        locals: ``(id of a frame, words)`` of the names the block itself bound.
+        globals: ``(id of a namespace, name)`` of module-level names the block itself bound.
+        state: True to exempt parameters, buffers, gradients and optimizer state too.
+    """
+
+    objects: set[int] = field(default_factory=set)
+    locals: set[tuple[int, str]] = field(default_factory=set)
+    globals: set[tuple[int, str]] = field(default_factory=set)
+    state: bool = True
+
+
+def exempt_edges(snapshot: Snapshot, exempt: Exempt) -> set[tuple[int, int]]:
+    """Find the references that a check looks past, as (parent, child) positions."""
+    cut = set(_own_names(snapshot, exempt))
+    if exempt.state:
+        cut |= set(_module_state(snapshot))
+        alive = search(snapshot, snapshot.root_groups(), closed=_optimizers(snapshot))
+        cut |= set(_optimizer_state(snapshot, alive))
+    return {(parent, child) for parent, child in cut if parent >= 0 and child >= 0}
+
+
+def closed_objects(snapshot: Snapshot, exempt: Exempt) -> set[int]:
+    """Return the positions that are not entered because the block itself owns them."""
+    places = {place for place, obj in enumerate(snapshot.objects) if id(obj) in exempt.objects}
+    return places | snapshot.barriers()
+
+
+def _own_names(snapshot: Snapshot, exempt: Exempt) -> Iterable[tuple[int, int]]:
+    for place, root in enumerate(snapshot.roots):
+        if root.kind == "exception":
+            yield from ((snapshot.first_root + place, snapshot.position(v)) for _, v in root.entries if id(v) in exempt.objects)
+        names = {words for frame, words in exempt.locals if frame == root.frame_id}
+        if root.kind == "frame" and names:
+            for label, value in root.entries:
+                if label.partition(" ")[2].strip("`") in names and not _also_other_name(root.entries, value, names):
+                    yield snapshot.first_root + place, snapshot.position(value)
+    if exempt.globals:
+        by_id = {id(obj): place for place, obj in enumerate(snapshot.objects) if type(obj) is dict}
+        for namespace, name in exempt.globals:
+            place = by_id.get(namespace, -1)
+            if place >= 0:
+                yield place, snapshot.position(snapshot.objects[place].get(name))
+
+
+def _also_other_name(entries: list[tuple[str, object]], value: object, names: set[str]) -> bool:
+    return any(held is value and label.partition(" ")[2].strip("`") not in names for label, held in entries)
+
+
+def _instances(snapshot: Snapshot, base: type) -> Iterable[Any]:
+    known: dict[type, bool] = {}
+    for obj in snapshot.objects[: snapshot.first_root]:
+        cls = type(obj)
+        if cls not in known:
+            known[cls] = base in mro_of(cls)
+        if known[cls]:
+            yield obj
+
+
+def _module_state(snapshot: Snapshot) -> Iterable[tuple[int, int]]:
+    for module in _instances(snapshot, torch.nn.Module):
+        values = instance_dict(module) or {}
+        for table in (values.get("_parameters"), values.get("_buffers")):
+            if type(table) is dict or type(table).__name__ == "OrderedDict":
+                place = snapshot.position(table)
+                yield from ((place, snapshot.position(tensor)) for tensor in dict.values(table))  # type: ignore[arg-type]
+    for tensor in _instances(snapshot, torch.Tensor):
+        grad = _TENSOR["_grad"].__get__(tensor) if _TENSOR["is_leaf"].__get__(tensor) else None
+        if grad is not None and _TENSOR["grad_fn"].__get__(grad) is None:
+            yield snapshot.position(tensor), snapshot.position(grad)
+
+
+def _optimizers(snapshot: Snapshot) -> set[int]:
+    return {snapshot.position(optimizer) for optimizer in _instances(snapshot, torch.optim.Optimizer)} - {-1}
+
+
+def _optimizer_state(snapshot: Snapshot, alive: Tree) -> Iterable[tuple[int, int]]:
+    for optimizer in _instances(snapshot, torch.optim.Optimizer):
+        state = (instance_dict(optimizer) or {}).get("state")
+        if dict not in mro_of(type(state)):
+            continue
+        table = snapshot.position(state)
+        for parameter, slots in list(dict.items(state)):  # type: ignore[arg-type]
+            place = snapshot.position(parameter)
+            if is_tensor(parameter) and place >= 0 and alive.reaches(place):
+                yield table, snapshot.position(slots)

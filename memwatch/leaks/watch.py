@@ -1,0 +1,84 @@
+"""See each storage being born on this thread, with the user's line: switched on only where a line is wanted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_of
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from memwatch.leaks.births import BirthBook, Site
+
+_LIBRARY: Final = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parent.parent), "<frozen")
+
+
+class BirthWatch(TorchDispatchMode):
+    """Writes the storages that ops return into a book; changes nothing.
+
+    Args:
+        book: where births are noted; weak references only.
+        run: index of the run.
+    """
+
+    def __init__(self, book: BirthBook, run: int) -> None:
+        super().__init__()
+        self._book = book
+        self._run = run
+        self._aliases: dict[Any, bool] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled code run compiled: without this, one call under the mode would switch it off for good."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        result = func(*args, **(kwargs or {}))
+        aliases = self._aliases.get(func)
+        if aliases is None:
+            aliases = self._aliases[func] = all(ret.alias_info is not None for ret in func._schema.returns)
+        if not aliases:
+            with quiet():
+                self._note(result)
+        return result
+
+    def _note(self, result: Any) -> None:  # noqa: ANN401 - whatever an op returns
+        if is_tensor(result):
+            storage = None if is_simulated(result) else storage_of(result)
+            if storage is not None:
+                self._book.add(storage, self._run, user_line(), certain=True)
+        elif isinstance(result, (tuple, list)):
+            for part in result:
+                self._note(part)
+
+    def start(self) -> None:
+        """Switch on for this thread."""
+        _push_mode(self)
+
+    def stop(self) -> None:
+        """Switch off, leaving modes that were entered later in place."""
+        above = []
+        while _get_current_dispatch_mode_stack():
+            mode = _pop_mode()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+
+
+def user_line() -> Site | None:
+    """Return the file, line and function of the innermost running call outside torch and memwatch."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_LIBRARY):
+            return file, frame.f_lineno, frame.f_code.co_name
+        frame = frame.f_back
+    return None

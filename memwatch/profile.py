@@ -1,0 +1,97 @@
+"""profile(): the front door; starts and stops the recorders around a block."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from memwatch.capture import Capture
+from memwatch.errors import MemwatchError
+from memwatch.reading import Reading
+from memwatch.record.session import Session
+from memwatch.sizes import parse_bytes
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Profile(Reading):
+    """A block that is being or was recorded; reading it is possible once the block has ended."""
+
+    def __init__(self, **options: object) -> None:
+        self._options = options
+        self._session: Session | None = None
+        self._result: Capture | None = None
+
+    def __enter__(self) -> Profile:
+        """Start recording."""
+        if self._session is not None:
+            raise MemwatchError("this profile() block is already open; make another with memwatch.profile()")
+        session = Session(**self._options)  # type: ignore[arg-type]  # checked by profile()
+        session.start()
+        self._session = session
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop recording; an exception of the block passes unchanged."""
+        session, self._session = self._session, None
+        if session is not None:
+            self._result = session.stop()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Record every call of a function; the profile reads its last call."""
+
+        @functools.wraps(function)
+        def profiled(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return profiled
+
+    def step(self) -> None:
+        """Mark the start of a new iteration."""
+        if self._session is None:
+            raise MemwatchError("step() marks an iteration inside an open profile() block; this block is not open")
+        self._session.mark_step()
+
+    @property
+    def capture(self) -> Capture:
+        """The recorded tables, once the block has ended."""
+        if self._result is None:
+            raise MemwatchError("nothing is recorded yet: read a profile after its `with` block has ended")
+        return self._result
+
+
+def profile(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    stacks: bool = True,
+    holders: bool = True,
+    allocator: bool = True,
+    intercept: str = "auto",
+    replay: bool = False,
+    limit_bytes: int | str | None = None,
+) -> Profile:
+    """Record every allocation of a block, its life and who holds it.
+
+    Args:
+        path: write the capture to this file while the program runs; None keeps it in memory.
+        stacks: capture the Python call stack of every op.
+        holders: name who holds the memory at the peak.
+        allocator: record the allocator's own events, workspace inside kernels included.
+        intercept: `"key"` sees ops through a free dispatch key, `"mode"` through a TorchDispatchMode, `"auto"`
+            takes the key where it works.
+        replay: record what replaying the ops needs.
+        limit_bytes: raise at the op that lifts the live bytes above this limit (bytes, or text as `"2 GiB"`).
+
+    Returns:
+        A context manager and decorator; after the block it reads the capture.
+
+    Raises:
+        MemwatchError: a block is already open, or `intercept` is unknown.
+    """
+    limit = None if limit_bytes is None else parse_bytes(limit_bytes)
+    return Profile(path=path, stacks=stacks, allocator=allocator, intercept=intercept)

@@ -1,0 +1,157 @@
+"""The reading API: what `memwatch.profile()` yields and `memwatch.load()` returns have in common."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pandas as pd
+
+from memwatch.analysis import Frames
+from memwatch.capture import Capture, load as load_capture, save as save_capture
+
+
+class Reading:
+    """Read a capture: totals in bytes, tables as DataFrames, summary, page and file."""
+
+    _recorded: Capture
+    _read: Frames | None = None
+
+    def __init__(self, capture: Capture) -> None:
+        self._recorded = capture
+
+    @property
+    def capture(self) -> Capture:
+        """The recorded tables."""
+        return self._recorded
+
+    @property
+    def _frames(self) -> Frames:
+        if self._read is None or self._read.capture is not self.capture:
+            self._read = Frames(self.capture)
+        return self._read
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most live bytes at one instant: what was live at entry and what the block added."""
+        curve = self._frames.curve
+        return int(curve.live_bytes[curve.peak_event])
+
+    @property
+    def baseline_bytes(self) -> int:
+        """Bytes of the storages that were live when the block was entered."""
+        return self._frames.curve.baseline_bytes
+
+    @property
+    def peak_increase_bytes(self) -> int:
+        """Most bytes, allocated inside the block, that were live at one instant: the allocator's own measure."""
+        return self._frames.curve.peak_increase_bytes
+
+    @property
+    def device(self) -> str:
+        """The device that the tables are about, as `cpu` or `cuda`."""
+        return str(self.meta.get("device", "cpu"))
+
+    @property
+    def ops(self) -> pd.DataFrame:
+        """The ops, in order; columns in `memwatch.capture.schema`."""
+        return self._frames.ops
+
+    @property
+    def storages(self) -> pd.DataFrame:
+        """Every piece of memory that was live at some time, named or not."""
+        return self._frames.storages
+
+    @property
+    def uses(self) -> pd.DataFrame:
+        """Which op touched which storage."""
+        return self._frames.uses
+
+    @property
+    def timeline(self) -> pd.DataFrame:
+        """Every allocation and free, with the live bytes after it."""
+        return self._frames.timeline
+
+    @property
+    def at_peak(self) -> pd.DataFrame:
+        """What was live at the peak, largest first."""
+        return self._frames.at_peak
+
+    @property
+    def saved(self) -> pd.DataFrame:
+        """What autograd saved for backward."""
+        return self._frames.saved
+
+    @property
+    def modules(self) -> pd.DataFrame:
+        """Bytes by module."""
+        return self._frames.modules
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """Peak and duration of every iteration."""
+        return self._frames.steps
+
+    @property
+    def findings(self) -> list[Any]:
+        """What would lower the peak, largest first."""
+        return []
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What was recorded where: versions, argv, device, threads, interceptor."""
+        return self.capture.meta
+
+    @property
+    def notes(self) -> list[tuple[str, str]]:
+        """What memwatch could not see or did differently: (kind, sentence)."""
+        return [(note.kind, note.text) for note in self.capture.notes]
+
+    def live_at(self, event: int) -> pd.DataFrame:
+        """Give the storages alive just after row `event` of the timeline."""
+        return self._frames.live_at(event)
+
+    def stack(self, stack: int) -> list[tuple[str, int, str, bool]]:
+        """Give the frames of a call stack, innermost first: file, line, function, whether it is the program's own."""
+        rows = self.capture.tables["stacks"]
+        chosen = rows["stack"] == stack
+        return list(
+            zip(
+                self.capture.text(rows["file"][chosen]),
+                rows["line"][chosen].tolist(),
+                self.capture.text(rows["function"][chosen]),
+                (rows["user"][chosen] == 1).tolist(),
+                strict=True,
+            )
+        )
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the capture to one file; refuse to overwrite without `force`."""
+        save_capture(self.capture, path, force=force)
+
+    def summary(self, **options: Any) -> str:
+        """Say in text what the peak is made of."""
+        from memwatch.report.terminal import summary
+
+        return summary(self, **options)
+
+    def report(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write the self-contained HTML page."""
+        from memwatch.report import html
+
+        html(self, path, **options)
+
+
+def load(path: str | os.PathLike[str]) -> Reading:
+    """Read a capture file in any process; the program that made it is not needed.
+
+    Args:
+        path: a file written by `profile(path=...)`, `save` or `memwatch run`, finished or not.
+
+    Returns:
+        The same reading API that `profile()` gives.
+
+    Raises:
+        CaptureError: the file is missing, foreign, damaged or newer than this memwatch.
+    """
+    return Reading(load_capture(path))
