@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Measured on random layered graphs: a target far below the peak guides best.
 _ROUNDS = ((0.4, 0.3), (0.2, 0.1), (0.6, 0.3), (0.8, 0.1), (0.2, 0.3), (0.4, 0.1), (0.6, 0.1), (0.8, 0.3))
 _COOLING = 1 / 25
-_MOVES_PER_CALL = 1_000_000  # a call of the kernel cannot be interrupted: under a second
+_MOVES_PER_CALL = 400_000  # a call of the kernel cannot be interrupted: well under a second
 _NEAR = 100
 
 

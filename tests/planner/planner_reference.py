@@ -1,0 +1,161 @@
+"""A second simulator and a brute force, written from the rules alone: they share no code with the planner."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+from memwatch.planner import Effect, StepKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from memwatch.planner import Graph, Step
+
+
+class InvalidError(Exception):
+    """The schedule does not compute what the program computes."""
+
+
+class Program:
+    """The program as plain dicts of names, read back from a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.nbytes = graph.buffer_nbytes.tolist()
+        self.external = [producer < 0 for producer in graph.buffer_producer.tolist()]
+        version = dict.fromkeys(range(graph.num_buffers), 0)
+        self.makes, self.reads, self.writes = [], [], []
+        for op in range(graph.num_ops):
+            self.makes.append(graph.makes.row(op).tolist())
+            self.reads.append({b: version[b] for b in graph.reads.row(op).tolist()})
+            self.writes.append({})
+            for b in graph.writes.row(op).tolist():
+                self.writes[op][b] = version[b]
+                version[b] += 1
+        self.final = {
+            b: version[b]
+            for b in range(graph.num_buffers)
+            if graph.buffer_pinned[b] or (self.external[b] and not graph.buffer_freeable[b])
+        }
+
+
+def reference_peak(graph: Graph, steps: Iterable[Step]) -> int:
+    """Peak of a schedule (bytes); raises InvalidError."""
+    program, steps = Program(graph), list(steps)
+    _check_effects(graph, [step.target for step in steps if step.kind == StepKind.COMPUTE])
+    present = {b: 0 for b in range(graph.num_buffers) if program.external[b]}
+    on_host: dict[int, int] = {}
+    live = sum(program.nbytes[b] for b in present)
+    peak = live
+    for now, step in enumerate(steps):
+        extra = 0
+        brought = {}
+        if step.kind == StepKind.COMPUTE:
+            for b, version in {**program.reads[step.target], **program.writes[step.target]}.items():
+                if present.get(b) != version:
+                    raise InvalidError(f"step {now}: buffer {b}")
+            brought = dict.fromkeys(program.makes[step.target], 0)
+            extra = int(graph.op_workspace_bytes[step.target])
+        elif step.kind == StepKind.OFFLOAD:
+            if step.target not in present:
+                raise InvalidError(f"step {now}: nothing to offload")
+            on_host[step.target] = present[step.target]
+        else:
+            if step.target not in on_host:
+                raise InvalidError(f"step {now}: nothing to reload")
+            brought = {step.target: on_host[step.target]}
+        # a new copy replaces the old one, or is dropped when the next use wants the old one
+        dropped = []
+        for b, version in brought.items():
+            if b in present and _next_wanted(program, steps, now + 1, b) != version:
+                dropped.append(b)
+                live += program.nbytes[b]
+                continue
+            assert b not in present, "the old copy should have been freed after its last use"
+            present[b] = version
+            live += program.nbytes[b]
+        if step.kind == StepKind.COMPUTE:
+            for b, version in program.writes[step.target].items():
+                present[b] = version + 1
+        peak = max(peak, live + extra)
+        live -= sum(program.nbytes[b] for b in dropped)
+        for b in [b for b in present if not _is_used(program, steps, now + 1, b, present[b])]:
+            del present[b]
+            live -= program.nbytes[b]
+    for b, version in program.final.items():
+        if present.get(b) != version:
+            raise InvalidError(f"buffer {b} is not there at the end")
+    return peak
+
+
+def _check_effects(graph: Graph, ops: list[int]) -> None:
+    if set(ops) != set(range(graph.num_ops)):
+        raise InvalidError("ops are missing")
+    for op in set(ops):
+        if ops.count(op) > 1 and not graph.op_recomputable[op]:
+            raise InvalidError(f"op {op} runs twice")
+    first = list(dict.fromkeys(ops))
+    for kinds in ((Effect.RNG, Effect.UNKNOWN), (Effect.COLLECTIVE, Effect.ITEM, Effect.UNKNOWN)):
+        chain = [op for op in first if Effect(int(graph.op_effect[op])) in kinds]
+        if chain != sorted(chain):
+            raise InvalidError("effects out of order")
+
+
+def _next_wanted(program: Program, steps: list[Step], start: int, b: int) -> int | None:
+    """Version that the next use wants, moves and makes left aside; None: nobody uses it again."""
+    for step in steps[start:]:
+        if step.kind == StepKind.COMPUTE:
+            wanted = {**program.reads[step.target], **program.writes[step.target]}
+            if b in wanted:
+                return wanted[b]
+    return program.final.get(b)
+
+
+def _is_used(program: Program, steps: list[Step], start: int, b: int, version: int) -> bool:
+    """Whether this copy of b has a use before it is replaced."""
+    for now in range(start, len(steps)):
+        step = steps[now]
+        if step.kind == StepKind.COMPUTE:
+            if b in program.reads[step.target] or b in program.writes[step.target]:
+                return True
+            if b in program.makes[step.target] and _next_wanted(program, steps, now + 1, b) == 0:
+                return False
+        elif step.target == b:
+            if step.kind == StepKind.OFFLOAD:
+                return True
+            host = _host_version(program, steps, now, b)
+            if _next_wanted(program, steps, now + 1, b) == host:
+                return False
+    return b in program.final
+
+
+def _host_version(program: Program, steps: list[Step], stop: int, b: int) -> int | None:
+    """Version of b that the last offload before `stop` copied out."""
+    version, host = 0, None
+    for step in steps[:stop]:
+        if step.kind == StepKind.COMPUTE:
+            if b in program.makes[step.target]:
+                version = 0
+            if b in program.writes[step.target]:
+                version = program.writes[step.target][b] + 1
+        elif step.target == b and step.kind == StepKind.OFFLOAD:
+            host = version
+        elif step.target == b:
+            version = host
+    return host
+
+
+def brute_force_peak(graph: Graph) -> int:
+    """Lowest peak over all orders (bytes)."""
+    from memwatch.planner import Schedule
+
+    best = None
+    before = [set(graph.preds.row(op).tolist()) for op in range(graph.num_ops)]
+    for order in permutations(range(graph.num_ops)):
+        place = {op: position for position, op in enumerate(order)}
+        if all(place[above] < place[op] for op in order for above in before[op]):
+            peak = reference_peak(graph, Schedule.from_order(order))
+            best = peak if best is None else min(best, peak)
+    assert best is not None
+    return best

@@ -1,0 +1,183 @@
+"""The portfolio: exact where it says so, never worse than the program, the same for the same seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import planner_graphs as graphs
+import pytest
+from planner_reference import brute_force_peak
+
+from memwatch.planner import (
+    Graph,
+    OpSpec,
+    OrderError,
+    Schedule,
+    best_order,
+    custom_order,
+    program_peak,
+    simulate,
+)
+from memwatch.planner.bounds import must_live_bound, pinned_bound, working_set_bound
+from memwatch.planner.order.clock import Clock
+from memwatch.planner.order.cpsat import cpsat_order
+from memwatch.planner.order.exact import search_orders
+from memwatch.planner.order.lists import inductor_orders
+from memwatch.planner.order.problem import mirrored, order_problem
+from memwatch.planner.order.tree import tree_order
+
+
+def peak_of(graph: Graph, order) -> int:
+    return simulate(graph, Schedule.from_order(order)).peak_bytes
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_weighted_trees_are_optimal(seed):
+    """Hill-valley merging finds what trying all orders finds, for trees that join and trees that fork."""
+    for graph in (graphs.random_in_tree(7, seed), graphs.random_out_tree(7, seed)):
+        order = tree_order(order_problem(graph))
+        assert order is not None
+        assert peak_of(graph, order) == brute_force_peak(graph)
+
+
+def test_a_forest_with_mutation_is_still_a_forest():
+    ops = [
+        OpSpec("a", makes={"x": 5}),
+        OpSpec("grow", writes=["x"], workspace_bytes=9),
+        OpSpec("b", makes={"y": 7}, workspace_bytes=1),
+        OpSpec("shrink", reads=["y"], makes={"small": 1}),
+        OpSpec("join", reads=["x", "small"], makes={"out": 1}),
+    ]
+    graph = Graph.build(ops, keep=["out"])
+    order = tree_order(order_problem(graph))
+    assert order is not None
+    assert peak_of(graph, order) == brute_force_peak(graph)
+
+
+def test_a_shared_buffer_makes_a_tree_of_ops_no_tree():
+    """Which child of the fork runs last is up to the order, so hills and valleys are not fixed."""
+    assert tree_order(order_problem(graphs.fork_join(3))) is None
+    shared = Graph.build([("a", [], {"x": 1}, 1), ("b", ["x"], {"y": 1}, 1), ("c", ["x"], {"z": 1}, 1)])
+    assert tree_order(order_problem(shared)) is None
+
+
+def test_large_trees_are_solved_exactly():
+    graph = graphs.random_in_tree(5_000, seed=1)
+    result = best_order(graph, time_limit_s=30)
+    assert result.proven
+    assert result.method == "tree" or result.peak_bytes == must_live_bound(graph)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_exact_search_finds_what_trying_all_orders_finds(seed):
+    graph = graphs.random_layered(8, 3, seed, fan_in=2, largest=9)
+    found = search_orders(order_problem(graph), 10**9, 0, 1_000, Clock.of(60))
+    assert found.order is not None
+    assert peak_of(graph, found.order) == found.lower_bound_bytes == brute_force_peak(graph)
+
+
+def test_the_exact_search_proves_that_the_known_optimum_cannot_be_beaten():
+    graph = graphs.random_layered(40, 5, seed=3)
+    problem = order_problem(graph)
+    best = search_orders(problem, 10**9, 0, 100_000, Clock.of(60)).lower_bound_bytes
+    again = search_orders(problem, best, 0, 100_000, Clock.of(60))
+    assert (again.order, again.lower_bound_bytes) == (None, best)
+
+
+def test_a_search_that_runs_out_of_memory_still_gives_a_bound():
+    graph = graphs.random_layered(60, 8, seed=1)
+    optimum = best_order(graph, time_limit_s=60).peak_bytes
+    stopped = search_orders(order_problem(graph), optimum, 0, 500, Clock.of(60))
+    assert stopped.order is None
+    assert 0 < stopped.lower_bound_bytes <= optimum
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cpsat_agrees_with_the_exact_search(seed):
+    graph = graphs.random_layered(20, 4, seed)
+    problem = order_problem(graph)
+    optimum = best_order(graph)
+    assert optimum.proven
+    order, bound = cpsat_order(problem, np.arange(graph.num_ops), 0, effort=20.0, seed=0, clock=Clock.of(60))
+    assert order is not None
+    assert peak_of(graph, order) == bound == optimum.peak_bytes
+
+
+def test_an_order_read_backwards_has_the_same_peak_in_the_mirrored_problem():
+    from memwatch.planner.order._state import peak_of as kernel_peak
+
+    graph = graphs.random_layered(60, 6, seed=2)
+    problem = order_problem(graph)
+    for _, order in inductor_orders(problem):
+        assert (
+            kernel_peak(problem, order)
+            == kernel_peak(mirrored(problem), order[::-1].copy())
+            == peak_of(graph, order)
+        )
+
+
+@pytest.mark.parametrize("width", [20, 50])
+def test_layered_programs_of_a_thousand_ops_beat_the_best_of_inductors_three_by_a_tenth(width):
+    graph = graphs.random_layered(1_000, width, seed=5)
+    inductor = min(peak_of(graph, order) for _, order in inductor_orders(order_problem(graph)))
+    assert best_order(graph, time_limit_s=60).peak_bytes <= 0.9 * inductor
+
+
+def test_the_same_seed_gives_the_same_order():
+    graph = graphs.random_layered(80, 8, seed=4)
+    first, second = (best_order(graph, time_limit_s=60, seed=7) for _ in range(2))
+    assert np.array_equal(first.order, second.order)
+    assert (first.lower_bound_bytes, first.method) == (second.lower_bound_bytes, second.method)
+
+
+def test_no_time_at_all_still_gives_an_order_that_is_not_worse_than_the_program():
+    graph = graphs.random_layered(3_000, 30, seed=6)
+    assert best_order(graph, time_limit_s=0.0).peak_bytes <= program_peak(graph).peak_bytes
+
+
+def test_effects_and_mutation_are_kept_in_order_by_the_best_order():
+    from memwatch.planner import Effect
+
+    ops = [OpSpec(f"rand{i}", makes={f"x{i}": 10 - i}, effect=Effect.RNG) for i in range(8)]
+    ops += [OpSpec(f"use{i}", reads=[f"x{i}"], writes=["state"]) for i in reversed(range(8))]
+    graph = Graph.build(ops)
+    result = best_order(graph)
+    assert result.peak_bytes == peak_of(graph, result.order)
+    assert [op for op in result.order.tolist() if op < 8] == list(range(8))
+
+
+def test_a_users_own_order_is_checked_and_priced():
+    graph = graphs.thunder_1337(3, relus_first=True)
+
+    def depth_first(given: Graph) -> list[int]:
+        return sorted(
+            range(given.num_ops), key=lambda op: (int(given.op_names[op].lstrip("a-z_relusqmgin")), op)
+        )
+
+    assert custom_order(graph, depth_first).peak_bytes == 768 * 1024
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        (lambda graph: range(graph.num_ops - 1), "is missing"),
+        (lambda graph: [0, *range(graph.num_ops)], "op 0 twice"),
+        (lambda graph: [0] * graph.num_ops, "missing"),
+        (lambda graph: list(range(graph.num_ops))[::-1], "is not valid: op"),
+        (lambda graph: ["mm0"] * graph.num_ops, "sequence of op indices"),
+        (lambda _: None, "sequence of op indices"),
+    ],
+)
+def test_a_users_order_that_is_none_is_refused(order, message):
+    with pytest.raises(OrderError, match=message):
+        custom_order(graphs.thunder_1337(2), order)
+
+
+def test_bounds_hold_and_the_must_live_bound_is_tight_on_a_training_step():
+    graph = graphs.random_training(100, seed=0)
+    assert must_live_bound(graph) == program_peak(graph).peak_bytes
+    assert working_set_bound(graph) < must_live_bound(graph)
+
+
+def test_what_is_kept_is_a_bound():
+    graph = Graph.build([("a", [], {"x": 3}, 1), ("b", [], {"y": 4}, 1)], keep=["x", "y"])
+    assert (working_set_bound(graph), pinned_bound(graph), must_live_bound(graph)) == (4, 7, 7)
