@@ -1,6 +1,7 @@
 // Bundles the page's script and collects the licences of every package in it.
 // `node build.mjs` writes them beside the template; `node build.mjs --check` only compares.
-import { readFile, writeFile } from "node:fs/promises";
+import { createHash } from "node:crypto";
+import { readFile, readdir, writeFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
 import { dirname, join } from "node:path";
 import esbuild from "esbuild";
@@ -44,8 +45,16 @@ const built = {
   "licences.txt": await licences(Object.keys(result.metafile.inputs)),
 };
 
+// Lets a test without node tell that the sources were changed and the page was not built again.
+async function digest() {
+  const hash = createHash("sha256");
+  const names = (await readdir(join(here, "src"))).sort().map((name) => `src/${name}`);
+  for (const name of ["build.mjs", "package-lock.json", ...names]) hash.update(await readFile(join(here, name)));
+  return `${hash.digest("hex")}\n`;
+}
+
 let stale = false;
-for (const [name, text] of Object.entries(built)) {
+for (const [name, text] of [...Object.entries(built), ["../../../../web/sources.sha256", await digest()]]) {
   const path = join(assets, name);
   if (/<\/(script|style)/i.test(text)) throw new Error(`${name} would end its own element`);
   if (process.argv.includes("--check")) {

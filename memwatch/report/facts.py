@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
 
+if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 HELD_ANYWAY: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
@@ -32,10 +32,10 @@ class PeakInstant:
     def __str__(self) -> str:
         """Say it in words."""
         if self.op < 0:
-            return "before the first op"
+            return "Before the first op"
         module = f" in {self.module}" if self.module else ""
         line = f" at {self.line}" if self.line else ""
-        return f"op {self.op}, {self.op_name} ({self.phase}){module}{line}"
+        return f"Op {self.op}, {self.op_name} ({self.phase}){module}{line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +91,7 @@ def bytes_by(rows: pd.DataFrame, column: str) -> pd.DataFrame:
         `BLANK` where the column is empty.
     """
     labels = rows[column].where(rows[column] != "", BLANK.get(column, "(none)"))
-    grouped = rows.groupby(labels, sort=False)["nbytes"].agg(nbytes="sum", count="size")
-    return grouped.sort_values("nbytes", ascending=False, kind="stable")
+    sizes = rows.groupby(labels, sort=False)["nbytes"]
+    grouped: pd.DataFrame = pd.DataFrame({"nbytes": sizes.sum(), "count": sizes.size()})
+    largest_first: pd.DataFrame = grouped.sort_values("nbytes", ascending=False, kind="stable")
+    return largest_first

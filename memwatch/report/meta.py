@@ -7,25 +7,16 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any, Final
 
-LABELS: Final = {
-    "argv": "command",
-    "start_time": "started",
-    "start_ns": "started",
-    "duration_ns": "duration",
-    "threads": "threads",
-    "thread_count": "threads",
-    "torch": "torch",
-    "versions": "versions",
-    "interceptor": "interceptor",
-    "intercept": "interceptor",
-}
+VERSIONS: Final = ("memwatch", "torch", "python")
+SHOWN_ELSEWHERE: Final = frozenset({*VERSIONS, "argv", "start_ns", "started_s", "end_ns", "complete"})
+LABELS: Final = {"intercept": "ops seen by"}
 
 
 def format_duration(duration_ns: float) -> str:
     """Print a duration (nanoseconds) with a unit that fits: ``1.53 s``, ``12.0 ms``, ``3 min 20 s``."""
     seconds = duration_ns / 1e9
     if seconds >= 60:
-        return f"{int(seconds // 60)} min {seconds % 60:.0f} s"
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"
@@ -33,23 +24,47 @@ def format_duration(duration_ns: float) -> str:
 
 
 def describe_meta(meta: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Say what a reading's metadata holds, a label and a text each; empty values are left out."""
-    lines = [(LABELS.get(key, key.replace("_", " ")), _text(key, value)) for key, value in meta.items()]
-    return [(label, text) for label, text in lines if text]
+    """Say what a reading's metadata holds, a label and a text each; what was not recorded is left out."""
+    versions = ", ".join(f"{name} {meta[name]}" for name in VERSIONS if name in meta)
+    state = "" if meta.get("complete", True) else "no: the program ended before the block did"
+    lines = [
+        ("command", _command(meta.get("argv"))),
+        ("started", _date(meta.get("started_s"))),
+        ("duration", _duration(meta)),
+        ("complete", state),
+        ("versions", versions),
+    ]
+    rest = [
+        (LABELS.get(key, key.replace("_", " ")), _text(meta[key]))
+        for key in meta
+        if key not in SHOWN_ELSEWHERE
+    ]
+    return [(label, text) for label, text in lines + rest if text]
 
 
-def _text(key: str, value: Any) -> str:
-    if value is None or value == "":
+def _command(argv: object) -> str:
+    if isinstance(argv, (list, tuple)):
+        return shlex.join(map(str, argv))
+    return _text(argv)
+
+
+def _date(started_s: object) -> str:
+    if not isinstance(started_s, (int, float)):
         return ""
-    if key == "argv" and not isinstance(value, str):
-        return shlex.join(map(str, value))
-    if key.endswith("duration_ns"):
-        return format_duration(float(value))
-    if key in {"start_ns", "start_time"} and isinstance(value, (int, float)):
-        seconds = value / 1e9 if value > 1e12 else value
-        return datetime.fromtimestamp(seconds, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return datetime.fromtimestamp(started_s, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _duration(meta: Mapping[str, Any]) -> str:
+    if "start_ns" not in meta or "end_ns" not in meta:
+        return ""
+    return format_duration(meta["end_ns"] - meta["start_ns"])
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {version}" for name, version in value.items())
+        return ", ".join(f"{name} {text}" for name, text in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
-    return str(value)
+    return "" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Names from a capture as text that is safe to print: what would steer a terminal or hide itself is escaped."""
+"""Names from a capture as text that is safe to print: what would steer a terminal is escaped."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import re
 from typing import Final
 
 # C0 and C1 controls, line and paragraph separators, bidirectional overrides (Trojan Source), lone surrogates
-UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+UNPRINTABLE: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def visible(text: str) -> str:
-    """Write characters that have no picture as escapes: ESC becomes ``\\x1b``."""
-    return UNPRINTABLE.sub(lambda match: match[0].encode("ascii", "backslashreplace").decode("ascii") if ord(match[0]) > 0x7F else repr(match[0])[1:-1], text)
+    r"""Write characters that have no picture as escapes of Python: `\x1b` for ESC."""
+    return UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)

@@ -1,4 +1,4 @@
-"""Readings made by hand: the smallest, hostile names, and a million events, which no real run gives quickly."""
+"""Readings made by hand: the smallest, hostile names, and a million events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ def table(name: str, columns: dict, index=None) -> pd.DataFrame:
     neutral = {"int": -1, "text": "", "float": 0.0, "bool": True}
     rows = len(next(iter(columns.values()), []))
     spec = DERIVED_BY_NAME[name].columns
-    filled = {c.name: columns.get(c.name, [neutral[c.kind]] * rows) for c in spec}
+    filled = {
+        c.name: columns.get(c.name, [0 if c.name.endswith(("_bytes", "calls")) else neutral[c.kind]] * rows)
+        for c in spec
+    }
     frame = pd.DataFrame(filled, index=index)
     return frame.astype({c.name: PANDAS_DTYPE[c.kind] for c in spec})
 
@@ -61,7 +64,9 @@ class HandMade:
     def live_at(self, event: int) -> pd.DataFrame:
         """Give the storages alive after a row of the timeline."""
         s = self.storages
-        alive = (s["birth_event"] <= event) & ((s["death_event"] < 0) | (s["death_event"] > event)) & s["counted"]
+        alive = (
+            (s["birth_event"] <= event) & ((s["death_event"] < 0) | (s["death_event"] > event)) & s["counted"]
+        )
         return s[alive]
 
     def stack(self, stack_id: int) -> list:
@@ -70,7 +75,9 @@ class HandMade:
 
 def empty() -> HandMade:
     """A block in which nothing happened."""
-    timeline = table("timeline", {"time_ns": [0], "op": [-1], "storage": [-1], "delta_bytes": [0], "live_bytes": [0]})
+    timeline = table(
+        "timeline", {"time_ns": [0], "op": [-1], "storage": [-1], "delta_bytes": [0], "live_bytes": [0]}
+    )
     return HandMade(
         ops=table("ops", {}),
         storages=table("storages", {}),
@@ -111,7 +118,10 @@ def from_lives(lives: list[dict], baseline: list[dict] = (), **tables) -> HandMa
     born = {storage: row for row, (_, storage, delta) in enumerate(instants, 1) if delta > 0}
     dead = {storage: row for row, (_, storage, delta) in enumerate(instants, 1) if delta < 0}
     every = [*baseline, *lives]
-    columns = {name: [life.get(name, "") for life in every] for name in ("name", "module", "op_name", "line", "tensor")}
+    columns = {
+        name: [life.get(name, "") for life in every]
+        for name in ("name", "module", "op_name", "line", "tensor")
+    }
     storages = table(
         "storages",
         {
@@ -170,15 +180,36 @@ def hostile() -> HandMade:
         }
         for index, text in enumerate(HOSTILE)
     ]
-    ops = table("ops", {"name": HOSTILE, "phase": ["forward"] * len(HOSTILE), "line": [f"{t}:1" for t in HOSTILE], "module": HOSTILE})
+    ops = table(
+        "ops",
+        {
+            "name": HOSTILE,
+            "phase": ["forward"] * len(HOSTILE),
+            "line": [f"{t}:1" for t in HOSTILE],
+            "module": HOSTILE,
+        },
+    )
     return from_lives(
         lives,
         ops=ops,
-        modules=table("modules", {"class_name": HOSTILE, "inclusive_bytes": [1] * len(HOSTILE)}, index=HOSTILE),
-        saved=table("saved", {"op_name": HOSTILE, "line": HOSTILE, "module": HOSTILE, "tensor": HOSTILE, "nbytes": [8] * len(HOSTILE)}),
+        modules=table(
+            "modules", {"class_name": HOSTILE, "inclusive_bytes": [1] * len(HOSTILE)}, index=HOSTILE
+        ),
+        saved=table(
+            "saved",
+            {
+                "op_name": HOSTILE,
+                "line": HOSTILE,
+                "module": HOSTILE,
+                "tensor": HOSTILE,
+                "nbytes": [8] * len(HOSTILE),
+            },
+        ),
         notes=[("hostile", text) for text in HOSTILE],
         findings=[
-            SimpleNamespace(kind=text, nbytes=1, holder=text, site=f"{text}:1", advice=text, path=[text, text])
+            SimpleNamespace(
+                kind=text, nbytes=1, holder=text, site=f"{text}:1", advice=text, path=[text, text]
+            )
             for text in HOSTILE
         ],
         meta={"argv": ["python", *HOSTILE], "versions": {"torch": HOSTILE[0]}},
@@ -188,7 +219,7 @@ def hostile() -> HandMade:
 
 
 def many_events(count: int, *, steps: int = 50, seed: int = 0) -> HandMade:
-    """A run of `count` events: steps that repeat with jittered times, a fifth of the sizes never seen before."""
+    """A run of `count` events: steps that repeat with jittered times, a fifth of the sizes new."""
     random = np.random.default_rng(seed)
     births = count // 2
     per_step = births // steps
@@ -247,7 +278,9 @@ def many_events(count: int, *, steps: int = 50, seed: int = 0) -> HandMade:
             "counted": True,
         }
     )
-    entered = storages.iloc[[0]].assign(nbytes=baseline, category="parameter", name="weight", op=-1, birth_event=-1, death_event=-1)
+    entered = storages.iloc[[0]].assign(
+        nbytes=baseline, category="parameter", name="weight", op=-1, birth_event=-1, death_event=-1
+    )
     storages = pd.concat([storages, entered], ignore_index=True)
     ops = pd.DataFrame(
         {
@@ -291,9 +324,15 @@ def many_events(count: int, *, steps: int = 50, seed: int = 0) -> HandMade:
         timeline=timeline,
         saved=saved,
         modules=table("modules", {"class_name": ["Block"] * 24}, index=[f"layers.{i}" for i in range(24)]),
-        steps=table("steps", {"start_op": starts, "end_op": starts + per_step, "peak_op": starts, "peak_bytes": starts}),
+        steps=table(
+            "steps",
+            {"start_op": starts, "end_op": starts + per_step, "peak_op": starts, "peak_bytes": starts},
+        ),
         stacks={
-            i: [(f"/home/user/project/model.py", i % 400, "forward", True), *((f"/site/torch/nn/modules/module.py", 1700 + d, "_call_impl", False) for d in range(30))]
+            i: [
+                ("/home/user/project/model.py", i % 400, "forward", True),
+                *(("/site/torch/nn/modules/module.py", 1700 + d, "_call_impl", False) for d in range(30)),
+            ]
             for i in range(per_step)
         },
     )

@@ -10,7 +10,7 @@ export function bytes(count) {
 }
 
 export function shortBytes(count) {
-  return bytes(count).replace(/\.?0+ /, " ");
+  return bytes(count).replace(/(\.[0-9]*?)0+ /, "$1 ").replace(". ", " ");
 }
 
 export function duration(ns) {

@@ -27,13 +27,14 @@ let decoded; // the detail, once it is there
 
 // -- timeline ------------------------------------------------------------------------------------------
 
-const wholeRun = (axis) => [0, Math.max(1, axis === "events" ? totals.events : totals.span_ns)];
+// A little more than the run, or the last event would have no width.
+const wholeRun = (axis) => [0, Math.max(1, axis === "events" ? totals.events : totals.span_ns) * 1.01];
 
 function marks(axis) {
   const x = (event, time) => (axis === "events" ? event : decoded ? decoded.time[event] : time);
   const at = Number(state.get().at);
-  const steps = axis === "time" && model.steps.length > 1 ? model.steps.map((step) => ({ x: step.time_ns, label: step.name, kind: "step" })) : [];
-  const shown = [...(steps.length <= 60 ? steps : []), { x: x(peak.event, peak.time_ns), label: `peak ${bytes(totals.peak_bytes)}`, kind: "peak" }];
+  const steps = axis === "time" && model.steps.length > 1 ? model.steps.map((step) => ({ x: step.time_ns, label: `step ${step.name}`, kind: "step" })) : [];
+  const shown = [...(steps.length <= 12 ? steps : steps.map((step) => ({ ...step, label: "" }))), { x: x(peak.event, peak.time_ns), label: `peak ${bytes(totals.peak_bytes)}`, kind: "peak" }];
   if (state.get().at !== "" && decoded) shown.push({ x: x(at, 0), label: `event ${whole(at)}`, kind: "at" });
   return shown;
 }
@@ -145,6 +146,7 @@ async function makeTables() {
   return new Tables({
     live: {
       label: "Live set",
+      key: "id",
       frame: () => live,
       columns: (frame) => liveColumns(frame, liveTotal, openStorage),
       sort: "nbytes:desc",
@@ -152,9 +154,9 @@ async function makeTables() {
       cell: () => flame.cellsAt(state.get().cell).slice(1).map((cell) => cell.name.slice(0, 60)).join(" › "),
       summary: liveSummary,
     },
-    saved: { label: "Saved for backward", frame: () => saved, columns: (frame) => savedColumns(frame, openStorage), sort: "nbytes:desc", summary: () => [share + listed] },
-    modules: { label: "Modules", frame: () => modules, columns: moduleColumns, sort: "inclusive_bytes:desc", arrange: asTree, summary: () => ["Bytes at the peak by the module that made or owns them; a row includes the rows indented under it."] },
-    steps: { label: "Steps", frame: () => steps, columns: (frame) => stepColumns(frame, showOp), sort: "step:asc", summary: () => ["One row per prof.step(); the last ends with the block."] },
+    saved: { label: "Saved for backward", key: "storage", frame: () => saved, columns: (frame) => savedColumns(frame, openStorage), sort: "nbytes:desc", summary: () => [share + listed] },
+    modules: { label: "Modules", key: "module", frame: () => modules, columns: moduleColumns, sort: "inclusive_bytes:desc", arrange: asTree, summary: () => ["Bytes at the peak by the module that made or owns them; a row includes the rows indented under it."] },
+    steps: { label: "Steps", key: "step", frame: () => steps, columns: (frame) => stepColumns(frame, showOp), sort: "step:asc", summary: () => ["One row per prof.step(); the last ends with the block."] },
   });
 }
 

@@ -33,9 +33,10 @@ export function sortRows(frame, rows, name, descending) {
 
 export class Table {
   // columns: {name, label, number, cell(row) -> Node or text, sort (a column's name; false for none)}
-  constructor(columns, { caption, onSort }) {
+  constructor(columns, { caption, onSort, keyOf }) {
     this.columns = columns;
     this.onSort = onSort;
+    this.keyOf = keyOf;
     this.head = el("tr");
     this.body = el("tbody");
     this.table = el("table", { "aria-label": caption }, el("thead", {}, this.head), this.body);
@@ -73,7 +74,7 @@ export class Table {
       if (typeof content === "string" && !column.number) cell.title = content.slice(0, 2000);
       return cell;
     });
-    return el("tr", { "data-row": row }, ...cells);
+    return el("tr", { "data-row": row, "data-key": this.keyOf(row) }, ...cells);
   }
 
   #showWindow() {

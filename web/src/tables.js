@@ -9,7 +9,7 @@ const clip = (text, shown = text) => el("span", { class: "clip", title: text.sli
 const range = (count) => Array.from({ length: count }, (_, index) => index);
 
 export class Tables {
-  // views: {live, saved, modules, steps}, each {label, frame(), columns(frame), sort, keys(), summary(), arrange}
+  // views: {live, saved, modules, steps}, each {label, key (its column), frame(), columns(frame), sort, keys(), summary(), arrange}
   constructor(views) {
     this.views = views;
     this.input = el("input", { type: "search", placeholder: "filter", "aria-label": "Filter the table", autocomplete: "off", spellcheck: "false", id: "filter" });
@@ -51,7 +51,7 @@ export class Tables {
     const keys = view.keys?.() ?? [];
     const matched = filterRows(frame, range(frame.rows).filter(matches(frame, keys)), q);
     const rows = sortRows(frame, matched, order.name, order.descending);
-    const table = new Table(view.columns(frame), { caption: view.label, onSort: (key, number) => this.#sort(key, number, order) });
+    const table = new Table(view.columns(frame), { caption: view.label, keyOf: (row) => frame.get(view.key, row), onSort: (key, number) => this.#sort(key, number, order) });
     if (this.input.value !== q) this.input.value = q;
     this.clear.hidden = keys.length < 2;
     this.clear.textContent = `× ${view.cell?.() ?? ""}`;
@@ -78,10 +78,10 @@ export const liveColumns = (frame, total, open) => [
   {
     name: "name",
     label: "Name",
-    cell: (row) => el("button", { type: "button", class: "link clip", title: frame.get("name", row).slice(0, 2000), text: frame.get("name", row) || "(no name)", onclick: () => open(frame.get("id", row)) }),
+    cell: (row) => el("button", { type: "button", class: "link clip wide", title: frame.get("name", row).slice(0, 2000), text: frame.get("name", row) || "(no name)", onclick: () => open(frame.get("id", row)) }),
   },
   size(frame, "nbytes", "Bytes"),
-  { name: "share", sort: "nbytes", label: "Share", number: true, cell: (row) => el("span", { class: "share" }, bar(frame.get("nbytes", row) / (total() || 1), frame.get("category", row)), percent(frame.get("nbytes", row), total())) },
+  { name: "share", sort: false, label: "Share", number: true, cell: (row) => el("span", { class: "share" }, bar(frame.get("nbytes", row) / (total() || 1), frame.get("category", row)), percent(frame.get("nbytes", row), total())) },
   { name: "category", label: "Category", cell: (row) => el("span", { title: frame.get("rule", row) }, el("i", { class: "swatch", "data-category": frame.get("category", row) }), frame.get("category", row)) },
   text(frame, "tensor", "Tensor"),
   text(frame, "module", "Module"),

@@ -6,6 +6,7 @@ import { state } from "./state.js";
 
 const BINARY_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 const CLICK_SLOP_PX = 4;
+const HEIGHT_PX = 260;
 
 export class Timeline {
   // `peak` and `steps` say x for an axis; `onPick(event)` is called with the row of the timeline clicked.
@@ -22,11 +23,19 @@ export class Timeline {
     this.points = points;
     this.axis = axis;
     this.range = range;
+    this.#holdLast(range[1]);
     this.plot?.destroy();
     const text = getComputedStyle(document.body).color;
     const shown = this.categories.map((_, index) => index).filter((index) => points.live[index].some((value) => value > 0));
     this.plot = new uPlot(this.#options(shown, text), this.#stack(shown), this.box);
     this.#listen();
+  }
+
+  // What is live after the last event stays live: its step reaches to the end.
+  #holdLast(end) {
+    const { event, x, live } = this.points;
+    if (!x.length || x.at(-1) >= end) return;
+    this.points = { event: [...event, event.at(-1)], x: [...x, end], live: live.map((curve) => [...curve, curve.at(-1)]) };
   }
 
   // Cumulative curves, the topmost first: each is painted over by the ones below it.
@@ -55,12 +64,12 @@ export class Timeline {
     }));
     return {
       width: this.box.clientWidth,
-      height: 280,
+      height: HEIGHT_PX,
       legend: { show: false },
       cursor: { drag: { x: true, y: false, setScale: false }, points: { show: false } },
       scales: { x: { time: false, range: () => this.range }, y: { range: (_, __, max) => [0, (max || 1) * 1.08] } },
       axes: [
-        { ...axis, values: (_, ticks) => ticks.map((x) => (this.axis === "events" ? whole(x) : duration(x))), space: 90 },
+        { ...axis, values: (_, ticks) => ticks.map((x) => (this.axis === "events" ? whole(x) : duration(x))), space: 90, size: 34 },
         { ...axis, values: (_, ticks) => ticks.map(shortBytes), incrs: BINARY_STEPS, size: 80 },
       ],
       series: [{}, ...series],
@@ -128,14 +137,15 @@ export class Timeline {
       ctx.stroke();
       const right = left + ctx.measureText(label).width + 8 * scale > bbox.left + bbox.width;
       ctx.textAlign = right ? "right" : "left";
-      const line = kind === "step" ? bbox.height - 6 * scale : kind === "at" ? 28 * scale : 13 * scale;
-      ctx.fillText(label, left + (right ? -4 : 4) * scale, bbox.top + line);
+      const line = { step: 11, peak: 25, at: 39 }[kind];
+      ctx.globalAlpha = 1;
+      ctx.fillText(label, left + (right ? -4 : 4) * scale, bbox.top + line * scale);
     }
     ctx.restore();
   }
 
   #resize() {
-    if (this.plot && this.box.clientWidth !== this.plot.width) this.plot.setSize({ width: this.box.clientWidth, height: 280 });
+    if (this.plot && this.box.clientWidth !== this.plot.width) this.plot.setSize({ width: this.box.clientWidth, height: HEIGHT_PX });
   }
 
   redraw() {

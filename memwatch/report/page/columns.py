@@ -8,13 +8,14 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import pandas as pd
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from numpy.typing import ArrayLike, NDArray
 
 
@@ -61,7 +62,9 @@ def varints(values: NDArray[np.int64]) -> bytes:
 def pack_ints(values: ArrayLike, *, delta: bool = False, kind: str = "int") -> Packed:
     """Pack a column of integers, as differences where neighbours are close."""
     column = np.asarray(values, dtype=np.int64)
-    return Packed(kind=kind, delta=delta, data=compress(varints(np.diff(column, prepend=0) if delta else column)))
+    return Packed(
+        kind=kind, delta=delta, data=compress(varints(np.diff(column, prepend=0) if delta else column))
+    )
 
 
 class Words:

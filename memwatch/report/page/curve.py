@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import pandas as pd
 
 from memwatch.capture.schema import CATEGORIES
 
 if TYPE_CHECKING:
-    import pandas as pd
     from numpy.typing import NDArray
 
     from memwatch.report.source import Reading
@@ -18,8 +18,10 @@ BINS: Final = 2000
 """More than a wide screen has pixels for, few enough to paint at once."""
 
 
-def peak_keeping_events(time_ns: NDArray[np.int64], live_bytes: NDArray[np.int64], bins: int) -> NDArray[np.int64]:
-    """Choose the events to draw: in each of `bins` equal stretches of time the first highest one, and both ends.
+def peak_keeping_events(
+    time_ns: NDArray[np.int64], live_bytes: NDArray[np.int64], bins: int
+) -> NDArray[np.int64]:
+    """Choose the events to draw: the first highest of each of `bins` equal stretches of time, and both ends.
 
     Args:
         time_ns: times of the events in order, nanoseconds.
@@ -69,5 +71,5 @@ def event_categories(timeline: pd.DataFrame, storages: pd.DataFrame) -> NDArray[
     codes = {name: code for code, name in enumerate(CATEGORIES)}
     unknown = codes["unknown"]
     of_storage = storages["category"].map(codes).fillna(unknown).to_numpy(dtype=np.int64)
-    rows = storages.index.get_indexer(timeline["storage"])
+    rows = storages.index.get_indexer(pd.Index(timeline["storage"]))
     return np.where(rows >= 0, np.append(of_storage, unknown)[rows], unknown)

@@ -20,7 +20,18 @@ if TYPE_CHECKING:
 
     from memwatch.report.source import Reading
 
-SITE_COLUMNS: Final = ("category", "rule", "name", "tensor", "module", "op_name", "line", "origin", "device", "stack")
+SITE_COLUMNS: Final = (
+    "category",
+    "rule",
+    "name",
+    "tensor",
+    "module",
+    "op_name",
+    "line",
+    "origin",
+    "device",
+    "stack",
+)
 """What many storages share: written once per distinct combination."""
 
 TICKS_PER_EVENT: Final = 16
@@ -99,33 +110,29 @@ def distinct_rows(frame: pd.DataFrame) -> tuple[NDArray[np.int64], pd.DataFrame]
 def _storage_columns(storages: pd.DataFrame, site: NDArray[np.int64]) -> pd.DataFrame:
     same_site = pd.Series(storages["nbytes"].to_numpy()).groupby(site)
     op, first, last = (storages[name].to_numpy() for name in ("op", "first_use_op", "last_use_op"))
-    return pd.DataFrame(
-        {
-            "id": storages.index.to_numpy(),
-            "site": site,
-            # loops allocate the same size at the same site again and again
-            "grown_bytes": same_site.diff().fillna(same_site.transform("first")).to_numpy(dtype=np.int64),
-            "op": op,
-            "first_use": np.where(first >= 0, first - op, -1),
-            "last_use": np.where(last >= 0, last - np.maximum(first, 0), -1),
-        }
-    )
+    columns: dict[str, NDArray[np.int64]] = {
+        "id": storages.index.to_numpy(),
+        "site": site,
+        # loops allocate the same size at the same site again and again
+        "grown_bytes": same_site.diff().fillna(same_site.transform("first")).to_numpy(dtype=np.int64),
+        "op": op,
+        "first_use": np.where(first >= 0, first - op, -1),
+        "last_use": np.where(last >= 0, last - np.maximum(first, 0), -1),
+    }
+    return pd.DataFrame(columns)
 
 
 def _event_columns(
     timeline: pd.DataFrame, numbering: Numbering, nbytes: NDArray[np.int64], tick_ns: int
 ) -> pd.DataFrame:
-    ticks = (timeline["time_ns"].to_numpy()[1:] - int(timeline["time_ns"].iloc[0]) if len(timeline) else np.zeros(0)) // tick_ns
+    times_ns = timeline["time_ns"].to_numpy()
     born_before = numbering.entered + np.cumsum(numbering.is_birth) - numbering.is_birth
     known = numbering.of_event >= 0
-    who = np.where(known, born_before - numbering.of_event, -1)
-    expected = np.where(known, np.append(nbytes, 0)[numbering.of_event], 0) * np.where(numbering.is_birth, 1, -1)
-    delta = timeline["delta_bytes"].to_numpy()[1:]
-    return pd.DataFrame(
-        {
-            "tick": ticks.astype(np.int64),
-            "who": who.astype(np.int64),
-            "beyond_bytes": delta - expected,
-            "op": timeline["op"].to_numpy()[1:],
-        }
-    )
+    size = np.where(known, np.append(nbytes, 0)[numbering.of_event], 0)
+    columns: dict[str, NDArray[np.int64]] = {
+        "tick": (times_ns[1:] - times_ns[:1]) // tick_ns,
+        "who": np.where(known, born_before - numbering.of_event, -1),
+        "beyond_bytes": timeline["delta_bytes"].to_numpy()[1:] - np.where(numbering.is_birth, size, -size),
+        "op": timeline["op"].to_numpy()[1:],
+    }
+    return pd.DataFrame(columns)

@@ -1,8 +1,7 @@
-"""The page as plain data: everything the page shows is decided here, nothing in the template or the script."""
+"""The page as plain data: what it shows is decided here, nothing in the template or the script."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.capture.schema import CATEGORIES
@@ -17,7 +16,9 @@ from memwatch.report.source import retention_edges
 from memwatch.report.text import visible
 
 if TYPE_CHECKING:
-    from memwatch.report.source import Reading
+    from collections.abc import Callable
+
+    from memwatch.report.source import Finding, Reading
 
 MODEL_VERSION: Final = 1
 SAVED_ROWS: Final = 20_000
@@ -39,7 +40,9 @@ def page_model(reading: Reading, *, source: bool = True) -> dict[str, Any]:
     words = Words(hide)
     at = peak_instant(reading)
     saved = saved_for_backward(reading)
-    meta = reading.meta if source else {key: value for key, value in reading.meta.items() if key in PUBLIC_META}
+    meta = (
+        reading.meta if source else {key: value for key, value in reading.meta.items() if key in PUBLIC_META}
+    )
     blocks = _blocks(reading, words)
     return {
         "model": MODEL_VERSION,
@@ -112,7 +115,7 @@ def _steps(reading: Reading) -> list[dict[str, Any]]:
     ]
 
 
-def _finding(finding: Any, hide: Callable[[str], str]) -> dict[str, Any]:
+def _finding(finding: Finding, hide: Callable[[str], str]) -> dict[str, Any]:
     texts = {name: hide(str(getattr(finding, name))) for name in ("kind", "holder", "site", "advice")}
     edges = [hide(edge) for edge in retention_edges(finding.path)]
     return {**texts, "nbytes": int(finding.nbytes), "path": edges}
@@ -140,9 +143,12 @@ def _blocks(reading: Reading, words: Words) -> dict[str, Any]:
 
 
 def _files(reading: Reading) -> set[str]:
-    frames = (frame for stack in reading.storages["stack"].unique() if stack >= 0 for frame in reading.stack(int(stack)))
+    frames = (
+        frame
+        for stack in reading.storages["stack"].unique()
+        if stack >= 0
+        for frame in reading.stack(int(stack))
+    )
     lines = {*reading.ops["line"], *reading.storages["line"], *reading.saved["line"]}
     lines |= {finding.site for finding in reading.findings}
     return {file_of(line) for line in lines} | {frame[0] for frame in frames}
-
-

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ABSOLUTE_PATH: Final = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:'\"]+[/\\])+[^\s:'\"]*")
 LINE: Final = re.compile(r"(.+):(\d+)\Z", re.DOTALL)
-PUBLIC_META: Final = frozenset({"versions", "device", "devices", "threads", "thread_count", "interceptor", "duration_ns"})
+PUBLIC_META: Final = frozenset(
+    {
+        "allocator",
+        "complete",
+        "device",
+        "end_ns",
+        "intercept",
+        "memwatch",
+        "python",
+        "start_ns",
+        "threads",
+        "torch",
+    }
+)
 """What a page without sources still says about the run."""
 
 

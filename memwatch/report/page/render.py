@@ -10,7 +10,6 @@ from importlib.resources import files
 from typing import Any, Final
 
 import jinja2
-from markupsafe import Markup
 
 from memwatch import __version__
 from memwatch.report.meta import format_duration
@@ -26,13 +25,13 @@ def asset(name: str) -> str:
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
-def json_for_script(value: Any) -> Markup:
+def json_for_script(value: object) -> str:
     """Write JSON that no HTML parser can take for markup, wherever it stands in a script element."""
-    return Markup(json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False).translate(_ESCAPES))
+    return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
 
 
 def content_security_policy(script: str, style: str) -> str:
-    """Allow this script and this stylesheet and nothing else: no network, no inline handler, no HTML from text."""
+    """Allow this script and this stylesheet and nothing else: no network, no handlers, no HTML from text."""
     return "; ".join(
         (
             "default-src 'none'",
@@ -50,13 +49,15 @@ def content_security_policy(script: str, style: str) -> str:
 def render(model: dict[str, Any]) -> str:
     """Write a page model (see `model.page_model`) as one self-contained HTML page."""
     script, style = asset("page.js"), asset("page.css")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters |= {"bytes": format_bytes, "duration": format_duration}
     return environment.from_string(asset("page.html.j2")).render(
         model=model,
-        csp=Markup(content_security_policy(script, style)),
-        style=Markup(style),
-        script=Markup(script),
+        csp=content_security_policy(script, style),
+        style=style,
+        script=script,
         data=json_for_script(model),
         licences=asset("licences.txt"),
         version=__version__,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypedDict
 
 from memwatch.report.page.columns import Packed, Words, pack_ints
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from memwatch.report.source import Frame, Reading
 
 

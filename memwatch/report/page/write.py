@@ -45,7 +45,9 @@ def refuse_existing(target: Path, *, force: bool) -> None:
     if target.is_dir():
         raise ReportError(f"{str(target)!r} is a directory; name a file in it")
     if target.exists() and not force:
-        raise ReportError(f"{str(target)!r} exists; choose another name, or pass force=True (-f) to replace it")
+        raise ReportError(
+            f"{str(target)!r} exists; choose another name, or pass force=True (-f) to replace it"
+        )
 
 
 def write_whole(target: Path, text: str, *, force: bool = False) -> None:
@@ -62,7 +64,9 @@ def write_whole(target: Path, text: str, *, force: bool = False) -> None:
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".part")
     except OSError as error:
-        raise ReportError(f"cannot write {str(target)!r}: {error.strerror}; name a file in a folder you can write") from error
+        raise ReportError(
+            f"cannot write {str(target)!r}: {error.strerror}; name a file in a folder you can write"
+        ) from error
     part = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:

@@ -1,0 +1,119 @@
+"""Text for a terminal: as wide as it is, coloured only where it can be, ASCII where nothing else encodes."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+from rich.text import Text
+
+from memwatch.report.text import visible
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+DEFAULT_WIDTH: Final = 100
+BLOCK: Final = "█"
+ELLIPSIS: Final = "…"
+# one character for one, so that columns stay aligned
+_ASCII: Final = str.maketrans(
+    {BLOCK: "#", ELLIPSIS: "~", "─": "-", "━": "-", "│": "|", "├": "|", "└": "`", "▏": " "}
+)
+
+CATEGORY_STYLE: Final = {
+    "parameter": "blue",
+    "buffer": "cyan",
+    "gradient": "yellow",
+    "optimizer state": "magenta",
+    "activation": "red",
+    "input": "green",
+    "temporary": "bright_yellow",
+    "workspace": "bright_black",
+    "unknown": "white",
+}
+
+
+def wants_color() -> bool:
+    """Whether standard output is a terminal that takes colour (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and sys.stdout.isatty()
+
+
+def line_width(width: int | None) -> int:
+    """Choose a line's length in characters: as asked for, COLUMNS, the terminal's, or 100; never below 40."""
+    return max(width or shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns, 40)
+
+
+def to_text(*parts: RenderableType, width: int | None = None, color: bool | None = None) -> str:
+    """Lay parts out one below the other.
+
+    Args:
+        parts: what `rich` can print.
+        width: characters in a line; by default the terminal's (COLUMNS first), or 100 without one.
+        color: whether to write colour codes; by default only for a terminal, and never with NO_COLOR.
+
+    Returns:
+        Text that standard output can encode; lines have no trailing blanks.
+    """
+    colored = wants_color() if color is None else color
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=line_width(width),
+        force_terminal=colored,
+        color_system="standard" if colored else None,
+        legacy_windows=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        _environ={},
+    )
+    for part in parts:
+        console.print(part)
+    text = "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
+    return encodable(text, getattr(sys.stdout, "encoding", None) or "utf-8")
+
+
+def encodable(text: str, encoding: str) -> str:
+    """Replace what an encoding lacks: drawing characters by ASCII ones, the rest by escapes."""
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        plain = text.translate(_ASCII)
+        return plain.encode("ascii", "backslashreplace").decode("ascii")
+    return text
+
+
+def name(text: str, style: str = "") -> Text:
+    """A name from the capture: never markup, never an escape code."""
+    return Text(visible(text), style=style, overflow="ellipsis", no_wrap=True)
+
+
+def clip(text: str, characters: int = 400) -> str:
+    """A sentence from the capture, cut where no terminal wants more of it."""
+    shown = visible(text)
+    return shown if len(shown) <= characters else shown[: characters - 1] + ELLIPSIS
+
+
+def head(text: str, width: int) -> Text:
+    """A name that keeps its beginning when it is too long."""
+    return name(clip(text, max(width, 8)))
+
+
+def tail(text: str, width: int) -> Text:
+    """A name that keeps its end when it is too long, as paths should; the current folder is left out."""
+    shown = visible(text.replace(f"{Path.cwd()}{os.sep}", ""))
+    width = max(width, 8)
+    return name(shown if len(shown) <= width else ELLIPSIS + shown[len(shown) - width + 1 :])
+
+
+def bar(ratio: float, width: int, style: str = "") -> Text:
+    """A share as a bar."""
+    filled = round(max(0.0, min(1.0, ratio)) * width)
+    if ratio > 0:
+        filled = max(filled, 1)
+    return Text(BLOCK * filled, style=style)

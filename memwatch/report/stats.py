@@ -1,0 +1,162 @@
+"""Counts and totals of a reading, as a dict for programs and as text for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from rich.table import Table
+from rich.text import Text
+
+from memwatch.report.console import bar, clip, line_width, tail, to_text
+from memwatch.report.facts import BLANK, bytes_by, peak_instant, saved_for_backward
+from memwatch.report.meta import describe_meta
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import RenderableType
+
+    from memwatch.report.source import Reading
+
+
+def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
+    """Count what happened.
+
+    Args:
+        reading: a profile.
+        top: how many sites and ops to list.
+
+    Returns:
+        A dict of plain JSON values; sizes are in bytes, the histogram's bins are powers of two:
+        `[from_bytes, to_bytes, count, nbytes]` with `from_bytes <= size < to_bytes`.
+    """
+    at, saved = peak_instant(reading), saved_for_backward(reading)
+    made = reading.storages[reading.storages["counted"] & (reading.storages["birth_event"] >= 0)]
+    categories = bytes_by(reading.at_peak, "category")["nbytes"]
+    return {
+        "device": reading.device,
+        "peak_bytes": reading.peak_bytes,
+        "baseline_bytes": reading.baseline_bytes,
+        "peak_increase_bytes": reading.peak_increase_bytes,
+        "peak_op": at.op,
+        "peak_op_name": at.op_name,
+        "peak_line": at.line,
+        "ops": len(reading.ops),
+        "allocations": len(made),
+        "frees": int((reading.timeline["delta_bytes"] < 0).sum()),
+        "allocated_bytes": int(made["nbytes"].sum()),
+        "workspaces": int((made["origin"] == "workspace").sum()),
+        "live_at_peak": len(reading.at_peak),
+        "saved_for_backward_bytes": saved.nbytes,
+        "only_for_backward_ratio": saved.share_ratio,
+        "category_bytes": {str(category): int(nbytes) for category, nbytes in categories.items()},
+        "histogram": _histogram(made["nbytes"].to_numpy()),
+        "top_lines": _top(made, "line", top),
+        "top_ops": _top(made, "op_name", top),
+        "findings": len(reading.findings),
+        "meta": dict(describe_meta(reading.meta)),
+    }
+
+
+def _top(made: pd.DataFrame, column: str, top: int) -> list[dict[str, Any]]:
+    labels = made[column].where(made[column] != "", BLANK[column])
+    sizes = made.groupby(labels, sort=False)["nbytes"]
+    groups = pd.DataFrame({"nbytes": sizes.sum(), "count": sizes.size(), "largest_bytes": sizes.max()})
+    groups = groups.sort_values("nbytes", ascending=False, kind="stable").head(top)
+    return [
+        {"name": str(label), **{key: int(value) for key, value in row.items()}}
+        for label, row in groups.iterrows()
+    ]
+
+
+def _histogram(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> list[list[int]]:
+    if not len(sizes):
+        return []
+    # a bin per factor of four keeps it under a screen for any program
+    powers = np.frexp(np.maximum(sizes, 1).astype(np.float64))[1] - 1
+    bins = powers // 2
+    return [
+        [
+            4 ** int(each) if each else 0,
+            4 ** int(each + 1),
+            int((bins == each).sum()),
+            int(sizes[bins == each].sum()),
+        ]
+        for each in range(int(bins.min()), int(bins.max()) + 1)
+    ]
+
+
+def format_stats(figures: Mapping[str, Any], *, width: int | None = None, color: bool | None = None) -> str:
+    """Print the dict that `stats` gives.
+
+    Args:
+        figures: what `stats` returned.
+        width: characters in a line; by default the terminal's, or COLUMNS.
+        color: whether to colour; by default only on a terminal.
+
+    Returns:
+        The text, ending with a newline.
+    """
+    totals = Table(box=None, show_header=False, pad_edge=False)
+    for label, text in _totals(figures):
+        totals.add_row(Text(label, style="dim"), Text(clip(text), overflow="fold"))
+    parts: list[RenderableType] = [
+        totals,
+        "",
+        Text("Sizes of allocations", style="bold"),
+        _draw_histogram(figures["histogram"]),
+    ]
+    for title, key in (("Lines that allocated most", "top_lines"), ("Ops that allocated most", "top_ops")):
+        parts += ["", Text(title, style="bold"), _draw_top(figures[key], line_width(width))]
+    return to_text(*parts, width=width, color=color)
+
+
+def _totals(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+    where = f"at op {figures['peak_op']} {figures['peak_op_name']} {figures['peak_line']}"
+    peak = f"{format_bytes(figures['peak_bytes'])} {where if figures['peak_op'] >= 0 else ''}"
+    made = f"{figures['allocations']:,} of {format_bytes(figures['allocated_bytes'])}"
+    return [
+        ("peak", peak.rstrip()),
+        ("baseline", format_bytes(figures["baseline_bytes"])),
+        ("peak increase", format_bytes(figures["peak_increase_bytes"])),
+        ("only for backward", f"{100 * figures['only_for_backward_ratio']:.1f} % of the peak"),
+        ("ops", f"{figures['ops']:,}"),
+        ("allocations", made),
+        ("workspaces", f"{figures['workspaces']:,} of these"),
+        ("frees", f"{figures['frees']:,}"),
+        ("live at the peak", f"{figures['live_at_peak']:,} storages"),
+        ("findings", f"{figures['findings']:,}"),
+        ("device", figures["device"]),
+        *figures["meta"].items(),
+    ]
+
+
+def _draw_histogram(histogram: list[list[int]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("From", "Below", "Count", "Bytes"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    most = max((count for _, _, count, _ in histogram), default=1)
+    for low, high, count, nbytes in histogram:
+        table.add_row(
+            format_bytes(low), format_bytes(high), f"{count:,}", format_bytes(nbytes), bar(count / most, 30)
+        )
+    return table
+
+
+def _draw_top(rows: list[dict[str, Any]], line: int) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("Bytes", "Count", "Largest"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("Where", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(
+            format_bytes(row["nbytes"]),
+            f"{row['count']:,}",
+            format_bytes(row["largest_bytes"]),
+            tail(row["name"], line - 32),
+        )
+    return table

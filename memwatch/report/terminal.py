@@ -1,0 +1,169 @@
+"""The summary that a terminal shows: the total first, then what it is made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich.table import Table
+from rich.text import Text
+
+from memwatch.report.console import CATEGORY_STYLE, bar, clip, head, line_width, name, tail, to_text
+from memwatch.report.facts import bytes_by, peak_instant, saved_for_backward
+from memwatch.report.meta import format_duration
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+    from memwatch.report.source import Reading
+
+BAR_WIDTH: Final = 30
+FIGURES_WIDTH: Final = 22
+"""What a size and a share take of a line."""
+
+
+def summary(reading: Reading, *, width: int | None = None, color: bool | None = None, rows: int = 8) -> str:
+    """Say in a screenful what the peak is made of.
+
+    Args:
+        reading: a profile, from `memwatch.profile` or `memwatch.load`.
+        width: characters in a line; by default the terminal's, or COLUMNS.
+        color: whether to colour; by default only on a terminal, and never with NO_COLOR.
+        rows: most rows in each table.
+
+    Returns:
+        The text, ending with a newline.
+    """
+    line = line_width(width)
+    parts: list[RenderableType] = [_headline(reading), ""]
+    if len(reading.at_peak):
+        parts += [
+            _categories(reading),
+            "",
+            "Largest storages at the peak",
+            _storages(reading, rows, line),
+            "",
+        ]
+        if (reading.modules["inclusive_bytes"] > 0).any():
+            parts += ["Modules at the peak, with their children", _modules(reading, rows, line), ""]
+        parts += [
+            "Lines that made what is alive at the peak",
+            _lines(reading, rows, line),
+            "",
+            _saved(reading),
+        ]
+    if reading.findings:
+        parts += ["", "Findings: each would lower the peak", _findings(reading, rows)]
+    if reading.notes:
+        parts += ["", "What memwatch could not see, or did differently", *_notes(reading)]
+    return to_text(*(_title(part) for part in parts), width=line, color=color)
+
+
+def _title(part: RenderableType) -> RenderableType:
+    return Text(part, style="bold") if isinstance(part, str) else part
+
+
+def _headline(reading: Reading) -> Text:
+    at = peak_instant(reading)
+    text = Text("Peak ")
+    text.append(format_bytes(reading.peak_bytes), style="bold red")
+    entered, grown = format_bytes(reading.baseline_bytes), format_bytes(reading.peak_increase_bytes)
+    text.append(f" = {entered} at entry + {grown} increase ({clip(reading.device, 40)})\n")
+    return text.append(clip(f"{at}, {format_duration(at.time_ns)} after entry"))
+
+
+def _table(*headings: str) -> Table:
+    """Make a table without lines; a heading that ends in `>` is one of numbers."""
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    for heading in headings:
+        right = heading.endswith(">")
+        table.add_column(
+            heading.rstrip(">"), justify="right" if right else "left", no_wrap=True, overflow="ellipsis"
+        )
+    return table
+
+
+def _share(nbytes: float, reading: Reading) -> str:
+    return f"{100 * nbytes / (reading.peak_bytes or 1):.1f} %"
+
+
+def _categories(reading: Reading) -> Table:
+    table = _table("Category", "Bytes>", "Share>", "", "Storages>")
+    for category, row in bytes_by(reading.at_peak, "category").iterrows():
+        style = CATEGORY_STYLE.get(str(category), "")
+        filled = bar(row["nbytes"] / (reading.peak_bytes or 1), BAR_WIDTH, style)
+        cells = (format_bytes(row["nbytes"]), _share(row["nbytes"], reading), filled, f"{row['count']:,}")
+        table.add_row(name(str(category), style), *cells)
+    return table
+
+
+def _storages(reading: Reading, rows: int, line: int) -> Table:
+    room = line - FIGURES_WIDTH - 18
+    table = _table("Bytes>", "Share>", "Category", "Name", "Tensor")
+    for _, row in reading.at_peak.head(rows).iterrows():
+        category = name(row["category"], CATEGORY_STYLE.get(row["category"], ""))
+        cells = (category, tail(row["name"], room * 3 // 5), head(row["tensor"], room * 2 // 5))
+        table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), *cells)
+    _add_rest(table, reading.at_peak["nbytes"].iloc[rows:], reading)
+    return table
+
+
+def _add_rest(table: Table, rest: pd.Series[int], reading: Reading) -> None:
+    if len(rest):
+        more = Text(f"{len(rest):,} more", style="dim")
+        table.add_row(format_bytes(rest.sum()), _share(rest.sum(), reading), more)
+
+
+def _modules(reading: Reading, rows: int, line: int) -> Table:
+    room = line - FIGURES_WIDTH - 28
+    table = _table("Bytes>", "Share>", "Own>", "For backward>", "Module", "Class")
+    largest = reading.modules[reading.modules["inclusive_bytes"] > 0].sort_values(
+        "inclusive_bytes", ascending=False, kind="stable"
+    )
+    for module, row in largest.head(rows).iterrows():
+        sizes = (format_bytes(row[column]) for column in ("own_bytes", "saved_bytes"))
+        names = (tail(str(module) or "(root)", room * 3 // 5), head(row["class_name"], room * 2 // 5))
+        table.add_row(
+            format_bytes(row["inclusive_bytes"]), _share(row["inclusive_bytes"], reading), *sizes, *names
+        )
+    return table
+
+
+def _lines(reading: Reading, rows: int, width: int) -> Table:
+    table = _table("Bytes>", "Share>", "Line", "Storages>")
+    groups = bytes_by(reading.at_peak, "line")
+    for line, row in groups.head(rows).iterrows():
+        where = tail(str(line), width - FIGURES_WIDTH - 10)
+        table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), where, f"{row['count']:,}")
+    _add_rest(table, groups["nbytes"].iloc[rows:], reading)
+    return table
+
+
+def _saved(reading: Reading) -> Text:
+    saved = saved_for_backward(reading)
+    only = saved.nbytes - saved.held_anyway_bytes
+    text = Text("Saved for backward: ")
+    text.append(f"{100 * saved.share_ratio:.1f} % of the peak", style="bold")
+    text.append(f" ({format_bytes(only)}) is there only for backward")
+    if saved.held_anyway_bytes:
+        text.append(f"; {format_bytes(saved.held_anyway_bytes)} more is saved but lives anyway")
+    return text
+
+
+def _findings(reading: Reading, rows: int) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in list(reading.findings)[:rows]:
+        words = Text(clip(f"{finding.kind}: {finding.holder}"), style="bold")
+        words.append(clip(f" at {finding.site}" if finding.site else ""), style="not bold")
+        words.append(f"\n{clip(finding.advice)}", style="not bold")
+        table.add_row(format_bytes(finding.nbytes), words)
+    if len(reading.findings) > rows:
+        table.add_row("", Text(f"{len(reading.findings) - rows:,} more", style="dim"))
+    return table
+
+
+def _notes(reading: Reading) -> list[Text]:
+    return [Text(clip(f"- {kind}: {text}"), overflow="fold") for kind, text in reading.notes]
