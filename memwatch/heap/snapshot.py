@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from itertools import chain
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import torch
 
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.roots import Root, find_roots, is_own_module, is_runner_module
-from memwatch.heap.tensors import TypeFilter, is_storage, quiet
+from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, mro_of, quiet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
 UNREACHED: Final = -1
+_CHUNK: Final = 50_000  # objects whose references are listed at a time
 
 
 class Snapshot:
@@ -34,10 +37,13 @@ class Snapshot:
 
     def __init__(self, extra: Iterable[object] = ()) -> None:
         self.objects: list[Any] = gc.get_objects()
+        self.young = set(map(id, gc.get_objects(0)))  # ids stay theirs: the list above holds the objects
         self.objects += _frozen(self.objects)
         self.objects += extra
-        self._known = {id(obj) for obj in self.objects}
-        self.roots: list[Root] = find_roots(self.objects)
+        self._type_ids = np.fromiter(map(id, map(type, self.objects)), dtype=np.int64)
+        self._types = {id(cls): cls for cls in set(map(type, self.objects))}
+        self._known = set(map(id, self.objects))
+        self.roots: list[Root] = find_roots(self.instances(threading.local))
         self.labels: dict[tuple[int, int], tuple[str, bool]] = {}
         self.first_gc_end = len(self.objects)
         hidden = self._autograd()
@@ -59,11 +65,13 @@ class Snapshot:
         self.objects.clear()
         self.labels.clear()
         self._known.clear()
+        self.young.clear()
+        self._types.clear()
 
     def _autograd(self) -> list[tuple[object, object]]:
         """Follow the C++ edges from all tensors and nodes, adding the objects gc does not list."""
         wanted = TypeFilter()
-        todo = [obj for obj in self.objects if wanted(obj) and not is_storage(obj)]
+        todo = self._of_types(lambda cls: is_node_type(cls) or torch.Tensor in mro_of(cls))
         edges: list[tuple[object, object]] = []
         with quiet():
             while todo:
@@ -79,33 +87,60 @@ class Snapshot:
 
     def _build(self, hidden: list[tuple[object, object]]) -> None:
         objects = self.objects
-        referents = gc.get_referents
-        counts = np.zeros(len(objects), dtype=np.int64)
-        flat: list[int] = []
-        for position in range(self.first_root):
-            children = referents(objects[position])
-            counts[position] = len(children)
-            flat.extend(map(id, children))
-        for position in range(self.first_root, len(objects)):
-            entries = objects[position].entries
-            counts[position] = len(entries)
-            flat.extend(id(child) for _, child in entries)
+        listed = objects[: self.first_root]
+        counts, flat = [], []
+        for start in range(0, len(listed), _CHUNK):
+            referents = list(map(gc.get_referents, listed[start : start + _CHUNK]))
+            counts.append(np.fromiter(map(len, referents), dtype=np.int64))
+            flat.append(np.fromiter(map(id, chain.from_iterable(referents)), dtype=np.int64))
+        for root in self.roots:
+            counts.append(np.array([len(root.entries)], dtype=np.int64))
+            flat.append(np.array([id(child) for _, child in root.entries], dtype=np.int64))
         ids = np.fromiter(map(id, objects), dtype=np.int64, count=len(objects))
         self._order = np.argsort(ids, kind="stable")
         self._ids = ids[self._order]
-        parents = np.repeat(np.arange(len(objects)), counts)
-        children_of = np.array(flat, dtype=np.int64)
+        parents = np.repeat(np.arange(len(objects)), np.concatenate(counts))
+        children_of = np.concatenate(flat)
         if hidden:
             parents = np.concatenate([parents, self._find(np.array([id(p) for p, _ in hidden], dtype=np.int64))])
             children_of = np.concatenate([children_of, np.array([id(c) for _, c in hidden], dtype=np.int64)])
         targets = self._find(children_of)
-        kept = targets != UNREACHED
+        kept = (targets != UNREACHED) & ~self._short_cuts(parents, targets)
         self.parents, self.children = _sorted_edges(parents[kept], targets[kept])
         self.starts = np.searchsorted(self.parents, np.arange(len(objects) + 1))
+
+    def _short_cuts(self, parents: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Mark references to a module's namespace from anything but the module: each function has one, none tells."""
+        modules = {id(module): id(module.__dict__) for module in list(sys.modules.values()) if type(module) is ModuleType}
+        namespaces, owners = self.positions(modules.values()), self.positions(modules)
+        return np.isin(targets, namespaces) & ~np.isin(parents, owners)
 
     def _find(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         spots = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
         return np.where(self._ids[spots] == ids, self._order[spots], UNREACHED)
+
+    def instances(self, base: type) -> list[Any]:
+        """Return the objects gc lists whose real class derives from a class."""
+        return self._of_types(lambda cls: base in mro_of(cls))
+
+    def _of_types(self, wanted: Callable[[type], bool]) -> list[Any]:
+        ids = [type_id for type_id, cls in self._types.items() if wanted(cls)]
+        places = np.flatnonzero(np.isin(self._type_ids, ids))
+        return [self.objects[place] for place in places]
+
+    def storages(self) -> list[torch.UntypedStorage]:
+        """Return every storage of the graph, those only C++ holds included."""
+        found = [*self.instances(torch.UntypedStorage), *self.objects[self.first_gc_end : self.first_root]]
+        return [obj for obj in found if is_storage(obj)]
+
+    def is_old(self, position: int) -> bool:
+        """Say whether gc listed an object outside its youngest generation."""
+        return position < self.first_gc_end and id(self.objects[position]) not in self.young
+
+    def positions(self, ids: Iterable[int]) -> list[int]:
+        """Return the positions of the objects with these ids that the snapshot lists."""
+        found = self._find(np.fromiter(ids, dtype=np.int64))
+        return [int(position) for position in found if position != UNREACHED]
 
     def position(self, obj: object) -> int:
         """Return the position of an object, or -1."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import time
 from collections import deque
@@ -10,15 +9,17 @@ from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from memwatch.heap.names import describe, place
 from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
-from memwatch.heap.tensors import is_tensor, mro_of, storage_of
+from memwatch.heap.tensors import is_tensor, mro_of, quiet, storage_of
 from memwatch.leaks.advice import advice_for
 from memwatch.leaks.holders import edge_to_cut, entry_step, holder_words
 from memwatch.leaks.leak import Leak
-from memwatch.leaks.legit import Exempt, closed_objects, exempt_edges
+from memwatch.leaks.legit import Exempt, exempt_edges
 from memwatch.leaks.loops import Loops
 from memwatch.leaks.pause import collect
 
@@ -70,8 +71,7 @@ def diagnose(births: Sequence[Birth], exempt: Exempt, *, runs: int, per_call: bo
     Returns:
         Leaks, largest first.
     """
-    young = {id(obj) for obj in gc.get_objects(0)}
-    diagnosis = _look(births, exempt, young)
+    diagnosis = _look(births, exempt)
     if diagnosis.unreachable:
         collect()
         for finding in diagnosis.unreachable:
@@ -92,20 +92,20 @@ def diagnose(births: Sequence[Birth], exempt: Exempt, *, runs: int, per_call: bo
     return sorted(leaks, key=lambda leak: -leak.nbytes)
 
 
-def _look(births: Sequence[Birth], exempt: Exempt, young: set[int]) -> Diagnosis:
+def _look(births: Sequence[Birth], exempt: Exempt) -> Diagnosis:
     diagnosis = Diagnosis()
     with Snapshot([storage for birth in births if (storage := birth.ref()) is not None]) as snapshot:
-        closed = closed_objects(snapshot, exempt)
+        closed = snapshot.barriers()
         program = search(snapshot, snapshot.root_groups(), closed=closed, cut=exempt_edges(snapshot, exempt))
-        everyone = search(snapshot, snapshot.root_groups(runner=True))
+        everyone = search(snapshot, [*snapshot.root_groups(runner=True), snapshot.positions(exempt.objects)])
         loops: Loops | None = None
-        old = _old_storages(snapshot, young)
+        old = _old_storages(snapshot)
         for birth in births:
             position = snapshot.position(birth.ref())
             if position < 0 or (not birth.certain and position in old):
                 continue
             if program.reaches(position):
-                finding = _retained(snapshot, program.path(position), birth, young)
+                finding = _retained(snapshot, program.path(position), birth)
                 if finding is not None:
                     diagnosis.retained.append(finding)
             elif not everyone.reaches(position):
@@ -114,28 +114,26 @@ def _look(births: Sequence[Birth], exempt: Exempt, young: set[int]) -> Diagnosis
     return diagnosis
 
 
-def _old_storages(snapshot: Snapshot, young: set[int]) -> set[int]:
+def _old_storages(snapshot: Snapshot) -> set[int]:
     """Find the storages that an object from before the block is a tensor of: they were not born in it."""
     old = set()
-    for obj in snapshot.objects[: snapshot.first_gc_end]:
-        if id(obj) not in young and is_tensor(obj):
-            storage = storage_of(obj)
-            if storage is not None:
-                old.add(snapshot.position(storage))
-    return old
+    with quiet():
+        for tensor in snapshot.instances(torch.Tensor):
+            if id(tensor) not in snapshot.young:
+                storage = storage_of(tensor)
+                if storage is not None:
+                    old.add(id(storage))
+    return set(snapshot.positions(old))
 
 
-def _retained(snapshot: Snapshot, chain: list[int], birth: Birth, young: set[int]) -> Finding | None:
+def _retained(snapshot: Snapshot, chain: list[int], birth: Birth) -> Finding | None:
     objects = [snapshot.objects[place_] for place_ in chain]
     if any(_is_small_cache(obj) for obj in objects):
-        birth_is_bounded = True
-    else:
-        birth_is_bounded = False
+        return None
     steps = steps_of(snapshot, chain)
-    step = entry_step(steps, [id(obj) in young for obj in objects])
+    step = entry_step(steps, [not snapshot.is_old(position) for position in chain])
     key = (id(objects[step.start]), _pattern(step.words)) if step else None
-    finding = Finding(birth, key, _to_tensor(steps), step, _tensor_words(objects))
-    return None if birth_is_bounded else finding
+    return Finding(birth, key, _to_tensor(steps), step, _tensor_words(objects))
 
 
 def _is_small_cache(obj: Any) -> bool:  # noqa: ANN401 - any object of a chain

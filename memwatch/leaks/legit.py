@@ -25,7 +25,7 @@ class Exempt:
     """What one check does not count as holding a tensor.
 
     Attributes:
-        objects: ``id`` of objects whose references are the block's own: its result, the exception in flight.
+        objects: ``id`` of objects the caller of the block holds: arguments, result, the exception in flight.
         locals: ``(id of a frame, words)`` of the names the block itself bound.
         globals: ``(id of a namespace, name)`` of module-level names the block itself bound.
         state: True to exempt parameters, buffers, gradients and optimizer state too.
@@ -47,12 +47,6 @@ def exempt_edges(snapshot: Snapshot, exempt: Exempt) -> set[tuple[int, int]]:
     return {(parent, child) for parent, child in cut if parent >= 0 and child >= 0}
 
 
-def closed_objects(snapshot: Snapshot, exempt: Exempt) -> set[int]:
-    """Return the positions that are not entered because the block itself owns them."""
-    places = {place for place, obj in enumerate(snapshot.objects) if id(obj) in exempt.objects}
-    return places | snapshot.barriers()
-
-
 def _own_names(snapshot: Snapshot, exempt: Exempt) -> Iterable[tuple[int, int]]:
     for place, root in enumerate(snapshot.roots):
         if root.kind == "exception":
@@ -63,10 +57,8 @@ def _own_names(snapshot: Snapshot, exempt: Exempt) -> Iterable[tuple[int, int]]:
                 if label.partition(" ")[2].strip("`") in names and not _also_other_name(root.entries, value, names):
                     yield snapshot.first_root + place, snapshot.position(value)
     if exempt.globals:
-        by_id = {id(obj): place for place, obj in enumerate(snapshot.objects) if type(obj) is dict}
         for namespace, name in exempt.globals:
-            place = by_id.get(namespace, -1)
-            if place >= 0:
+            for place in snapshot.positions([namespace]):
                 yield place, snapshot.position(snapshot.objects[place].get(name))
 
 
@@ -74,35 +66,25 @@ def _also_other_name(entries: list[tuple[str, object]], value: object, names: se
     return any(held is value and label.partition(" ")[2].strip("`") not in names for label, held in entries)
 
 
-def _instances(snapshot: Snapshot, base: type) -> Iterable[Any]:
-    known: dict[type, bool] = {}
-    for obj in snapshot.objects[: snapshot.first_root]:
-        cls = type(obj)
-        if cls not in known:
-            known[cls] = base in mro_of(cls)
-        if known[cls]:
-            yield obj
-
-
 def _module_state(snapshot: Snapshot) -> Iterable[tuple[int, int]]:
-    for module in _instances(snapshot, torch.nn.Module):
+    for module in snapshot.instances(torch.nn.Module):
         values = instance_dict(module) or {}
         for table in (values.get("_parameters"), values.get("_buffers")):
             if type(table) is dict or type(table).__name__ == "OrderedDict":
                 place = snapshot.position(table)
                 yield from ((place, snapshot.position(tensor)) for tensor in dict.values(table))  # type: ignore[arg-type]
-    for tensor in _instances(snapshot, torch.Tensor):
+    for tensor in snapshot.instances(torch.Tensor):
         grad = _TENSOR["_grad"].__get__(tensor) if _TENSOR["is_leaf"].__get__(tensor) else None
         if grad is not None and _TENSOR["grad_fn"].__get__(grad) is None:
             yield snapshot.position(tensor), snapshot.position(grad)
 
 
 def _optimizers(snapshot: Snapshot) -> set[int]:
-    return {snapshot.position(optimizer) for optimizer in _instances(snapshot, torch.optim.Optimizer)} - {-1}
+    return {snapshot.position(optimizer) for optimizer in snapshot.instances(torch.optim.Optimizer)} - {-1}
 
 
 def _optimizer_state(snapshot: Snapshot, alive: Tree) -> Iterable[tuple[int, int]]:
-    for optimizer in _instances(snapshot, torch.optim.Optimizer):
+    for optimizer in snapshot.instances(torch.optim.Optimizer):
         state = (instance_dict(optimizer) or {}).get("state")
         if dict not in mro_of(type(state)):
             continue

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import networkx as nx
-import numpy as np
-
 if TYPE_CHECKING:
+    import networkx as nx
+    import numpy as np
     from numpy.typing import NDArray
 
     from memwatch.heap.search import Tree
@@ -39,6 +38,8 @@ class Loops:
             The loop as positions, the first one repeated at the end, and the chain from the loop to the object.
             The loop is empty if there is none; the chain then starts at an object nobody known refers to.
         """
+        import networkx as nx
+
         towards = self._ancestors(position)
         graph = nx.DiGraph()
         graph.add_nodes_from(towards)
@@ -79,6 +80,8 @@ def _chain(towards: dict[int, int], start: int) -> list[int]:
 
 
 def _shortest_loop(graph: nx.DiGraph, start: int) -> list[int]:
+    import networkx as nx
+
     if graph.has_edge(start, start):
         return [start, start]
     best: list[int] = []

@@ -62,7 +62,9 @@ class BirthWatch(TorchDispatchMode):
         _push_mode(self)
 
     def stop(self) -> None:
-        """Switch off, leaving modes that were entered later in place."""
+        """Switch off, leaving modes that were entered later in place; does nothing if already off."""
+        if not any(mode is self for mode in _get_current_dispatch_mode_stack()):
+            return
         above = []
         while _get_current_dispatch_mode_stack():
             mode = _pop_mode()

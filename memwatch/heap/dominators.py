@@ -1,0 +1,35 @@
+"""Retained bytes: what would be freed if one object or one reference were gone (the dominator's question)."""
+
+from __future__ import annotations
+
+import torch
+
+from memwatch.heap.search import search
+from memwatch.heap.snapshot import Snapshot
+from memwatch.heap.tensors import storage_bytes
+
+
+def retained_bytes(snapshot: Snapshot, *, without: int | None = None, cut: tuple[int, int] | None = None) -> int:
+    """Count the bytes of tensor storage that only one object, or one reference, keeps reachable.
+
+    A storage counts if every path from every root passes there, which is to say that the object (or the reference)
+    dominates it. Searching once more with it taken away answers exactly that for one object, in one sweep, where a
+    dominator tree would answer for all at many times the cost.
+
+    Args:
+        snapshot: the open graph.
+        without: position of the object taken away.
+        cut: the reference taken away, as (parent, child) positions.
+
+    Returns:
+        Bytes of the storages that would be lost.
+    """
+    groups = snapshot.root_groups(runner=True)
+    before = search(snapshot, groups)
+    after = search(snapshot, groups, closed=() if without is None else (without,), cut=() if cut is None else (cut,))
+    lost = 0
+    for storage in snapshot.storages():
+        position = snapshot.position(storage)
+        if before.reaches(position) and not after.reaches(position):
+            lost += storage_bytes(storage)
+    return lost

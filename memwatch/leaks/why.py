@@ -1,0 +1,109 @@
+"""why_alive: which references keep one tensor in memory, right now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from memwatch.errors import MemwatchError
+from memwatch.heap.dominators import retained_bytes
+from memwatch.heap.names import describe
+from memwatch.heap.paths import Step, steps_of
+from memwatch.heap.search import search
+from memwatch.heap.snapshot import Snapshot
+from memwatch.heap.tensors import is_tensor, quiet, storage_bytes, storage_of
+from memwatch.leaks.loops import Loops
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from memwatch.heap.search import Tree
+
+_MAX_PATHS: Final = 8
+
+
+class NotATensorError(MemwatchError, TypeError):
+    """``why_alive`` was asked about something that is no tensor."""
+
+
+@dataclass(frozen=True)
+class WhyAlive:
+    """Why a tensor is alive, as text; keeps nothing alive itself.
+
+    Attributes:
+        tensor: the tensor, described.
+        nbytes: bytes of its storage.
+        paths: retention paths, shortest first, each a tuple of steps from a root; one path per direct holder.
+        retained_bytes: for each path, the bytes that cutting its last reference alone would free.
+        reachable: False if no root reaches the tensor; the only path is then the loop that keeps it.
+    """
+
+    tensor: str
+    nbytes: int
+    paths: tuple[tuple[Step, ...], ...]
+    retained_bytes: tuple[int, ...]
+    reachable: bool = True
+
+    @property
+    def holder(self) -> str:
+        """The words of the last visible reference of the shortest path."""
+        steps = [step for step in self.paths[0] if not step.hidden] if self.paths else []
+        return steps[-1].words if steps else "C code (no Python reference)"
+
+    def __str__(self) -> str:
+        lines = [f"{self.tensor}, {format_bytes(self.nbytes)}, is alive because of"]
+        if not self.paths:
+            lines.append("  C code alone, or a temporary of a running call: no Python reference was found")
+        for steps, freed in zip(self.paths, self.retained_bytes, strict=True):
+            free = f", which alone keeps {format_bytes(freed)}" if freed else ""
+            lines.append(f"  {steps[-1].words}{free}:" if self.reachable else "  a loop that no root reaches:")
+            lines += [f"    {step}" for step in steps]
+        return "\n".join(lines)
+
+
+def why_alive(tensor: torch.Tensor) -> WhyAlive:
+    """Find the references that keep a tensor alive.
+
+    Works at any time, without a profile. The argument itself is not counted; a variable of the caller is, last.
+
+    Args:
+        tensor: any tensor.
+
+    Returns:
+        The retention paths; print it, or read ``paths`` and ``holder``.
+
+    Raises:
+        NotATensorError: the argument is no tensor.
+    """
+    if not is_tensor(tensor):
+        raise NotATensorError(f"why_alive() takes a tensor, not {describe(tensor)}")
+    with quiet():
+        storage = storage_of(tensor)
+    nbytes = 0 if storage is None else storage_bytes(storage)
+    with Snapshot([tensor]) as snapshot:
+        tree = search(snapshot, snapshot.root_groups(runner=True), closed=snapshot.barriers())
+        position = snapshot.position(tensor)
+        if tree.reaches(position):
+            chains = _chains(snapshot, tree, position)
+            paths = tuple(tuple(steps_of(snapshot, chain)) for chain in chains)
+            freed = tuple(retained_bytes(snapshot, cut=(chain[-2], chain[-1])) for chain in chains)
+            return WhyAlive(describe(tensor), nbytes, paths, freed)
+        loop, chain = Loops(snapshot, tree).find(position)
+        steps = tuple(steps_of(snapshot, loop) + steps_of(snapshot, chain))
+    return WhyAlive(describe(tensor), nbytes, (steps,) if steps else (), (0,) if steps else (), reachable=False)
+
+
+def _chains(snapshot: Snapshot, tree: Tree, position: int) -> list[list[int]]:
+    """List one shortest chain per direct holder, the caller's own variables last."""
+    starts, referrers = snapshot.reversed()
+    holders = [int(above) for above in referrers[starts[position] : starts[position + 1]]]
+    chains = [[*tree.path(above), position] for above in dict.fromkeys(holders) if tree.reaches(above)]
+    chains = [chain for chain in chains if position not in chain[:-1]] or chains
+    chains.sort(key=lambda chain: (_is_frame(snapshot, chain), len(chain)))
+    return chains[:_MAX_PATHS]
+
+
+def _is_frame(snapshot: Snapshot, chain: list[int]) -> bool:
+    first = chain[0]
+    return len(chain) <= 2 and first >= snapshot.first_root and snapshot.objects[first].kind == "frame"  # noqa: PLR2004
