@@ -85,7 +85,7 @@ def _dispatches_itself(kind: type) -> bool:
 
 
 def _mode_kind(func: Any) -> OpKind | None:
-    if not isinstance(func, torch._ops.OpOverload) or func.is_view or func._opname in _UNSEEN:
+    if not isinstance(func, torch._ops.OpOverload) or func.is_view or func._opname in _UNSEEN or func.namespace == "profiler":
         return None
     return OpKind(func)
 

@@ -2,6 +2,7 @@
 
 `OpRecorder.run` is called once per ATen op below autograd, by either interceptor. It is written for
 speed: no pytree, no object per op, flat lists of integers; everything else is computed after the block.
+Budget: less than an empty TorchDispatchMode costs (reports/overhead.py).
 """
 
 from __future__ import annotations
@@ -24,20 +25,25 @@ if TYPE_CHECKING:
 READ, WRITE, OUTPUT = (ACCESSES.index(access) for access in ("read", "write", "output"))
 FORWARD, BACKWARD, OPTIMIZER = (PHASES.index(phase) for phase in ("forward", "backward", "optimizer"))
 
+_MAX_SEQUENCE: Final = (1 << 63) - 1
+_NEVER: Final = 1 << 62
+_overrides = torch._C._has_torch_function
 _graph_task = torch._C._current_graph_task_id
 _current_node = torch._C._current_autograd_node
-_MAX_SEQUENCE: Final = (1 << 63) - 1
-_overrides = torch._C._has_torch_function
 _next_sequence = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]  # missing from the stubs
+_grad_enabled = torch.is_grad_enabled
+_Parameter: Final = torch.nn.Parameter
+_strided: Final = torch.strided
 
 
 class OpKind:
     """What the recorder needs to know of an overload, computed once."""
 
-    __slots__ = ("call", "name", "resizes", "takes_lists", "write_names", "writes")
+    __slots__ = ("call", "name", "overload", "resizes", "takes_lists", "write_names", "writes")
 
     def __init__(self, overload: Any) -> None:
         schema = overload._schema
+        self.overload = overload
         self.name = str(overload)
         self.call: Callable[..., Any] = overload._op
         self.takes_lists = any("[]" in str(argument.type) for argument in schema.arguments)
@@ -59,14 +65,14 @@ class OpRecorder:
     def __init__(self, storages: Storages, stacks: Stacks, context: Context, strings: Strings, ops_started: list[int]) -> None:
         self.ops: list[int] = []
         self.uses: list[int] = []
-        self.after_op: Callable[[], None] | None = None
-        self.flush_at = 0
         self.on_flush: Callable[[], None] = lambda: None
-        self.flush_ops = 1 << 62
+        self.flush_ops = self.flush_ticks = _NEVER
         self._storages = storages
-        self._stacks = stacks
+        self._live = storages.live
+        self._capture_stack = stacks.capture
         self._context = context
         self._strings = strings
+        self._names: dict[OpKind, int] = {}
         self._ops_started = ops_started
         self._was_backward = False
 
@@ -74,97 +80,100 @@ class OpRecorder:
         """Run the op and record it; the op's result or exception is passed on as it is."""
         if _overrides(args) or (kind.takes_lists and any(_overrides(item) for item in args if item.__class__ is list)):
             with torch._C.DisableTorchFunction():  # neither a subclass nor a mode of the program may see our look
-                return self._run(kind, args, kwargs)
-        return self._run(kind, args, kwargs)
+                return self.record(kind, args, kwargs)
+        return self.record(kind, args, kwargs)
 
-    def _run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        started = self._ops_started
-        number = started[0]
+    def record(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do what `run` does, where no override of the program can be called."""
         context = self._context
+        module, outer = context.top
         task = _graph_task()
-        if task != NONE:
-            phase, sequence = BACKWARD, _current_node()._sequence_nr()  # type: ignore[union-attr]
-            if sequence > _MAX_SEQUENCE:  # AccumulateGrad has the largest unsigned number, so that it runs first
-                sequence = NONE
-            self._was_backward = True
-        else:
+        if task == NONE:
             if self._was_backward:
                 self._was_backward = False
                 context.backward_ended()
-            phase = OPTIMIZER if context.optimizing and not torch.is_grad_enabled() else FORWARD
-            sequence = _next_sequence() - 1
-        module, outer = context.top
-        stack = self._stacks.capture(outer, task, 4)
+            grad = _grad_enabled()
+            phase = OPTIMIZER if context.optimizing and not grad else FORWARD
+            sequence = _next_sequence() - 1 if grad else NONE
+        else:
+            self._was_backward = True
+            phase = BACKWARD
+            sequence = _current_node()._sequence_nr()  # type: ignore[union-attr]
+            if sequence > _MAX_SEQUENCE:  # AccumulateGrad has the largest unsigned number, so that it runs first
+                sequence = NONE
+        stack = self._capture_stack(outer, task)
+        name = self._names.get(kind)
+        if name is None:
+            name = self._names[kind] = self._strings(kind.name)
+        started = self._ops_started
+        number = started[0]
         started[0] = number + 1
         start = ticks()
         try:
             result = kind.call(*args, **kwargs)
         except BaseException:
-            self.ops += (number, self._strings(kind.name), stack, module, phase, sequence, start, ticks(), 1)
+            self.ops += (number, name, stack, module, phase, sequence, start, ticks(), 1)
             raise
         end = ticks()
-        self.ops += (number, self._strings(kind.name), stack, module, phase, sequence, start, end, 0)
-        self._touch(number, kind, args, kwargs, result)
-        if number >= self.flush_ops or end > self.flush_at:
+        self.ops += (number, name, stack, module, phase, sequence, start, end, 0)
+        if kind.writes:
+            self._touch_written(number, kind, args, kwargs)
+        else:
+            self._touch(number, args, READ)
+            if kwargs:
+                self._touch(number, kwargs.values(), READ)
+        if result.__class__ is Tensor and result.layout is _strided:
+            storage = result.untyped_storage()
+            if id(storage) not in self._live:
+                self.uses += (number, self._storages.born(result, storage, number, BY_OP), OUTPUT)
+        elif result is not None:
+            self._made(number, result)
+        if number >= self.flush_ops or end > self.flush_ticks:
             self.on_flush()
         return result
 
-    def _touch(self, number: int, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        writes = kind.writes
-        live = self._storages.live
-        uses = self.uses
-        for position, argument in enumerate(args):
-            access = WRITE if writes and position in writes else READ
-            if isinstance(argument, Tensor):
+    def _touch(self, number: int, arguments: Any, access: int) -> None:
+        live, uses = self._live, self.uses
+        for argument in arguments:
+            kind = argument.__class__
+            if kind is Tensor or kind is _Parameter:
                 try:
                     uses += (number, live[id(argument.untyped_storage())].number, access)
                 except (KeyError, NotImplementedError, RuntimeError):
-                    self._use(number, argument, access)
-            elif argument.__class__ is list or argument.__class__ is tuple:
-                for item in argument:
-                    if isinstance(item, Tensor):
-                        self._use(number, item, access)
-        if kwargs:
-            for name, argument in kwargs.items():
-                access = WRITE if writes and name in kind.write_names else READ
-                for item in argument if argument.__class__ in (list, tuple) else (argument,):
-                    if isinstance(item, Tensor):
-                        self._use(number, item, access)
-        if kind.resizes:
-            for item in (*args, *kwargs.values()):
-                if isinstance(item, Tensor):
-                    self._storages.resized(item)
-        if isinstance(result, Tensor):
-            self._made(number, result)
-        elif result.__class__ is tuple or result.__class__ is list:
-            for item in result:
-                if isinstance(item, Tensor):
-                    self._made(number, item)
-                elif item.__class__ is list:
-                    for inner in item:
-                        if isinstance(inner, Tensor):
-                            self._made(number, inner)
+                    self._touch_slowly(number, argument, access)
+            elif kind is list or kind is tuple:
+                self._touch(number, argument, access)
+            elif isinstance(argument, Tensor):
+                self._touch_slowly(number, argument, access)
 
-    def _use(self, number: int, tensor: Tensor, access: int) -> None:
-        for part in _parts(tensor):
+    def _touch_slowly(self, number: int, tensor: Tensor, access: int) -> None:
+        for part in plain_parts(tensor):
             storage = self._storages.number_of(part, NONE, BASELINE)
             if storage != NONE:
                 self.uses += (number, storage, access)
 
-    def _made(self, number: int, tensor: Tensor) -> None:
+    def _touch_written(self, number: int, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        writes = kind.writes
+        for position, argument in enumerate(args):
+            self._touch(number, (argument,), WRITE if position in writes else READ)
+        for name, argument in kwargs.items():
+            self._touch(number, (argument,), WRITE if name in kind.write_names else READ)
+        if kind.resizes:
+            for item in (*args, *kwargs.values()):
+                if isinstance(item, Tensor):
+                    self._storages.resized(item)
+
+    def _made(self, number: int, result: Any) -> None:
         storages = self._storages
-        for part in _parts(tensor):
-            try:
-                storage = part.untyped_storage()
-            except (NotImplementedError, RuntimeError):
-                storages.number_of(part, number, BY_OP)
-                continue
-            if id(storage) not in storages.live:
-                self.uses += (number, storages.born(part, storage, number, BY_OP), OUTPUT)
-
-
-def _parts(tensor: Tensor) -> Any:
-    """Give the tensors that own the bytes; a plain tensor is its own only part."""
-    if tensor.__class__ is Tensor or tensor.__class__ is torch.nn.Parameter:
-        return (tensor,) if tensor.layout is torch.strided else plain_parts(tensor)
-    return plain_parts(tensor)
+        if isinstance(result, Tensor):
+            for part in plain_parts(result):
+                try:
+                    storage = part.untyped_storage()
+                except (NotImplementedError, RuntimeError):
+                    storages.number_of(part, number, BY_OP)
+                    continue
+                if id(storage) not in self._live:
+                    self.uses += (number, storages.born(part, storage, number, BY_OP), OUTPUT)
+        elif result.__class__ is tuple or result.__class__ is list:
+            for item in result:
+                self._made(number, item)

@@ -141,7 +141,7 @@ class Session:
 
     def _schedule(self) -> None:
         self.ops.flush_ops = self.started[0] + FLUSH_OPS
-        self.ops.flush_at = ticks() + int(FLUSH_S / (self._clock._ns_per_tick * 1e-9)) if self._writer else 1 << 62
+        self.ops.flush_ticks = ticks() + int(FLUSH_S / (self._clock._ns_per_tick * 1e-9)) if self._writer else 1 << 62
 
     def _flush_in_thread(self) -> None:
         allocator = self._allocator

@@ -24,6 +24,8 @@ _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 _OWN: Final = os.path.dirname(memwatch.__file__) + os.sep
 _STDLIB: Final = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE: Final = tuple({sysconfig.get_paths()["purelib"] + os.sep, sysconfig.get_paths()["platlib"] + os.sep})
+_MODULE_CALL: Final = torch.nn.Module._call_impl.__code__
+"""torch's own frame around `forward`, just inside the boundary."""
 _ENGINE: Final = torch.autograd.graph._engine_run_backward.__code__
 
 
@@ -41,7 +43,7 @@ class Stacks:
         self._task = self._task_stack = NONE
         self.enabled = enabled
 
-    def capture(self, outer: int, task: int, depth: int = 2) -> int:
+    def capture(self, outer: int, task: int, depth: int = 4) -> int:
         """Return the id of the stack of the caller's caller.
 
         Args:
@@ -59,10 +61,9 @@ class Stacks:
         boundary = self._boundary
         while frame is not None and len(key) < _MAX_DEPTH:
             code = frame.f_code
-            if code is boundary:
+            if code is _MODULE_CALL or code is boundary:
                 break
-            key.append(id(code))
-            key.append(frame.f_lasti)
+            key += (id(code), frame.f_lasti)
             frame = frame.f_back
         else:
             key[0] = NONE

@@ -45,6 +45,7 @@ class Storages:
         self.closed = False
         self._strings = strings
         self._ops_started = ops_started
+        self._cpu = strings("cpu")
         self._devices: dict[torch.device, int] = {}
         self._shapes: dict[tuple[Any, ...], int] = {}
 
@@ -64,25 +65,25 @@ class Storages:
         self.count = number + 1
         nbytes = storage.nbytes()
         alive = Alive(storage, self._died)
-        alive.number, alive.key, alive.nbytes = number, id(storage), nbytes
-        self.live[id(storage)] = alive
+        alive.number = number
+        alive.key = key = id(storage)
+        alive.nbytes = nbytes
+        self.live[key] = alive
         self.live_bytes += nbytes
         try:
             address = torch._C._data_address(tensor)  # type: ignore[attr-defined]  # never copies a lazy clone
         except (RuntimeError, NotImplementedError, TypeError):
             address = 0
-        self.births.extend(
-            (number, op, ticks(), address, nbytes, self.device_id(tensor), origin, self.shape_id(tensor))
-        )
+        device = self._cpu if tensor.is_cpu else self.device_id(tensor)
+        self.births += (number, op, ticks(), address, nbytes, device, origin, self.shape_id(tensor))
         return number
 
     def _died(self, alive: Alive) -> None:
         if self.closed:
             return
-        if self.live.get(alive.key) is alive:
-            del self.live[alive.key]
+        self.live.pop(alive.key, None)
         self.live_bytes -= alive.nbytes
-        self.deaths.extend((alive.number, self._ops_started[0], ticks()))
+        self.deaths += (alive.number, self._ops_started[0], ticks())
 
     def resized(self, tensor_or_storage: Any) -> None:
         """Append a resize if the storage changed its size since it was last seen."""
