@@ -49,22 +49,8 @@ def reference_peak(graph: Graph, steps: Iterable[Step]) -> int:
     live = sum(program.nbytes[b] for b in present)
     peak = live
     for now, step in enumerate(steps):
-        extra = 0
-        brought = {}
-        if step.kind == StepKind.COMPUTE:
-            for b, version in {**program.reads[step.target], **program.writes[step.target]}.items():
-                if present.get(b) != version:
-                    raise InvalidError(f"step {now}: buffer {b}")
-            brought = dict.fromkeys(program.makes[step.target], 0)
-            extra = int(graph.op_workspace_bytes[step.target])
-        elif step.kind == StepKind.OFFLOAD:
-            if step.target not in present:
-                raise InvalidError(f"step {now}: nothing to offload")
-            on_host[step.target] = present[step.target]
-        else:
-            if step.target not in on_host:
-                raise InvalidError(f"step {now}: nothing to reload")
-            brought = {step.target: on_host[step.target]}
+        brought = _brought(program, step, present, on_host)
+        extra = int(graph.op_workspace_bytes[step.target]) if step.kind == StepKind.COMPUTE else 0
         # a new copy replaces the old one, or is dropped when the next use wants the old one
         dropped = []
         for b, version in brought.items():
@@ -87,6 +73,24 @@ def reference_peak(graph: Graph, steps: Iterable[Step]) -> int:
         if present.get(b) != version:
             raise InvalidError(f"buffer {b} is not there at the end")
     return peak
+
+
+def _brought(
+    program: Program, step: Step, present: dict[int, int], on_host: dict[int, int]
+) -> dict[int, int]:
+    """Versions that a step brings, after a check that what it needs is present."""
+    if step.kind == StepKind.COMPUTE:
+        for b, version in {**program.reads[step.target], **program.writes[step.target]}.items():
+            if present.get(b) != version:
+                raise InvalidError(f"{step}: buffer {b}")
+        return dict.fromkeys(program.makes[step.target], 0)
+    source = present if step.kind == StepKind.OFFLOAD else on_host
+    if step.target not in source:
+        raise InvalidError(f"{step}: nothing to move")
+    if step.kind == StepKind.OFFLOAD:
+        on_host[step.target] = present[step.target]
+        return {}
+    return {step.target: on_host[step.target]}
 
 
 def _check_effects(graph: Graph, ops: list[int]) -> None:

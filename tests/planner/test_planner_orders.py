@@ -14,6 +14,7 @@ from memwatch.planner import (
     Schedule,
     best_order,
     custom_order,
+    lower_bound,
     program_peak,
     simulate,
 )
@@ -108,11 +109,8 @@ def test_an_order_read_backwards_has_the_same_peak_in_the_mirrored_problem():
     graph = graphs.random_layered(60, 6, seed=2)
     problem = order_problem(graph)
     for _, order in inductor_orders(problem):
-        assert (
-            kernel_peak(problem, order)
-            == kernel_peak(mirrored(problem), order[::-1].copy())
-            == peak_of(graph, order)
-        )
+        assert kernel_peak(problem, order) == peak_of(graph, order)
+        assert kernel_peak(mirrored(problem), order[::-1].copy()) == peak_of(graph, order)
 
 
 @pytest.mark.parametrize("width", [20, 50])
@@ -149,9 +147,10 @@ def test_a_users_own_order_is_checked_and_priced():
     graph = graphs.thunder_1337(3, relus_first=True)
 
     def depth_first(given: Graph) -> list[int]:
-        return sorted(
-            range(given.num_ops), key=lambda op: (int(given.op_names[op].lstrip("a-z_relusqmgin")), op)
-        )
+        def path(op: int) -> int:
+            return int("".join(letter for letter in given.op_names[op] if letter.isdigit()))
+
+        return sorted(range(given.num_ops), key=lambda op: (path(op), op))
 
     assert custom_order(graph, depth_first).peak_bytes == 768 * 1024
 
@@ -172,12 +171,15 @@ def test_a_users_order_that_is_none_is_refused(order, message):
         custom_order(graphs.thunder_1337(2), order)
 
 
-def test_bounds_hold_and_the_must_live_bound_is_tight_on_a_training_step():
-    graph = graphs.random_training(100, seed=0)
-    assert must_live_bound(graph) == program_peak(graph).peak_bytes
-    assert working_set_bound(graph) < must_live_bound(graph)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_must_live_bound_is_tight_on_training_steps(seed):
+    """Updates next to their gradients take the gradients off the peak; nothing else can be moved."""
+    graph = graphs.random_training(100, seed)
+    best = best_order(graph)
+    assert working_set_bound(graph) < must_live_bound(graph) == best.peak_bytes
 
 
 def test_what_is_kept_is_a_bound():
     graph = Graph.build([("a", [], {"x": 3}, 1), ("b", [], {"y": 4}, 1)], keep=["x", "y"])
-    assert (working_set_bound(graph), pinned_bound(graph), must_live_bound(graph)) == (4, 7, 7)
+    assert (working_set_bound(graph), pinned_bound(graph)) == (4, 7)
+    assert lower_bound(graph, recompute=True) == lower_bound(graph, recompute=False) == 7

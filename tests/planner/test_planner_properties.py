@@ -44,7 +44,7 @@ def programs(draw: st.DrawFn, max_ops: int = 12) -> Graph:
         )
         buffers += made
     used = {name for op in ops for name in (*op.reads, *op.writes)}
-    made_names = [name for name in buffers[2:]]
+    made_names = buffers[2:]
     externals = sorted(used & {"in0", "in1"})
     return Graph.build(
         ops,
