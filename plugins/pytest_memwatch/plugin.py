@@ -1,0 +1,3 @@
+"""Hooks of the memwatch pytest plugin."""
+
+from __future__ import annotations
