@@ -119,7 +119,8 @@ def _storage_columns(storages: pd.DataFrame, site: NDArray[np.int64]) -> pd.Data
         "first_use": np.where(first >= 0, first - op, -1),
         "last_use": np.where(last >= 0, last - np.maximum(first, 0), -1),
     }
-    return pd.DataFrame(columns)
+    frame: pd.DataFrame = pd.DataFrame(columns)
+    return frame
 
 
 def _event_columns(
@@ -135,4 +136,5 @@ def _event_columns(
         "beyond_bytes": timeline["delta_bytes"].to_numpy()[1:] - np.where(numbering.is_birth, size, -size),
         "op": timeline["op"].to_numpy()[1:],
     }
-    return pd.DataFrame(columns)
+    frame: pd.DataFrame = pd.DataFrame(columns)
+    return frame

@@ -1,0 +1,173 @@
+"""A real training run and a real browser, each started once for the tests of the reports."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from urllib.parse import unquote
+
+import pytest
+import torch
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.ui import WebDriverWait
+from torch import nn
+
+from memwatch.profile import profile
+
+DEBIAN_PACKAGES = {"chromium": "chromium", "chromedriver": "chromium-driver"}
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1440,1200",
+)
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True, dropout=0.1)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x):
+        y = self.norm(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.mlp(x)
+
+
+class TinyGPT(nn.Module):
+    """Two blocks over characters."""
+
+    def __init__(self, vocabulary: int = 64, width: int = 32) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList([Block(width), Block(width)])
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.fixture(scope="session")
+def training():
+    """Profile two steps of a tiny GPT with AdamW."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = TinyGPT()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with profile() as prof:
+        for _ in range(2):
+            tokens = torch.randint(0, 64, (4, 32))
+            loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            prof.step()
+    return prof
+
+
+def find_program(name: str) -> str:
+    """Find a browser program, or fail and say which package has it."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.fail(f"{name} is not installed: apt-get install {DEBIAN_PACKAGES[name]}", pytrace=False)
+    return found
+
+
+class Browser:
+    """Headless Chromium with the page in it, and what it asked for and complained about."""
+
+    def __init__(self, driver: webdriver.Chrome) -> None:
+        self.driver = driver
+
+    def open(self, path, fragment: str = "") -> None:
+        """Open a page afresh and wait until all of it is drawn."""
+        self.driver.get("about:blank")
+        self.forget()
+        self.driver.get(f"{path.as_uri()}{fragment}")
+        self.wait(lambda: self.js("return document.documentElement.dataset.ready === 'yes'"))
+
+    def forget(self) -> None:
+        """Drop what the logs hold so far."""
+        self.driver.get_log("browser")
+        self.driver.get_log("performance")
+
+    def js(self, code: str, *arguments):
+        """Run script in the page."""
+        return self.driver.execute_script(code, *arguments)
+
+    def wait(self, condition, seconds: float = 20):
+        """Wait for something to become true."""
+        return WebDriverWait(self.driver, seconds, poll_frequency=0.02).until(lambda _: condition())
+
+    def act(self, action) -> None:
+        """Do something that changes what is shown, and wait until that is drawn."""
+        shown = "return Number(document.documentElement.dataset.shown ?? 0)"
+        before = self.js(shown)
+        action()
+        self.wait(lambda: self.js(shown) > before)
+
+    def go(self, fragment: str) -> None:
+        """Change the address's fragment as a link would."""
+        self.act(lambda: self.js("location.hash = arguments[0]", fragment))
+
+    def click(self, selector: str) -> None:
+        """Click an element that changes what is shown."""
+        self.act(lambda: self.js("document.querySelector(arguments[0]).click()", selector))
+
+    def text(self, selector: str) -> str:
+        """Give the text of an element, shown or not."""
+        return self.js("return document.querySelector(arguments[0]).textContent", selector)
+
+    def state(self) -> dict[str, str]:
+        """Give the parts of the fragment."""
+        fragment = self.js("return location.hash.slice(1)")
+        return {key: unquote(value.replace("+", " ")) for key, value in (each.split("=") for each in fragment.split("&") if each)}
+
+    def column(self, number: int) -> list[str]:
+        """Give a column of the table shown, from 1."""
+        code = "return [...document.querySelectorAll(`#panel tbody td:nth-child(${arguments[0]})`)].map((cell) => cell.textContent)"
+        return self.js(code, number)
+
+    def keys(self) -> list[str]:
+        """Give the keys (storage ids, module names) of the rows shown."""
+        return self.js("return [...document.querySelectorAll('#panel tbody tr[data-key]')].map((row) => row.dataset.key)")
+
+    def live_bytes(self) -> int:
+        """Give the sum of the live set shown."""
+        return int(self.js("return document.getElementById('live-total').dataset.bytes"))
+
+    def console(self) -> list[str]:
+        """Give what the page wrote to the console, and the violations of its policy."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def requests(self) -> set[str]:
+        """Give every address that was asked for since the page was opened."""
+        messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        asked = {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}
+        return {url.split("#")[0] for url in asked}
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """Start Chromium."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = find_program("chromium")
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(find_program("chromedriver")))
+    yield Browser(driver)
+    driver.quit()
