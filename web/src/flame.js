@@ -3,7 +3,7 @@ import flamegraph from "d3-flame-graph/src/flamegraph.js";
 import { select } from "d3-selection";
 import { $, colorOf } from "./dom.js";
 import { bytes, percent, whole } from "./format.js";
-import { ORDERS, buildTree } from "./tree.js";
+import { ORDERS, buildTree, knownOrder } from "./tree.js";
 
 const CELL_PX = 22;
 const LABEL_CHARS = 160;
@@ -20,7 +20,7 @@ export class Flame {
   }
 
   show(frame, order) {
-    this.tree = buildTree(frame, ORDERS[order]?.levels ?? ORDERS.category.levels);
+    this.tree = buildTree(frame, ORDERS[knownOrder(order)].levels);
     this.box.replaceChildren();
     this.width = this.box.clientWidth;
     const colors = new Map();

@@ -8,7 +8,7 @@ import { state } from "./state.js";
 import { Stacks, listenToDialog, showStorage } from "./storage.js";
 import { Tables, asTree, liveColumns, moduleColumns, savedColumns, stepColumns } from "./tables.js";
 import { Timeline, listenToKeys } from "./timeline.js";
-import { ORDERS } from "./tree.js";
+import { ORDERS, knownOrder } from "./tree.js";
 
 const model = JSON.parse($("model").textContent);
 const categories = model.categories.map(({ name }) => name);
@@ -20,7 +20,10 @@ const once = (make) => {
 
 const words = once(() => unpackJson(model.blocks.words));
 const entry = categories.map((name) => overview.live_bytes[name][0] ?? 0);
-const detail = once(async () => Detail.unpack(model.blocks.detail, categories, entry, await words()));
+const detail = once(async () => {
+  performance.mark("memwatch-detail");
+  return Detail.unpack(model.blocks.detail, categories, entry, await words());
+});
 const stacks = once(async () => Stacks.unpack(model.blocks.stacks, await words()));
 let live; // the table of what is live at the instant shown
 let decoded; // the detail, once it is there
@@ -224,7 +227,7 @@ async function start() {
   await drawTimeline();
   performance.mark("memwatch-first-chart");
   await loadLive();
-  $("order").value = ORDERS[state.get().order] ? state.get().order : "category";
+  $("order").value = knownOrder(state.get().order);
   drawFlame();
   const tables = await makeTables();
   tables.show();
@@ -234,7 +237,7 @@ async function start() {
     if (has("at")) await loadLive();
     if (has("zoom", "axis")) await drawTimeline();
     else if (has("at")) timeline.redraw();
-    $("order").value = ORDERS[now.order] ? now.order : "category";
+    $("order").value = knownOrder(now.order);
     if (has("at", "order")) drawFlame();
     else if (has("cell")) flame.zoom(now.cell);
     $("icicle-reset").disabled = now.cell === "";

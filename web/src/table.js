@@ -82,8 +82,8 @@ export class Table {
     const below = el("tr", { "aria-hidden": "true" }, el("td", { colspan: this.columns.length }));
     const draw = (virtual) => {
       const items = virtual.getVirtualItems();
-      above.firstChild.height = items.length ? items[0].start : 0;
-      below.firstChild.height = items.length ? virtual.getTotalSize() - items.at(-1).end : 0;
+      above.firstChild.style.height = `${items.length ? items[0].start : 0}px`;
+      below.firstChild.style.height = `${items.length ? virtual.getTotalSize() - items.at(-1).end : 0}px`;
       const rows = items.map((item) => this.#row(this.rows[item.index]));
       this.body.replaceChildren(above, ...rows, below);
     };

@@ -38,7 +38,7 @@ export class Tables {
 
   show() {
     const { tab, sort, q } = state.get();
-    const name = this.views[tab] ? tab : "live";
+    const name = Object.hasOwn(this.views, tab) ? tab : "live";
     const view = this.views[name];
     for (const other of Object.keys(this.views)) {
       $(`tab-${other}`).setAttribute("aria-selected", String(other === name));
@@ -47,7 +47,7 @@ export class Tables {
     $("panel").setAttribute("aria-labelledby", `tab-${name}`);
     const frame = view.frame();
     const [column, direction] = (sort || view.sort).split(":");
-    const order = { name: frame.columns[column] ? column : view.sort.split(":")[0], descending: direction === "desc" };
+    const order = { name: Object.hasOwn(frame.columns, column) ? column : view.sort.split(":")[0], descending: direction === "desc" };
     const keys = view.keys?.() ?? [];
     const matched = filterRows(frame, range(frame.rows).filter(matches(frame, keys)), q);
     const rows = sortRows(frame, matched, order.name, order.descending);

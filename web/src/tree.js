@@ -6,6 +6,9 @@ export const ORDERS = {
   line: { label: "line › category › op", levels: ["line", "category", "op_name"] },
 };
 
+// The address may say anything.
+export const knownOrder = (order) => (Object.hasOwn(ORDERS, order) ? order : "category");
+
 export const BLANK = { module: "(top level)", op_name: "(before the block)", line: "(no line)", category: "unknown" };
 
 function child(node, level, name, key) {

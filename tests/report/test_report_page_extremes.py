@@ -1,0 +1,144 @@
+"""Pages of readings that no demo shows: nothing, hostile names, a million events, more rows than fit, no sources."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import re
+
+import pytest
+import report_readings
+from report_readings import HOSTILE
+
+from memwatch.report import html
+from memwatch.report.text import visible
+
+MAX_EMPTY_BYTES = 300_000
+MAX_MILLION_EVENTS_BYTES = 6_000_000
+SHADOW = "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)"
+
+
+@pytest.fixture
+def quiet(browser):
+    """The browser; at the end the console must be silent and nothing but the page requested."""
+    yield browser
+    assert browser.console() == []
+    assert {url for url in browser.requests() if not url.startswith(("file:", "data:,"))} == set()
+
+
+def unpacked(page: str) -> str:
+    """Give all text of a page, packed blocks opened."""
+    blocks = re.findall(r'"(H4sI[A-Za-z0-9+/=]+)"', page)
+    return page + "".join(gzip.decompress(base64.b64decode(block)).decode("utf-8", "replace") for block in blocks)
+
+
+def test_a_page_of_nothing_is_small_and_works(quiet, tmp_path):
+    """A block without any tensor gives a page under 300 kB that says zero everywhere."""
+    page = html(report_readings.empty(), tmp_path / "empty.html")
+    assert page.stat().st_size < MAX_EMPTY_BYTES
+    quiet.open(page)
+    assert quiet.text("#peak-bytes") == "0 B"
+    assert quiet.keys() == []
+    for tab in ("saved", "modules", "steps"):
+        quiet.click(f"#tab-{tab}")
+        assert quiet.keys() == []
+
+
+def test_a_million_events_make_a_page_under_six_megabytes(quiet, tmp_path):
+    """The first chart is drawn from the overview alone; the events are opened when an instant is asked for."""
+    reading = report_readings.many_events(1_000_000)
+    page = html(reading, tmp_path / "million.html")
+    assert page.stat().st_size < MAX_MILLION_EVENTS_BYTES
+    quiet.open(page)
+    marks = "return performance.getEntriesByType('mark').map((mark) => mark.name)"
+    assert quiet.js(marks) == ["memwatch-first-chart", "memwatch-ready"]
+    assert quiet.live_bytes() == reading.peak_bytes
+    quiet.go("at=654321&zoom=1000000000_1100000000")
+    assert quiet.live_bytes() == reading.timeline["live_bytes"].iloc[654_321]
+    assert "memwatch-detail" in quiet.js(marks)
+    assert sorted(map(int, quiet.keys())) == sorted(reading.live_at(654_321).index)
+
+
+def test_hostile_names_are_text(quiet, tmp_path):
+    """Markup, quotes, control characters and endless paths appear as they are spelled, and nothing of them runs."""
+    reading = report_readings.hostile()
+    page = html(reading, tmp_path / "hostile.html")
+    quiet.open(page)
+    names = quiet.js(SHADOW, "#panel tbody td:first-child")
+    assert sorted(names) == sorted(visible(f"name {text}") for text in HOSTILE)
+    for number, word in ((5, "tensor"), (6, "module"), (7, "op")):
+        assert sorted(quiet.column(number)) == sorted(visible(f"{word} {text}") for text in HOSTILE)
+    titles = "return [...document.querySelectorAll('#panel tbody td:nth-child(8) .clip')].map((each) => each.title)"
+    spelled = sorted(visible(f"{text}:{index}")[:2000] for index, text in enumerate(HOSTILE))
+    assert sorted(quiet.js(titles)) == spelled
+    for index, text in enumerate(HOSTILE):
+        quiet.go(f"storage={index}")
+        quiet.wait(lambda text=text: visible(f"rule {text}") in quiet.text("#storage-body"))
+        assert visible(f"{text}:7") in quiet.text("#storage-body")
+    assert [text.strip() for text in quiet.js(SHADOW, "#notes li")] == [f"hostile {visible(text)}" for text in HOSTILE]
+    assert quiet.js(SHADOW, ".path li") == [visible(text) for text in HOSTILE for _ in range(2)]
+    assert quiet.text(".brand .muted") == visible(HOSTILE[0])
+    for tab, column in (("saved", 1), ("modules", 1)):
+        quiet.go(f"tab={tab}")
+        assert sorted(quiet.column(column)) == sorted(map(visible, HOSTILE))
+    assert quiet.js("return document.title").startswith("memwatch")
+    assert quiet.js("return document.querySelectorAll('svg[onload], img, iframe, object, embed').length") == 0
+    assert quiet.js("return document.scripts.length") == 2
+
+
+def test_a_hostile_address_changes_nothing(quiet, tmp_path):
+    """The fragment is data too: nonsense in it leaves the page as it is without one."""
+    reading = report_readings.hostile()
+    page = html(reading, tmp_path / "page.html")
+    nonsense = "at=-1&zoom=a_b&order=<b>&cell=9.9.x&tab=__proto__&sort=constructor:desc&storage=1e9&axis=%00"
+    quiet.open(page, f"#{nonsense}")
+    assert quiet.live_bytes() == reading.peak_bytes
+    quiet.open(page, "#at=1.5&zoom=5_5&cell=-1&tab=toString&sort=:&storage=abc&%E0%A4%A")
+    assert quiet.live_bytes() == reading.peak_bytes
+
+
+def test_more_rows_than_fit_are_windowed(quiet, tmp_path):
+    """Of 3,000 rows only those in view are in the document; scrolling reaches the last."""
+    lives = [{"nbytes": 4096 - index, "born": index + 1, "name": f"storage {index}"} for index in range(3000)]
+    reading = report_readings.from_lives(lives)
+    quiet.open(html(reading, tmp_path / "long.html"))
+    assert quiet.text("#row-count") == "3,000 rows"
+    assert 10 < len(quiet.keys()) < 200
+    assert quiet.keys()[0] == "0"
+    quiet.js("const box = document.querySelector('.scroll'); box.scrollTop = box.scrollHeight")
+    quiet.wait(lambda: "2999" in quiet.keys())
+    assert "0" not in quiet.keys()
+
+
+def test_a_resized_storage_counts_at_each_instant_what_it_had_then(quiet, tmp_path):
+    """The live set follows a change of size between birth and death."""
+    reading = report_readings.from_lives([{"nbytes": 100, "born": 1}, {"nbytes": 10, "born": 2}, {"nbytes": 5, "born": 4}])
+    timeline = reading.timeline
+    timeline.loc[2, ["storage", "delta_bytes"]] = [0, 60]  # the first storage grows instead of a birth
+    reading.storages.loc[1, ["birth_event", "counted"]] = [-1, False]
+    timeline["live_bytes"] = timeline["delta_bytes"].cumsum()
+    quiet.open(html(reading, tmp_path / "resized.html"), "#at=2")
+    assert quiet.live_bytes() == 160
+    quiet.go("at=1")
+    assert quiet.live_bytes() == 100
+
+
+def test_a_page_without_sources_holds_no_path(quiet, training, tmp_path):
+    """`source=False` leaves no file path, command or source line in the page, packed or not; figures stay."""
+    page = html(training, tmp_path / "shared.html", source=False)
+    text = unpacked(page.read_text(encoding="utf-8"))
+    files = {line.rpartition(":")[0] for line in {*training.ops["line"], *training.storages["line"]} if line}
+    files |= {frame[0] for stack in training.storages["stack"].unique() if stack >= 0 for frame in training.stack(stack)}
+    assert len(files) > 2
+    assert [file for file in files if file in text] == []
+    assert str(tmp_path) not in text
+    assert all(word not in text for word in training.meta["argv"] if "/" in word)
+    quiet.open(page)
+    assert quiet.live_bytes() == training.peak_bytes
+    assert any(re.fullmatch(r"file-\d+:\d+", line) for line in quiet.column(8))
+
+
+def test_the_same_reading_makes_the_same_page(training, tmp_path):
+    """A page is a function of its reading: two writes are equal byte by byte."""
+    first, second = html(training, tmp_path / "1.html"), html(training, tmp_path / "2.html")
+    assert first.read_bytes() == second.read_bytes()
