@@ -12,6 +12,7 @@ from memwatch.capture import Capture
 from memwatch.errors import MemwatchError
 from memwatch.reading import Reading
 from memwatch.record.session import Session
+from memwatch.replay.kept import Kept
 from memwatch.sizes import parse_bytes
 
 P = ParamSpec("P")
@@ -25,6 +26,7 @@ class Profile(Reading):
         self._options = options
         self._session: Session | None = None
         self._result: Capture | None = None
+        self._kept: Kept | None = None
 
     def __enter__(self) -> Profile:
         """Start recording."""
@@ -40,6 +42,7 @@ class Profile(Reading):
         session, self._session = self._session, None
         if session is not None:
             self._result = session.stop()
+            self._kept = None if session.arguments is None else session.arguments.kept
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Record every call of a function; the profile reads its last call."""
@@ -94,4 +97,4 @@ def profile(
         MemwatchError: a block is already open, or `intercept` is unknown.
     """
     limit = None if limit_bytes is None else parse_bytes(limit_bytes)
-    return Profile(path=path, stacks=stacks, allocator=allocator, intercept=intercept)
+    return Profile(path=path, stacks=stacks, allocator=allocator, intercept=intercept, replay=replay)

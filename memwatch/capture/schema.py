@@ -20,6 +20,7 @@ NONE: Final = -1
 
 PHASES: Final = ("forward", "backward", "optimizer")
 ACCESSES: Final = ("read", "write", "output")
+OPERANDS: Final = ("read", "written", "result")
 ORIGINS: Final = ("op", "baseline", "external", "unobserved")
 ROLES: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
 CATEGORIES: Final = (
@@ -217,6 +218,22 @@ RECORDED: Final = (
         ("op", "int", "number of ops started before"),
         ("kind", "text", "a short fixed word, as `allocator` or `compiled`"),
         ("text", "text", "one sentence for the user"),
+    ),
+    _table(
+        "arguments",
+        "One row per op that returned, with what calling it again needs; only with `replay=True`.",
+        ("op", "int", "the op"),
+        ("call", "int", "string id of its arguments: JSON, tensors as windows (dtype, size, stride, offset, flags)"),
+        ("result", "int", "string id of its results, written in the same way"),
+    ),
+    _table(
+        "operands",
+        "One row per tensor of an op's arguments and results, in the order of the JSON; only with `replay=True`.",
+        ("op", "int", "the op"),
+        ("slot", "int", "position among the op's tensors"),
+        ("storage", "int", "the storage it is a window on"),
+        ("access", "int", "index into OPERANDS"),
+        ("nbytes", "int", "size of the storage in bytes: before the op for arguments, after it for results"),
     ),
 )
 

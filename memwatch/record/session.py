@@ -22,6 +22,7 @@ from memwatch.capture.schema import RECORDED_BY_NAME
 from memwatch.errors import MemwatchError
 from memwatch.record import baseline, context
 from memwatch.record.allocator import AllocatorChannel
+from memwatch.record.arguments import ArgumentRecorder
 from memwatch.record.clock import Clock, ticks
 from memwatch.record.intercept import Interceptor, KeyInterceptor, ModeInterceptor
 from memwatch.record.ops import OpRecorder
@@ -41,8 +42,9 @@ class Session:
     """Everything that is switched on between the start and the end of a block."""
 
     def __init__(
-        self, *, path: str | os.PathLike[str] | None, stacks: bool, allocator: bool, intercept: str, force: bool = False
-    ) -> None:
+        self, *, path: str | os.PathLike[str] | None, stacks: bool, allocator: bool, intercept: str, replay: bool = False,
+        force: bool = False,
+    ) -> None:  # fmt: skip
         if _running:
             raise MemwatchError("a memwatch.profile() block is already open; leave it before opening another")
         self.interceptor = choose_interceptor(intercept)
@@ -55,6 +57,7 @@ class Session:
         self._stacks = Stacks(self.strings, context.call_impl.__code__, enabled=stacks)
         self.context = context.Context(self.storages, self._stacks, self.strings, self.started)
         self.ops = OpRecorder(self.storages, self._stacks, self.context, self.strings, self.started)
+        self.arguments = ArgumentRecorder(self.ops, self.storages, self.strings, self.started) if replay else None
         self._saved = SavedTensorRecorder(self.storages, self.context, self.started)
         self._process = ProcessSampler()
         self._notes: list[Note] = []
@@ -85,7 +88,8 @@ class Session:
             self._schedule()
             if self._writer is not None:
                 self._start_timer()
-            self._switch_on(lambda: self.interceptor.start(self.ops.run), self.interceptor.stop)
+            run = self.ops.run if self.arguments is None else self.arguments.run
+            self._switch_on(lambda: self.interceptor.start(run), self.interceptor.stop)
         except BaseException:
             self._switch_off()
             raise
@@ -107,6 +111,8 @@ class Session:
         with torch._C.DisableTorchFunction():
             self.context.backward_ended()
         self._switch_off()
+        if self.arguments is not None:
+            self.arguments.finish()
         self.storages.close()
         self._process.sample()
         if self._timer is not None:
@@ -183,6 +189,8 @@ class Session:
                 "process": self._process.rows,
                 "windows": self._allocator.windows if self._allocator is not None else [],
             }
+            if self.arguments is not None:
+                sources |= {"arguments": self.arguments.arguments, "operands": self.arguments.operands}
             rows: dict[str, Any] = {name: _take(flat) for name, flat in sources.items()}
             for name in rows:
                 if name != "windows":

@@ -1,0 +1,183 @@
+"""What `profile(replay=True)` records beyond the default: every op's arguments, inputs, results and RNG states.
+
+The recorder stands between the interceptor and the hot path, so that a profile without `replay` pays
+nothing. Inputs are held by strong references until the profile object goes; nothing else is.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from memwatch.capture.schema import NONE
+from memwatch.record.storages import BASELINE
+from memwatch.replay.encode import encode, leaves, unsupported_tensor
+from memwatch.replay.kept import Kept
+from memwatch.replay.memory import checksum, copy_out
+from memwatch.replay.rng import OWN, default_generators, read_states
+
+if TYPE_CHECKING:
+    from memwatch.record.ops import OpKind, OpRecorder
+    from memwatch.record.storages import Storages
+    from memwatch.record.strings import Strings
+
+READ, WRITE, RESULT = range(3)
+_STATISTICS = frozenset({"running_mean", "running_var"})
+_KNOWN = frozenset({"aten", "prims"})
+"""Namespaces whose overloads are tagged when they draw random numbers."""
+
+
+class ArgumentRecorder:
+    """Append the rows of `arguments` and `operands`, and keep what a replay starts from."""
+
+    def __init__(self, ops: OpRecorder, storages: Storages, strings: Strings, ops_started: list[int]) -> None:
+        self.arguments: list[int] = []
+        self.operands: list[int] = []
+        self.kept = Kept()
+        self._ops = ops
+        self._storages = storages
+        self._strings = strings
+        self._ops_started = ops_started
+        self._made: set[int] = set()
+
+    def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the op through the hot path; note its arguments before and its results after."""
+        number = self._ops_started[0]
+        operands: list[tuple[int, int, int, int]] = []
+        with torch._C.DisableTorchFunction():
+            traits = _traits(kind.overload)
+            call = self._call_text(args, kwargs, operands, traits.written(args, kwargs))
+            self._keep_inputs(args, kwargs, operands)
+            if traits.draws or any(isinstance(item, torch.Generator) for item in (*args, *kwargs.values())):
+                self._keep_rng(number)
+        result = self._ops.run(kind, args, kwargs)
+        with torch._C.DisableTorchFunction():
+            made = self._results_text(result, operands)
+        self.arguments += (number, self._strings(call), self._strings(made))
+        for slot, storage, access, nbytes in operands:
+            self.operands += (number, slot, storage, access, nbytes)
+        return result
+
+    def _call_text(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[tuple[int, int, int, int]],
+        written: frozenset[int | str],
+    ) -> str:  # fmt: skip
+        def slot_of(tensor: Tensor) -> int:
+            return self._operand(tensor, access, operands)
+
+        positional, named = [], {}
+        for position, value in enumerate(args):
+            access = WRITE if position in written else READ
+            positional.append(encode(value, slot_of, self._generator))
+        for name, value in kwargs.items():
+            access = WRITE if name in written else READ
+            named[name] = encode(value, slot_of, self._generator)
+        return json.dumps([positional, list(named), list(named.values())], separators=(",", ":"))
+
+    def _results_text(self, result: Any, operands: list[tuple[int, int, int, int]]) -> str:
+        def slot_of(tensor: Tensor) -> int:
+            slot = self._operand(tensor, RESULT, operands)
+            if slot >= 0:
+                number = operands[-1][1]
+                if number not in self.kept.inputs:
+                    self._made.add(number)
+            return slot
+
+        return json.dumps(encode(result, slot_of, self._generator), separators=(",", ":"))
+
+    def _operand(self, tensor: Tensor, access: int, operands: list[tuple[int, int, int, int]]) -> int:
+        if unsupported_tensor(tensor):
+            return NONE
+        number = self._storages.number_of(tensor, NONE, BASELINE)
+        if number == NONE:
+            return NONE
+        operands.append((len(operands), number, access, tensor.untyped_storage().nbytes()))
+        return len(operands) - 1
+
+    def _keep_inputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[tuple[int, int, int, int]]
+    ) -> None:
+        tensors = (
+            item
+            for item in leaves([*args, *kwargs.values()])
+            if isinstance(item, Tensor) and not unsupported_tensor(item)
+        )
+        kept = self.kept
+        for tensor, (_, number, access, _) in zip(tensors, operands, strict=True):
+            if number in self._made:
+                continue
+            storage = tensor.untyped_storage()
+            if number not in kept.inputs:
+                kept.inputs[number] = storage
+                kept.checksums[number] = checksum(storage)
+            if access == WRITE and number not in kept.before:
+                kept.before[number] = copy_out(storage)
+
+    def _keep_rng(self, number: int) -> None:
+        own = self.kept.generators
+        names = default_generators() + [f"{OWN}{index}" for index in range(len(own))]
+        self.kept.rng_before[number] = read_states(names, own)
+
+    def _generator(self, generator: torch.Generator) -> int:
+        own = self.kept.generators
+        for number, known in enumerate(own):
+            if known is generator:
+                return number
+        own.append(generator)
+        return len(own) - 1
+
+    def finish(self) -> None:
+        """Copy the results: every storage that outlives the block and that an op made or wrote."""
+        gc.collect()  # garbage is nothing the program can still reach
+        kept = self.kept
+        for alive in list(self._storages.live.values()):
+            storage = alive()
+            if storage is not None and (alive.number in self._made or alive.number in kept.before):
+                kept.results[alive.number] = copy_out(storage)
+        for number, storage in kept.inputs.items():
+            if number not in kept.before and checksum(storage) != kept.checksums[number]:
+                kept.changed.add(number)
+        names = {name for states in kept.rng_before.values() for name in states}
+        kept.rng_after = read_states(sorted(names), kept.generators)
+
+
+class _Traits:
+    """What an overload writes and whether it may draw random numbers, computed once."""
+
+    __slots__ = ("declared", "draws", "hidden", "training")
+
+    def __init__(self, overload: Any) -> None:
+        arguments = overload._schema.arguments
+        position = {argument.name: index for index, argument in enumerate(arguments)}
+        writes = [item.name for item in arguments if item.alias_info is not None and item.alias_info.is_write]
+        self.declared: frozenset[int | str] = frozenset([*writes, *(position[name] for name in writes)])
+        quiet = any(
+            word in overload._opname for word in ("backward", "functional", "no_update", "no_training")
+        )
+        hidden = [] if quiet else sorted(_STATISTICS & position.keys() - set(writes))
+        self.hidden: frozenset[int | str] = frozenset([*hidden, *(position[name] for name in hidden)])
+        self.training = position.get("training")
+        self.draws = torch.Tag.nondeterministic_seeded in overload.tags or overload.namespace not in _KNOWN
+
+    def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int | str]:
+        """Give the positions and names of the arguments that this call writes.
+
+        Batch norm updates its running statistics while it trains, and its schema does not say so.
+        """
+        if not self.hidden:
+            return self.declared
+        if self.training is not None:
+            given = args[self.training] if self.training < len(args) else kwargs.get("training")
+            if not given:
+                return self.declared
+        return self.declared | self.hidden
+
+
+@cache
+def _traits(overload: Any) -> _Traits:
+    return _Traits(overload)
