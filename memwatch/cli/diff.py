@@ -1,0 +1,82 @@
+"""Compare the peaks of two captures, site by site.
+
+Growth beyond `--fail-above` is a finding: exit code 1.
+
+    memwatch diff before.memwatch after.memwatch
+    memwatch diff --fail-above 5% main.memwatch branch.memwatch
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memwatch.cli.numbers import positive, share
+from memwatch.cli.output import emit
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    import argparse
+
+    from memwatch.analysis.compare import Comparison
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this verb."""
+    parser.add_argument("old", type=Path, help="the capture to compare with")
+    parser.add_argument("new", type=Path, help="the capture to judge")
+    parser.add_argument("--fail-above", type=share, metavar="SHARE", help="the growth to allow, as 5%%")
+    parser.add_argument("--json", action="store_true", help="print JSON; sizes in bytes")
+    parser.add_argument("-n", "--rows", type=positive, default=15, help="sites to list (default %(default)s)")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print the comparison; 1 if the peak grew too much."""
+    from memwatch.analysis import Frames
+    from memwatch.analysis.compare import compare
+    from memwatch.capture import load
+
+    compared = compare(Frames(load(options.old)), Frames(load(options.new)))
+    emit(_as_json(compared) if options.json else _as_text(compared, options.rows))
+    return int(options.fail_above is not None and compared.growth_ratio > options.fail_above)
+
+
+def _as_json(compared: Comparison) -> str:
+    figures = {
+        "old_peak_bytes": compared.old_peak_bytes,
+        "new_peak_bytes": compared.new_peak_bytes,
+        "sites": compared.sites.reset_index().to_dict("records"),
+    }
+    return json.dumps(figures, indent=2) + "\n"
+
+
+def _as_text(compared: Comparison, rows: int) -> str:
+    from rich.table import Table
+    from rich.text import Text
+
+    from memwatch.report.console import name, tail, to_text
+
+    grown = compared.new_peak_bytes - compared.old_peak_bytes
+    share = f" ({100 * compared.growth_ratio:+.1f} %)" if compared.old_peak_bytes else ""
+    sizes = f"{format_bytes(compared.old_peak_bytes)} -> {format_bytes(compared.new_peak_bytes)}"
+    headline = Text(f"Peak {sizes}, {_signed(grown)}{share}", style="bold")
+    changed = compared.sites[compared.sites["delta_bytes"] != 0]
+    if changed.empty:
+        return to_text(headline, "No site changed.")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("Change", "Old", "New"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("Category", "Module", "Site"):
+        table.add_column(heading, no_wrap=True, overflow="ellipsis")
+    for key, row in changed.head(rows).iterrows():
+        category, module, site = key
+        old, new = format_bytes(row["old_bytes"]), format_bytes(row["new_bytes"])
+        table.add_row(_signed(row["delta_bytes"]), old, new, name(category), tail(module, 30), tail(site, 60))
+    rest = changed["delta_bytes"].iloc[rows:]
+    more = [Text(f"{len(rest):,} more sites: {_signed(rest.sum())}", style="dim")] if len(rest) else []
+    return to_text(headline, "", table, *more)
+
+
+def _signed(nbytes: int) -> str:
+    return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"

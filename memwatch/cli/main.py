@@ -1,0 +1,78 @@
+"""The front of the command line: choose the verb, turn errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import memwatch
+from memwatch.cli.program_arguments import parse
+from memwatch.errors import MemwatchError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+VERBS: Final = ("run", "report", "summary", "stats", "tree", "diff")
+"""The verbs in the order of the help; each is a module of this package with `add_arguments` and `execute`."""
+
+Execute = Callable[[argparse.Namespace], "int | BaseException"]
+"""Does what a verb says; gives the exit code or, for a verb that ran a program, what the program raised."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: the arguments; those of the process by default.
+
+    Returns:
+        Exit code: 0 fine, 1 a finding or bad input. Wrong usage exits with 2.
+
+    Raises:
+        BaseException: what a program that a verb ran has raised, `SystemExit` included, so that the process
+            ends as the program would have ended.
+    """
+    options = parse(_parser(), sys.argv[1:] if argv is None else argv)
+    execute: Execute = options.execute
+    try:
+        ended = execute(options)
+    except (MemwatchError, OSError) as error:
+        sys.stderr.write(f"memwatch: error: {' '.join(str(error).split())}\n")
+        return 1
+    if isinstance(ended, BaseException):
+        raise ended
+    return ended
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="memwatch",
+        description=inspect.getdoc(importlib.import_module("memwatch.cli")),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="exit codes: 0 fine, 1 a finding or bad input, 2 wrong usage",
+        allow_abbrev=False,
+    )
+    parser.add_argument("-V", "--version", action="version", version=f"memwatch {memwatch.__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    for verb in VERBS:
+        _add_verb(verbs, verb, importlib.import_module(f"memwatch.cli.{verb}"))
+    return parser
+
+
+def _add_verb(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: str, module: ModuleType
+) -> None:
+    text = inspect.getdoc(module) or ""
+    parser = verbs.add_parser(
+        verb,
+        help=text.splitlines()[0],
+        description=text,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_arguments(parser)
+    parser.set_defaults(execute=module.execute, usage_error=parser.error)

@@ -1,0 +1,119 @@
+"""Load a program as `python` would: a script, `-m` a module or `-c` a command.
+
+The program sees the `sys.argv`, `sys.path[0]` and `__main__` that the interpreter would have given it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import sys
+import zipfile
+from dataclasses import dataclass
+from importlib.machinery import BuiltinImporter, ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import find_spec
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any, Literal
+
+from memwatch.errors import MemwatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Form = Literal["script", "module", "command"]
+
+
+class ProgramError(MemwatchError):
+    """A program that cannot be found."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to run: the script's path, the module's name or the command's text, and the arguments it gets."""
+
+    form: Form
+    target: str
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """A short name that can be part of a file name."""
+        if self.form == "command":
+            return "command"
+        base = os.path.basename(os.path.abspath(self.target)) if self.form == "script" else self.target
+        return base.removesuffix(".py").removesuffix(".pyz") or "program"
+
+    def load(self) -> Callable[[], None]:
+        """Make this process look like one that `python` started on the program.
+
+        Returns:
+            The program as a function that runs it as `__main__`; what it raises passes through.
+
+        Raises:
+            ProgramError: there is no such script or module.
+            SyntaxError: of the program.
+        """
+        load = {"script": self._load_script, "module": self._load_module, "command": self._load_command}
+        code, names = load[self.form]()
+        main = ModuleType("__main__")
+        main.__dict__.update(__annotations__={}, __builtins__=builtins, **names)
+        sys.modules["__main__"] = main
+
+        def program() -> None:
+            exec(code, main.__dict__)  # noqa: S102  # running the program is what was asked for
+
+        return program
+
+    def _load_command(self) -> tuple[CodeType, dict[str, Any]]:
+        self._enter("-c", "")
+        return compile(self.target, "<string>", "exec", dont_inherit=True), {"__loader__": BuiltinImporter}
+
+    def _load_script(self) -> tuple[CodeType, dict[str, Any]]:
+        path = os.path.abspath(self.target)
+        if not os.path.exists(path):
+            raise ProgramError(
+                f"{self.target!r} is not a file; name a script, or use -m MODULE or -c COMMAND"
+            )
+        if os.path.isdir(path) or zipfile.is_zipfile(path):
+            self._enter(self.target, path)
+            return _load_spec(
+                PathFinder.find_spec("__main__", [path]), f"no __main__ module in {self.target!r}"
+            )
+        self._enter(self.target, os.path.dirname(os.path.realpath(path)))
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        return code, {"__file__": path, "__cached__": None, "__loader__": SourceFileLoader("__main__", path)}
+
+    def _load_module(self) -> tuple[CodeType, dict[str, Any]]:
+        self._enter("-m", os.getcwd())
+        try:
+            spec = find_spec(self.target)
+            if spec is not None and spec.submodule_search_locations is not None:
+                spec = find_spec(f"{self.target}.__main__")
+        except ModuleNotFoundError as error:
+            if not f"{self.target}.".startswith(f"{error.name}."):
+                raise  # a package of the program lacks a module: its own error
+            spec = None
+        code, names = _load_spec(spec, f"no module named {self.target!r} that can be run")
+        sys.argv[0] = names["__file__"]
+        return code, names
+
+    def _enter(self, name: str, folder: str) -> None:
+        sys.argv[:] = [name, *self.arguments]
+        if not getattr(sys.flags, "safe_path", False):  # with `python -P` nothing was put in front
+            sys.path[0] = folder
+
+
+def _load_spec(spec: ModuleSpec | None, missing: str) -> tuple[CodeType, dict[str, Any]]:
+    loader: Any = None if spec is None else spec.loader
+    code = loader.get_code(spec.name) if spec is not None and hasattr(loader, "get_code") else None
+    if spec is None or code is None:
+        raise ProgramError(f"{missing}; name a script, or use -m MODULE or -c COMMAND")
+    return code, {
+        "__file__": spec.origin,
+        "__cached__": spec.cached,
+        "__loader__": loader,
+        "__package__": spec.parent,
+        "__spec__": spec,
+    }

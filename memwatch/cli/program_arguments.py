@@ -1,0 +1,47 @@
+"""The arguments that name a program, as `python` takes them; what follows the name is the program's own."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Final
+
+from memwatch.cli.program import Form, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROGRAM_USAGE: Final = "[-m MODULE | -c COMMAND | SCRIPT] [ARGUMENT ...]"
+_PAGE: Final = "--html="
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Add `-m`, `-c`, and the program with its arguments."""
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "-m", dest="module", action="store_true", help="the program is a module, found as by an import"
+    )
+    form.add_argument("-c", dest="command", action="store_true", help="the program is the text of a command")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="the program and its arguments")
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line; `--html` takes a value only behind `=`, as the word after it is the program.
+
+    argparse knows no such option, so it is told of a flag, and the value is looked up here.
+    """
+    options = parser.parse_args([_PAGE[:-1] if word.startswith(_PAGE) else word for word in argv])
+    if hasattr(options, "program"):
+        first = len(argv) - len(options.program)
+        options.program = list(argv[first:])
+        pages = [word.removeprefix(_PAGE) for word in argv[:first] if word.startswith(_PAGE)]
+        options.page = pages[-1] if pages else None
+    return options
+
+
+def chosen_program(options: argparse.Namespace) -> Program:
+    """Give the program that was named; wrong usage if there is none."""
+    words = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not words:
+        options.usage_error("name a program: SCRIPT, -m MODULE or -c COMMAND")
+    form: Form = "module" if options.module else "command" if options.command else "script"
+    return Program(form, words[0], tuple(words[1:]))

@@ -1,0 +1,113 @@
+"""Run a program and record its memory.
+
+The program runs as `python` would run it: same arguments, output, exit code and tracebacks. The capture is
+written while it runs, so that a program that is killed leaves a file that can be read.
+
+    memwatch run train.py --epochs 1
+    memwatch run -o mlp.memwatch --html -m package.train
+    memwatch run -c "import torch; torch.ones(1000).cumsum(0)"
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memwatch.cli.files import make_room
+from memwatch.cli.next_step import command_line, memwatch_command
+from memwatch.cli.output import say
+from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
+from memwatch.cli.traceback import hide_own_frames
+from memwatch.errors import MemwatchError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from memwatch.profile import Profile
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this verb."""
+    own = "[-o FILE] [-f] [-q] [--html[=PATH]] [--no-stacks] [--replay]"
+    parser.usage = f"memwatch run {own} {PROGRAM_USAGE}"
+    parser.add_argument("-o", "--output", metavar="FILE", help="the capture; default NAME.PID.memwatch, here")
+    parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not say what to type next")
+    parser.add_argument("--html", action="store_true", help="write the page, too; default CAPTURE.html")
+    parser.add_argument(
+        "--no-stacks", action="store_true", help="record no call stacks: cheaper, without lines"
+    )
+    parser.add_argument("--replay", action="store_true", help="record what `memwatch plan` and `replay` need")
+    add_program(parser)
+
+
+def execute(options: argparse.Namespace) -> int | BaseException:
+    """Run the program; give what it raised, or 0."""
+    # now, before the program's folder is the first place where modules are found
+    from memwatch.profile import profile
+
+    program = chosen_program(options)
+    capture = Path(options.output or f"{program.name}.{os.getpid()}.memwatch")
+    page = Path(options.page or capture.with_suffix(".html")).absolute() if options.html else None
+    for path in (capture, page):
+        if path is not None:
+            make_room(path, force=options.force)
+    again = memwatch_command()
+    recording = profile(capture.absolute(), stacks=not options.no_stacks, replay=options.replay)
+    try:
+        run = program.load()
+    except SyntaxError as error:
+        return hide_own_frames(error)
+    capture.unlink(missing_ok=True)
+    recording.__enter__()
+    if not options.quiet:
+        _say_at_exit(capture, page, again)
+    write_page = functools.partial(recording.report, page, force=options.force) if page is not None else None
+    return _run_inside(recording, run, write_page)
+
+
+def _run_inside(
+    recording: Profile, run: Callable[[], None], then: Callable[[], object] | None
+) -> int | BaseException:
+    """Run the program to its end and close the recording in any case; give what the program raised, or 0."""
+    process = os.getpid()
+    raised: BaseException | None = None
+    try:
+        run()
+    except BaseException as error:
+        raised = hide_own_frames(error)
+    if os.getpid() == process:  # a child that the program forked leaves the recording to its parent
+        try:
+            recording.__exit__(None, None, None)
+            if then is not None:
+                then()
+        except MemwatchError as error:
+            if raised is None:
+                raise
+            say(f"error: {error}")  # the program's own error is the one to end with
+    return 0 if raised is None else raised
+
+
+def _say_at_exit(capture: Path, page: Path | None, again: list[str]) -> None:
+    """Name the next command in the last lines, after a traceback and what the program says when it exits."""
+    process = os.getpid()
+
+    def name_next_command() -> None:
+        if os.getpid() != process:
+            return
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or taken away by the program
+            sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            say(f"wrote {capture}" + (f" and {page}" if page is not None and page.exists() else ""))
+            say("next, type")
+            sys.stderr.write(f"    {command_line(*again, 'summary', capture)}\n")
+            if page is None:
+                sys.stderr.write(f"    {command_line(*again, 'report', capture)}\n")
+
+    atexit.register(name_next_command)

@@ -1,0 +1,38 @@
+"""Print totals, the sizes of allocations and what allocated most.
+
+Sizes in the JSON are bytes.
+
+    memwatch stats train.4242.memwatch
+    memwatch stats --json train.4242.memwatch
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memwatch.cli.numbers import positive
+from memwatch.cli.output import emit
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this verb."""
+    parser.add_argument("capture", type=Path, help="a file that `memwatch run` wrote")
+    parser.add_argument("--json", action="store_true", help="print JSON; sizes in bytes")
+    parser.add_argument(
+        "-n", "--rows", type=positive, default=5, help="lines and ops to list (default %(default)s)"
+    )
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print the figures."""
+    from memwatch.reading import load
+    from memwatch.report.stats import format_stats, stats
+
+    figures = stats(load(options.capture), top=options.rows)
+    emit(json.dumps(figures, indent=2) + "\n" if options.json else format_stats(figures))
+    return 0

@@ -1,0 +1,33 @@
+"""Print what the peak is made of.
+
+The total comes first, then categories, storages, modules, lines and findings.
+
+    memwatch summary train.4242.memwatch
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memwatch.cli.numbers import positive
+from memwatch.cli.output import emit
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this verb."""
+    parser.add_argument("capture", type=Path, help="a file that `memwatch run` wrote")
+    parser.add_argument(
+        "-n", "--rows", type=positive, default=8, help="most rows in each table (default %(default)s)"
+    )
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print the summary."""
+    from memwatch.reading import load
+
+    emit(load(options.capture).summary(rows=options.rows))
+    return 0
