@@ -39,6 +39,8 @@ class Leak:
         tensor: the largest leaked tensor or storage, described.
         held_s: seconds that the oldest of these bytes were kept before the check.
         per_call: True if ``nbytes`` and ``count`` are per call.
+        reference: the one reference to cut: the last part of ``holder`` that is older than the tensor.
+        keeps_graph: True if the tensor is kept together with its autograd graph.
     """
 
     kind: Kind
@@ -51,6 +53,8 @@ class Leak:
     tensor: str = "storage"
     held_s: float = 0.0
     per_call: bool = False
+    reference: str = ""
+    keeps_graph: bool = False
 
     def headline(self) -> str:
         """Return the leak in one line."""
