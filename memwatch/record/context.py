@@ -110,7 +110,7 @@ class Context:
         self._learn_parameters(optimizer)
         self.backward_ended()
         self._running.append((self.top, self.optimizing, NONE, self._ops_started[0]))
-        self._start_ticks = ticks()
+        self.top = (self.top[0], self._stacks.capture(self.top[1], NONE, 3))
         self.optimizing = True
 
     def _step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -7,7 +7,7 @@ Budget: less than an empty TorchDispatchMode costs (reports/overhead.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -39,7 +39,7 @@ _strided: Final = torch.strided
 class OpKind:
     """What the recorder needs to know of an overload, computed once."""
 
-    __slots__ = ("call", "name", "overload", "resizes", "takes_lists", "write_names", "writes")
+    __slots__ = ("accesses", "call", "name", "overload", "resizes", "takes_lists", "write_names")
 
     def __init__(self, overload: Any) -> None:
         schema = overload._schema
@@ -52,7 +52,8 @@ class OpKind:
             for position, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        self.writes: Final = frozenset(position for position, _ in arguments)
+        writes = {position for position, _ in arguments}
+        self.accesses: Final = tuple(WRITE if position in writes else READ for position in range(len(schema.arguments)))
         self.write_names: Final = frozenset(name for _, name in arguments)
         self.resizes = bool(arguments) and (
             "out" in overload._overloadname or overload._opname in {"resize_", "resize_as_", "set_", "_resize_output_"}
@@ -80,11 +81,7 @@ class OpRecorder:
         """Run the op and record it; the op's result or exception is passed on as it is."""
         if _overrides(args) or (kind.takes_lists and any(_overrides(item) for item in args if item.__class__ is list)):
             with torch._C.DisableTorchFunction():  # neither a subclass nor a mode of the program may see our look
-                return self.record(kind, args, kwargs)
-        return self.record(kind, args, kwargs)
-
-    def record(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do what `run` does, where no override of the program can be called."""
+                return self.run(kind, args, kwargs)
         context = self._context
         module, outer = context.top
         task = _graph_task()
@@ -116,12 +113,11 @@ class OpRecorder:
             raise
         end = ticks()
         self.ops += (number, name, stack, module, phase, sequence, start, end, 0)
-        if kind.writes:
-            self._touch_written(number, kind, args, kwargs)
-        else:
-            self._touch(number, args, READ)
-            if kwargs:
-                self._touch(number, kwargs.values(), READ)
+        self._touch(number, args, kind.accesses)
+        if kwargs:
+            self._touch(number, kwargs.values(), [WRITE if name in kind.write_names else READ for name in kwargs])
+        if kind.resizes:
+            self._resized(args, kwargs)
         if result.__class__ is Tensor and result.layout is _strided:
             storage = result.untyped_storage()
             if id(storage) not in self._live:
@@ -132,9 +128,9 @@ class OpRecorder:
             self.on_flush()
         return result
 
-    def _touch(self, number: int, arguments: Any, access: int) -> None:
+    def _touch(self, number: int, arguments: Iterable[Any], accesses: Iterable[int]) -> None:
         live, uses = self._live, self.uses
-        for argument in arguments:
+        for argument, access in zip(arguments, accesses):  # noqa: B905  # trailing arguments may be left out
             kind = argument.__class__
             if kind is Tensor or kind is _Parameter:
                 try:
@@ -142,7 +138,7 @@ class OpRecorder:
                 except (KeyError, NotImplementedError, RuntimeError):
                     self._touch_slowly(number, argument, access)
             elif kind is list or kind is tuple:
-                self._touch(number, argument, access)
+                self._touch(number, argument, (access,) * len(argument))
             elif isinstance(argument, Tensor):
                 self._touch_slowly(number, argument, access)
 
@@ -152,16 +148,10 @@ class OpRecorder:
             if storage != NONE:
                 self.uses += (number, storage, access)
 
-    def _touch_written(self, number: int, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        writes = kind.writes
-        for position, argument in enumerate(args):
-            self._touch(number, (argument,), WRITE if position in writes else READ)
-        for name, argument in kwargs.items():
-            self._touch(number, (argument,), WRITE if name in kind.write_names else READ)
-        if kind.resizes:
-            for item in (*args, *kwargs.values()):
-                if isinstance(item, Tensor):
-                    self._storages.resized(item)
+    def _resized(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for item in (*args, *kwargs.values()):
+            if isinstance(item, Tensor):
+                self._storages.resized(item)
 
     def _made(self, number: int, result: Any) -> None:
         storages = self._storages

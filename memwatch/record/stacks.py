@@ -26,6 +26,12 @@ _STDLIB: Final = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE: Final = tuple({sysconfig.get_paths()["purelib"] + os.sep, sysconfig.get_paths()["platlib"] + os.sep})
 _MODULE_CALL: Final = torch.nn.Module._call_impl.__code__
 """torch's own frame around `forward`, just inside the boundary."""
+_STEP_CALL: Final = next(
+    constant
+    for constant in torch.optim.Optimizer.profile_hook_step.__code__.co_consts
+    if isinstance(constant, CodeType)
+)
+"""torch's frame around every optimizer's `step`; the stack above it is captured once a step."""
 _ENGINE: Final = torch.autograd.graph._engine_run_backward.__code__
 
 
@@ -34,7 +40,7 @@ class Stacks:
 
     def __init__(self, strings: Strings, boundary: CodeType, *, enabled: bool) -> None:
         self._strings = strings
-        self._boundary = boundary
+        self._bounds = {id(boundary), id(_MODULE_CALL), id(_STEP_CALL)}
         self._ids: dict[tuple[int, ...], int] = {}
         self._keys: list[tuple[int, ...]] = []
         self._codes: dict[int, CodeType] = {}
@@ -43,7 +49,7 @@ class Stacks:
         self._task = self._task_stack = NONE
         self.enabled = enabled
 
-    def capture(self, outer: int, task: int, depth: int = 4) -> int:
+    def capture(self, outer: int, task: int, depth: int = 3) -> int:
         """Return the id of the stack of the caller's caller.
 
         Args:
@@ -58,12 +64,16 @@ class Stacks:
         if engine and task == self._task:
             return self._task_stack
         key = [outer]
-        boundary = self._boundary
-        while frame is not None and len(key) < _MAX_DEPTH:
-            code = frame.f_code
-            if code is _MODULE_CALL or code is boundary:
+        bounds = self._bounds
+        for _ in range(_MAX_DEPTH):
+            if frame is None:
+                key[0] = NONE
                 break
-            key += (id(code), frame.f_lasti)
+            address = id(frame.f_code)
+            if address in bounds:
+                break
+            key.append(address)
+            key.append(frame.f_lasti)
             frame = frame.f_back
         else:
             key[0] = NONE
