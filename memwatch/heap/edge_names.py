@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections import deque
 from types import (
     AsyncGeneratorType,
@@ -266,6 +267,15 @@ def _lru_cache(chain: Sequence[Any], at: int) -> Named | None:
     return f"{word} kept by lru_cache of {owner}", 1, NOWHERE
 
 
+def _thread_local(chain: Sequence[Any], at: int) -> Named | None:
+    # local -> its dictionaries by thread -> the dictionary of one thread -> value
+    values, value = _after(chain, at, 2), _after(chain, at, 3)
+    if type(values) is not dict:
+        return None
+    found, name = _key_of(values, value)
+    return (f"thread local attribute .{name}", 3, NOWHERE) if found else None
+
+
 def _instance(chain: Sequence[Any], at: int) -> Named | None:
     parent, child = chain[at], chain[at + 1]
     cls = type(parent)
@@ -316,6 +326,7 @@ _NAMERS: Final[dict[type, Callable[[Sequence[Any], int], Named | None]]] = {
     list: _sequence,
     tuple: _sequence,
     deque: _sequence,
+    threading.local: _thread_local,
     set: _set,
     frozenset: _set,
 }

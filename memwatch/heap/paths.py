@@ -62,7 +62,7 @@ def steps_of(snapshot: Snapshot, chain: Sequence[int]) -> list[Step]:
         else:
             words, consumed, where = name_edge(objects, place_)
             hidden = False
-        end = place_ + consumed
+        end = min(place_ + consumed, len(chain) - 1)
         if words:
             steps.append(Step(words, describe(objects[end]), hidden, *where, place_, end))
         place_ = end

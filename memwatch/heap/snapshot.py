@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from memwatch.heap.autograd import autograd_edges
+from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.roots import Root, find_roots, is_own_module, is_runner_module
 from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, mro_of, quiet
 
@@ -36,6 +37,13 @@ class Snapshot:
     """
 
     def __init__(self, extra: Iterable[object] = ()) -> None:
+        pause_gc()  # a collection now would run the program's finalizers, and take longer than the snapshot
+        try:
+            self._take(extra)
+        finally:
+            resume_gc()
+
+    def _take(self, extra: Iterable[object]) -> None:
         self.objects: list[Any] = gc.get_objects()
         self.young = set(map(id, gc.get_objects(0)))  # ids stay theirs: the list above holds the objects
         self.objects += _frozen(self.objects)

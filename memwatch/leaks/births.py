@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.tensors import TypeFilter, is_simulated, is_storage, is_tensor, quiet, storage_bytes, storage_of
-from memwatch.leaks.pause import age_everything, pause_gc, resume_gc
+from memwatch.heap.pause import age_everything, pause_gc, resume_gc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

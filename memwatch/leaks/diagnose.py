@@ -21,7 +21,7 @@ from memwatch.leaks.holders import edge_to_cut, entry_step, holder_words
 from memwatch.leaks.leak import Leak
 from memwatch.leaks.legit import Exempt, exempt_edges
 from memwatch.leaks.loops import Loops
-from memwatch.leaks.pause import collect
+from memwatch.heap.pause import collect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -192,10 +192,12 @@ def _leak(group: list[Finding], runs: int, *, per_call: bool) -> Leak:
         holder=holder,
         path=path,
         site=_site(group),
-        advice=advice_for(shown.holder.words if shown.holder else holder, path, graph=_keeps_graph(group)),
+        advice=advice_for(holder, path, graph=_keeps_graph(group)),
         tensor=first.tensor,
         held_s=time.monotonic() - min(finding.birth.time_s for finding in group),
         per_call=per_call,
+        reference=shown.holder.words if shown.holder else holder,
+        keeps_graph=_keeps_graph(group),
     )
 
 

@@ -11,21 +11,22 @@ if TYPE_CHECKING:
 
 # The earlier a word stands here, the more likely its reference is the one the user wrote and can edit.
 _PREFERENCE: Final = (
-    "hooks of",
-    "post-accumulate-grad hooks",
+    "closure cell",
     "packed by a saved-tensor hook",
     "saved tensors[",
-    ".metadata",
-    "closure cell",
-    "(ctx)",
     "attribute .",
     "local `",
     "default argument",
-    "`self` of",
-    "argument",
+    "`self` of bound",
+    ".metadata",
     ".grad of",
-    "key ",
+    "argument",
+    "'",
     "item [",
+    "member of",
+    "hooks (",
+    "hooks of",
+    "key ",
     "global",
 )
 _PLUMBING: Final = ("attribute .__", "bases or __mro__", "class of", "__dict__ of", "contents of", "reference from")
@@ -34,13 +35,17 @@ _LONGEST: Final = 5
 
 def edge_to_cut(steps: Sequence[Step]) -> Step | None:
     """Return the reference of a cycle that is easiest to edit, or None for no cycle."""
+    return min(steps, key=_rank, default=None)
 
-    def rank(step: Step) -> tuple[int, int]:
-        if step.words.startswith(_PLUMBING):
-            return len(_PREFERENCE) + 1, 0
-        return next((n for n, word in enumerate(_PREFERENCE) if word in step.words), len(_PREFERENCE)), step.start
 
-    return min(steps, key=rank, default=None)
+def _rank(step: Step) -> tuple[int, int]:
+    if step.words.startswith(_PLUMBING):
+        return len(_PREFERENCE) + 1, 0
+    return next((n for n, word in enumerate(_PREFERENCE) if word in step.words), len(_PREFERENCE)), step.start
+
+
+def _telling(step: Step) -> bool:
+    return not step.words.startswith("(and from") and _rank(step)[0] < len(_PREFERENCE)
 
 
 def entry_step(steps: Sequence[Step], young: Sequence[bool]) -> Step | None:
@@ -62,10 +67,9 @@ def holder_words(steps: Sequence[Step], chosen: Step | None, kind: str) -> str:
     if not steps:
         return "C code (no Python reference)"
     if kind != "retained":
-        named = [step for step in steps if not step.words.startswith("(and from") and step is not chosen]
-        cells = [step.words for step in named if not step.hidden and not step.words.startswith(_PLUMBING)]
-        first = chosen.words if chosen else steps[0].words
-        return ", ".join(dict.fromkeys([first, *cells[: _LONGEST - 1]]))
+        first = chosen or steps[0]
+        named = sorted((step for step in steps if step is not first and _telling(step)), key=_rank)
+        return ", ".join(dict.fromkeys([first.words, *(step.words for step in named[: _LONGEST - 1])]))
     visible = [step for step in steps if not step.hidden or step is chosen]
     words = [step.words for step in visible]
     if len(words) > _LONGEST:

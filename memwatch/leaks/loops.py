@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import CellType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -52,7 +53,15 @@ class Loops:
         start = next((node for node in towards if node in looped), None)
         if start is None:
             return [], _chain(towards, list(towards)[-1])
-        return _shortest_loop(graph, start), _chain(towards, start)
+        return self._rotated(_shortest_loop(graph, start)), _chain(towards, start)
+
+    def _rotated(self, loop: list[int]) -> list[int]:
+        """Begin the loop at an object with a name of its own, not at a dictionary or tuple inside it."""
+        inner = (dict, tuple, CellType)
+        ring = loop[:-1]
+        objects = self._snapshot.objects
+        first = next((n for n, place in enumerate(ring) if type(objects[place]) not in inner), 0)
+        return [*ring[first:], *ring[:first], ring[first]]
 
     def _ancestors(self, position: int) -> dict[int, int]:
         """Map each unreachable ancestor, nearest first, to the next object on the way down."""
