@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import permutations
 from typing import TYPE_CHECKING
 
 from memwatch.planner import Effect, StepKind
@@ -151,15 +150,31 @@ def _host_version(program: Program, steps: list[Step], stop: int, b: int) -> int
 
 
 def brute_force_peak(graph: Graph) -> int:
-    """Lowest peak over all orders (bytes)."""
-    from memwatch.planner import Schedule
+    """Lowest peak over all orders (bytes): every set of ops that can have run, by the accounting rule."""
+    program = Program(graph)
+    made = [sum(program.nbytes[b] for b in makes) for makes in program.makes]
+    before = [sum(1 << above for above in graph.preds.row(op).tolist()) for op in range(graph.num_ops)]
+    users = dict.fromkeys(range(graph.num_buffers), 0)
+    for op in range(graph.num_ops):
+        for b in {*program.makes[op], *program.reads[op], *program.writes[op]}:
+            users[b] |= 1 << op
 
-    best = None
-    before = [set(graph.preds.row(op).tolist()) for op in range(graph.num_ops)]
-    for order in permutations(range(graph.num_ops)):
-        place = {op: position for position, op in enumerate(order)}
-        if all(place[above] < place[op] for op in order for above in before[op]):
-            peak = reference_peak(graph, Schedule.from_order(order))
-            best = peak if best is None else min(best, peak)
-    assert best is not None
-    return best
+    def live(ran: int) -> int:
+        return sum(
+            size
+            for b, size in enumerate(program.nbytes)
+            if (program.external[b] or ran >> int(graph.buffer_producer[b]) & 1)
+            and (b in program.final or users[b] & ~ran)
+        )
+
+    reached = {0: live(0)}
+    for _ in range(graph.num_ops):
+        larger: dict[int, int] = {}
+        for ran, peak in reached.items():
+            at_rest = live(ran)
+            for op in range(graph.num_ops):
+                if not ran >> op & 1 and before[op] & ran == before[op]:
+                    top = max(peak, at_rest + made[op] + int(graph.op_workspace_bytes[op]))
+                    larger[ran | 1 << op] = min(top, larger.get(ran | 1 << op, top))
+        reached = larger
+    return max(reached[(1 << graph.num_ops) - 1], live((1 << graph.num_ops) - 1))

@@ -22,7 +22,7 @@ from memwatch.planner.bounds import must_live_bound, pinned_bound, working_set_b
 from memwatch.planner.order.clock import Clock
 from memwatch.planner.order.cpsat import cpsat_order
 from memwatch.planner.order.exact import search_orders
-from memwatch.planner.order.lists import inductor_orders
+from memwatch.planner.order.lists import beam_orders, inductor_orders, list_orders
 from memwatch.planner.order.problem import mirrored, order_problem
 from memwatch.planner.order.tree import tree_order
 
@@ -34,7 +34,7 @@ def peak_of(graph: Graph, order) -> int:
 @pytest.mark.parametrize("seed", range(12))
 def test_weighted_trees_are_optimal(seed):
     """Hill-valley merging finds what trying all orders finds, for trees that join and trees that fork."""
-    for graph in (graphs.random_in_tree(7, seed), graphs.random_out_tree(7, seed)):
+    for graph in (graphs.random_in_tree(11, seed), graphs.random_out_tree(11, seed)):
         order = tree_order(order_problem(graph))
         assert order is not None
         assert peak_of(graph, order) == brute_force_peak(graph)
@@ -70,7 +70,7 @@ def test_large_trees_are_solved_exactly():
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_exact_search_finds_what_trying_all_orders_finds(seed):
-    graph = graphs.random_layered(8, 3, seed, fan_in=2, largest=9)
+    graph = graphs.random_layered(14, 4, seed, fan_in=2, largest=9)
     found = search_orders(order_problem(graph), 10**9, 0, 1_000, Clock.of(60))
     assert found.order is not None
     assert peak_of(graph, found.order) == found.lower_bound_bytes == brute_force_peak(graph)
@@ -111,6 +111,26 @@ def test_an_order_read_backwards_has_the_same_peak_in_the_mirrored_problem():
     for _, order in inductor_orders(problem):
         assert kernel_peak(problem, order) == peak_of(graph, order)
         assert kernel_peak(mirrored(problem), order[::-1].copy()) == peak_of(graph, order)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_candidate_of_the_portfolio_is_a_valid_order(seed):
+    """The simulator refuses an order that computes something else."""
+    candidates = 0
+    for graph in (graphs.random_layered(70, 9, seed), graphs.random_training(70, seed), graphs.pyramid(6)):
+        problem, clock = order_problem(graph), Clock.of(60)
+        for _, order in (*list_orders(problem, clock), *beam_orders(problem, seed, clock)):
+            assert peak_of(graph, order) >= lower_bound(graph, recompute=False)
+            candidates += 1
+    assert candidates == 3 * 10
+
+
+def test_a_wide_beam_is_close_to_the_optimum():
+    graph = graphs.random_layered(100, 6, seed=2)
+    optimum = best_order(graph)
+    beams = [peak_of(graph, order) for _, order in beam_orders(order_problem(graph), 0, Clock.of(60))]
+    assert optimum.proven
+    assert optimum.peak_bytes <= min(beams) <= 1.15 * optimum.peak_bytes
 
 
 @pytest.mark.parametrize("width", [20, 50])

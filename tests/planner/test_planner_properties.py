@@ -97,8 +97,8 @@ def test_best_orders_are_valid_never_above_the_program_and_above_every_bound(gra
     assert result.proven
 
 
-@settings(max_examples=25, deadline=None)
-@given(programs(max_ops=6))
+@settings(max_examples=150, deadline=None)
+@given(programs(max_ops=10))
 def test_small_programs_are_solved_to_the_optimum(graph):
     assert best_order(graph).peak_bytes == brute_force_peak(graph)
 

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
     from memwatch.planner.order.problem import Problem
 
-_WIDEST_SCAN = 256  # ready ops looked at per step: keeps very wide programs linear
-_LONGEST_RUN = 24
-
 
 @compiled
 def num_waiting(problem: Problem) -> IntArray:
@@ -121,12 +118,13 @@ def run_ahead(problem: Problem, seen: IntArray, waiting: IntArray, op: int, long
 
 
 @compiled
-def least_growth(problem: Problem, longest: int) -> IntArray:
+def least_growth(problem: Problem, longest: int, widest: int) -> IntArray:
     """Run what fits under the peak so far and grows least, else what needs least.
 
     Args:
         problem: the ordering problem.
         longest: 1 is the `lpmf` of torch._inductor.memory; more looks ahead along a chain of ops.
+        widest: how many ready ops to look at per step, the latest ones first.
     """
     num_ops = len(problem.workspace)
     waiting = num_waiting(problem)
@@ -141,7 +139,7 @@ def least_growth(problem: Problem, longest: int) -> IntArray:
             num_ready += 1
     for position in range(num_ops):
         chosen, chosen_top, chosen_net, chosen_fits = -1, np.int64(0), np.int64(0), False
-        for slot in range(max(0, num_ready - _WIDEST_SCAN), num_ready):
+        for slot in range(max(0, num_ready - widest), num_ready):
             top, net = run_ahead(problem, seen, waiting, ready[slot], longest)
             fits = live + top <= peak
             better = fits and not chosen_fits

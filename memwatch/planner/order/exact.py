@@ -48,8 +48,26 @@ def search_orders(
         max_states: how many downsets each direction may remember.
         clock: when to stop.
     """
+    return _search(problem, known_peak_bytes, lower_bound_bytes, max_states, clock)
+
+
+def beat_or_prove(problem: Problem, known_peak_bytes: int, max_states: int, clock: Clock) -> SearchResult:
+    """Search for any order under a known peak; the bound is 0 where neither is found nor excluded.
+
+    The level is one byte under the known peak from the start, so more moves are safe and fewer downsets
+    have to be looked at than by `search_orders`, which is slower and gives a bound when it is cut off.
+    """
+    found = _search(problem, known_peak_bytes, known_peak_bytes - 1, max_states, clock)
+    is_proof = found.order is None and found.lower_bound_bytes >= known_peak_bytes
+    return found if is_proof else SearchResult(found.order, 0, found.expansions)
+
+
+def _search(
+    problem: Problem, known_peak_bytes: int, level: int, max_states: int, clock: Clock
+) -> SearchResult:
+    """Raise the level from where it is until an order is found or none can be under the known peak."""
     directions = [_Direction(problem, max_states), _Direction(mirrored(problem), max_states)]
-    level = max(lower_bound_bytes, *(direction.level for direction in directions))
+    level = max(level, *(direction.level for direction in directions))
     open_ones = [0, 1]
     while level < known_peak_bytes and open_ones and not clock.is_over():
         for side in list(open_ones):

@@ -1,4 +1,4 @@
-"""The cheap candidates: program order and list schedules, of the program and of its mirror image."""
+"""The cheap candidates: program order, list schedules and beams, of the program and of its mirror image."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memwatch.planner.order.problem import Problem
 
 _LONGEST_RUN = 24
+_BEAM_WIDTHS = (4, 16)  # a wider beam is not always better
 
 
 def inductor_orders(problem: Problem) -> Iterator[tuple[str, IntArray]]:
@@ -24,7 +25,7 @@ def inductor_orders(problem: Problem) -> Iterator[tuple[str, IntArray]]:
 
     yield "bfs", kernel.breadth_first(problem)
     yield "dfs", kernel.depth_first(problem, *_by_size(problem))
-    yield "lpmf", kernel.least_growth(problem, 1)
+    yield "lpmf", kernel.least_growth(problem, 1, _widest(problem))
 
 
 def list_orders(problem: Problem, clock: Clock) -> Iterator[tuple[str, IntArray]]:
@@ -34,11 +35,29 @@ def list_orders(problem: Problem, clock: Clock) -> Iterator[tuple[str, IntArray]
     backwards = mirrored(problem)
     yield "program", np.arange(problem.num_ops)
     yield from inductor_orders(problem)
-    for longest in (_LONGEST_RUN, 4):
+    if not clock.is_over():
+        yield "lookahead", kernel.least_growth(problem, _LONGEST_RUN, _widest(problem))
+    if not clock.is_over():
+        order = kernel.least_growth(backwards, _LONGEST_RUN, _widest(problem))
+        yield "mirrored-lookahead", order[::-1].copy()
+
+
+def beam_orders(problem: Problem, seed: int, clock: Clock) -> Iterator[tuple[str, IntArray]]:
+    """Yield beam searches of several widths, forwards and backwards, until the time is up."""
+    from memwatch.planner.order._beam import beam_search
+
+    bits = np.random.default_rng(seed).integers(0, 2**64, size=problem.num_ops, dtype=np.uint64)
+    backwards = mirrored(problem)
+    for width in _BEAM_WIDTHS:
         if not clock.is_over():
-            yield f"lookahead-{longest}", kernel.least_growth(problem, longest)
+            yield f"beam-{width}", beam_search(problem, width, bits)
         if not clock.is_over():
-            yield f"mirrored-lookahead-{longest}", kernel.least_growth(backwards, longest)[::-1].copy()
+            yield f"mirrored-beam-{width}", beam_search(backwards, width, bits)[::-1].copy()
+
+
+def _widest(problem: Problem) -> int:
+    """How many ready ops a list schedule looks at per step: keeps large, wide programs linear."""
+    return max(32, min(256, 4_000_000 // max(1, problem.num_ops)))
 
 
 def _by_size(problem: Problem) -> tuple[IntArray, IntArray]:

@@ -11,8 +11,8 @@ from memwatch.planner.bounds import lower_bound
 from memwatch.planner.order import cpsat
 from memwatch.planner.order.anneal import anneal_order
 from memwatch.planner.order.clock import Clock
-from memwatch.planner.order.exact import search_orders
-from memwatch.planner.order.lists import list_orders
+from memwatch.planner.order.exact import beat_or_prove, search_orders
+from memwatch.planner.order.lists import beam_orders, list_orders
 from memwatch.planner.order.problem import Problem, order_problem
 from memwatch.planner.order.tree import tree_order
 from memwatch.planner.order.warm import warm_up
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from memwatch.planner.graph import Graph
 
 _LARGEST_TREE = 50_000
+_LARGEST_BEAM = 5_000
 _LARGEST_SEARCH = 512
 _LARGEST_CPSAT = 150
 _CPSAT_EFFORT = 1.0
@@ -106,6 +107,11 @@ def _improve(best: _Best, seed: int, clock: Clock) -> None:
             best.offer(order, "tree")
             best.bound_bytes = best.peak_bytes
             return
+    if problem.num_ops <= _LARGEST_BEAM:
+        for method, order in beam_orders(problem, seed, clock.share(0.25)):
+            best.offer(order, method)
+            if best.is_proven:
+                return
     small = problem.num_ops <= _LARGEST_SEARCH
     rounds, moves = _effort(problem.num_ops)
     order = anneal_order(
@@ -144,7 +150,15 @@ def _effort(num_ops: int) -> tuple[int, int]:
 
 def _search(best: _Best, clock: Clock) -> None:
     max_states = 30_000_000 // max(best.problem.num_ops, 64)
-    found = search_orders(best.problem, best.peak_bytes, best.bound_bytes, max_states, clock)
-    if found.order is not None:
+    sprint = clock.share(0.8)
+    while not best.is_proven:
+        found = beat_or_prove(best.problem, best.peak_bytes, max_states, sprint)
+        best.bound_bytes = max(best.bound_bytes, found.lower_bound_bytes)
+        if found.order is None:
+            break
         best.offer(found.order, "exact search")
-    best.bound_bytes = found.lower_bound_bytes
+    if not best.is_proven:
+        found = search_orders(best.problem, best.peak_bytes, best.bound_bytes, max_states, clock)
+        best.bound_bytes = max(best.bound_bytes, found.lower_bound_bytes)
+        if found.order is not None:
+            best.offer(found.order, "exact search")

@@ -66,7 +66,8 @@ def _in_tree_order(problem: Problem) -> IntArray | None:
     walk = new_walk(problem, forward)  # rise and net of an op are the same in every order
     waiting: dict[int, list[list[_Segment]]] = {}
     for op in forward.tolist():
-        segments = list(heapq.merge(*waiting.pop(op, ()), key=_priority))
+        children = waiting.pop(op, [])
+        segments = children[0] if len(children) == 1 else list(heapq.merge(*children, key=_priority))
         _append(segments, _Segment(int(walk.rise[op]), int(walk.net[op]), op))
         waiting.setdefault(int(parent[op]), []).append(segments)
     ropes = [segment.ops for segment in heapq.merge(*waiting.pop(-1, ()), key=_priority)]

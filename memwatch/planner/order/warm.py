@@ -11,7 +11,7 @@ from memwatch.planner.graph import Graph
 from memwatch.planner.order.anneal import anneal_order
 from memwatch.planner.order.clock import Clock
 from memwatch.planner.order.exact import search_orders
-from memwatch.planner.order.lists import list_orders
+from memwatch.planner.order.lists import beam_orders, list_orders
 from memwatch.planner.order.problem import order_problem
 from memwatch.planner.peak import simulate
 from memwatch.planner.schedule import Schedule
@@ -24,6 +24,7 @@ def warm_up() -> None:
     problem = order_problem(graph)
     clock = Clock.of(600)
     list(list_orders(problem, clock))
+    list(beam_orders(problem, 0, clock))
     lower_bound(graph, recompute=False)
     anneal_order(problem, np.arange(3), 0, rounds=1, moves=10, seed=0, clock=clock)
     search_orders(problem, 1 << 40, 0, 100, clock)
