@@ -82,7 +82,8 @@ def _by_site(frames: Frames) -> pd.DataFrame:
     ]
     keys = [peak["category"], peak["module"], pd.Series(site, index=peak.index, name="site", dtype="str")]
     groups = peak["nbytes"].groupby(keys, sort=False)
-    return pd.DataFrame({"nbytes": groups.sum(), "count": groups.size()})
+    counted: pd.DataFrame = pd.concat([groups.sum(), groups.size().rename("count")], axis=1)
+    return counted
 
 
 def _site(op_name: str, line: str, function: str) -> str:

@@ -1,0 +1,51 @@
+# The first two commands of a fresh clone: `make demo` and `make test`. Both set up what they need in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python -m
+INSTALL := $(RUN) pip install --quiet -c constraints.txt
+
+.PHONY: demo test lint page programs clean
+
+demo: $(VENV)/.installed  ## train a small GPT, print its summary, write out/gpt.html
+	$(VENV)/bin/python examples/gpt.py
+
+test: $(VENV)/.installed-test programs lint  ## everything that must hold
+	$(RUN) pytest -n 2 -q
+
+lint: $(VENV)/.installed-test  ## style, types and the direction of imports
+	$(RUN) ruff check
+	$(RUN) ruff format --check
+	$(RUN) mypy
+	$(VENV)/bin/lint-imports
+
+page:  ## bundle the script of the HTML page again
+	cd web && npm ci && npm run build
+
+programs:  ## the browser that drives the page, and graphviz
+	@for program in chromium chromedriver dot; do command -v $$program >/dev/null || missing="$$missing $$program"; done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		export DEBIAN_FRONTEND=noninteractive; \
+		apt-get update -q && apt-get install -q -y --no-install-recommends chromium chromium-driver graphviz; \
+	else \
+		echo "make test needs the programs:$$missing (on Debian: apt-get install chromium chromium-driver graphviz)" >&2; \
+		exit 1; \
+	fi
+
+# torch comes first and pinned: no other requirement may choose it
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) pip install --quiet -r constraints.txt
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	$(INSTALL) -e .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.torch pyproject.toml
+	$(INSTALL) -e '.[test]'
+	touch $@
+
+clean:  ## remove what make made
+	rm -rf $(VENV) out build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
