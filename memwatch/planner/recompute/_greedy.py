@@ -166,12 +166,14 @@ def try_cut(
     model: Model, tokens: IntArray, length: int, events: Events, search: Search, row: IntArray, peak_step: int,
     limit: int, out: IntArray,
 ) -> tuple[int, float]:  # fmt: skip
-    """Write the schedule after a cut to `out`; return its length and the price of the cut."""
+    """Write the schedule after a cut to `out`; return its length (0: impossible) and the price of the cut."""
     buffer, version, since, until, way = row
     if way == MOVE:
         out_after, in_before, price = move_points(model, tokens, buffer, since, until, peak_step)
         return apply_move(model, tokens, length, buffer, out_after, in_before, out), price
     found = missing_ops(model, events, search, buffer, version, until, peak_step, way, limit)
+    if found < 0:
+        return 0, 0.0
     price = 0.0
     for position in range(found):
         price += model.cost[search.ops[position]]

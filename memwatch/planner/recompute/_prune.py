@@ -73,9 +73,9 @@ def _is_useless(model: Model, op: int, scratch: Scratch) -> bool:
 
 @compiled
 def drop_useless(
-    model: Model, tokens: IntArray, length: int, scratch: Scratch, live: IntArray
+    model: Model, tokens: IntArray, ids: IntArray, length: int, scratch: Scratch, live: IntArray
 ) -> int:
-    """Remove the repeated ops and the moves whose results nobody uses; return the new length."""
+    """Remove the repeated ops and the moves whose results nobody uses; `ids` go with their tokens."""
     count = computes(model, tokens, length)
     scratch.wanted[:] = model.final
     scratch.until[:] = length
@@ -96,36 +96,41 @@ def drop_useless(
                 continue
             move_backwards(model, token, step, scratch, live)
         at -= 1
-        tokens[at] = token
+        tokens[at], ids[at] = token, ids[step]
     tokens[: length - at] = tokens[at:length].copy()
+    ids[: length - at] = ids[at:length].copy()
     return length - at
 
 
 @compiled
 def without(
-    model: Model, tokens: IntArray, length: int, step: int, out: IntArray
+    model: Model, tokens: IntArray, ids: IntArray, length: int, step: int, out: IntArray, out_ids: IntArray
 ) -> int:
     """Write the schedule without one step (a move out goes with its way back) to `out`; return its length."""
-    token = tokens[step]
     partner = -1
-    if token >= model.num_ops:
-        other = token + model.num_buffers
+    if tokens[step] >= model.num_ops:
         for later in range(step + 1, length):
-            if tokens[later] == other:
+            if tokens[later] == tokens[step] + model.num_buffers:
                 partner = later
-                break
-            if tokens[later] == token:
                 break
     at = 0
     for position in range(length):
         if position not in (step, partner):
-            out[at] = tokens[position]
+            out[at], out_ids[at] = tokens[position], ids[position]
             at += 1
     return at
 
 
 @compiled
-def prune(model: Model, tokens: IntArray, length: int, budget: int, order: IntArray) -> int:
+def may_go(model: Model, token: int, count: IntArray) -> bool:
+    """Whether a step is a repeated op or a move out: what a schedule may do without."""
+    if token < model.num_ops:
+        return bool(count[token] > 1)
+    return token < model.num_ops + model.num_buffers
+
+
+@compiled
+def prune(model: Model, tokens: IntArray, length: int, budget: int, rank: IntArray) -> int:
     """Take back every recompute and move that the budget does not need.
 
     Args:
@@ -133,48 +138,32 @@ def prune(model: Model, tokens: IntArray, length: int, budget: int, order: IntAr
         tokens: a schedule that fits the budget, changed in place.
         length: how many tokens it has.
         budget: bytes it may use.
-        order: which ops to try first: a rank per op, lowest first.
+        rank: order in which to try the steps, as a permutation of them.
 
     Returns:
         The new length.
     """
     scratch = new_scratch(model.num_buffers)
-    live = np.empty(len(tokens) + 2, np.int64)
-    trial = np.empty(len(tokens), np.int64)
-    changed = True
+    live = np.empty(length + 2, np.int64)
+    trial, trial_ids = np.empty(length, np.int64), np.empty(length, np.int64)
+    ids, where = np.arange(length), np.arange(length)
+    first_length, changed = length, True
     while changed:
         changed = False
         count = computes(model, tokens, length)
-        rank = np.empty(length, np.int64)
-        chosen = 0
-        for step in range(length):
-            token = tokens[step]
-            if (token < model.num_ops and count[token] > 1) or (
-                model.num_ops <= token < model.num_ops + model.num_buffers
-            ):
-                rank[chosen] = step
-                chosen += 1
-        keys = np.empty(chosen, np.int64)
-        for position in range(chosen):
-            token = tokens[rank[position]]
-            keys[position] = order[token] if token < model.num_ops else -1
-        for position in np.argsort(keys, kind="mergesort"):
-            step = rank[position]
-            if step >= length:
+        for original in rank:
+            step = where[original]
+            if step < 0 or not may_go(model, tokens[step], count):
                 continue
-            token = tokens[step]
-            if token >= model.num_ops + model.num_buffers or (token < model.num_ops and count[token] < 2):
-                continue
-            new_length = without(model, tokens, length, step, trial)
-            new_length = drop_useless(model, trial, new_length, scratch, live)
+            new_length = without(model, tokens, ids, length, step, trial, trial_ids)
+            new_length = drop_useless(model, trial, trial_ids, new_length, scratch, live)
             peak = sweep(model, trial, new_length, scratch, live)
-            if 0 <= peak <= budget:
-                length = new_length
-                tokens[:length] = trial[:length]
-                count = computes(model, tokens, length)
-                for after in range(chosen):
-                    # the rest moved to the left by the number of steps that went; be content with the next round
-                    rank[after] = min(rank[after], length)
-                changed = True
-                break
+            if peak < 0 or peak > budget:
+                continue
+            length, changed = new_length, True
+            tokens[:length], ids[:length] = trial[:length], trial_ids[:length]
+            count = computes(model, tokens, length)
+            where[:first_length] = -1
+            for position in range(length):
+                where[ids[position]] = position
     return length
