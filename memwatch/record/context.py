@@ -175,12 +175,14 @@ class Context:
                         self._role(tensor, STATE, f"{kind}.{slot}[{owner}]")
 
     def backward_ended(self) -> None:
-        """Note which storages are the gradients of known parameters."""
+        """Note which storages are the gradients of known parameters, and let the recorder hold what is left."""
         with torch._C.DisableTorchFunction():
             for reference, name in list(self._parameters.values()):
                 parameter = reference()
                 if parameter is not None and parameter.is_leaf and (grad := parameter.grad) is not None:
                     self._role(grad, GRADIENT, f"grad of {name}")
+        if torch._C._current_graph_task_id() == NONE:
+            self._storages.settle()
 
     def _note_inputs(self, module: nn.Module, values: tuple[Any, ...]) -> None:
         for tensor in _tensors_in(values):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from memwatch.capture.schema import ACCESSES, NONE, PHASES
 from memwatch.record.clock import ticks
-from memwatch.record.storages import BASELINE, BY_OP, Storages, plain_parts
+from memwatch.record.storages import BASELINE, BY_OP, Passing, Storages, address_of, plain_parts
 
 if TYPE_CHECKING:
     from memwatch.record.context import Context
@@ -67,6 +67,7 @@ class OpRecorder:
         self.ops: list[int] = []
         self.uses: list[int] = []
         self.on_flush: Callable[[], None] = lambda: None
+        self.holds: Callable[[], bool] = lambda: True
         self.flush_ops = self.flush_ticks = _NEVER
         self._storages = storages
         self._live = storages.live
@@ -93,7 +94,9 @@ class OpRecorder:
             phase = OPTIMIZER if context.optimizing and not grad else FORWARD
             sequence = _next_sequence() - 1 if grad else NONE
         else:
-            self._was_backward = True
+            if not self._was_backward:
+                self._was_backward = True
+                self._storages.hold = self.holds()
             phase = BACKWARD
             sequence = _current_node()._sequence_nr()  # type: ignore[union-attr]
             if sequence > _MAX_SEQUENCE:  # AccumulateGrad has the largest unsigned number, so that it runs first
@@ -119,11 +122,12 @@ class OpRecorder:
         if kind.resizes:
             self._resized(args, kwargs)
         if result.__class__ is Tensor and result.layout is _strided:
-            storage = result.untyped_storage()
-            if id(storage) not in self._live:
-                self.uses += (number, self._storages.born(result, storage, number, BY_OP), OUTPUT)
+            key = address_of(result)
+            known = self._live.get(key)
+            if known is None or (known.__class__ is Passing and not _lies_in(key, (args, kwargs))):
+                self.uses += (number, self._storages.born(result, key, number, BY_OP), OUTPUT)
         elif result is not None:
-            self._made(number, result)
+            self._made(number, result, (args, kwargs))
         if number >= self.flush_ops or end > self.flush_ticks:
             self.on_flush()
         return result
@@ -134,7 +138,7 @@ class OpRecorder:
             kind = argument.__class__
             if kind is Tensor or kind is _Parameter:
                 try:
-                    uses += (number, live[id(argument.untyped_storage())].number, access)
+                    uses += (number, live[address_of(argument)].number, access)
                 except (KeyError, NotImplementedError, RuntimeError):
                     self._touch_slowly(number, argument, access)
             elif kind is list or kind is tuple:
@@ -153,17 +157,31 @@ class OpRecorder:
             if isinstance(item, Tensor):
                 self._storages.resized(item)
 
-    def _made(self, number: int, result: Any) -> None:
-        storages = self._storages
+    def _made(self, number: int, result: Any, given: Any) -> None:
         if isinstance(result, Tensor):
             for part in plain_parts(result):
                 try:
-                    storage = part.untyped_storage()
+                    key = address_of(part)
                 except (NotImplementedError, RuntimeError):
-                    storages.number_of(part, number, BY_OP)
+                    self._storages.number_of(part, number, BY_OP)
                     continue
-                if id(storage) not in self._live:
-                    self.uses += (number, storages.born(part, storage, number, BY_OP), OUTPUT)
+                known = self._live.get(key)
+                if known is None or (known.__class__ is Passing and not _lies_in(key, given)):
+                    self.uses += (number, self._storages.born(part, key, number, BY_OP), OUTPUT)
         elif result.__class__ is tuple or result.__class__ is list:
             for item in result:
-                self._made(number, item)
+                self._made(number, item, given)
+
+
+def _lies_in(key: int, given: Any) -> bool:
+    """Tell whether the storage at an address belongs to an argument; if not, its address was used before."""
+    if isinstance(given, Tensor):
+        try:
+            return any(address_of(part) == key for part in plain_parts(given))
+        except (NotImplementedError, RuntimeError):
+            return False
+    if given.__class__ is dict:
+        given = given.values()
+    elif given.__class__ is not list and given.__class__ is not tuple:
+        return False
+    return any(_lies_in(key, item) for item in given)

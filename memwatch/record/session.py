@@ -85,6 +85,7 @@ class Session:
                 emit = lambda rows: self._add({"allocator": rows})  # noqa: E731  # a name would say less
                 self._switch_on(lambda: self._allocator.start(emit), self._allocator.stop)  # type: ignore[union-attr]
             self.ops.on_flush = self._flush_in_thread
+            self.ops.holds = self._holds_in_backward
             self._schedule()
             if self._writer is not None:
                 self._start_timer()
@@ -160,6 +161,11 @@ class Session:
         else:
             self._flush()
         self._schedule()
+
+    def _holds_in_backward(self) -> bool:
+        """Tell whether storages are watched from birth in backward too; not where the allocator tells of deaths."""
+        told = self._allocator is not None and self._allocator.running
+        return not told or self.interceptor.name != "key" or self.arguments is not None
 
     def _start_timer(self) -> None:
         self._timer = done = threading.Event()

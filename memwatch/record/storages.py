@@ -1,8 +1,11 @@
 """Storage identity, birth and death, by weak references only.
 
-The Python object of a storage lives exactly as long as the C++ storage (TORCH_FACTS: it is preserved), so
-its `id` names the storage while it lives and a weak reference's callback marks its death, in whatever
-thread the last reference goes.
+The address of the C++ storage names it while it lives. Its Python object lives exactly as long (TORCH_FACTS:
+it is preserved), so a weak reference's callback marks the death, in whatever thread the last reference goes.
+
+But the Python object counts as an owner, and autograd adds a gradient in place only to a storage with one
+owner. So while backward runs, a new storage gets no Python object (`hold` is off): its tensor is watched
+until backward has ended, and the allocator's events tell when the memory was freed.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from memwatch.capture.schema import NONE, ORIGINS
 from memwatch.record.clock import ticks
 from memwatch.record.strings import Strings
 
+address_of = torch._C._storage_address  # type: ignore[attr-defined]  # asks no __torch_function__, makes no object
 BY_OP, BASELINE, EXTERNAL = ORIGINS.index("op"), ORIGINS.index("baseline"), ORIGINS.index("external")
 
 
@@ -31,11 +35,22 @@ class Alive(weakref.ref):  # type: ignore[type-arg]  # the stub's class is gener
     nbytes: int
 
 
+class Passing(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to the first tensor seen on a storage that has no Python object yet."""
+
+    __slots__ = ("address", "key", "nbytes", "number")
+    number: int
+    key: int
+    nbytes: int
+    address: int
+
+
 class Storages:
     """Number the storages the program touches; append their births, deaths and resizes."""
 
     def __init__(self, strings: Strings, ops_started: list[int]) -> None:
-        self.live: dict[int, Alive] = {}
+        self.live: dict[int, Alive | Passing] = {}
+        self.hold = True
         self.births: list[int] = []
         self.deaths: list[int] = []
         self.resizes: list[int] = []
@@ -52,38 +67,67 @@ class Storages:
     def number_of(self, tensor: Tensor, op: int, origin: int) -> int:
         """Return the storage number of `tensor`, giving birth to it at first sight; -1 if it has no storage."""
         try:
-            storage = tensor.untyped_storage()
+            key = address_of(tensor)
         except (NotImplementedError, RuntimeError):
             self.unseen.add(_kind_without_storage(tensor))
             return NONE
-        alive = self.live.get(id(storage))
-        return self.born(tensor, storage, op, origin) if alive is None else alive.number
+        known = self.live.get(key)
+        if known is None or (known.__class__ is Passing and known.address != _data_address(tensor)):
+            return self.born(tensor, key, op, origin)
+        if known.__class__ is Passing and self.hold:
+            self._watch(tensor, key, known.number)
+        return known.number
 
-    def born(self, tensor: Tensor, storage: torch.UntypedStorage, op: int, origin: int) -> int:
-        """Append the birth of `storage`, first seen as the storage of `tensor`."""
+    def born(self, tensor: Tensor, key: int, op: int, origin: int) -> int:
+        """Append the birth of the storage with address `key`, first seen as the storage of `tensor`."""
         number = self.count
         self.count = number + 1
-        nbytes = storage.nbytes()
-        alive = Alive(storage, self._died)
-        alive.number = number
-        alive.key = key = id(storage)
-        alive.nbytes = nbytes
-        self.live[key] = alive
-        self.live_bytes += nbytes
-        try:
-            address = torch._C._data_address(tensor)  # type: ignore[attr-defined]  # never copies a lazy clone
-        except (RuntimeError, NotImplementedError, TypeError):
-            address = 0
+        address = _data_address(tensor)
+        if self.hold or not tensor.is_cpu:
+            nbytes = self._watch(tensor, key, number)
+        else:
+            passing = Passing(tensor, self._passed)
+            passing.number, passing.key, passing.address = number, key, address
+            passing.nbytes = nbytes = tensor.nbytes
+            self.live[key] = passing
+            self.live_bytes += nbytes
         device = self._cpu if tensor.is_cpu else self.device_id(tensor)
         self.births += (number, op, ticks(), address, nbytes, device, origin, self.shape_id(tensor))
         return number
 
+    def _watch(self, tensor: Tensor, key: int, number: int) -> int:
+        storage = tensor.untyped_storage()
+        alive = Alive(storage, self._died)
+        alive.number = number
+        alive.key = key
+        alive.nbytes = nbytes = storage.nbytes()
+        self.live[key] = alive
+        self.live_bytes += nbytes
+        return nbytes
+
     def _died(self, alive: Alive) -> None:
         if self.closed:
             return
-        self.live.pop(alive.key, None)
+        if self.live.get(alive.key) is alive:
+            del self.live[alive.key]
         self.live_bytes -= alive.nbytes
         self.deaths += (alive.number, self._ops_started[0], ticks())
+
+    def _passed(self, passing: Passing) -> None:
+        """Count the bytes of a passing storage as gone; it stays known, for another tensor may show it still."""
+        self.live_bytes -= passing.nbytes
+
+    def settle(self) -> None:
+        """Watch the storages that backward made and left, now that a Python object of them does no harm."""
+        self.hold = True
+        for key, known in list(self.live.items()):
+            if known.__class__ is Passing:
+                tensor = known()
+                if tensor is None:
+                    del self.live[key]
+                else:
+                    self.live_bytes -= known.nbytes
+                    self._watch(tensor, key, known.number)
 
     def resized(self, tensor_or_storage: Any) -> None:
         """Append a resize if the storage changed its size since it was last seen."""
@@ -91,7 +135,7 @@ class Storages:
         try:
             if isinstance(storage, Tensor):
                 storage = storage.untyped_storage()
-            alive, nbytes = self.live.get(id(storage)), storage.nbytes()
+            alive, nbytes = self.live.get(storage._cdata), storage.nbytes()
             if alive is not None and alive.nbytes != nbytes:
                 self.live_bytes += nbytes - alive.nbytes
                 alive.nbytes = nbytes
@@ -124,6 +168,14 @@ class Storages:
         """Stop listening to deaths; what is still alive was alive at the end."""
         self.closed = True
         self.live.clear()
+
+
+def _data_address(tensor: Tensor) -> int:
+    try:
+        address: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]  # never copies a lazy clone
+    except (RuntimeError, NotImplementedError, TypeError):
+        return 0
+    return address
 
 
 def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
