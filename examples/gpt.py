@@ -20,6 +20,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Let every position look at those before it."""
         batch, length, _ = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -38,6 +39,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Transform each position."""
         x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
@@ -54,6 +56,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(WIDTH, vocabulary, bias=False)
 
     def forward(self, characters: Tensor) -> Tensor:
+        """Score the next character at every position."""
         return self.head(self.norm(self.blocks(self.token(characters) + self.position)))
 
 
