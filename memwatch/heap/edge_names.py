@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections import deque
 from types import (
     AsyncGeneratorType,
@@ -149,6 +150,8 @@ def _class(chain: Sequence[Any], at: int) -> Named | None:
     if type(child) is dict:
         found, name = _key_of(child, _after(chain, at, 2))
         if found:
+            if cls is weakref.finalize and name == "_registry":
+                return "registry of weakref.finalize callbacks", 2, NOWHERE
             word = "attribute" if name in type_dict(cls) else "entry"
             return f"class {word} .{name} of class {type_name(cls)}", 2, class_place(cls)
     if type(child) is tuple:

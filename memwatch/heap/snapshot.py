@@ -15,7 +15,7 @@ import torch
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.roots import Root, find_roots, is_own_module, is_runner_module
-from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, mro_of, quiet
+from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, mro_of, quiet, type_dict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -179,12 +179,18 @@ class Snapshot:
         return groups if runner else groups[:2]
 
     def barriers(self) -> set[int]:
-        """Return the positions of modules that a search must not enter: memwatch's and the test runner's own."""
+        """Return the positions a search must not enter: modules and objects of memwatch and of the test runner."""
         found = set()
         for name, module in list(sys.modules.items()):
-            if isinstance(name, str) and (is_own_module(name) or is_runner_module(name)) and type(module) is ModuleType:
+            if isinstance(name, str) and _is_foreign(name) and type(module) is ModuleType:
                 found |= {self.position(module), self.position(module.__dict__)}
+        own = [type_id for type_id, cls in self._types.items() if _is_foreign(type_dict(cls).get("__module__"))]
+        found.update(np.flatnonzero(np.isin(self._type_ids, own)).tolist())
         return found - {UNREACHED}
+
+
+def _is_foreign(module: object) -> bool:
+    return type(module) is str and (is_own_module(module) or is_runner_module(module))
 
 
 def _sorted_edges(

@@ -13,6 +13,7 @@ import torch
 
 from memwatch.heap.names import describe, place
 from memwatch.heap.paths import Step, steps_of
+from memwatch.heap.roots import Root
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_tensor, mro_of, quiet, storage_of
@@ -132,8 +133,13 @@ def _retained(snapshot: Snapshot, chain: list[int], birth: Birth) -> Finding | N
         return None
     steps = steps_of(snapshot, chain)
     step = entry_step(steps, [not snapshot.is_old(position) for position in chain])
-    key = (id(objects[step.start]), _pattern(step.words)) if step else None
+    key = (_identity(objects[step.start]), _pattern(step.words)) if step else None
     return Finding(birth, key, _to_tensor(steps), step, _tensor_words(objects))
+
+
+def _identity(owner: Any) -> object:  # noqa: ANN401 - any object of a chain
+    # the calls of many threads are different frames but one line to edit
+    return owner.kind if type(owner) is Root else id(owner)
 
 
 def _is_small_cache(obj: Any) -> bool:  # noqa: ANN401 - any object of a chain

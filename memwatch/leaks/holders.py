@@ -72,8 +72,8 @@ def holder_words(steps: Sequence[Step], chosen: Step | None, kind: str) -> str:
         return ", ".join(dict.fromkeys([first.words, *(step.words for step in named[: _LONGEST - 1])]))
     visible = [step for step in steps if not step.hidden or step is chosen]
     words = [step.words for step in visible]
-    if len(words) > _LONGEST:
-        words = [*words[:2], "...", *words[-(_LONGEST - 2) :]]
+    if len(words) > _LONGEST + 2:
+        words = [*words[:2], "...", *words[-_LONGEST + 1 :]]
         if chosen is not None and chosen.words not in words:
             words.insert(2, chosen.words)
     return " -> ".join(words) or steps[0].words

@@ -355,7 +355,7 @@ def clean_lru_cache_argument():
 
 def leak_atexit():
     value = tensor()
-    atexit.register(lambda: value and None)
+    atexit.register(lambda: value is None)
 
 
 def done():
@@ -515,7 +515,7 @@ PROGRAMS = collect(
         ("lru_cache", "retained", ("lru_cache of cached",)),
         ("lru_cache_argument", "retained", ("lru_cache of norm", "argument")),
         ("atexit", "retained", ("atexit callback", "closure cell `value`")),
-        ("finalize", "retained", ("weakref.finalize",)),
+        ("finalize", "retained", ("weakref.finalize", "attribute .args")),
         ("log_record", "retained", ("LogRecord", "KeepRecords")),
         ("linked_list", "retained", ("global `CHAIN`",)),
         ("namedtuple", "retained", ("global `ENTRIES`", "field .value of Entry")),

@@ -83,10 +83,13 @@ def clean_forward_hook_collects():
     QUIET(torch.randn(4, 16))
 
 
+HOOKED = nn.Sequential(nn.Linear(16, 16))
+
+
 def leak_hook_per_call():
     saved = []
-    NET[0].register_forward_hook(lambda module, args, out: saved.append(out.detach()))
-    NET(torch.randn(4, 16))
+    HOOKED[0].register_forward_hook(lambda module, args, out: saved.append(out.detach()))
+    HOOKED(torch.randn(4, 16))
 
 
 def clean_hook_per_call():
