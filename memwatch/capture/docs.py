@@ -1,0 +1,85 @@
+"""Write the page of documentation that lists every table and column: `python -m memwatch.capture.docs`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+from memwatch.capture.schema import (
+    ACCESSES,
+    CATEGORIES,
+    DERIVED,
+    FORMAT_VERSION,
+    ORIGINS,
+    PANDAS_DTYPE,
+    PHASES,
+    RECORDED,
+    ROLES,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwatch.capture.schema import Column, Kind, Table
+
+_UNITS: Final = {
+    "_bytes": "bytes",
+    "nbytes": "bytes",
+    "_ns": "nanoseconds",
+    "_s": "seconds",
+    "_ratio": "ratio, 0 to 1",
+}
+
+_HEAD: Final = """# Tables
+
+Generated from `memwatch/capture/schema.py` by `python -m memwatch.capture.docs > docs/tables.md`.
+
+`-1` in an integer column means "there is none". A name tells the unit of its column.
+"""
+
+_DERIVED_HEAD: Final = """
+## What you read
+
+DataFrames of a profile: `prof.ops`, `prof.storages` and so on, also after `memwatch.load`, and the tables of
+`memwatch transform CAPTURE csv --table NAME`.
+"""
+
+_RECORDED_HEAD: Final = f"""
+## What the file holds
+
+A capture is one SQLite file (format {FORMAT_VERSION}); each of these is a table in it, as recorded. Times are
+unix time.
+"""
+
+
+def tables_page() -> str:
+    """Give the page as Markdown."""
+    values = (
+        ("PHASES", PHASES),
+        ("ACCESSES", ACCESSES),
+        ("ORIGINS", ORIGINS),
+        ("ROLES", ROLES),
+        ("CATEGORIES", CATEGORIES),
+    )
+    lists = "".join(f"\n- `{name}`: {', '.join(words)}" for name, words in values)
+    derived = "".join(_section(table, "dtype", PANDAS_DTYPE) for table in DERIVED)
+    recorded = "".join(_section(table, "type", {"int": "INTEGER", "text": "TEXT"}) for table in RECORDED)
+    return f"{_HEAD}{lists}\n{_DERIVED_HEAD}{derived}{_RECORDED_HEAD}{recorded}"
+
+
+def _section(table: Table, heading: str, types: Mapping[Kind, str]) -> str:
+    head = f"\n### {table.name}\n\n{table.doc}\n\n| column | {heading} | unit | meaning |\n| --- | --- | --- | --- |\n"
+    rows = (
+        f"| `{column.name}` | {types[column.kind]} | {unit(column)} | {column.doc.replace('|', '/')} |\n"
+        for column in table.columns
+    )
+    return head + "".join(rows)
+
+
+def unit(column: Column) -> str:
+    """Give the unit that a column's name tells, empty where it has none."""
+    return next((text for ending, text in _UNITS.items() if column.name.endswith(ending)), "")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(tables_page())
