@@ -1,3 +1,131 @@
-"""Hooks of the memwatch pytest plugin."""
+"""The hooks; what they do is in the other files. Importing this must stay cheap: no torch, no memwatch internals."""
 
 from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from pytest_memwatch.baselines import Baseline, load_baseline, save_baseline
+from pytest_memwatch.body import examined, is_unittest
+from pytest_memwatch.fixtures import HELPER, memwatch_fixture, no_tensor_leaks
+from pytest_memwatch.markers import check_marks, register
+from pytest_memwatch.options import SETTINGS, add_options, read_settings
+from pytest_memwatch.outcome import EXAMINATION, attach
+from pytest_memwatch.plan import plan_for
+from pytest_memwatch.results import RESULTS, collect, write_json
+from pytest_memwatch.summary import Status, status, summary_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+__all__ = ["memwatch_fixture", "no_tensor_leaks"]
+
+BASELINE: Final = pytest.StashKey[Baseline | None]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare options and ini keys."""
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare markers; read the settings and the baseline."""
+    register(config)
+    settings = read_settings(config)
+    config.stash[SETTINGS] = settings
+    config.stash[RESULTS] = {}
+    compare = settings.compare
+    config.stash[BASELINE] = None if compare is None else load_baseline(config.rootpath, compare)
+    config.pluginmanager.register(_Collector(config), "memwatch-collector")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse wrong markers before any test runs."""
+    check_marks(items)
+
+
+def _examining(item: pytest.Item) -> AbstractContextManager[None]:
+    settings = item.config.stash[SETTINGS]
+    plan = plan_for(item, settings)
+    if plan.idle or not isinstance(item, pytest.Function):
+        return nullcontext()
+    from pytest_memwatch.examine import Examination
+
+    baseline = item.config.stash[BASELINE]
+    saved_bytes = baseline.peaks.get(item.nodeid) if baseline else None
+    arguments = {**getattr(getattr(item, "callspec", None), "params", {}), **item.funcargs}
+    examination = Examination(plan, settings, arguments, saved_bytes)
+    item.stash[EXAMINATION] = examination
+    if HELPER in item.stash:
+        item.stash[HELPER].measurement = examination.measurement
+    return examined(item, examination)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Examine the body of a test function, fixtures excluded."""
+    __tracebackhide__ = True
+    with _examining(pyfuncitem):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Examine the body of a unittest method, setUp and tearDown excluded: pytest_pyfunc_call does not see it."""
+    __tracebackhide__ = True
+    with _examining(item) if is_unittest(item) else nullcontext():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Attach what was found to the report."""
+    report = yield
+    if call.when == "call":
+        attach(item, call, report)
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -> Status | None:
+    """Show L and P."""
+    return status(report)
+
+
+class _Collector:
+    """Collects the reports of this process or, with xdist, of all workers."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._results = config.stash[RESULTS]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        collect(self._results, report)
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the JSON file and the baseline, once per run."""
+    config = session.config
+    settings, results = config.stash[SETTINGS], config.stash[RESULTS]
+    if _is_worker(config) or config.option.collectonly:
+        return
+    if settings.json is not None:
+        write_json(settings.json, results, settings.ignore)
+    if settings.save is not None:
+        save_baseline(config.rootpath, settings.save, results)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the summary."""
+    baseline = config.stash[BASELINE]
+    lines = summary_lines(config.stash[RESULTS], config.stash[SETTINGS], baseline.name if baseline else None)
+    if lines:
+        terminalreporter.section("memwatch")
+        terminalreporter.write("\n".join([*lines, ""]))

@@ -1,0 +1,93 @@
+"""Saved peaks: one JSON file per name in the folder `.memwatch` of the project, to be committed or cached."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FOLDER: Final = ".memwatch"
+FORMAT: Final = "memwatch-baseline"
+VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The peaks of an earlier run.
+
+    Attributes:
+        name: as given to `--memwatch-save`.
+        peaks: peak increase of each test by node id, bytes.
+    """
+
+    name: str
+    peaks: dict[str, int]
+
+
+def load_baseline(root: Path, name: str) -> Baseline:
+    """Read a baseline.
+
+    Args:
+        root: the project's folder.
+        name: its name; empty for the one saved last.
+
+    Raises:
+        pytest.UsageError: there is none of this name, or its file is not one of ours.
+    """
+    folder = root / FOLDER
+    saved = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    if not saved:
+        raise pytest.UsageError(f"--memwatch-compare: no baseline in {folder}; make one with --memwatch-save=NAME")
+    path = folder / f"{name}.json" if name else saved[-1]
+    if path not in saved:
+        names = ", ".join(sorted(known.stem for known in saved))
+        raise pytest.UsageError(
+            f"--memwatch-compare={name}: no such baseline in {folder}; there are: {names}. "
+            "(To name none, put the option last or write it after the paths.)"
+        )
+    return Baseline(path.stem, _read(path))
+
+
+def _read(path: Path) -> dict[str, int]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != FORMAT or data["version"] > VERSION:
+            raise ValueError("another format or a newer version")
+        return {str(node): int(row["peak_increase_bytes"]) for node, row in data["tests"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise pytest.UsageError(f"--memwatch-compare: {path} is no baseline ({error}); save it again") from error
+
+
+def save_baseline(root: Path, name: str, tests: dict[str, dict[str, Any]]) -> Path:
+    """Write the peaks of passing tests; tests of an earlier run that did not run now keep theirs.
+
+    Args:
+        root: the project's folder.
+        name: the baseline's name.
+        tests: results by node id.
+
+    Returns:
+        The file.
+    """
+    path = root / FOLDER / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    peaks = {}
+    if path.exists():
+        try:
+            peaks = _read(path)
+        except pytest.UsageError:
+            peaks = {}  # a damaged file is replaced
+    for node, row in tests.items():
+        if row["outcome"] == "passed" and "peak_increase_bytes" in row:
+            peaks[node] = row["peak_increase_bytes"]
+    rows = {node: {"peak_increase_bytes": peaks[node]} for node in sorted(peaks)}
+    text = json.dumps({"format": FORMAT, "version": VERSION, "tests": rows}, indent=1)
+    part = path.with_suffix(".part")
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(path)
+    return path

@@ -1,0 +1,13 @@
+"""The errors with which the plugin fails a test."""
+
+from __future__ import annotations
+
+from memwatch.errors import MemwatchError
+
+
+class PeakError(MemwatchError, AssertionError):
+    """The body of a test needed more memory than its limit, or than its baseline allows."""
+
+
+class FixtureError(MemwatchError):
+    """The `memwatch` fixture was asked for something it does not have."""

@@ -1,0 +1,119 @@
+"""The fixtures `memwatch` and `no_tensor_leaks`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_memwatch.errors import FixtureError
+from pytest_memwatch.options import SETTINGS
+from pytest_memwatch.plan import FIXTURE_ASKED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from memwatch.profile import Profile
+    from pytest_memwatch.measure import Measurement
+
+
+class Memwatch:
+    """Measures and checks parts of a test."""
+
+    def __init__(self, *, enabled: bool, warmup: int, runs: int) -> None:
+        self.measurement: Measurement | None = None
+        self._profiles: list[Profile] = []
+        self._enabled = enabled
+        self._warmup = warmup
+        self._runs = runs
+
+    @contextmanager
+    def profile(self, **options: Any) -> Iterator[Profile]:  # noqa: ANN401 - those of memwatch.profile
+        """Profile a block of the test; the options are those of `memwatch.profile`."""
+        import memwatch
+
+        paused = self.measurement is not None and self.measurement.pause()
+        profile = memwatch.profile(**options)
+        try:
+            with profile:
+                yield profile
+        finally:
+            self._profiles.append(profile)
+            if paused and self.measurement is not None:
+                self.measurement.adopt(profile)
+                self.measurement.resume()
+
+    def assert_no_leaks(
+        self,
+        fn: Callable[..., Any] | None = None,
+        *args: Any,  # noqa: ANN401
+        warmup: int | None = None,
+        runs: int | None = None,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> AbstractContextManager[object]:
+        """Fail the test if a function, or a block, leaves tensors behind.
+
+        Args:
+            fn: called `warmup + runs` times with the other arguments; what each run adds is a leak. Without it,
+                use the result as a context manager: what its block leaves behind is a leak.
+            *args: arguments of `fn`.
+            warmup: runs before measuring; by default `--memwatch-warmup`.
+            runs: measured runs; by default `--memwatch-runs`.
+            **kwargs: keyword arguments of `fn`.
+
+        Raises:
+            TensorLeakError: something leaked.
+        """
+        from contextlib import nullcontext
+
+        if fn is None:
+            from memwatch.leaks import check_leaks
+
+            return check_leaks() if self._enabled else nullcontext()  # type: ignore[return-value]
+        if not self._enabled:
+            fn(*args, **kwargs)
+            return nullcontext()
+        from memwatch.leaks import TensorLeakError, find_leaks
+
+        counts = {
+            "warmup": self._warmup if warmup is None else warmup,
+            "runs": self._runs if runs is None else runs,
+        }
+        leaks = find_leaks(fn, *args, **counts, **kwargs)
+        if leaks:
+            raise TensorLeakError(leaks)
+        return nullcontext()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest peak of the `profile()` blocks so far, bytes."""
+        return max(self._known(), key=lambda profile: profile.peak_bytes).peak_bytes
+
+    @property
+    def peak_increase_bytes(self) -> int:
+        """The most that a `profile()` block so far has added at its peak, bytes."""
+        return max(profile.peak_increase_bytes for profile in self._known())
+
+    def _known(self) -> list[Profile]:
+        if not self._profiles:
+            raise FixtureError("nothing is measured yet: open a block with `with memwatch.profile():` first")
+        return self._profiles
+
+
+@pytest.fixture(name="memwatch")
+def memwatch_fixture(request: pytest.FixtureRequest) -> Memwatch:
+    """Measure or check parts of the test: .profile(), .assert_no_leaks(), .peak_bytes."""
+    settings = request.config.stash[SETTINGS]
+    helper = Memwatch(enabled=settings.enabled, warmup=settings.warmup, runs=settings.runs)
+    request.node.stash[HELPER] = helper
+    return helper
+
+
+HELPER = pytest.StashKey[Memwatch]()
+
+
+@pytest.fixture
+def no_tensor_leaks(request: pytest.FixtureRequest) -> None:
+    """Check the test for leaks, as the marker of this name with its defaults does."""
+    request.node.stash[FIXTURE_ASKED] = True

@@ -1,0 +1,68 @@
+"""Ignore rules: a pattern, and the reason why what it matches is no leak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from memwatch.leaks import Leak
+
+
+@dataclass(frozen=True)
+class IgnoreRule:
+    """What is not counted as a leak.
+
+    Attributes:
+        pattern: shell-style pattern, or plain text to be found anywhere in the leak.
+        reason: why it is no leak; shown in the report.
+    """
+
+    pattern: str
+    reason: str
+
+    def matches(self, leak: Leak) -> bool:
+        """Say whether the holder, the site, the tensor or one line of the path matches."""
+        texts = (leak.kind, leak.holder, leak.site or "", leak.tensor, *leak.path)
+        return any(self.pattern in text or fnmatchcase(text, self.pattern) for text in texts)
+
+
+def parse_rule(rule: object) -> IgnoreRule:
+    """Read one rule.
+
+    Args:
+        rule: text `pattern: reason`, or a pair (pattern, reason).
+
+    Raises:
+        pytest.UsageError: there is no pattern or no reason.
+    """
+    if isinstance(rule, str):
+        pattern, _, reason = rule.partition(": ")
+    elif isinstance(rule, (tuple, list)) and len(rule) == 2 and all(isinstance(part, str) for part in rule):
+        pattern, reason = rule
+    else:
+        raise pytest.UsageError(f"memwatch: {rule!r} is no ignore rule; write 'pattern: reason'")
+    if not pattern.strip() or not reason.strip():
+        raise pytest.UsageError(
+            f"memwatch: the ignore rule {rule!r} has no reason; write 'pattern: reason', "
+            "as in '*lr_scheduler*: the cycle is torch's own'"
+        )
+    return IgnoreRule(pattern.strip(), reason.strip())
+
+
+def parse_rules(rules: object) -> tuple[IgnoreRule, ...]:
+    """Read the rules of a marker or of the ini file: one rule, several, or a mapping of patterns to reasons."""
+    if isinstance(rules, str):
+        return (parse_rule(rules),)
+    if isinstance(rules, Mapping):
+        return tuple(parse_rule((pattern, reason)) for pattern, reason in rules.items())
+    if isinstance(rules, Iterable):
+        listed = tuple(rules)
+        if len(listed) == 2 and all(isinstance(part, str) and ": " not in part for part in listed):
+            return (parse_rule(listed),)
+        return tuple(parse_rule(rule) for rule in listed)
+    raise pytest.UsageError(f"memwatch: ignore={rules!r} is no list of rules; write ['pattern: reason', ...]")

@@ -1,0 +1,160 @@
+"""The three markers: each is a function whose docstring is its help, and whose signature checks its arguments."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from memwatch.errors import MemwatchError
+from memwatch.sizes import parse_bytes
+from pytest_memwatch.ignore import IgnoreRule, parse_rules
+
+if TYPE_CHECKING:
+    from pytest_memwatch.options import Settings
+
+_DEVICE: Final = re.compile(r"[a-z_]+(:[0-9]+)?")
+
+
+@dataclass(frozen=True)
+class GrowthCheck:
+    """Run the body several times; what each further run adds is a leak. None: as the options say."""
+
+    warmup: int | None = None
+    runs: int | None = None
+    ignore: tuple[IgnoreRule, ...] = ()
+    max_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PeakLimit:
+    """The most bytes that the body may add at its peak; a function computes it from the test's arguments."""
+
+    limit: int | Callable[..., Any]
+    device: str | None = None
+
+    def nbytes(self, arguments: dict[str, Any]) -> int:
+        """Return the limit in bytes for a test with these arguments."""
+        if not callable(self.limit):
+            return self.limit
+        names = inspect.signature(self.limit).parameters
+        return parse_bytes(self.limit(**{name: arguments[name] for name in names}))
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """The test may leak."""
+
+    reason: str
+
+
+def no_tensor_leaks(
+    warmup: int | None = None, runs: int | None = None, ignore: object = (), max_bytes: int | str = 0
+) -> GrowthCheck:
+    """Fail the test if each further run of its body leaves tensors behind.
+
+    The body runs `warmup` (1) plus `runs` (2) times with the same fixture values; `max_bytes` per run are tolerated,
+    and `ignore` lists rules `pattern: reason`.
+    """
+    for name, number, least in (("warmup", warmup, 0), ("runs", runs, 1)):
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < least):
+            raise ValueError(f"{name}={number!r}: must be a whole number, {least} or more")
+    return GrowthCheck(warmup, runs, parse_rules(ignore), parse_bytes(max_bytes))
+
+
+def limit_peak_memory(limit: int | str | Callable[..., Any], device: object = None) -> PeakLimit:
+    """Fail the test if its body adds more than `limit` (bytes, or text such as "64 MiB") at its peak.
+
+    `limit` may be a function of the test's arguments and parameters, such as `lambda batch: batch * 4096`; `device`,
+    such as "cpu" or "cuda:0", counts that device alone.
+    """
+    if device is not None and not _DEVICE.fullmatch(str(device)):
+        raise ValueError(f"device={device!r}: write a device such as 'cpu' or 'cuda:0'")
+    return PeakLimit(limit if callable(limit) else parse_bytes(limit), None if device is None else str(device))
+
+
+def allow_tensor_leaks(*, reason: str) -> Allowance:
+    """Do not check this test for leaks; `reason` says why and is shown in the report."""
+    if not isinstance(reason, str) or not reason.strip():
+        raise ValueError(f"reason={reason!r}: say why this test may leak")
+    return Allowance(reason.strip())
+
+
+_MARKERS: Final[dict[str, Callable[..., Any]]] = {
+    marker.__name__: marker for marker in (no_tensor_leaks, limit_peak_memory, allow_tensor_leaks)
+}
+_SIGNATURES: Final = {
+    "no_tensor_leaks": "no_tensor_leaks(warmup=1, runs=2, ignore=(), max_bytes=0)",
+    "limit_peak_memory": "limit_peak_memory(limit, device=None)",
+    "allow_tensor_leaks": "allow_tensor_leaks(reason=...)",
+}
+
+
+def register(config: pytest.Config) -> None:
+    """Declare the markers, with the help that `pytest --markers` prints."""
+    for name, marker in _MARKERS.items():
+        config.addinivalue_line("markers", f"{_SIGNATURES[name]}: {' '.join(inspect.getdoc(marker).split())}")  # type: ignore[union-attr]
+
+
+def read_mark(mark: pytest.Mark) -> Any:  # noqa: ANN401 - one of the three dataclasses above
+    """Read the arguments of one of our markers.
+
+    Raises:
+        pytest.UsageError: the arguments make no sense.
+    """
+    try:
+        return _MARKERS[mark.name](*mark.args, **mark.kwargs)
+    except (TypeError, ValueError, MemwatchError, pytest.UsageError) as error:
+        raise pytest.UsageError(f"@pytest.mark.{mark.name}: {error}; usage: {_SIGNATURES[mark.name]}") from error
+
+
+def check_marks(items: list[pytest.Item]) -> None:
+    """Read the markers of all tests once, so that a wrong one stops the run before any test.
+
+    Raises:
+        pytest.UsageError: names the first tests whose markers make no sense.
+    """
+    wrong = []
+    known: dict[int, str] = {}
+    for item in items:
+        for mark in item.iter_markers():
+            if mark.name in _MARKERS:
+                if id(mark) not in known:
+                    known[id(mark)] = _fault(mark)
+                if known[id(mark)]:
+                    wrong.append(f"{item.nodeid}: {known[id(mark)]}")
+    if wrong:
+        more = [f"... and {len(wrong) - 5} more tests"] if len(wrong) > 5 else []
+        raise pytest.UsageError("\n".join([*wrong[:5], *more]))
+
+
+def _fault(mark: pytest.Mark) -> str:
+    try:
+        read_mark(mark)
+    except pytest.UsageError as error:
+        return str(error)
+    return ""
+
+
+def leak_mark(item: pytest.Item) -> GrowthCheck | Allowance | None:
+    """Return the closest marker about leaks; on one level, the one that allows them."""
+    found = None
+    for node, mark in item.iter_markers_with_node():
+        if mark.name not in ("no_tensor_leaks", "allow_tensor_leaks"):
+            continue
+        if found is None or (found[0] is node and mark.name == "allow_tensor_leaks"):
+            found = node, mark
+    return None if found is None else read_mark(found[1])
+
+
+def peak_limit(item: pytest.Item, settings: Settings) -> PeakLimit | None:
+    """Return the limit of the closest marker, or the suite's."""
+    mark = item.get_closest_marker("limit_peak_memory")
+    if mark is not None:
+        limit: PeakLimit = read_mark(mark)
+        return limit
+    return PeakLimit(settings.limit_bytes) if settings.limit_bytes is not None else None

@@ -1,0 +1,184 @@
+"""The command-line options, their ini twins, and the settings they make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from memwatch.errors import MemwatchError
+from memwatch.sizes import parse_bytes
+from pytest_memwatch.ignore import IgnoreRule, parse_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LEAK_MODES: Final = ("marked", "all", "off")
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far above its baseline a peak may be."""
+
+    text: str
+    ratio: float = 0.0
+    nbytes: int = 0
+
+    def highest_bytes(self, saved_bytes: int) -> int:
+        """Return the highest peak that still passes, bytes."""
+        return int(saved_bytes * (1 + self.ratio)) + self.nbytes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for.
+
+    Attributes:
+        enabled: False after `--no-memwatch`.
+        measure: whether every test is measured and reported.
+        leaks: "marked", "all" or "off".
+        limit_bytes: peak limit of tests without a marker, bytes.
+        html: folder for one page per failing test.
+        json: file for the results.
+        save: name under which the peaks are saved.
+        compare: name of the baseline to compare with; empty for the latest.
+        compare_fail: how far above its baseline a peak may be.
+        warmup: runs of the body before measuring growth, where the marker does not say.
+        runs: measured runs of the body, where the marker does not say.
+        top: tests in the summary, and lines for each; 0 for all.
+        stack_depth: frames shown for each allocation.
+        ignore: rules of the ini file.
+    """
+
+    enabled: bool = True
+    measure: bool = False
+    leaks: str = "marked"
+    limit_bytes: int | None = None
+    html: Path | None = None
+    json: Path | None = None
+    save: str | None = None
+    compare: str | None = None
+    compare_fail: Tolerance | None = None
+    warmup: int = 1
+    runs: int = 2
+    top: int = 5
+    stack_depth: int = 1
+    ignore: tuple[IgnoreRule, ...] = ()
+
+
+SETTINGS: Final = pytest.StashKey[Settings]()
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare the options and the ini keys."""
+    group = parser.getgroup("memwatch", "tensor memory of tests (memwatch)")
+    add = group.addoption
+    add("--memwatch", action="store_true", help="Measure the peak memory of each test body and print a report.")
+    add("--no-memwatch", action="store_true", help="Switch every check and measurement of memwatch off; markers pass.")
+    add(
+        "--memwatch-leaks",
+        metavar="{marked,all,off}",
+        help="Which tests are checked for leaked tensors: those with the marker or fixture no_tensor_leaks (marked, "
+        "the default), all of them (one run each), or none (off).",
+    )
+    add("--memwatch-limit-peak", metavar="SIZE", help="Fail each test whose body adds more than SIZE at its peak.")
+    add("--memwatch-html", metavar="DIR", help="Write one page for each failing test into DIR.")
+    add("--memwatch-json", metavar="PATH", help="Write the results of all measured and checked tests to PATH.")
+    add("--memwatch-save", metavar="NAME", help="Save the peaks of passing tests as baseline .memwatch/NAME.json.")
+    add(
+        "--memwatch-compare",
+        metavar="NAME",
+        nargs="?",
+        const="",
+        help="Compare the peaks with a saved baseline, by default the latest.",
+    )
+    add(
+        "--memwatch-compare-fail",
+        metavar="TOLERANCE",
+        help="Fail tests whose peak is above the baseline by more than this: 5%% or 1MiB. A lower peak never fails.",
+    )
+    add("--memwatch-warmup", metavar="N", type=int, default=1, help="Runs before growth is measured (default 1).")
+    add("--memwatch-runs", metavar="N", type=int, default=2, help="Runs in which growth is measured (default 2).")
+    add("--memwatch-top", metavar="N", type=int, default=5, help="Tests, and lines per test, to show; 0: all (default 5).")
+    add("--memwatch-stack-depth", metavar="N", type=int, default=1, help="Frames per allocation to show (default 1).")
+    parser.addini("memwatch", "measure each test, as --memwatch does", type="bool", default=False)
+    parser.addini("memwatch_leaks", "as --memwatch-leaks: marked, all or off", default="")
+    parser.addini("memwatch_limit_peak", "as --memwatch-limit-peak: a size such as 64 MiB", default="")
+    parser.addini("memwatch_ignore", "what is no leak, one rule a line, `pattern: reason`", type="linelist", default=[])
+
+
+def read_settings(config: pytest.Config) -> Settings:
+    """Read options and ini keys.
+
+    Raises:
+        pytest.UsageError: a value makes no sense.
+    """
+    if config.getoption("no_memwatch"):
+        return Settings(enabled=False, leaks="off")
+    option: Callable[[str], Any] = config.getoption
+    reports = ("memwatch_html", "memwatch_json", "memwatch_save", "memwatch_compare")
+    settings = Settings(
+        measure=bool(option("memwatch") or config.getini("memwatch") or any(option(name) is not None for name in reports)),
+        leaks=_leak_mode(option("memwatch_leaks") or config.getini("memwatch_leaks") or "marked"),
+        limit_bytes=_size("limit-peak", option("memwatch_limit_peak") or config.getini("memwatch_limit_peak")),
+        html=_path(config, option("memwatch_html")),
+        json=_path(config, option("memwatch_json")),
+        save=_name("save", option("memwatch_save")),
+        compare=_name("compare", option("memwatch_compare")),
+        compare_fail=_tolerance(option("memwatch_compare_fail")),
+        warmup=_count("warmup", option("memwatch_warmup"), 0),
+        runs=_count("runs", option("memwatch_runs"), 1),
+        top=_count("top", option("memwatch_top"), 0),
+        stack_depth=_count("stack-depth", option("memwatch_stack_depth"), 1),
+        ignore=parse_rules(config.getini("memwatch_ignore")),
+    )
+    if settings.compare_fail is not None and settings.compare is None:
+        raise pytest.UsageError("--memwatch-compare-fail needs a baseline: add --memwatch-compare[=NAME]")
+    return settings
+
+
+def _leak_mode(mode: str) -> str:
+    if mode not in LEAK_MODES:
+        raise pytest.UsageError(f"--memwatch-leaks={mode}: choose one of {', '.join(LEAK_MODES)}")
+    return mode
+
+
+def _size(option: str, size: str | None) -> int | None:
+    try:
+        return parse_bytes(size) if size else None
+    except MemwatchError as error:
+        raise pytest.UsageError(f"--memwatch-{option}={size}: {error}") from error
+
+
+def _path(config: pytest.Config, path: str | None) -> Path | None:
+    return config.invocation_params.dir / path if path else None
+
+
+def _name(option: str, name: str | None) -> str | None:
+    if name and (Path(name).name != name or name.startswith(".")):
+        raise pytest.UsageError(f"--memwatch-{option}={name}: a baseline has a plain name, as in --memwatch-{option}=main")
+    if name == "" and option == "save":
+        raise pytest.UsageError("--memwatch-save needs a name, as in --memwatch-save=main")
+    return name
+
+
+def _count(option: str, number: int, least: int) -> int:
+    if number < least:
+        raise pytest.UsageError(f"--memwatch-{option}={number}: must be {least} or more")
+    return number
+
+
+def _tolerance(text: str | None) -> Tolerance | None:
+    if not text:
+        return None
+    if not text.endswith("%"):
+        return Tolerance(text, nbytes=_size("compare-fail", text) or 0)
+    try:
+        ratio = float(text[:-1]) / 100
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio < float("inf"):
+        raise pytest.UsageError(f"--memwatch-compare-fail={text}: write a share such as 5%, or a size such as 1MiB")
+    return Tolerance(text, ratio=ratio)

@@ -1,0 +1,48 @@
+"""The results of a session, collected from the reports of all workers, and their JSON file."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pytest_memwatch.ignore import IgnoreRule
+
+Results = dict[str, dict[str, Any]]
+"""Node id to what was found, with the outcome and the duration; plain data."""
+
+RESULTS: Final = pytest.StashKey[Results]()
+FORMAT: Final = "memwatch-pytest"
+VERSION: Final = 1
+
+
+def collect(results: Results, report: pytest.TestReport) -> None:
+    """Note the report of a test that was measured or checked."""
+    data = getattr(report, "memwatch", None)
+    if data is not None and report.when == "call":
+        results[report.nodeid] = {"outcome": report.outcome, "duration_s": report.duration, **data}
+
+
+def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...]) -> None:
+    """Write all results to one file.
+
+    The file holds `format`, `version`, `memwatch` (its version), `ignore_rules` (pattern and reason each) and
+    `tests`: one object per test with `nodeid`, `outcome`, `duration_s`, `failed` ("leak", "peak" or null), the
+    figures in bytes (`peak_bytes`, `baseline_bytes`, `peak_increase_bytes`, `limit_bytes`, `saved_bytes`), `top`
+    (lines that allocated most), `leaks`, `ignored`, `kept` (by caches) and `page`; what was not measured is absent.
+    """
+    import memwatch
+
+    data = {
+        "format": FORMAT,
+        "version": VERSION,
+        "memwatch": memwatch.__version__,
+        "ignore_rules": [{"pattern": rule.pattern, "reason": rule.reason} for rule in ignore],
+        "tests": [{"nodeid": node, **results[node]} for node in sorted(results)],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

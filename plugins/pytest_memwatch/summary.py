@@ -1,0 +1,111 @@
+"""What the plugin says in the terminal: status letters, and the summary at the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.sizes import format_bytes
+from pytest_memwatch.verdict import top_lines
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_memwatch.options import Settings
+    from pytest_memwatch.results import Results
+
+Status = tuple[str, str, tuple[str, dict[str, bool]]]
+_STATUS: Final[dict[str, Status]] = {
+    "leak": ("failed", "L", ("LEAK", {"red": True})),
+    "peak": ("failed", "P", ("PEAK", {"red": True})),
+}
+
+
+def status(report: pytest.CollectReport | pytest.TestReport) -> Status | None:
+    """Return category, letter and word of a test that failed for its memory; it still counts as failed."""
+    data: dict[str, Any] = getattr(report, "memwatch", None) or {}
+    return _STATUS.get(data.get("failed") or "") if report.failed else None
+
+
+def summary_lines(results: Results, settings: Settings, baseline: str | None) -> list[str]:
+    """Return the lines of the summary; none if there is nothing to say."""
+    parts = [
+        _peaks(results, settings) if settings.measure else [],
+        _comparison(results, baseline) if baseline is not None else [],
+        _failures(results),
+        _noted(results, "kept", "kept by caches: filled in one run, so not counted as leaks"),
+        _ignored(results, settings),
+        _allowed(results),
+        _pages(results),
+    ]
+    lines: list[str] = []
+    for part in parts:
+        lines += [""] * bool(lines and part) + part
+    return lines
+
+
+def _peaks(results: Results, settings: Settings) -> list[str]:
+    measured = {node: row for node, row in results.items() if "peak_increase_bytes" in row}
+    order = sorted(measured, key=lambda node: -measured[node]["peak_increase_bytes"])
+    shown = order[: settings.top] if settings.top else order
+    title = f"Peak of the test bodies, largest first ({len(shown)} of {len(order)})"
+    lines = [title if order else "No test was measured"]
+    for node in shown:
+        row = measured[node]
+        entry = f"{format_bytes(row['baseline_bytes'])} at entry, {row['allocations']} allocations"
+        lines += ["", f"{format_bytes(row['peak_increase_bytes'])}  {node}  ({row['device']}; {entry})", *top_lines(row["top"])]
+    return lines
+
+
+def _comparison(results: Results, baseline: str) -> list[str]:
+    rows = {node: row for node, row in results.items() if "saved_bytes" in row}
+    change = {node: row["peak_increase_bytes"] - row["saved_bytes"] for node, row in rows.items()}
+    up, down = ([node for node in change if sign * change[node] > 0] for sign in (1, -1))
+    same = len(change) - len(up) - len(down)
+    new = sum("peak_increase_bytes" in row and "saved_bytes" not in row for row in results.values())
+    lines = [f"Compared with baseline {baseline!r}: {len(up)} up, {len(down)} down, {same} equal, {new} not in it"]
+    for node in sorted([*up, *down], key=lambda node: -change[node]):
+        before, after = rows[node]["saved_bytes"], rows[node]["peak_increase_bytes"]
+        share = f"{100 * change[node] / before:+.1f} %" if before else "new bytes"
+        lines.append(f"  {format_bytes(before):>12} -> {format_bytes(after):>12}  {share:>9}  {node}")
+    return lines
+
+
+def _failures(results: Results) -> list[str]:
+    leaked = [node for node, row in results.items() if row["failed"] == "leak"]
+    peaked = [node for node, row in results.items() if row["failed"] == "peak"]
+    parts = [f"{len(leaked)} leaked tensors"] * bool(leaked) + [f"{len(peaked)} exceeded their peak"] * bool(peaked)
+    return ["Failed for their memory: " + ", ".join(parts)] if parts else []
+
+
+def _noted(results: Results, key: str, title: str) -> list[str]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in results.values():
+        for leak in row.get(key, []):
+            groups.setdefault(leak["holder"], []).append(leak)
+    lines = [f"{title} ({sum(map(len, groups.values()))})"] if groups else []
+    for holder, leaks in groups.items():
+        total = format_bytes(sum(leak["nbytes"] for leak in leaks))
+        lines.append(f"  {total:>12}  {holder}  ({len(leaks)} test{'s'[: len(leaks) != 1]})")
+    return lines
+
+
+def _ignored(results: Results, settings: Settings) -> list[str]:
+    used: dict[tuple[str, str], int] = {(rule.pattern, rule.reason): 0 for rule in settings.ignore}
+    for row in results.values():
+        for leak in row.get("ignored", []):
+            rule = leak["pattern"], leak["reason"]
+            used[rule] = used.get(rule, 0) + 1
+    if not used:
+        return []
+    return ["Ignore rules"] + [f"  {count:>4} leaks  {pattern}: {reason}" for (pattern, reason), count in used.items()]
+
+
+def _allowed(results: Results) -> list[str]:
+    allowed = [f"  {node}: {row['allowed']}" for node, row in results.items() if "allowed" in row]
+    return ["Allowed to leak", *allowed] if allowed else []
+
+
+def _pages(results: Results) -> list[str]:
+    pages = [f"  {row['page']}" for row in results.values() if row.get("page")]
+    faults = [f"  {node}: no page, {row['page_error']}" for node, row in results.items() if row.get("page_error")]
+    return ["Pages of failing tests", *pages, *faults] if pages or faults else []

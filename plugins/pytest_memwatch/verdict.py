@@ -1,0 +1,58 @@
+"""Words for a failure: one sentence for the summary line, details for a section, plain data for the report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwatch.leaks import Leak
+
+LEAK_SECTION = "memwatch leaked tensors"
+PEAK_SECTION = "memwatch peak memory"
+
+
+def leak_sentence(leaks: Sequence[Leak]) -> str:
+    """Say what leaked and who holds the largest part, in one sentence."""
+    first = leaks[0]
+    count = sum(leak.count for leak in leaks)
+    each = " on each run" if first.per_call else ""
+    more = f" (and {len(leaks) - 1} more)" if len(leaks) > 1 else ""
+    verb = {"cycle": "freed only by gc: cycle through", "uncollectable": "never freed: loop through"}
+    held = f"{verb.get(first.kind, 'kept alive by')} {first.holder}"
+    total = format_bytes(sum(leak.nbytes for leak in leaks))
+    return f"Test leaked {total} in {count} tensor{'s'[: count != 1]}{each}, {held}{more}"
+
+
+def leak_section(leaks: Sequence[Leak]) -> str:
+    """Describe every leak."""
+    return "\n\n".join(str(leak) for leak in leaks)
+
+
+def peak_section(figures: dict[str, Any]) -> str:
+    """Describe what the body had allocated at its peak."""
+    lines = [
+        f"peak of the body: {format_bytes(figures['peak_increase_bytes'])} ({figures['device']}), "
+        f"above {format_bytes(figures['baseline_bytes'])} alive at entry (fixtures and earlier tests, not counted)"
+    ]
+    return "\n".join([*lines, *top_lines(figures["top"])])
+
+
+def top_lines(rows: Sequence[dict[str, Any]], indent: str = "  ") -> list[str]:
+    """List allocations, one line each and one for each frame beyond the first."""
+    lines = []
+    for row in rows:
+        where = row["stack"][0] if row["stack"] else row["line"] or "(no line)"
+        plural = "s"[: row["count"] != 1]
+        lines.append(f"{indent}{format_bytes(row['nbytes']):>12}  {where}  ({row['count']} storage{plural}, {row['op']})")
+        lines += [f"{indent}{'':>12}    from {frame}" for frame in row["stack"][1:]]
+    return lines
+
+
+def leak_data(leak: Leak) -> dict[str, Any]:
+    """Return a leak as plain data, for the report object and the JSON file."""
+    return {**asdict(leak), "path": list(leak.path)}
