@@ -134,16 +134,19 @@ class Browser:
     def state(self) -> dict[str, str]:
         """Give the parts of the fragment."""
         fragment = self.js("return location.hash.slice(1)")
-        return {key: unquote(value.replace("+", " ")) for key, value in (each.split("=") for each in fragment.split("&") if each)}
+        pairs = (each.split("=") for each in fragment.split("&") if each)
+        return {key: unquote(value.replace("+", " ")) for key, value in pairs}
 
     def column(self, number: int) -> list[str]:
         """Give a column of the table shown, from 1."""
         code = "return [...document.querySelectorAll(`#panel tbody td:nth-child(${arguments[0]})`)].map((cell) => cell.textContent)"
         return self.js(code, number)
 
-    def keys(self) -> list[str]:
+    def row_keys(self) -> list[str]:
         """Give the keys (storage ids, module names) of the rows shown."""
-        return self.js("return [...document.querySelectorAll('#panel tbody tr[data-key]')].map((row) => row.dataset.key)")
+        return self.js(
+            "return [...document.querySelectorAll('#panel tbody tr[data-key]')].map((row) => row.dataset.key)"
+        )
 
     def live_bytes(self) -> int:
         """Give the sum of the live set shown."""
@@ -156,7 +159,9 @@ class Browser:
     def requests(self) -> set[str]:
         """Give every address that was asked for since the page was opened."""
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        asked = {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}
+        asked = {
+            m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"
+        }
         return {url.split("#")[0] for url in asked}
 
 

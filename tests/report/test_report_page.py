@@ -34,7 +34,9 @@ def drag(browser, start: float, end: float) -> None:
     width = area.size["width"]
     chain = ActionChains(browser.driver, duration=20)
     chain.move_to_element_with_offset(area, int((start - 0.5) * width), 0).click_and_hold()
-    chain.move_by_offset(int((end - start) / 2 * width), 0).move_by_offset(int((end - start) / 2 * width), 0).release()
+    chain.move_by_offset(int((end - start) / 2 * width), 0).move_by_offset(
+        int((end - start) / 2 * width), 0
+    ).release()
     browser.act(chain.perform)
 
 
@@ -58,7 +60,7 @@ def test_the_categories_add_up_to_the_peak(shown, training):
 
 def test_the_live_set_is_that_of_the_peak(shown, training):
     """The first table lists what was live at the peak, largest first."""
-    assert [int(key) for key in shown.keys()] == training.at_peak.index.tolist()
+    assert [int(key) for key in shown.row_keys()] == training.at_peak.index.tolist()
     assert shown.live_bytes() == training.peak_bytes
     assert shown.column(2) == [format_bytes(nbytes) for nbytes in training.at_peak["nbytes"]]
 
@@ -67,11 +69,11 @@ def test_a_heading_sorts_and_sorts_back(shown, training):
     """A click on a heading sorts by it, a second click turns the order around."""
     shown.click("th[data-column=nbytes] button")
     sizes = training.at_peak["nbytes"]
-    assert [sizes[int(key)] for key in shown.keys()] == sorted(sizes)
+    assert [sizes[int(key)] for key in shown.row_keys()] == sorted(sizes)
     shown.click("th[data-column=nbytes] button")
-    assert [sizes[int(key)] for key in shown.keys()] == sorted(sizes, reverse=True)
+    assert [sizes[int(key)] for key in shown.row_keys()] == sorted(sizes, reverse=True)
     shown.click("th[data-column=category] button")
-    categories = [training.at_peak["category"][int(key)] for key in shown.keys()]
+    categories = [training.at_peak["category"][int(key)] for key in shown.row_keys()]
     assert categories == sorted(categories)
     assert shown.js("return document.querySelector('th[data-column=category]').ariaSort") == "ascending"
 
@@ -84,7 +86,7 @@ def test_typing_filters_the_rows(shown, training):
     shown.go("q=module:blocks.0 activation")
     rows = training.at_peak
     in_block = rows["module"].str.contains("blocks.0", regex=False) & (rows["category"] == "activation")
-    assert sorted(int(key) for key in shown.keys()) == sorted(rows.index[in_block])
+    assert sorted(int(key) for key in shown.row_keys()) == sorted(rows.index[in_block])
     assert shown.live_bytes() == rows["nbytes"][in_block].sum()
 
 
@@ -94,7 +96,7 @@ def test_any_instant_shows_what_was_live_then(shown, training):
     for event in range(0, len(timeline), len(timeline) // 12):
         shown.go(f"at={event}")
         alive = training.live_at(event)
-        assert sorted(int(key) for key in shown.keys()) == sorted(alive.index[alive["nbytes"] > 0])
+        assert sorted(int(key) for key in shown.row_keys()) == sorted(alive.index[alive["nbytes"] > 0])
         assert shown.live_bytes() == timeline["live_bytes"].iloc[event]
 
 
@@ -151,7 +153,7 @@ def test_an_address_shows_what_it_says(browser, page, training):
     """A page opened with a fragment shows the same as the one it was copied from."""
     browser.open(page, "#at=9&tab=live&sort=nbytes:asc&order=line")
     sizes = training.live_at(9)["nbytes"]
-    assert [sizes[int(key)] for key in browser.keys()] == sorted(size for size in sizes if size)
+    assert [sizes[int(key)] for key in browser.row_keys()] == sorted(size for size in sizes if size)
     assert browser.js("return document.getElementById('order').value") == "line"
 
 
@@ -222,10 +224,10 @@ def test_a_storage_shows_its_stack(shown, training):
 def test_saved_tensors_modules_and_steps_have_their_tables(shown, training):
     """The other tables hold every row of the reading; modules stand under the module that holds them."""
     shown.click("#tab-saved")
-    assert len(shown.keys()) == len(training.saved)
+    assert len(shown.row_keys()) == len(training.saved)
     assert "only for backward" in shown.text("#table-summary")
     shown.click("#tab-modules")
-    names = shown.keys()
+    names = shown.row_keys()
     assert sorted(names) == sorted(training.modules.index)
     for name in names:
         parent = name.rpartition(".")[0]

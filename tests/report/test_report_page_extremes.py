@@ -1,4 +1,4 @@
-"""Pages of readings that no demo shows: nothing, hostile names, a million events, more rows than fit, no sources."""
+"""Pages of readings that no demo shows: nothing, hostile names, a million events, no sources."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def quiet(browser):
 def unpacked(page: str) -> str:
     """Give all text of a page, packed blocks opened."""
     blocks = re.findall(r'"(H4sI[A-Za-z0-9+/=]+)"', page)
-    return page + "".join(gzip.decompress(base64.b64decode(block)).decode("utf-8", "replace") for block in blocks)
+    return page + "".join(
+        gzip.decompress(base64.b64decode(block)).decode("utf-8", "replace") for block in blocks
+    )
 
 
 def test_a_page_of_nothing_is_small_and_works(quiet, tmp_path):
@@ -38,14 +40,14 @@ def test_a_page_of_nothing_is_small_and_works(quiet, tmp_path):
     assert page.stat().st_size < MAX_EMPTY_BYTES
     quiet.open(page)
     assert quiet.text("#peak-bytes") == "0 B"
-    assert quiet.keys() == []
+    assert quiet.row_keys() == []
     for tab in ("saved", "modules", "steps"):
         quiet.click(f"#tab-{tab}")
-        assert quiet.keys() == []
+        assert quiet.row_keys() == []
 
 
 def test_a_million_events_make_a_page_under_six_megabytes(quiet, tmp_path):
-    """The first chart is drawn from the overview alone; the events are opened when an instant is asked for."""
+    """The first chart needs the overview alone; the events are opened when an instant is asked for."""
     reading = report_readings.many_events(1_000_000)
     page = html(reading, tmp_path / "million.html")
     assert page.stat().st_size < MAX_MILLION_EVENTS_BYTES
@@ -56,11 +58,11 @@ def test_a_million_events_make_a_page_under_six_megabytes(quiet, tmp_path):
     quiet.go("at=654321&zoom=1000000000_1100000000")
     assert quiet.live_bytes() == reading.timeline["live_bytes"].iloc[654_321]
     assert "memwatch-detail" in quiet.js(marks)
-    assert sorted(map(int, quiet.keys())) == sorted(reading.live_at(654_321).index)
+    assert sorted(map(int, quiet.row_keys())) == sorted(reading.live_at(654_321).index)
 
 
 def test_hostile_names_are_text(quiet, tmp_path):
-    """Markup, quotes, control characters and endless paths appear as they are spelled, and nothing of them runs."""
+    """Markup, quotes, control characters and endless paths appear as spelled, and nothing of them runs."""
     reading = report_readings.hostile()
     page = html(reading, tmp_path / "hostile.html")
     quiet.open(page)
@@ -68,14 +70,16 @@ def test_hostile_names_are_text(quiet, tmp_path):
     assert sorted(names) == sorted(visible(f"name {text}") for text in HOSTILE)
     for number, word in ((5, "tensor"), (6, "module"), (7, "op")):
         assert sorted(quiet.column(number)) == sorted(visible(f"{word} {text}") for text in HOSTILE)
-    titles = "return [...document.querySelectorAll('#panel tbody td:nth-child(8) .clip')].map((each) => each.title)"
+    lines = "[...document.querySelectorAll('#panel tbody td:nth-child(8) .clip')]"
     spelled = sorted(visible(f"{text}:{index}")[:2000] for index, text in enumerate(HOSTILE))
-    assert sorted(quiet.js(titles)) == spelled
+    assert sorted(quiet.js(f"return {lines}.map((each) => each.title)")) == spelled
     for index, text in enumerate(HOSTILE):
         quiet.go(f"storage={index}")
         quiet.wait(lambda text=text: visible(f"rule {text}") in quiet.text("#storage-body"))
         assert visible(f"{text}:7") in quiet.text("#storage-body")
-    assert [text.strip() for text in quiet.js(SHADOW, "#notes li")] == [f"hostile {visible(text)}" for text in HOSTILE]
+    assert [text.strip() for text in quiet.js(SHADOW, "#notes li")] == [
+        f"hostile {visible(text)}" for text in HOSTILE
+    ]
     assert quiet.js(SHADOW, ".path li") == [visible(text) for text in HOSTILE for _ in range(2)]
     assert quiet.text(".brand .muted") == visible(HOSTILE[0])
     for tab, column in (("saved", 1), ("modules", 1)):
@@ -103,16 +107,18 @@ def test_more_rows_than_fit_are_windowed(quiet, tmp_path):
     reading = report_readings.from_lives(lives)
     quiet.open(html(reading, tmp_path / "long.html"))
     assert quiet.text("#row-count") == "3,000 rows"
-    assert 10 < len(quiet.keys()) < 200
-    assert quiet.keys()[0] == "0"
+    assert 10 < len(quiet.row_keys()) < 200
+    assert quiet.row_keys()[0] == "0"
     quiet.js("const box = document.querySelector('.scroll'); box.scrollTop = box.scrollHeight")
-    quiet.wait(lambda: "2999" in quiet.keys())
-    assert "0" not in quiet.keys()
+    quiet.wait(lambda: "2999" in quiet.row_keys())
+    assert "0" not in quiet.row_keys()
 
 
 def test_a_resized_storage_counts_at_each_instant_what_it_had_then(quiet, tmp_path):
     """The live set follows a change of size between birth and death."""
-    reading = report_readings.from_lives([{"nbytes": 100, "born": 1}, {"nbytes": 10, "born": 2}, {"nbytes": 5, "born": 4}])
+    reading = report_readings.from_lives(
+        [{"nbytes": 100, "born": 1}, {"nbytes": 10, "born": 2}, {"nbytes": 5, "born": 4}]
+    )
     timeline = reading.timeline
     timeline.loc[2, ["storage", "delta_bytes"]] = [0, 60]  # the first storage grows instead of a birth
     reading.storages.loc[1, ["birth_event", "counted"]] = [-1, False]
@@ -128,7 +134,12 @@ def test_a_page_without_sources_holds_no_path(quiet, training, tmp_path):
     page = html(training, tmp_path / "shared.html", source=False)
     text = unpacked(page.read_text(encoding="utf-8"))
     files = {line.rpartition(":")[0] for line in {*training.ops["line"], *training.storages["line"]} if line}
-    files |= {frame[0] for stack in training.storages["stack"].unique() if stack >= 0 for frame in training.stack(stack)}
+    files |= {
+        frame[0]
+        for stack in training.storages["stack"].unique()
+        if stack >= 0
+        for frame in training.stack(stack)
+    }
     assert len(files) > 2
     assert [file for file in files if file in text] == []
     assert str(tmp_path) not in text

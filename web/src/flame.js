@@ -2,7 +2,7 @@
 import flamegraph from "d3-flame-graph/src/flamegraph.js";
 import { select } from "d3-selection";
 import { $, colorOf } from "./dom.js";
-import { bytes, percent, whole } from "./format.js";
+import { bytes, percent, shortLine, whole } from "./format.js";
 import { ORDERS, buildTree, knownOrder } from "./tree.js";
 
 const CELL_PX = 22;
@@ -19,8 +19,8 @@ export class Flame {
     new ResizeObserver(() => this.#resize()).observe(this.box);
   }
 
-  show(frame, order) {
-    this.tree = buildTree(frame, ORDERS[knownOrder(order)].levels);
+  show(frame, order, name) {
+    this.tree = buildTree(frame, ORDERS[knownOrder(order)].levels, name);
     this.box.replaceChildren();
     this.width = this.box.clientWidth;
     const colors = new Map();
@@ -46,7 +46,7 @@ export class Flame {
 
   // d3-flame-graph writes its own marks on the data, so it gets a copy.
   #cell({ name, level, value, count, category, children }) {
-    return { name: short(name), level, value, count, category, children: children.map((child) => this.#cell(child)) };
+    return { name: level === "line" ? shortLine(name) : short(name), level, value, count, category, children: children.map((child) => this.#cell(child)) };
   }
 
   describe({ name, level, value, count }) {
@@ -94,6 +94,7 @@ export class Flame {
       .selectAll("g.frame")
       .attr("tabindex", 0)
       .attr("role", "button")
+      .attr("data-level", (d) => d.data.level)
       .attr("aria-label", (d) => this.describe(d.data))
       .on("focus", (_, d) => ($("flame-status").textContent = this.describe(d.data)))
       .on("keydown", (event, d) => {

@@ -38,7 +38,7 @@ function marks(axis) {
   const at = Number(state.get().at);
   const steps = axis === "time" && model.steps.length > 1 ? model.steps.map((step) => ({ x: step.time_ns, label: `step ${step.name}`, kind: "step" })) : [];
   const shown = [...(steps.length <= 12 ? steps : steps.map((step) => ({ ...step, label: "" }))), { x: x(peak.event, peak.time_ns), label: `peak ${bytes(totals.peak_bytes)}`, kind: "peak" }];
-  if (state.get().at !== "" && decoded) shown.push({ x: x(at, 0), label: `event ${whole(at)}`, kind: "at" });
+  if (!showsPeak() && decoded) shown.push({ x: x(at, 0), label: `event ${whole(at)}`, kind: "at" });
   return shown;
 }
 
@@ -86,16 +86,20 @@ function zoomToPeak() {
 
 const peakFrame = once(async () => Frame.unpack(model.blocks.peak, await words()));
 
+function showsPeak() {
+  const event = Number(state.get().at);
+  return state.get().at === "" || !Number.isInteger(event) || event < 0 || event > totals.events;
+}
+
 async function loadLive() {
-  const { at } = state.get();
-  const event = Number(at);
-  if (at === "" || !Number.isInteger(event) || event < 0 || event > totals.events) {
+  const event = Number(state.get().at);
+  if (showsPeak()) {
     live = await peakFrame();
   } else {
     decoded = await detail();
     live = decoded.liveAt(event);
   }
-  $("icicle-title").textContent = live === (await peakFrame()) ? "What the peak is made of" : `What was live at event ${whole(event)}`;
+  $("icicle-title").textContent = showsPeak() ? "What the peak is made of" : `What was live at event ${whole(event)}`;
 }
 
 const flame = new Flame({ onCell: (path) => state.set({ cell: path, tab: "live" }) });
@@ -103,13 +107,13 @@ const liveTotal = () => live.sum("nbytes");
 
 function drawFlame() {
   const { order } = state.get();
-  flame.show(live, order);
+  flame.show(live, order, showsPeak() ? "peak" : `event ${whole(Number(state.get().at))}`);
   flame.zoom(state.get().cell);
   if (flame.search) flame.find(flame.search);
 }
 
 function liveSummary(frame, rows) {
-  const atPeak = state.get().at === "" || decoded === undefined || frame !== live || $("icicle-title").textContent.startsWith("What the peak");
+  const atPeak = showsPeak();
   const sum = frame.sum("nbytes", rows);
   const part = rows.length === frame.rows ? "" : ` of ${bytes(liveTotal())}`;
   const where = atPeak ? "at the peak" : `at event ${whole(Number(state.get().at))}, ${duration(decoded.time[Number(state.get().at)])} after entry`;

@@ -19,10 +19,10 @@ export class Stacks {
 
   // Frames, innermost first.
   of(stack) {
-    const { parent, file, line, function: name, user } = this.columns;
+    const { parent, file, line, function: name, user, code } = this.columns;
     const frames = [];
     for (let node = this.innermost.get(stack) ?? -1; node >= 0; node = parent[node]) {
-      frames.push({ file: this.words[file[node]], line: line[node], name: this.words[name[node]], user: user[node] === 1 });
+      frames.push({ file: this.words[file[node]], line: line[node], name: this.words[name[node]], code: this.words[code[node]], user: user[node] === 1 });
     }
     return frames;
   }
@@ -37,7 +37,9 @@ function life(frame, row) {
 }
 
 function stackList(frames) {
-  const items = frames.map(({ file, line, name, user }) => el("li", { class: user ? "user" : "" }, el("code", { text: `${file}:${line}` }), ` ${name}`));
+  const items = frames.map(({ file, line, name, user, code }) =>
+    el("li", { class: user ? "user" : "" }, el("code", { text: `${file}:${line}` }), ` ${name}`, code ? el("pre", { text: code }) : null),
+  );
   return el("ol", { class: "stack" }, ...items);
 }
 

@@ -108,7 +108,7 @@ export const moduleColumns = (frame) => [
     cell: (row) => {
       const name = frame.get("module", row);
       const depth = name === "" ? 0 : name.split(".").length;
-      return el("span", { class: "clip", title: name.slice(0, 2000), "data-depth": Math.min(depth, 12), text: name === "" ? "(root)" : name });
+      return el("span", { class: "clip wide", title: name.slice(0, 2000), "data-depth": Math.min(depth, 12), text: name === "" ? "(root)" : name });
     },
   },
   text(frame, "class_name", "Class"),

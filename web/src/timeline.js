@@ -6,7 +6,8 @@ import { state } from "./state.js";
 
 const BINARY_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 const CLICK_SLOP_PX = 4;
-const HEIGHT_PX = 260;
+const HEIGHT_PX = 280;
+const HEADROOM = 1.22; // for the labels of the peak and the steps
 
 export class Timeline {
   // `peak` and `steps` say x for an axis; `onPick(event)` is called with the row of the timeline clicked.
@@ -67,7 +68,7 @@ export class Timeline {
       height: HEIGHT_PX,
       legend: { show: false },
       cursor: { drag: { x: true, y: false, setScale: false }, points: { show: false } },
-      scales: { x: { time: false, range: () => this.range }, y: { range: (_, __, max) => [0, (max || 1) * 1.08] } },
+      scales: { x: { time: false, range: () => this.range }, y: { range: (_, __, max) => [0, (max || 1) * HEADROOM] } },
       axes: [
         { ...axis, values: (_, ticks) => ticks.map((x) => (this.axis === "events" ? whole(x) : duration(x))), space: 90, size: 34 },
         { ...axis, values: (_, ticks) => ticks.map(shortBytes), incrs: BINARY_STEPS, size: 80 },
@@ -127,14 +128,17 @@ export class Timeline {
     for (const { x, label, kind } of this.marks(this.axis)) {
       if (x < plot.scales.x.min || x > plot.scales.x.max) continue;
       const left = Math.round(plot.valToPos(x, "x", true)) + 0.5;
-      ctx.strokeStyle = ctx.fillStyle = kind === "peak" ? colorOf("peak-mark") : text;
+      const lineTo = (width, color, dash) => {
+        Object.assign(ctx, { strokeStyle: color, fillStyle: color, lineWidth: width * scale });
+        ctx.setLineDash(dash.map((length) => length * scale));
+        ctx.beginPath();
+        ctx.moveTo(left, bbox.top);
+        ctx.lineTo(left, bbox.top + bbox.height);
+        ctx.stroke();
+      };
       ctx.globalAlpha = kind === "step" ? 0.35 : 1;
-      ctx.lineWidth = (kind === "step" ? 1 : 1.5) * scale;
-      ctx.setLineDash(kind === "step" ? [2 * scale, 3 * scale] : kind === "at" ? [] : [5 * scale, 3 * scale]);
-      ctx.beginPath();
-      ctx.moveTo(left, bbox.top);
-      ctx.lineTo(left, bbox.top + bbox.height);
-      ctx.stroke();
+      if (kind !== "step") lineTo(4, colorOf("panel"), []); // keeps the mark apart from any category's colour
+      lineTo(kind === "step" ? 1 : 1.5, kind === "peak" ? colorOf("peak-mark") : text, kind === "step" ? [2, 3] : []);
       const right = left + ctx.measureText(label).width + 8 * scale > bbox.left + bbox.width;
       ctx.textAlign = right ? "right" : "left";
       const line = { step: 11, peak: 25, at: 39 }[kind];

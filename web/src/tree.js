@@ -24,7 +24,9 @@ function child(node, level, name, key) {
 function steps(level, text) {
   if (level !== "module" || text === "") return [{ name: text || BLANK[level], key: `${level}=${text}` }];
   const parts = text.split(".");
-  return parts.map((part, index) => ({ name: part, key: `module<${parts.slice(0, index + 1).join(".")}` }));
+  // `blocks.0` rather than a bare `0`
+  const shown = (part, index) => (index > 0 && /^\d+$/.test(part) ? `${parts[index - 1]}.${part}` : part);
+  return parts.map((part, index) => ({ name: shown(part, index), key: `module<${parts.slice(0, index + 1).join(".")}` }));
 }
 
 function add(node, category, nbytes) {
@@ -39,15 +41,15 @@ function finish(node) {
   // a module that only holds one other is one cell: `encoder.layers`
   if (node.level === "module" && children.length === 1 && children[0].level === "module" && node.key.startsWith("module<")) {
     const only = children[0];
-    return { ...only, name: `${node.name}.${only.name}` };
+    return { ...only, name: only.name.startsWith(`${node.name}.`) ? only.name : `${node.name}.${only.name}` };
   }
   const [category] = [...node.bytesOf.entries()].reduce((best, entry) => (entry[1] > best[1] ? entry : best), ["unknown", -1]);
   const { name, level, key, value, count } = node;
   return { name, level, key, value, count, category, children };
 }
 
-export function buildTree(frame, levels) {
-  const root = child({ byKey: new Map() }, "root", "peak", "root");
+export function buildTree(frame, levels, name) {
+  const root = child({ byKey: new Map() }, "root", name, "root");
   for (let row = 0; row < frame.rows; row++) {
     const category = frame.get("category", row);
     const nbytes = frame.get("nbytes", row);

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch.capture.schema import CATEGORIES
 from memwatch.report.facts import PeakInstant, bytes_by, peak_instant, saved_for_backward
 from memwatch.report.meta import describe_meta
+from memwatch.report.page.code import CodeReader
 from memwatch.report.page.columns import Words, pack_frame
 from memwatch.report.page.curve import BINS, live_by_category, peak_keeping_events
 from memwatch.report.page.events import pack_detail
@@ -43,7 +44,8 @@ def page_model(reading: Reading, *, source: bool = True) -> dict[str, Any]:
     meta = (
         reading.meta if source else {key: value for key, value in reading.meta.items() if key in PUBLIC_META}
     )
-    blocks = _blocks(reading, words)
+    code = CodeReader(float(reading.meta.get("started_s", 0.0))) if source else None
+    blocks = _blocks(reading, words, code)
     return {
         "model": MODEL_VERSION,
         "facts": [[visible(label), hide(text)] for label, text in describe_meta(meta)],
@@ -121,7 +123,7 @@ def _finding(finding: Finding, hide: Callable[[str], str]) -> dict[str, Any]:
     return {**texts, "nbytes": int(finding.nbytes), "path": edges}
 
 
-def _blocks(reading: Reading, words: Words) -> dict[str, Any]:
+def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str, Any]:
     saved, storages = reading.saved, reading.storages
     if len(saved) > SAVED_ROWS:
         saved = saved[saved["at_peak"]]
@@ -138,7 +140,7 @@ def _blocks(reading: Reading, words: Words) -> dict[str, Any]:
         "modules": pack_frame(modules, words),
         "steps": pack_frame(steps, words),
         "detail": pack_detail(reading, words),
-        "stacks": pack_stacks(reading, storages["stack"].unique(), words),
+        "stacks": pack_stacks(reading, storages["stack"].unique(), words, code),
     }
 
 

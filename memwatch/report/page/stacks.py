@@ -9,6 +9,7 @@ from memwatch.report.page.columns import Packed, Words, pack_ints
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from memwatch.report.page.code import CodeReader
     from memwatch.report.source import Frame, Reading
 
 
@@ -20,12 +21,15 @@ class Stacks(TypedDict):
     line: Packed
     function: Packed
     user: Packed
+    code: Packed
+    """Source text of the program's own frames."""
+
     stack: Packed
     node: Packed
 
 
-def pack_stacks(reading: Reading, stack_ids: Iterable[int], words: Words) -> Stacks:
-    """Pack the stacks with these ids."""
+def pack_stacks(reading: Reading, stack_ids: Iterable[int], words: Words, code: CodeReader | None) -> Stacks:
+    """Pack the stacks with these ids; with `code`, the source text of the program's own lines too."""
     nodes: dict[tuple[int, Frame], int] = {}
     innermost: dict[int, int] = {}
     for stack_id in sorted({int(stack_id) for stack_id in stack_ids if stack_id >= 0}):
@@ -40,6 +44,12 @@ def pack_stacks(reading: Reading, stack_ids: Iterable[int], words: Words) -> Sta
         line=pack_ints([frame[1] for frame in frames]),
         function=pack_ints(words.codes(frame[2] for frame in frames), kind="text"),
         user=pack_ints([frame[3] for frame in frames]),
+        code=pack_ints(words.codes(_code(frame, code) for frame in frames), kind="text"),
         stack=pack_ints(list(innermost), delta=True),
         node=pack_ints(list(innermost.values()), delta=True),
     )
+
+
+def _code(frame: Frame, code: CodeReader | None) -> str:
+    file, line, _, user = frame
+    return code.line(file, line) if code is not None and user else ""

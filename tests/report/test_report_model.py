@@ -1,0 +1,176 @@
+"""The page's model: what it says is what the reading says, without a browser."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import report_readings
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memwatch.capture.schema import CATEGORIES
+from memwatch.report.page.code import CodeReader
+from memwatch.report.page.columns import Words, pack_frame, pack_ints
+from memwatch.report.page.curve import live_by_category, peak_keeping_events
+from memwatch.report.page.events import pack_detail
+from memwatch.report.page.model import page_model
+from memwatch.report.page.privacy import PathHider
+from memwatch.report.page.render import json_for_script
+from memwatch.report.text import visible
+
+INT64 = st.integers(-(2**52), 2**52)
+
+
+def unpack_ints(packed) -> list[int]:
+    """Read a packed column, written from the definition of LEB128 and zigzag rather than from the writer."""
+    values, value, shift = [], 0, 0
+    for byte in gzip.decompress(base64.b64decode(packed["data"])):
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            values.append((value >> 1) ^ -(value & 1))
+            value = shift = 0
+    return np.cumsum(values).tolist() if packed["delta"] else values
+
+
+@given(st.lists(INT64), st.booleans())
+def test_columns_come_back_as_they_were(values, delta):
+    """Packing loses nothing, for any integers, as they are or as differences."""
+    assert unpack_ints(pack_ints(values, delta=delta)) == values
+
+
+@given(st.lists(st.text()))
+def test_texts_come_back_as_they_were(texts):
+    """A text column is codes into the words, each word once."""
+    words = Words(str)
+    block = pack_frame(pd.DataFrame({"text": pd.Series(texts, dtype="str")}), words)
+    known = json.loads(gzip.decompress(base64.b64decode(words.pack())))
+    assert [known[code] for code in unpack_ints(block["columns"]["text"])] == texts
+    assert len(set(known)) == len(known)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), min_size=1), st.integers(1, 20))
+def test_every_bin_keeps_its_maximum(steps, bins):
+    """The overview has, in each stretch of time, the highest event of it, and the overall peak."""
+    times = np.cumsum([step for step, _ in steps]).astype(np.int64)
+    live = np.array([height for _, height in steps], dtype=np.int64)
+    chosen = peak_keeping_events(times, live, bins)
+    assert (np.diff(chosen) > 0).all()
+    assert live[chosen].max() == live.max()
+    assert live.argmax() in chosen
+    span = max(times[-1] - times[0], 1)
+    of_event = np.minimum((times - times[0]) / span * bins, bins - 1).astype(int)
+    for each in set(of_event):
+        assert live[chosen[of_event[chosen] == each]].max() == live[of_event == each].max()
+
+
+def test_the_categories_add_up_at_every_event(training):
+    """Splitting the curve by category loses no byte at any event."""
+    timeline = training.timeline
+    curves = live_by_category(training, np.arange(len(timeline)))
+    assert (sum(curves.values()) == timeline["live_bytes"]).all()
+    assert all((curve >= 0).all() for curve in curves.values())
+
+
+def test_the_overview_of_a_long_run_holds_its_peak():
+    """Of 20,000 events about 2,000 are drawn, the peak among them."""
+    reading = report_readings.many_events(20_000)
+    overview = page_model(reading)["overview"]
+    assert not overview["complete"]
+    totals = np.sum([overview["live_bytes"][name] for name in CATEGORIES], axis=0)
+    assert totals.max() == reading.peak_bytes
+    assert 1000 < len(totals) <= 2002
+
+
+def test_packed_events_replay_to_the_timeline(training):
+    """From storages and events alone every change of the live bytes follows."""
+    detail = pack_detail(training, Words(str))
+    storages, events = (
+        {name: unpack_ints(column) for name, column in detail[block]["columns"].items()}
+        for block in ("storages", "events")
+    )
+    last: dict[int, int] = {}
+    sizes = []
+    for site, grown in zip(storages["site"], storages["grown_bytes"], strict=True):
+        last[site] = last.get(site, 0) + grown
+        sizes.append(last[site])
+    following = len(sizes) - events["who"].count(0)
+    deltas, touched = [], []
+    for who, beyond in zip(events["who"], events["beyond_bytes"], strict=True):
+        number = following - who
+        following += who == 0
+        touched.append(storages["id"][number])
+        deltas.append((sizes[number] if who == 0 else -sizes[number]) + beyond)
+    assert deltas == training.timeline["delta_bytes"].tolist()[1:]
+    assert touched == training.timeline["storage"].tolist()[1:]
+    assert detail["other_baseline_bytes"] == 0
+
+
+@given(st.text() | st.lists(st.text()))
+def test_json_in_a_script_element_cannot_end_it(value):
+    """No text can close the element, open a comment or break a line of script; it reads back unchanged."""
+    written = json_for_script(value)
+    assert not set(written) & set("<>&\u2028\u2029")
+    assert json.loads(written) == value
+
+
+@given(st.text())
+def test_visible_text_has_no_control_characters(text):
+    """What is shown steers no terminal; text without controls is left alone."""
+    assert visible(text).isprintable() or not any(
+        ord(char) < 32 or 127 <= ord(char) < 160 for char in visible(text)
+    )
+    visible(text).encode("utf-8")
+    if text.isascii() and text.isprintable():
+        assert visible(text) == text
+
+
+def test_paths_become_numbers():
+    """Known files get a number each, longest first; any other absolute path is dropped."""
+    hide = PathHider(["/home/me/a.py", "/home/me/a.py.bak/b.py", "relative/c.py"])
+    assert hide("/home/me/a.py:3") == "file-1:3"
+    assert hide("at /home/me/a.py.bak/b.py:4") == "at file-2:4"
+    assert hide("relative/c.py:5") == "file-3:5"
+    assert hide("saved to /home/me/secret/model.pt, C:\\Users\\me\\x.py") == "saved to (path) (path)"
+    assert hide("aten.div.Tensor / 2 and a/b") == "aten.div.Tensor / 2 and a/b"
+
+
+def test_source_lines_come_from_unchanged_python_files_only(tmp_path):
+    """A line is shown only from a Python file that is as old as the run; no other file is ever read."""
+    script, secret = tmp_path / "train.py", tmp_path / "secret.txt"
+    script.write_text("x = 1\n    y = 2\n")
+    secret.write_text("password\n")
+    started = script.stat().st_mtime + 10
+    code = CodeReader(started)
+    assert code.line(str(script), 2) == "y = 2"
+    assert code.line(str(script), 9) == ""
+    assert code.line(str(secret), 1) == ""
+    assert code.line("\0", 1) == code.line(str(tmp_path), 1) == code.line("<stdin>", 1) == ""
+    os.utime(script, (started + 5, started + 5))
+    assert CodeReader(started).line(str(script), 2) == ""
+
+
+def test_the_bundle_is_built_from_its_sources():
+    """Whoever changes web/ builds the page again (`make page`); the digest that the build wrote tells."""
+    web = Path(__file__).parents[2] / "web"
+    digest = hashlib.sha256()
+    for path in [web / "build.mjs", web / "package-lock.json", *sorted((web / "src").iterdir())]:
+        digest.update(path.read_bytes())
+    assert digest.hexdigest() == (web / "sources.sha256").read_text().strip(), "run `make page`"
+
+
+@pytest.mark.parametrize("name", ["uplot", "d3-flame-graph", "@tanstack/virtual-core"])
+def test_the_licences_go_with_the_page(name):
+    """The page holds the licence of every library bundled in it."""
+    assert (
+        f"\n{name} "
+        in "\n" + (Path(__file__).parents[2] / "memwatch/report/page/assets/licences.txt").read_text()
+    )

@@ -1,0 +1,166 @@
+"""Summary, tree and statistics as text."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import report_readings
+
+from memwatch.report.stats import format_stats, stats
+from memwatch.report.terminal import summary
+from memwatch.report.tree import peak_tree, tree
+from memwatch.sizes import format_bytes, parse_bytes
+
+
+def sizes(text: str) -> list[int]:
+    """Find the leading sizes of lines."""
+    found = re.findall(r"^\W*(\d+\.?\d* (?:B|KiB|MiB|GiB))", text, re.MULTILINE)
+    return [parse_bytes(size) for size in found]
+
+
+def test_the_total_comes_first(training):
+    """The first line is peak = entry + increase; the second says where."""
+    first, second = summary(training, width=120, color=False).splitlines()[:2]
+    peak, base, grown = map(
+        format_bytes, (training.peak_bytes, training.baseline_bytes, training.peak_increase_bytes)
+    )
+    assert first == f"Peak {peak} = {base} at entry + {grown} increase (cpu)"
+    event = training.timeline["live_bytes"].argmax()
+    op = training.timeline["op"].iloc[event]
+    assert second.startswith(f"Op {op}, {training.ops['name'][op]} ")
+    assert training.ops["line"][op].rpartition("/")[2] in second
+
+
+def test_every_category_of_the_peak_is_listed(training):
+    """Each category stands with its bytes, largest first."""
+    text = summary(training, width=120, color=False)
+    expected = training.at_peak.groupby("category")["nbytes"].sum().sort_values(ascending=False)
+    rows = [line for line in text.splitlines() if line.startswith(tuple(expected.index))]
+    assert [row.split("  ")[0] for row in rows] == expected.index.tolist()
+    assert all(format_bytes(nbytes) in row for nbytes, row in zip(expected, rows, strict=True))
+
+
+def test_the_rest_of_a_table_is_one_row(training):
+    """What is not listed is summed, so that the column adds up to the peak."""
+    text = summary(training, width=120, color=False, rows=3)
+    rest = training.at_peak["nbytes"].iloc[3:]
+    assert re.search(rf"{re.escape(format_bytes(rest.sum()))} .*{len(rest):,} more", text)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_lines_keep_to_the_width(training, width):
+    """No line is wider than asked for; from 80 on no figure is cut."""
+    text = summary(training, width=width, color=False) + tree(training, width=width, color=False)
+    assert max(map(len, text.splitlines())) <= width
+    if width >= 80:
+        assert not re.search(r"^ *[\d.]+ ?[KMG]?i?…", text, re.MULTILINE)
+
+
+def test_columns_and_no_color_are_honoured(training, monkeypatch):
+    """COLUMNS sets the width; a terminal gets colour, unless NO_COLOR is set."""
+
+    class Terminal(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "64")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert max(map(len, summary(training).splitlines())) <= 64
+    assert "\x1b[" not in summary(training)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert "\x1b[" in summary(training)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in summary(training)
+
+
+def test_an_ascii_stream_gets_ascii(training, monkeypatch):
+    """Where the stream cannot encode bars and ellipses, ASCII stands in for them, in the same columns."""
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    plain = summary(training, width=80, color=False) + tree(training, width=80, color=False)
+    monkeypatch.undo()
+    assert plain.isascii()
+    assert "####" in plain
+    drawn = summary(training, width=80, color=False) + tree(training, width=80, color=False)
+    assert [len(line) for line in plain.splitlines()] == [len(line) for line in drawn.splitlines()]
+
+
+def test_hostile_names_steer_no_terminal():
+    """No control character of a name reaches the terminal, and no name is long enough to flood it."""
+    reading = report_readings.hostile()
+    for text in (summary(reading), tree(reading), format_stats(stats(reading))):
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]", text)
+        assert len(text) < 20_000
+
+
+def test_nothing_at_all_is_said_so():
+    """A block without tensors gives zeros, not an error."""
+    reading = report_readings.empty()
+    assert summary(reading).startswith("Peak 0 B = 0 B at entry + 0 B increase")
+    assert "0 B" in tree(reading)
+    assert "allocations" in format_stats(stats(reading))
+
+
+def test_findings_and_notes_end_the_summary(training):
+    """A finding shows its bytes, holder, line and advice; a note its sentence."""
+    reading = report_readings.from_lives([{"nbytes": 1024, "born": 1}])
+    reading.findings = [
+        SimpleNamespace(
+            kind="drag",
+            nbytes=2048,
+            holder="`xs`, argument of `f`",
+            site="train.py:41",
+            advice="Drop it.",
+            path=["a", "b"],
+        )
+    ]
+    reading.notes = [("compiled", "Two frames were compiled.")]
+    text = summary(reading, width=100, color=False)
+    assert "2.00 KiB  drag: `xs`, argument of `f` at train.py:41" in text
+    assert "Drop it." in text
+    assert text.endswith("- compiled: Two frames were compiled.\n")
+
+
+def test_the_tree_adds_up(training):
+    """At each level of the tree the children are the parent, in data and in text."""
+
+    def check(node) -> None:
+        assert not node.children or sum(child.nbytes for child in node.children) == node.nbytes
+        assert [child.nbytes for child in node.children] == sorted(
+            (c.nbytes for c in node.children), reverse=True
+        )
+        for child in node.children:
+            check(child)
+
+    root = peak_tree(training.at_peak)
+    assert root.nbytes == training.peak_bytes
+    check(root)
+    assert sizes(tree(training, width=120, color=False))[0] == parse_bytes(format_bytes(training.peak_bytes))
+
+
+def test_statistics_are_those_of_the_tables(training):
+    """The dict is plain JSON; its counts are the tables'."""
+    figures = stats(training)
+    assert json.loads(json.dumps(figures)) == figures
+    born = training.storages[training.storages["counted"] & (training.storages["birth_event"] >= 0)]
+    assert figures["allocations"] == len(born) == sum(count for _, _, count, _ in figures["histogram"])
+    assert (
+        figures["allocated_bytes"]
+        == born["nbytes"].sum()
+        == sum(nbytes for *_, nbytes in figures["histogram"])
+    )
+    for low, high, count, nbytes in figures["histogram"]:
+        assert ((born["nbytes"] >= low) & (born["nbytes"] < high)).sum() == count
+        assert born["nbytes"][(born["nbytes"] >= low) & (born["nbytes"] < high)].sum() == nbytes
+    assert sum(figures["category_bytes"].values()) == figures["peak_bytes"]
+    top = figures["top_ops"][0]
+    assert born["nbytes"][born["op_name"] == top["name"]].sum() == top["nbytes"]
+    assert len(figures["top_lines"]) <= 5
+    assert format_bytes(figures["peak_bytes"]) in format_stats(figures, width=100, color=False)
