@@ -10,6 +10,7 @@ import gc
 import json
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from memwatch.capture.schema import NONE
 from memwatch.record.storages import BASELINE
 from memwatch.replay.encode import encode, leaves, unsupported_tensor
-from memwatch.replay.kept import Kept
+from memwatch.replay.kept import Kept, RngStates
 from memwatch.replay.memory import checksum, copy_out
 from memwatch.replay.rng import OWN, default_generators, read_states
 
@@ -53,11 +54,18 @@ class ArgumentRecorder:
             traits = _traits(kind.overload)
             call = self._call_text(args, kwargs, operands, traits.written(args, kwargs))
             self._keep_inputs(args, kwargs, operands)
-            if traits.draws or any(isinstance(item, torch.Generator) for item in (*args, *kwargs.values())):
-                self._keep_rng(number)
+            draws = traits.draws or any(
+                isinstance(item, torch.Generator) for item in (*args, *kwargs.values())
+            )
+            if draws:
+                self.kept.rng_before[number] = self._rng_states()
         result = self._ops.run(kind, args, kwargs)
         with torch._C.DisableTorchFunction():
             made = self._results_text(result, operands)
+            if draws:
+                self.kept.rng_after[number] = {
+                    name: crc32(state) for name, state in self._rng_states().items()
+                }
         self.arguments += (number, self._strings(call), self._strings(made))
         for slot, storage, access, nbytes in operands:
             self.operands += (number, slot, storage, access, nbytes)
@@ -118,10 +126,9 @@ class ArgumentRecorder:
             if access == WRITE and number not in kept.before:
                 kept.before[number] = copy_out(storage)
 
-    def _keep_rng(self, number: int) -> None:
+    def _rng_states(self) -> RngStates:
         own = self.kept.generators
-        names = default_generators() + [f"{OWN}{index}" for index in range(len(own))]
-        self.kept.rng_before[number] = read_states(names, own)
+        return read_states(default_generators() + [f"{OWN}{index}" for index in range(len(own))], own)
 
     def _generator(self, generator: torch.Generator) -> int:
         own = self.kept.generators
@@ -142,8 +149,6 @@ class ArgumentRecorder:
         for number, storage in kept.inputs.items():
             if number not in kept.before and checksum(storage) != kept.checksums[number]:
                 kept.changed.add(number)
-        names = {name for states in kept.rng_before.values() for name in states}
-        kept.rng_after = read_states(sorted(names), kept.generators)
 
 
 class _Traits:

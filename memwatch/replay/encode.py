@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+Value: TypeAlias = Any
+"""An argument or a result of an op: a tensor or window, a number, text, a dtype, or lists of them."""
 
 _PLAIN: Final = (bool, int, float, str, type(None))
 _NAMED: Final = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
@@ -47,7 +50,9 @@ class Unsupported:
     what: str
 
 
-def encode(value: Any, slot_of: Callable[[Tensor], int], number_of: Callable[[torch.Generator], int]) -> Any:
+def encode(
+    value: Value, slot_of: Callable[[Tensor], int], number_of: Callable[[torch.Generator], int]
+) -> Value:
     """Turn a value into plain JSON data.
 
     Args:
@@ -97,13 +102,13 @@ def unsupported_tensor(tensor: Tensor) -> str:
     return ""
 
 
-def decode(text: str, first_slot: int = 0) -> Any:
+def decode(text: str, first_slot: int = 0) -> Value:
     """Read what `encode` and `json.dumps` wrote; tensors become windows, numbered from `first_slot`."""
     slots = iter(range(first_slot, 1 << 62))
     return _decode(json.loads(text), slots)
 
 
-def _decode(data: Any, slots: Iterator[int]) -> Any:
+def _decode(data: Value, slots: Iterator[int]) -> Value:
     if isinstance(data, list):
         return [_decode(item, slots) for item in data]
     if not isinstance(data, dict):
@@ -130,7 +135,7 @@ class GeneratorNumber:
     number: int
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Value) -> Iterator[Value]:
     """Give the items of nested lists."""
     if isinstance(value, (list, tuple)):
         for item in value:
@@ -139,7 +144,7 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def replace(value: Any, change: Callable[[Any], Any]) -> Any:
+def replace(value: Value, change: Callable[[Value], Value]) -> Value:
     """Give nested lists with every item changed."""
     if isinstance(value, list):
         return [replace(item, change) for item in value]

@@ -27,7 +27,7 @@ class Kept:
         results: bytes, at the end of the block, of every storage still alive that an op made or wrote.
         changed: inputs whose bytes changed without a recorded op.
         rng_before: generator states from before each op that may draw random numbers, by op.
-        rng_after: generator states at the end of the block.
+        rng_after: checksums of the generator states after each such op, by op.
         generators: the program's own generators, by number.
     """
 
@@ -37,5 +37,5 @@ class Kept:
     results: dict[int, HostBytes] = field(default_factory=dict)
     changed: set[int] = field(default_factory=set)
     rng_before: dict[int, RngStates] = field(default_factory=dict)
-    rng_after: RngStates = field(default_factory=dict)
+    rng_after: dict[int, dict[str, int]] = field(default_factory=dict)
     generators: list[torch.Generator] = field(default_factory=list)

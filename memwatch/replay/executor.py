@@ -1,0 +1,228 @@
+"""Execute a schedule on real storages: call, bind what it made, free each buffer at the step the plan says.
+
+Every argument is rebuilt as a window on the storage of its buffer, just before the call, and dropped right
+after it, so that nothing but the list of storages keeps a buffer alive. The executor clears this list and
+nothing else: containers of the program (saved tensors, optimizer state) are never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from memwatch.planner import Graph, Schedule, StepKind
+from memwatch.planner.peak import allocations
+from memwatch.replay.encode import GeneratorNumber, Value, Window, leaves, replace
+from memwatch.replay.errors import ReplayError
+from memwatch.replay.graph import Recorded
+from memwatch.replay.kept import Kept
+from memwatch.replay.overloads import overload_of
+from memwatch.replay.program import Call
+from memwatch.replay.rng import restore_states
+from memwatch.replay.spill import Spill
+
+OnStep = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Frees:
+    """When buffers begin and end to be held, step by step.
+
+    Attributes:
+        bound: buffers whose new bytes are kept at each step; others that are made there are dropped at once.
+        freed: buffers let go after each step.
+    """
+
+    bound: list[set[int]]
+    freed: list[list[int]]
+
+
+def frees_of(graph: Graph, schedule: Schedule) -> Frees:
+    """Derive from the planner's allocations what to bind and what to free at each step."""
+    held = allocations(graph, schedule)
+    order = np.lexsort((held.last_step, held.first_step, held.buffer))
+    bound: list[set[int]] = [set() for _ in range(len(schedule))]
+    freed: list[list[int]] = [[] for _ in range(len(schedule))]
+    previous, until = -1, -1
+    columns = (held.buffer[order].tolist(), held.first_step[order].tolist(), held.last_step[order].tolist())
+    for buffer, first, last in zip(*columns, strict=True):
+        if buffer == previous and last <= until:
+            continue  # made again while its bytes are still there: the new ones are dropped
+        previous, until = buffer, last
+        if first >= 0:
+            bound[first].add(buffer)
+        if last < len(schedule):
+            freed[last].append(buffer)
+    return Frees(bound, freed)
+
+
+@dataclass
+class Executor:
+    """One execution of a schedule.
+
+    Attributes:
+        recorded: the program and its graph.
+        schedule: what to run.
+        storages: storage of every program buffer that is held; the executor's only references.
+        kept: live part of the recording; None for synthetic inputs, whose values are not compared.
+        on_step: called before every step with its number.
+        values: values that ops gave to the host, by call.
+    """
+
+    recorded: Recorded
+    schedule: Schedule
+    storages: list[torch.UntypedStorage | None]
+    kept: Kept | None = None
+    on_step: OnStep | None = None
+    last_drawn: int = -1
+    moved_bytes: int = 0
+    _new: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Run every step; the storages of pinned buffers are what is left.
+
+        Raises:
+            ReplayError: an op raised, or gave another value or shape than it was recorded with.
+        """
+        buffer_of = self.recorded.buffer_of.tolist()
+        plan = frees_of(self.recorded.graph, self.schedule)
+        calls = self.recorded.program.calls
+        overloads = [overload_of(call)._op for call in calls]
+        steps = list(zip(self.schedule.kind.tolist(), self.schedule.index.tolist(), strict=True))
+        with Spill() as spill, below_autograd():
+            for step, (kind, index) in enumerate(steps):
+                if self.on_step is not None:
+                    self.on_step(step)
+                bound = {buffer_of[buffer] for buffer in plan.bound[step]}
+                if kind == StepKind.COMPUTE:
+                    self._compute(calls[index], overloads[index], bound)
+                else:
+                    self._move(StepKind(kind), buffer_of[index], bound, spill)
+                for buffer in plan.freed[step]:
+                    self.storages[buffer_of[buffer]] = None
+            self.moved_bytes = spill.moved_bytes
+
+    def clear(self) -> None:
+        """Let go of every storage."""
+        self._new.clear()
+        self.storages.clear()
+
+    def _move(self, kind: StepKind, buffer: int, bound: set[int], spill: Spill) -> None:
+        storage = self.storages[buffer]
+        if kind is StepKind.OFFLOAD:
+            assert storage is not None
+            spill.out(buffer, storage)
+        elif buffer in bound:
+            self.storages[buffer] = None
+            self.storages[buffer] = spill.back(buffer, self.recorded.program.buffers[buffer].device)
+
+    def _compute(self, call: Call, overload: Callable[..., Value], bound: set[int]) -> None:
+        if self.kept is not None and call.op in self.kept.rng_before:
+            restore_states(self.kept.rng_before[call.op], self.kept.generators)
+            self.last_drawn = call.op
+        copies = {buffer: _copy(self._held(call, buffer)) for buffer in call.resized}
+        result = self._call(call, overload, copies)
+        copies.clear()
+        self._check(call, result)
+        del result
+        for buffer, storage in self._new.items():
+            if buffer in bound:
+                self.storages[buffer] = storage
+        self._new.clear()
+
+    def _call(
+        self, call: Call, overload: Callable[..., Value], copies: dict[int, torch.UntypedStorage]
+    ) -> Value:
+        def build(item: Value) -> Value:
+            if isinstance(item, Window):
+                buffer = call.buffers[item.slot]
+                storage = copies.get(buffer)
+                return rebuild(item, self._held(call, buffer) if storage is None else storage)
+            if isinstance(item, GeneratorNumber):
+                return torch.Generator() if self.kept is None else self.kept.generators[item.number]
+            return item
+
+        positional = replace(call.positional, build)
+        keyword = {name: replace(value, build) for name, value in call.keyword.items()}
+        try:
+            return overload(*positional, **keyword)
+        except Exception as error:
+            raise ReplayError(f"{call.where} failed when it was replayed: {error}") from error
+
+    def _held(self, call: Call, buffer: int) -> torch.UntypedStorage:
+        storage = self.storages[buffer]
+        if storage is None:
+            raise ReplayError(
+                f"{call.where} needs a buffer that the plan has already freed; please report this plan"
+            )
+        return storage
+
+    def _check(self, call: Call, result: Value) -> None:
+        """Compare the results with the recorded ones: windows by shape, numbers by value; find what was made."""
+        expected, given = list(leaves(call.result)), list(leaves(result))
+        if len(expected) != len(given):
+            raise ReplayError(f"{call.where} gave {len(given)} results, {len(expected)} were recorded")
+        for wanted, item in zip(expected, given, strict=True):
+            if isinstance(wanted, Window):
+                self._check_tensor(call, wanted, item)
+            elif self.kept is not None and not _same(wanted, item):
+                raise ReplayError(
+                    f"{call.where} gave {item!r}, {wanted!r} was recorded: the program depends on a value that "
+                    "is not the same again; keep this op out of the block"
+                )
+
+    def _check_tensor(self, call: Call, wanted: Window, tensor: Value) -> None:
+        buffer = call.buffers[wanted.slot]
+        found = (tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset())
+        storage = tensor.untyped_storage()
+        nbytes = self.recorded.program.buffers[buffer].nbytes
+        if found != (wanted.dtype, wanted.size, wanted.stride, wanted.offset) or storage.nbytes() != nbytes:
+            raise ReplayError(
+                f"{call.where} gave a {found[0]} tensor of shape {list(found[1])}, stride {list(found[2])}; recorded "
+                f"was {wanted.dtype}, {list(wanted.size)}, {list(wanted.stride)}: its shape depends on values"
+            )
+        known = self._new.get(buffer) if buffer in call.makes else self._held(call, buffer)
+        if known is None:
+            self._new[buffer] = storage
+        elif known._cdata != storage._cdata:
+            raise ReplayError(f"{call.where} returned other memory than it did when it was recorded")
+
+
+def rebuild(window: Window, storage: torch.UntypedStorage) -> torch.Tensor:
+    """Make the tensor that is this window on a storage."""
+    empty: Value = torch.empty(0, dtype=window.dtype, device=storage.device)
+    tensor: torch.Tensor = empty.set_(storage, window.offset, window.size, window.stride)
+    if "c" in window.flags:
+        torch._C._set_conj(tensor, True)  # type: ignore[attr-defined]  # noqa: FBT003
+    if "n" in window.flags:
+        torch._C._set_neg(tensor, True)  # type: ignore[attr-defined]  # noqa: FBT003
+    return tensor
+
+
+@contextlib.contextmanager
+def below_autograd() -> Iterator[None]:
+    """Call ops as the recorder saw them: no autograd, no autocast, no modes, no overrides."""
+    with (
+        _disable_current_modes(),
+        torch.no_grad(),
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableAutocast(),
+        torch._C._AutoDispatchBelowADInplaceOrView(),  # type: ignore[attr-defined]
+        torch._C._AutoDispatchBelowAutograd(),
+    ):
+        yield
+
+
+def _copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    return storage.clone()
+
+
+def _same(wanted: Value, found: Value) -> bool:
+    if wanted.__class__ is not found.__class__:
+        return False
+    return bool(wanted == found or (wanted != wanted and found != found))  # noqa: PLR0124  # nan equals nan here

@@ -1,0 +1,110 @@
+"""Adapter: a recorded program as a planner graph; op and buffer indices of both are the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from memwatch.capture import Capture
+from memwatch.capture.packed import IntArray
+from memwatch.capture.schema import NONE
+from memwatch.planner import Effect, Graph, OpSpec
+from memwatch.replay.cost import cost
+from memwatch.replay.encode import GeneratorNumber, leaves
+from memwatch.replay.overloads import overload_of
+from memwatch.replay.program import Call, Program, pinned, read_program
+from memwatch.replay.workspace import workspaces
+
+_PURE: Final = frozenset({"aten", "prims"})
+_COLLECTIVES: Final = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
+_SYMMETRIC: Final = "symm_mem"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A program with its graph.
+
+    Attributes:
+        program: calls and buffers.
+        graph: what the planner sees; op `i` is call `i`, named by the op's number in the capture.
+        buffer_of: program buffer of each graph buffer.
+        device: device whose bytes are planned, as `cpu` or `cuda:0`.
+    """
+
+    program: Program
+    graph: Graph
+    buffer_of: IntArray
+    device: str
+
+
+def recorded_program(capture: Capture) -> Recorded:
+    """Read a capture made with `replay=True` and describe it to the planner.
+
+    Raises:
+        MemwatchError: the capture holds no arguments.
+        UnsupportedOpError: an op cannot be called again.
+    """
+    program = read_program(capture)
+    device = _main_device(program)
+    graph = _graph(capture, program, device)
+    index = graph.buffer_index
+    buffer_of = np.full(len(index), NONE, dtype=np.int64)
+    for name, position in index.items():
+        buffer_of[position] = name
+    return Recorded(program, graph, buffer_of, device)
+
+
+def _main_device(program: Program) -> str:
+    """Give the device that holds most bytes; an accelerator goes before the host."""
+    totals: dict[str, int] = {}
+    for buffer in program.buffers:
+        totals[buffer.device] = totals.get(buffer.device, 0) + buffer.nbytes
+    return max(totals, key=lambda name: (name != "cpu", totals[name]), default="cpu")
+
+
+def _graph(capture: Capture, program: Program, device: str) -> Graph:
+    size = [buffer.nbytes if buffer.device == device else 0 for buffer in program.buffers]
+    calls = program.calls
+    made = np.array([sum(size[buffer] for buffer in call.makes) for call in calls], dtype=np.int64)
+    ops = np.array([call.op for call in calls], dtype=np.int64)
+    workspace = workspaces(capture, device, ops, made)
+    specs = [
+        OpSpec(
+            name=call.op,
+            reads=call.reads,
+            makes={buffer: size[buffer] for buffer in call.makes},
+            cost=cost(call),
+            writes=call.writes,
+            # a buffer that changes its size is copied first, so that the op can be computed again
+            workspace_bytes=max(int(work), sum(size[buffer] for buffer in call.resized)),
+            effect=(effect := effect_of(call)),
+            recomputable=True if effect is Effect.RNG else None,
+        )
+        for call, work in zip(calls, workspace, strict=True)
+    ]
+    used = {buffer for call in calls for buffer in (*call.reads, *call.writes)}
+    inputs = {number: size[number] for number in used if program.buffers[number].maker == NONE}
+    alive = used | {buffer for call in calls for buffer in call.makes}
+    deaths = {buffer: call for buffer, call in program.deaths.items() if buffer in alive}
+    keep = [buffer for buffer in pinned(program) if buffer in alive]
+    return Graph.build(specs, keep, external_nbytes=inputs, death=deaths)
+
+
+def effect_of(call: Call) -> Effect:
+    """Say what a call does besides its buffers; a custom op may do anything."""
+    space = call.name.split(".")[0]
+    if space in _COLLECTIVES or space == _SYMMETRIC:
+        return Effect.COLLECTIVE
+    if space not in _PURE:
+        return Effect.UNKNOWN
+    if call.tells:
+        return Effect.ITEM
+    arguments = leaves([call.positional, list(call.keyword.values())])
+    if torch.Tag.nondeterministic_seeded in overload_of(call).tags or any(
+        isinstance(item, GeneratorNumber) for item in arguments
+    ):
+        return Effect.RNG
+    return Effect.NONE

@@ -1,0 +1,85 @@
+"""What a replay starts from: the recorded inputs, or synthetic ones of the same shapes.
+
+The program's own tensors are only ever read. An input that the program writes is replaced by a copy, made
+from its bytes of before the first write, so that no replay, finished or failed, changes anything of the user.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+
+from memwatch.capture.schema import NONE
+from memwatch.replay.errors import ReplayError, UnsupportedOpError
+from memwatch.replay.kept import Kept
+from memwatch.replay.memory import HostBytes, checksum, copy_in, new_storage
+from memwatch.replay.program import Buffer, Program
+
+_FLOATS: Final = frozenset({"float64", "float32", "float16", "bfloat16", "complex64", "complex128"})
+
+
+def starting_storages(program: Program, kept: Kept | None) -> list[torch.UntypedStorage | None]:
+    """Give the storage of every input buffer; None for buffers that a call makes.
+
+    Args:
+        program: the program.
+        kept: the live part of the recording; None makes synthetic inputs.
+
+    Raises:
+        ReplayError: an input was changed since it was recorded.
+    """
+    used = {number for call in program.calls for number in (*call.reads, *call.writes)}
+    return [
+        _starting(buffer, kept) if number in used and buffer.maker == NONE else None
+        for number, buffer in enumerate(program.buffers)
+    ]
+
+
+def _starting(buffer: Buffer, kept: Kept | None) -> torch.UntypedStorage:
+    if kept is None:
+        return _copied(_synthetic(buffer), buffer.device)
+    before = kept.before.get(buffer.storage)
+    if before is not None:
+        return _copied(before, buffer.device)
+    storage = kept.inputs[buffer.storage]
+    if storage.nbytes() != buffer.nbytes or checksum(storage) != kept.checksums[buffer.storage]:
+        raise ReplayError(
+            f"an input of the block ({buffer.dtype}, {buffer.nbytes} bytes) was changed since it was recorded; "
+            "replay before the program goes on, or record again"
+        )
+    return storage
+
+
+def _copied(held: HostBytes, device: str) -> torch.UntypedStorage:
+    storage = new_storage(len(held), device)
+    copy_in(held, storage)
+    return storage
+
+
+def _synthetic(buffer: Buffer) -> HostBytes:
+    """Make bytes of the recorded type: numbers between 0 and 1, or zeros, which are valid as indices."""
+    if buffer.dtype not in _FLOATS or not buffer.nbytes:
+        return np.zeros(buffer.nbytes, dtype=np.uint8)
+    dtype: torch.dtype = getattr(torch, buffer.dtype)
+    generator = torch.Generator().manual_seed(buffer.storage)
+    values = torch.rand(buffer.nbytes // dtype.itemsize, dtype=dtype, generator=generator)
+    held = values.view(torch.uint8).numpy()
+    return np.concatenate([held, np.zeros(buffer.nbytes - len(held), dtype=np.uint8)])
+
+
+def check_inputs(program: Program, kept: Kept) -> None:
+    """Refuse a program whose inputs changed in a way that no op shows.
+
+    Raises:
+        UnsupportedOpError: names the first op that used such an input.
+    """
+    for call in program.calls:
+        for number in (*call.reads, *call.writes):
+            buffer = program.buffers[number]
+            if buffer.maker == NONE and buffer.storage in kept.changed:
+                raise UnsupportedOpError(
+                    f"an input of {call.where} was changed inside the block, but by no recorded op "
+                    "(numpy, a compiled region, another thread?); change it with torch ops, or outside the block"
+                )

@@ -1,0 +1,105 @@
+"""Measure the peak of a stretch of code by the allocator's own events, independently of the recorder.
+
+torch's kineto profiler reports every allocation and free of c10's allocators, with address and signed bytes,
+on the thread that runs it. No op scope is switched on, so that nothing else is recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch._C._profiler import (
+    ProfilerActivity,
+    ProfilerConfig,
+    ProfilerState,
+    RecordScope,
+    _EventType,
+    _ExperimentalConfig,
+)
+
+from memwatch.errors import MemwatchError
+from memwatch.replay.encode import Value
+
+
+@dataclass
+class Measured:
+    """Most bytes that were allocated during the stretch and live at one instant, on one device."""
+
+    peak_increase_bytes: int = 0
+
+
+@contextlib.contextmanager
+def measure_peak(device: str) -> Iterator[Measured]:
+    """Measure the block on a device, as `cpu` or `cuda:0`; the result is filled when the block ends.
+
+    Raises:
+        MemwatchError: a profiler is running already.
+    """
+    if torch.autograd._profiler_enabled():
+        raise MemwatchError("a profiler is running, so the peak cannot be measured; leave its block first")
+    autograd: Value = torch._C._autograd
+    config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())  # noqa: FBT003
+    measured = Measured()
+    with _without_kineto_lines():
+        autograd._prepare_profiler(config, {ProfilerActivity.CPU})
+        autograd._enable_profiler(config, {ProfilerActivity.CPU}, {RecordScope.BUILD_FEATURE})
+    try:
+        yield measured
+    finally:
+        with _without_kineto_lines():
+            result = autograd._disable_profiler()
+    measured.peak_increase_bytes = _peak(_events(result.experimental_event_tree(), device))
+
+
+def _events(roots: list[Value], device: str) -> list[tuple[int, int, int]]:
+    """List (time, address, signed bytes) of the device, in order."""
+    wanted = torch.device(device)
+    found = []
+    waiting = list(roots)
+    while waiting:
+        node = waiting.pop()
+        waiting.extend(node.children)
+        if node.tag == _EventType.Allocation and node.extra_fields.device.type == wanted.type:
+            fields = node.extra_fields
+            if wanted.index is None or wanted.type == "cpu" or fields.device.index == wanted.index:
+                found.append((node.start_time_ns, fields.ptr, fields.alloc_size))
+    found.sort(key=lambda event: event[0])
+    return found
+
+
+def _peak(events: list[tuple[int, int, int]]) -> int:
+    """Return the highest level; a free counts only if its block was allocated here."""
+    open_bytes: dict[int, int] = {}
+    level = peak = 0
+    for _, address, nbytes in events:
+        level -= open_bytes.pop(address, 0)
+        if nbytes > 0:
+            open_bytes[address] = nbytes
+            level += nbytes
+            peak = max(peak, level)
+    return peak
+
+
+@contextlib.contextmanager
+def _without_kineto_lines() -> Iterator[None]:
+    """Keep the `USDT:` lines that kineto prints at start and stop off stderr; pass everything else on."""
+    try:
+        saved = os.dup(2)
+    except OSError:  # stderr is closed
+        yield
+        return
+    with open(os.memfd_create("memwatch"), "w+b", buffering=0) as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+            held.seek(0)
+            rest = b"".join(line for line in held.readlines() if not line.startswith(b"USDT:"))
+            if rest:
+                os.write(2, rest)

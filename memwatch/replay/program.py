@@ -1,0 +1,250 @@
+"""A capture made with `replay=True` as a program: calls with decoded arguments, over buffers.
+
+A buffer is one storage between two changes of its size: `resize_` and `out=` begin a new buffer, whose
+bytes the op that resized it made. Calls that make, write and tell nothing (hidden views, `set_`) are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from memwatch.capture import Capture
+from memwatch.capture.schema import NONE, OPERANDS
+from memwatch.errors import MemwatchError
+from memwatch.replay.encode import Unsupported, Value, Window, decode, leaves
+from memwatch.replay.errors import UnsupportedOpError
+
+READ, WRITTEN, RESULT = (OPERANDS.index(name) for name in ("read", "written", "result"))
+_ONLY_MOVES = frozenset({"aten.set_"})
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A storage between two changes of its size.
+
+    Attributes:
+        storage: number of the storage in the capture.
+        nbytes: its size (bytes).
+        device: device, as `cpu` or `cuda:0`.
+        dtype: element type of the first tensor seen on it, as `float32`.
+        maker: index of the call that made it, -1 for an input.
+        pinned: whether the program can still reach it at the end and an op made or wrote it.
+    """
+
+    storage: int
+    nbytes: int
+    device: str
+    dtype: str
+    maker: int
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One op of the program.
+
+    Attributes:
+        op: number of the op in the capture.
+        name: overload, as `aten.mm.default`.
+        line: `file:line` of the program's own code.
+        positional, keyword: arguments, tensors as windows whose slot is an index into `buffers`.
+        result: results, written in the same way; numbers are the values that the op gave.
+        buffers: buffer of each tensor, arguments first, then results.
+        reads, writes, makes: buffers, without duplicates.
+        resized: buffers that the op gave another size (it makes their next one).
+    """
+
+    op: int
+    name: str
+    line: str
+    positional: list[Value]
+    keyword: dict[str, Value]
+    result: Value
+    buffers: tuple[int, ...]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    makes: tuple[int, ...]
+    resized: tuple[int, ...]
+
+    @property
+    def where(self) -> str:
+        """Name the op and its line, for messages."""
+        return f"op {self.op} ({self.name}, {self.line})" if self.line else f"op {self.op} ({self.name})"
+
+    @property
+    def tells(self) -> bool:
+        """Whether the op hands a value to the host."""
+        return any(not isinstance(item, Window) and item is not None for item in leaves(self.result))
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a plan is made from and a replay executes."""
+
+    calls: list[Call]
+    buffers: list[Buffer]
+    deaths: dict[int, int] = field(default_factory=dict)
+    """Buffer -> index of the call after which the program freed it."""
+
+
+def read_program(capture: Capture) -> Program:
+    """Decode the arguments of a capture.
+
+    Raises:
+        MemwatchError: the capture was made without `replay=True`.
+        UnsupportedOpError: an op cannot be called again from what was recorded.
+    """
+    if not capture.rows("arguments"):
+        raise MemwatchError(
+            "the capture holds no arguments of ops; record it with memwatch.profile(replay=True)"
+        )
+    return _Reader(capture).read()
+
+
+class _Reader:
+    """Reads calls one by one and follows which buffer each storage is."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        births = capture.tables["births"]
+        self._device = dict(zip(births["storage"].tolist(), capture.text(births["device"]), strict=True))
+        shapes = (text.partition("[")[0] for text in capture.text(births["shape"]))
+        self._dtype = dict(zip(births["storage"].tolist(), shapes, strict=True))
+        dead = capture.tables["deaths"]["storage"].tolist()
+        self._alive = self._device.keys() - set(dead)
+        self._lines = op_lines(capture)
+        self._names = _by_op(capture, "ops", "name")
+        self._current: dict[int, int] = {}
+        self._calls: list[Call] = []
+        self._buffers: list[Buffer] = []
+
+    def read(self) -> Program:
+        table = self._capture.tables["arguments"]
+        texts = self._capture.text(table["call"]), self._capture.text(table["result"])
+        operands = _grouped(self._capture)
+        for op, call, result in zip(table["op"].tolist(), *texts, strict=True):
+            self._read_call(op, call, result, operands.get(op, []))
+        return Program(self._calls, self._with_pins(), self._deaths())
+
+    def _read_call(self, op: int, call: str, result: str, operands: list[tuple[int, int, int]]) -> None:
+        name, line = self._names[op], self._lines.get(op, "")
+        positional, names, values = decode(call)
+        num_arguments = sum(isinstance(item, Window) for item in leaves([positional, values]))
+        results = decode(result, num_arguments)
+        for item in leaves([positional, values, results]):
+            if isinstance(item, Unsupported):
+                raise UnsupportedOpError(
+                    f"op {op} ({name}, {line}) uses a {item.what}, which cannot be replayed; "
+                    "keep it out of the block, or use what is inside it"
+                )
+        index = len(self._calls)
+        buffers: list[int] = []
+        reads, writes, resized = {}, {}, []
+        for storage, access, nbytes in operands[:num_arguments]:
+            buffer = self._argument(storage, nbytes, op, name, line)
+            buffers.append(buffer)
+            (writes if access == WRITTEN and not name.startswith(_ONLY_MOVES_PREFIX) else reads)[buffer] = (
+                None
+            )
+        makes = {}
+        for storage, _, nbytes in operands[num_arguments:]:
+            known = self._current.get(storage)
+            if known is None or self._buffers[known].nbytes != nbytes:
+                if known is not None:
+                    resized.append(known)
+                    writes.pop(known, None)
+                    reads[known] = None
+                known = self._new(storage, nbytes, index)
+                makes[known] = None
+            elif known not in buffers and self._buffers[known].maker != index:
+                reads[known] = None
+            buffers.append(known)
+        made = Call(
+            op, name, line, positional, dict(zip(names, values, strict=True)), results, tuple(buffers),
+            tuple(reads), tuple(writes), tuple(makes), tuple(resized),
+        )  # fmt: skip
+        if makes or writes or made.tells or not name.startswith("aten."):
+            self._calls.append(made)
+
+    def _argument(self, storage: int, nbytes: int, op: int, name: str, line: str) -> int:
+        known = self._current.get(storage)
+        if known is None:
+            return self._new(storage, nbytes, NONE)
+        if self._buffers[known].nbytes != nbytes:
+            raise UnsupportedOpError(
+                f"the storage that op {op} ({name}, {line}) uses was resized outside an op before it "
+                f"({self._buffers[known].nbytes} to {nbytes} bytes); such programs cannot be replayed"
+            )
+        return known
+
+    def _new(self, storage: int, nbytes: int, maker: int) -> int:
+        self._current[storage] = len(self._buffers)
+        device, dtype = self._device.get(storage, "cpu"), self._dtype.get(storage, "uint8")
+        self._buffers.append(Buffer(storage, nbytes, device, dtype, maker, pinned=False))
+        return len(self._buffers) - 1
+
+    def _with_pins(self) -> list[Buffer]:
+        """Pin what can still be reached at the end and was made or written by an op."""
+        written = {buffer for call in self._calls for buffer in call.writes}
+        last = set(self._current.values())
+        return [
+            dataclasses.replace(item, pinned=True)
+            if number in last and item.storage in self._alive and (item.maker != NONE or number in written)
+            else item
+            for number, item in enumerate(self._buffers)
+        ]
+
+    def _deaths(self) -> dict[int, int]:
+        """Find, for every buffer that died inside the block, the last call that had started by then."""
+        deaths = self._capture.tables["deaths"]
+        ops = np.array([call.op for call in self._calls], dtype=np.int64)
+        position = np.searchsorted(ops, deaths["op"]) - 1
+        found = {}
+        for storage, call in zip(deaths["storage"].tolist(), position.tolist(), strict=True):
+            buffer = self._current.get(storage)
+            if buffer is not None and self._buffers[buffer].maker != NONE and call >= 0:
+                found[buffer] = call
+        return found
+
+
+_ONLY_MOVES_PREFIX = tuple(f"{name}." for name in _ONLY_MOVES)
+
+
+def op_lines(capture: Capture) -> dict[int, str]:
+    """Give `file:line` of the innermost frame of the program's own code for every op."""
+    stacks = capture.tables["stacks"]
+    own = np.flatnonzero(stacks["user"] == 1)[::-1]  # innermost last, so that it wins
+    files = capture.text(stacks["file"][own])
+    place = {
+        stack: f"{file}:{line}"
+        for stack, file, line in zip(
+            stacks["stack"][own].tolist(), files, stacks["line"][own].tolist(), strict=True
+        )
+    }
+    ops = capture.tables["ops"]
+    return {
+        op: place.get(stack, "") for op, stack in zip(ops["op"].tolist(), ops["stack"].tolist(), strict=True)
+    }
+
+
+def _by_op(capture: Capture, table: str, column: str) -> dict[int, str]:
+    rows = capture.tables[table]
+    return dict(zip(rows["op"].tolist(), capture.text(rows[column]), strict=True))
+
+
+def _grouped(capture: Capture) -> dict[int, list[tuple[int, int, int]]]:
+    rows = capture.tables["operands"]
+    grouped: dict[int, list[tuple[int, int, int]]] = {}
+    columns = (rows[name].tolist() for name in ("op", "storage", "access", "nbytes"))
+    for op, storage, access, nbytes in zip(*columns, strict=True):
+        grouped.setdefault(op, []).append((storage, access, nbytes))
+    return grouped
+
+
+def pinned(program: Program) -> Iterator[int]:
+    """Give the buffers that must hold their final bytes at the end."""
+    return (number for number, buffer in enumerate(program.buffers) if buffer.pinned)

@@ -1,0 +1,57 @@
+"""What a replay found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memwatch.sizes import format_bytes
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """A plan, executed and checked.
+
+    Attributes:
+        peak_increase_bytes: most bytes allocated by the run and live at one instant, by the allocator's events.
+        planned_bytes: what the plan says it would be.
+        identical: whether everything the program can still reach has the same bytes as after the program, and
+            the random generators the same state. None for synthetic inputs, where there is nothing to compare.
+        max_abs_diff: largest absolute difference of any element (0.0 when identical; not a number when there is
+            nothing to compare).
+        tolerance: largest difference between the program and two more runs of it in its own order, when it does
+            not repeat itself bit for bit; 0.0 when it does.
+        duration_s: time the run took (s).
+        moved_bytes: bytes moved out and back.
+        num_checked: how many storages were compared.
+        synthetic: whether the inputs were made up, because only the capture was there.
+    """
+
+    peak_increase_bytes: int
+    planned_bytes: int
+    identical: bool | None
+    max_abs_diff: float
+    tolerance: float
+    duration_s: float
+    moved_bytes: int
+    num_checked: int
+    synthetic: bool
+
+    @property
+    def within_tolerance(self) -> bool:
+        """Whether the results differ by no more than the program differs from itself."""
+        return self.max_abs_diff <= self.tolerance
+
+    def __str__(self) -> str:
+        peak = f"replayed: peak increase {format_bytes(self.peak_increase_bytes)}"
+        if self.peak_increase_bytes != self.planned_bytes:
+            peak += f" (planned {format_bytes(self.planned_bytes)})"
+        if self.synthetic:
+            checked = "synthetic inputs, nothing to compare"
+        elif self.identical:
+            checked = f"{self.num_checked} storages bitwise equal"
+        else:
+            checked = f"largest difference {self.max_abs_diff:g}"
+            if self.within_tolerance:
+                checked += f", the program differs from itself by {self.tolerance:g}"
+        moved = f", {format_bytes(self.moved_bytes)} moved" if self.moved_bytes else ""
+        return f"{peak}; {checked}; {self.duration_s:.3f} s{moved}"

@@ -1,0 +1,116 @@
+"""Replay a schedule: restore inputs and generators, execute, measure, compare, put everything back."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from memwatch.planner import Schedule
+from memwatch.replay.executor import Executor, OnStep
+from memwatch.replay.graph import Recorded
+from memwatch.replay.inputs import starting_storages
+from memwatch.replay.kept import Kept
+from memwatch.replay.measure import measure_peak
+from memwatch.replay.memory import HostBytes
+from memwatch.replay.result import ReplayResult
+from memwatch.replay.rng import default_generators, read_states, restore_states
+from memwatch.replay.verify import differing, largest_of, recorded_results, results_of, rng_differs
+
+
+def replay_schedule(
+    recorded: Recorded,
+    schedule: Schedule,
+    kept: Kept | None,
+    planned_bytes: int,
+    on_step: OnStep | None = None,
+) -> ReplayResult:
+    """Execute a schedule on the recorded inputs and compare what it leaves.
+
+    Args:
+        recorded: the program and its graph.
+        schedule: the steps.
+        kept: the live part of the recording; None replays with synthetic inputs of the recorded shapes.
+        planned_bytes: peak increase that the plan promises.
+        on_step: called before every step with its number.
+
+    Raises:
+        ReplayError: an input changed since it was recorded, or an op gave another value, shape or error.
+    """
+    run = _Run(recorded, kept)
+    found, outcome = run.once(schedule, on_step)
+    if kept is None:
+        return _result(outcome, planned_bytes, None, math.nan, 0.0, 0)
+    program = recorded.program
+    wanted = recorded_results(program, kept)
+    wrong = differing(program, wanted, found)
+    gap = largest_of(program, wrong, wanted, found)
+    tolerance = run.own_difference(wanted) if wrong else 0.0
+    identical = not wrong and not outcome.rng_differs
+    return _result(outcome, planned_bytes, identical, gap, tolerance, len(wanted))
+
+
+class _Outcome:
+    """What one run measured."""
+
+    peak_increase_bytes = 0
+    duration_s = 0.0
+    moved_bytes = 0
+    rng_differs = False
+
+
+class _Run:
+    """Runs schedules of one program, each from the recorded start."""
+
+    def __init__(self, recorded: Recorded, kept: Kept | None) -> None:
+        self._recorded = recorded
+        self._kept = kept
+
+    def once(
+        self, schedule: Schedule, on_step: OnStep | None = None
+    ) -> tuple[dict[int, HostBytes], _Outcome]:
+        """Run a schedule; give the bytes it left and what was measured."""
+        kept, program = self._kept, self._recorded.program
+        own = kept.generators if kept is not None else []
+        users = read_states(
+            [*default_generators(), *(f"generator:{index}" for index in range(len(own)))], own
+        )
+        executor = Executor(self._recorded, schedule, starting_storages(program, kept), kept, on_step)
+        outcome = _Outcome()
+        try:
+            with measure_peak(self._recorded.device) as measured:
+                start_s = time.perf_counter()
+                executor.run()
+                outcome.duration_s = time.perf_counter() - start_s
+            outcome.peak_increase_bytes = measured.peak_increase_bytes
+            outcome.moved_bytes = executor.moved_bytes
+            outcome.rng_differs = rng_differs(executor)
+            return results_of(program, executor.storages), outcome
+        finally:
+            executor.clear()
+            restore_states(users, own)
+
+    def own_difference(self, wanted: dict[int, HostBytes]) -> float:
+        """Return how much the program differs from itself when it runs twice more in its own order."""
+        order = Schedule.from_order(np.arange(self._recorded.graph.num_ops))
+        program = self._recorded.program
+        gaps = []
+        for _ in range(2):
+            found, _ = self.once(order)
+            gaps.append(largest_of(program, differing(program, wanted, found), wanted, found))
+        return max(gaps)
+
+
+def _result(
+    outcome: _Outcome,
+    planned_bytes: int,
+    identical: bool | None,
+    gap: float,
+    tolerance: float,
+    num_checked: int,
+) -> ReplayResult:
+    return ReplayResult(
+        outcome.peak_increase_bytes, planned_bytes, identical, gap, tolerance, outcome.duration_s,
+        outcome.moved_bytes, num_checked, synthetic=identical is None,
+    )  # fmt: skip

@@ -1,0 +1,57 @@
+"""Where offloaded buffers go: pinned host memory for an accelerator, a memory-mapped file for the CPU."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+from types import TracebackType
+
+import numpy as np
+import torch
+
+from memwatch.replay.memory import HostBytes, as_bytes, copy_in, new_storage
+
+
+class Spill:
+    """Move storages out and back; a context manager that drops everything it holds."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="memwatch-spill-")
+        self._files: dict[int, HostBytes] = {}
+        self._pinned: dict[int, torch.Tensor] = {}
+        self.moved_bytes = 0
+
+    def __enter__(self) -> Spill:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.clear()
+        self._pinned.clear()
+        self._folder.cleanup()
+
+    def out(self, buffer: int, storage: torch.UntypedStorage) -> None:
+        """Copy the bytes of a buffer out; a second time replaces the first."""
+        self.moved_bytes += storage.nbytes()
+        if storage.device.type != "cpu":
+            held = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
+            self._pinned[buffer] = held.copy_(as_bytes(storage))
+            return
+        if storage.nbytes():
+            path = pathlib.Path(self._folder.name) / str(buffer)
+            mapped = np.memmap(path, dtype=np.uint8, mode="w+", shape=(storage.nbytes(),))
+            torch.from_numpy(mapped).copy_(as_bytes(storage))
+        self._files[buffer] = mapped if storage.nbytes() else np.empty(0, dtype=np.uint8)
+
+    def back(self, buffer: int, device: str) -> torch.UntypedStorage:
+        """Allocate a storage again and copy the bytes of a buffer into it."""
+        if buffer in self._pinned:
+            held = self._pinned[buffer]
+            storage = new_storage(held.numel(), device)
+            as_bytes(storage).copy_(held)
+        else:
+            storage = new_storage(len(self._files[buffer]), device)
+            copy_in(self._files[buffer], storage)
+        self.moved_bytes += storage.nbytes()
+        return storage

@@ -1,0 +1,94 @@
+"""Compare what a replay left with what the program left: outputs, gradients, parameters, state, RNG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+import numpy as np
+import torch
+
+from memwatch.replay.kept import Kept
+from memwatch.replay.memory import HostBytes, copy_out
+from memwatch.replay.program import Buffer, Program, pinned
+from memwatch.replay.rng import read_states
+
+if TYPE_CHECKING:
+    from memwatch.replay.executor import Executor
+
+
+def results_of(program: Program, storages: Sequence[torch.UntypedStorage | None]) -> dict[int, HostBytes]:
+    """Copy the bytes of every buffer that the program can still reach, by buffer."""
+    found = {}
+    for buffer in pinned(program):
+        storage = storages[buffer]
+        if storage is not None and program.buffers[buffer].nbytes:
+            found[buffer] = copy_out(storage)
+    return found
+
+
+def recorded_results(program: Program, kept: Kept) -> dict[int, HostBytes]:
+    """Give the bytes that the program itself left, by buffer."""
+    results = kept.results
+    numbers = ((buffer, program.buffers[buffer].storage) for buffer in pinned(program))
+    return {buffer: results[storage] for buffer, storage in numbers if storage in results}
+
+
+def differing(program: Program, wanted: dict[int, HostBytes], found: dict[int, HostBytes]) -> list[int]:
+    """Give the buffers whose bytes differ; what no op ever wrote (`empty`) has no bytes to compare."""
+    unset = _never_set(program)
+    return [
+        buffer
+        for buffer, held in wanted.items()
+        if buffer not in unset and len(held) and not np.array_equal(held, found.get(buffer))
+    ]
+
+
+def _never_set(program: Program) -> set[int]:
+    written = {buffer for call in program.calls for buffer in call.writes}
+    return {
+        buffer
+        for call in program.calls
+        if call.name.split(".")[1].startswith(("empty", "new_empty"))
+        for buffer in call.makes
+        if buffer not in written
+    }
+
+
+def largest_difference(buffer: Buffer, wanted: HostBytes, found: HostBytes | None) -> float:
+    """Return the largest absolute difference of two buffers, element by element; infinite if one is nan."""
+    if found is None or len(found) != len(wanted):
+        return float("inf")
+    dtype: torch.dtype = getattr(torch, buffer.dtype, torch.uint8)
+    whole = len(wanted) // dtype.itemsize * dtype.itemsize
+    kind = torch.complex128 if dtype.is_complex else torch.float64
+    one, other = (torch.from_numpy(held[:whole]).view(dtype).to(kind) for held in (wanted, found))
+    gap = (one - other).abs()
+    gap[torch.isnan(one) & torch.isnan(other)] = 0.0
+    gap[one == other] = 0.0  # infinities
+    return float(torch.nan_to_num(gap, nan=float("inf"), posinf=float("inf")).max()) if gap.numel() else 0.0
+
+
+def largest_of(
+    program: Program, buffers: list[int], wanted: dict[int, HostBytes], found: dict[int, HostBytes]
+) -> float:
+    """Return the largest absolute difference over some buffers; 0.0 for none."""
+    return max(
+        (
+            largest_difference(program.buffers[number], wanted[number], found.get(number))
+            for number in buffers
+        ),
+        default=0.0,
+    )
+
+
+def rng_differs(executor: Executor) -> bool:
+    """Say whether the generators were left in another state than the program's last draw left them in."""
+    kept = executor.kept
+    if kept is None or executor.last_drawn < 0:
+        return False
+    recorded = kept.rng_after[executor.last_drawn]
+    drawn_from = kept.rng_before[executor.last_drawn].keys()
+    now = read_states(drawn_from, kept.generators)
+    return any(crc32(state) != recorded[name] for name, state in now.items())

@@ -1,0 +1,52 @@
+"""Bytes that a call takes from the allocator and gives back before it returns, beyond the storages it makes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memwatch.analysis.blocks import pair_events
+from memwatch.capture import Capture
+from memwatch.capture.packed import IntArray
+
+
+def workspaces(capture: Capture, device: str, ops: IntArray, made_bytes: IntArray) -> IntArray:
+    """Return the workspace of ops: most bytes they held at once, less the storages they made.
+
+    Only blocks that were allocated while the op ran count, so what was allocated around it for the recording
+    (or for a number among the arguments, which the interceptor wraps once more) does not.
+
+    Args:
+        capture: what was recorded; without allocator events every workspace is 0.
+        device: device whose blocks count, as `cpu`.
+        ops: numbers of the ops, ascending.
+        made_bytes: bytes of the storages that each op made.
+
+    Returns:
+        Bytes, one per op.
+    """
+    blocks = pair_events(capture)
+    table = capture.tables["ops"]
+    row = np.searchsorted(table["op"], ops)
+    start_ns, end_ns = table["start_ns"][row], table["end_ns"][row]
+    names = np.array(capture.text(blocks.device), dtype=object)
+    chosen = np.flatnonzero(names == device) if len(names) else np.empty(0, dtype=np.int64)
+    position = np.searchsorted(start_ns, blocks.birth_ns[chosen], side="right") - 1
+    inside = (position >= 0) & (blocks.birth_ns[chosen] <= end_ns[np.maximum(position, 0)])
+    chosen, position = chosen[inside], position[inside]
+    death = blocks.death_ns[chosen]
+    freed = (death >= 0) & (death <= end_ns[position])
+    call = np.concatenate([position, position[freed]])
+    order = np.concatenate([blocks.birth_order[chosen], blocks.death_order[chosen][freed]])
+    change = np.concatenate([blocks.nbytes[chosen], -blocks.nbytes[chosen][freed]])
+    by_time = np.lexsort((order, call))
+    return np.maximum(_peaks(call[by_time], change[by_time], len(ops)) - made_bytes, 0)
+
+
+def _peaks(call: IntArray, change: IntArray, num_calls: int) -> IntArray:
+    """Return the highest running sum of the changes of each call."""
+    peaks = np.zeros(num_calls, dtype=np.int64)
+    level = np.cumsum(change)
+    first = np.flatnonzero(np.diff(call, prepend=-1))
+    before = np.repeat(level[first] - change[first], np.diff(first, append=len(call)))
+    np.maximum.at(peaks, call, level - before)
+    return peaks
