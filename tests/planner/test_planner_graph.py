@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -147,3 +149,17 @@ def test_a_hundred_thousand_ops_build():
     graph = Graph.build(ops)
     assert (graph.num_ops, graph.num_buffers) == (100_000, 100_000)
     assert graph.preds.row(99_999).tolist() == [49_999, 99_998]
+
+
+def test_importing_the_planner_loads_no_solver_and_no_compiler():
+    """Heavy modules wait until they are needed; torch is never needed."""
+    code = (
+        "import sys, memwatch.planner as p\n"
+        "p.program_peak  # the public names are there\n"
+        "heavy = {'torch', 'numba', 'ortools', 'networkx'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
