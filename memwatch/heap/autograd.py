@@ -1,6 +1,7 @@
-"""The references that autograd holds in C++ and that gc never shows, read without running a hook or an unpack.
+"""The references that autograd holds in C++ and gc never shows, read without running any hook.
 
-gc sees almost nothing of the autograd graph: ``gc.get_referents(grad_fn)`` is empty. Every edge here is read from
+gc sees almost nothing of the autograd graph: ``gc.get_referents(grad_fn)`` is empty. Every edge here is
+read from
 an attribute that torch offers; ``SavedTensor.data`` gives what a node saved (or what a pack hook made of it)
 without calling the user's unpack hook.
 """
@@ -38,7 +39,8 @@ def autograd_edges(obj: object) -> list[CppEdge]:
 
     Returns:
         Edges to tensors, nodes, storages, hook dictionaries and packed objects. Call it under
-        :func:`memwatch.heap.tensors.quiet`, and drop the result soon: reading makes Python objects for C++ ones.
+        :func:`memwatch.heap.tensors.quiet`, and drop the result soon: reading makes Python objects for C++
+        ones.
     """
     edges = _tensor_edges(obj) if is_tensor(obj) else _node_edges(obj)
     return [edge for edge in edges if edge.target is not None]
@@ -56,18 +58,30 @@ def _read(descriptors: Any, name: str, obj: object) -> Any:  # noqa: ANN401 - an
 
 def _tensor_edges(tensor: Any) -> Iterator[CppEdge]:  # noqa: ANN401 - a tensor of any subclass
     yield CppEdge("storage", storage_of(tensor))
-    if _read(_TENSOR, "is_leaf", tensor) or _read(_TENSOR, "retains_grad", tensor):  # else torch warns the user
+    if _read(_TENSOR, "is_leaf", tensor) or _read(
+        _TENSOR, "retains_grad", tensor
+    ):  # else torch warns the user
         yield CppEdge(".grad", _read(_TENSOR, "_grad", tensor))
     yield CppEdge(".grad_fn", _read(_TENSOR, "grad_fn", tensor))
     yield CppEdge("._base", _read(_TENSOR, "_base", tensor))
     yield CppEdge("tensor hooks (._backward_hooks)", _read(_TENSOR, "_backward_hooks", tensor), hidden=False)
-    yield CppEdge("post-accumulate-grad hooks", _read(_TENSOR, "_post_accumulate_grad_hooks", tensor), hidden=False)
+    yield CppEdge(
+        "post-accumulate-grad hooks", _read(_TENSOR, "_post_accumulate_grad_hooks", tensor), hidden=False
+    )
     if _read(_TENSOR, "layout", tensor) is not torch.strided:
         yield from _sparse_parts(tensor)
 
 
 def _sparse_parts(tensor: torch.Tensor) -> Iterator[CppEdge]:
-    for name in ("_indices", "_values", "crow_indices", "col_indices", "ccol_indices", "row_indices", "values"):
+    for name in (
+        "_indices",
+        "_values",
+        "crow_indices",
+        "col_indices",
+        "ccol_indices",
+        "row_indices",
+        "values",
+    ):
         method = getattr(torch._C.TensorBase, name, None)
         try:
             part = None if method is None else method(tensor)

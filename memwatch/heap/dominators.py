@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from memwatch.heap.search import search
-from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import storage_bytes
 
+if TYPE_CHECKING:
+    from memwatch.heap.snapshot import Snapshot
 
-def retained_bytes(snapshot: Snapshot, *, without: int | None = None, cut: tuple[int, int] | None = None) -> int:
+
+def retained_bytes(
+    snapshot: Snapshot, *, without: int | None = None, cut: tuple[int, int] | None = None
+) -> int:
     """Count the bytes of tensor storage that only one object, or one reference, keeps reachable.
 
-    A storage counts if every path from every root passes there, which is to say that the object (or the reference)
-    dominates it. Searching once more with it taken away answers exactly that for one object, in one sweep, where a
+    A storage counts if every path from every root passes there, which is to say that the object (or the
+    reference)
+    dominates it. Searching once more with it taken away answers exactly that for one object, in one sweep,
+    where a
     dominator tree would answer for all at many times the cost.
 
     Args:
@@ -26,7 +32,9 @@ def retained_bytes(snapshot: Snapshot, *, without: int | None = None, cut: tuple
     """
     groups = snapshot.root_groups(runner=True)
     before = search(snapshot, groups)
-    after = search(snapshot, groups, closed=() if without is None else (without,), cut=() if cut is None else (cut,))
+    after = search(
+        snapshot, groups, closed=() if without is None else (without,), cut=() if cut is None else (cut,)
+    )
     lost = 0
     for storage in snapshot.storages():
         position = snapshot.position(storage)

@@ -128,7 +128,7 @@ def _function(chain: Sequence[Any], at: int) -> Named | None:
     if child is function.__defaults__:
         return _default(chain, at, owner, where)
     if child is function.__kwdefaults__:
-        _, name = _key_of(child, _after(chain, at, 2))
+        _, name = _key_of(child or {}, _after(chain, at, 2))
         return f"default argument `{name}` of {owner}", 2, where
     if child is function.__dict__:
         _, name = _key_of(child, _after(chain, at, 2))
@@ -159,7 +159,7 @@ def _class(chain: Sequence[Any], at: int) -> Named | None:
     return f"reference from class {type_name(cls)}", 1, class_place(cls)
 
 
-def _cell(chain: Sequence[Any], at: int) -> Named:  # noqa: ARG001 - one signature for all
+def _cell(chain: Sequence[Any], at: int) -> Named:
     return "contents of a closure cell", 1, NOWHERE
 
 
@@ -204,7 +204,9 @@ def _cell_holds(cell: CellType, value: object) -> bool:
 
 def _suspended(chain: Sequence[Any], at: int) -> Named:
     generator, child = chain[at], chain[at + 1]
-    frame = getattr(generator, {GeneratorType: "gi_frame", CoroutineType: "cr_frame"}.get(type(generator), "ag_frame"))
+    frame = getattr(
+        generator, {GeneratorType: "gi_frame", CoroutineType: "cr_frame"}.get(type(generator), "ag_frame")
+    )
     if frame is None:
         return f"reference from {describe(generator)}", 1, NOWHERE
     where: Place = (frame.f_code.co_filename, frame.f_lineno)
@@ -266,7 +268,11 @@ def _lru_cache(chain: Sequence[Any], at: int) -> Named | None:
     if child is wrapper.__dict__ or child is function:
         return None
     owner = describe(function) if function is not None else "a function"
-    word = "an argument" if type(child) in (tuple, functools._make_key((), {"a": 1}, typed=False).__class__) else "a result"
+    word = (
+        "an argument"
+        if type(child) in (tuple, functools._make_key((), {"a": 1}, typed=False).__class__)
+        else "a result"
+    )
     return f"{word} kept by lru_cache of {owner}", 1, NOWHERE
 
 
@@ -291,16 +297,18 @@ def _instance(chain: Sequence[Any], at: int) -> Named | None:
     if child is values and values is not None:
         value = _after(chain, at, 2)
         found, name = _key_of(values, value)
-        return _attribute(chain, at, name, owner, where, 2) if found else (f"__dict__ of {owner}", 1, where)
+        return (
+            _attribute(chain, at, name, owner, where, consumed=2)
+            if found
+            else (f"__dict__ of {owner}", 1, where)
+        )
     for name, value in attributes(parent):
         if value is child:
-            return _attribute(chain, at, name, owner, where, 1)
+            return _attribute(chain, at, name, owner, where, consumed=1)
     return None
 
 
-def _attribute(  # noqa: PLR0913 - the parts of one phrase
-    chain: Sequence[Any], at: int, name: str, owner: str, where: Place, consumed: int
-) -> Named:
+def _attribute(chain: Sequence[Any], at: int, name: str, owner: str, where: Place, *, consumed: int) -> Named:
     table, value = _after(chain, at, consumed), _after(chain, at, consumed + 1)
     word = _MODULE_TABLES.get(name)
     if word is not None and torch.nn.Module in mro_of(type(chain[at])) and value is not None:

@@ -19,7 +19,8 @@ _HELD_BY_FRAME_ONLY: Final = 3  # the frame, our name, the argument of getrefcou
 def read_locals(frame: FrameType) -> dict[str, object]:
     """Return the local variables of a call, by name.
 
-    Up to Python 3.12 ``frame.f_locals`` is a dictionary that the frame keeps, with a reference to every value: a
+    Up to Python 3.12 ``frame.f_locals`` is a dictionary that the frame keeps, with a reference to every
+    value: a
     later ``del x`` in the program would free nothing. It is emptied again unless the program holds it itself.
 
     Args:
@@ -58,4 +59,7 @@ def is_own_code(code: CodeType) -> bool:
 def is_test_runner_code(filename: str) -> bool:
     """Say whether a file belongs to pytest or unittest, whose references to a test's values are no leak."""
     parts = Path(filename).parts
-    return bool({"_pytest", "pluggy", "pytest_memwatch", "unittest", "xdist", "execnet", "pytest_asyncio"} & set(parts))
+    return bool(
+        {"_pytest", "pluggy", "pytest_memwatch", "unittest", "xdist", "execnet", "pytest_asyncio"}
+        & set(parts)
+    )

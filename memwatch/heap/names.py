@@ -140,7 +140,9 @@ _NAMED: Final[dict[type, Any]] = {
     MethodType: lambda method: f"bound method {describe(method.__func__)}",
     BuiltinFunctionType: lambda function: f"built-in {function.__name__}",
     CodeType: lambda code: f"code of {code.co_name} ({code_place(code)})",
-    FrameType: lambda frame: f"call of {frame.f_code.co_name} ({place(frame.f_code.co_filename, frame.f_lineno)})",
+    FrameType: lambda frame: (
+        f"call of {frame.f_code.co_name} ({place(frame.f_code.co_filename, frame.f_lineno)})"
+    ),
     TracebackType: lambda tb: f"traceback at {place(tb.tb_frame.f_code.co_filename, tb.tb_lineno)}",
     CellType: lambda _: "closure cell",
     GeneratorType: _generator_name,
@@ -151,7 +153,7 @@ _NAMED: Final[dict[type, Any]] = {
 
 
 def instance_dict(obj: object) -> dict[str, Any] | None:
-    """Return the attribute dictionary of an object, bypassing ``__getattribute__`` and ``__dict__`` overrides."""
+    """Return the attribute dictionary of an object, whatever its class overrides."""
     for base in mro_of(type(obj)):
         descriptor = type_dict(base).get("__dict__")
         if type(descriptor) is GetSetDescriptorType:
@@ -164,7 +166,7 @@ def instance_dict(obj: object) -> dict[str, Any] | None:
 
 
 def attributes(obj: object) -> Iterator[tuple[str, object]]:
-    """Yield the attributes an object stores itself, in its dictionary and its slots; properties are not called."""
+    """Yield what an object stores in its dictionary and its slots; properties are not called."""
     yield from list((instance_dict(obj) or {}).items())
     for base in mro_of(type(obj)):
         for name, descriptor in list(type_dict(base).items()):

@@ -1,7 +1,8 @@
 """Read the hooks of an autograd node, which torch keeps in C++ and shows nowhere.
 
 ``node.register_hook(hook)`` asks the static method ``_register_hook(hooks, hook)`` of ``torch.autograd.function``
-to put the hook into the node's dictionary, and hands it that dictionary. Asking to register a marker while that
+to put the hook into the node's dictionary, and hands it that dictionary. Asking to register a marker while
+that
 method is ours shows the dictionary; raising before anything is stored leaves the node as it was.
 """
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MARKER: Final = object()
-_WORDS: Final = (("register_hook", "node hooks (register_hook)"), ("register_prehook", "node pre-hooks (register_prehook)"))
+_WORDS: Final = (
+    ("register_hook", "node hooks (register_hook)"),
+    ("register_prehook", "node pre-hooks (register_prehook)"),
+)
 _LOCK: Final = threading.Lock()
 
 
@@ -48,14 +52,14 @@ def node_hooks(node: object) -> list[tuple[str, object]]:
                 raise _SeenError(hooks)
             return original.__func__(hooks, hook)  # another thread registers a hook of its own just now
 
-        _HookMixin._register_hook = staticmethod(show)  # type: ignore[method-assign, assignment]
+        _HookMixin._register_hook = staticmethod(show)  # type: ignore[method-assign]
         try:
             for name, words in _WORDS:
                 hooks = _ask(node, name)
                 if hooks:
                     found.append((words, hooks))
         finally:
-            _HookMixin._register_hook = original
+            _HookMixin._register_hook = original  # type: ignore[method-assign]
     return found
 
 

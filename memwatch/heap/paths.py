@@ -1,17 +1,24 @@
-"""Turn a chain of objects into steps a person reads: which name, attribute, cell, key or C++ edge holds what."""
+"""Turn a chain of objects into steps a person reads: which name, attribute, cell or key holds what."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from memwatch.heap.edge_names import name_edge
+from memwatch.heap.edge_names import NOWHERE, name_edge
 from memwatch.heap.names import describe, place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memwatch.heap.snapshot import Snapshot
+
+class NamedGraph(Protocol):
+    """What naming needs of a graph: objects by position, and words for C++ edges."""
+
+    objects: list[Any]
+
+    def label(self, parent: int, child: int) -> tuple[str, bool] | None:
+        """Return the words of a C++ edge and whether gc is blind to it, or None for a Python edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +44,13 @@ class Step:
     end: int = 0
 
     def __str__(self) -> str:
-        where = f"  ({place(self.file, self.line)})" if self.file and f":{self.line}" not in self.words else ""
+        where = (
+            f"  ({place(self.file, self.line)})" if self.file and f":{self.line}" not in self.words else ""
+        )
         return f"{self.words}{where} -> {self.target}{'  [C++, unseen by gc]' if self.hidden else ''}"
 
 
-def steps_of(snapshot: Snapshot, chain: Sequence[int]) -> list[Step]:
+def steps_of(snapshot: NamedGraph, chain: Sequence[int]) -> list[Step]:
     """Name each reference along a chain of positions.
 
     Args:
@@ -58,7 +67,7 @@ def steps_of(snapshot: Snapshot, chain: Sequence[int]) -> list[Step]:
         cpp = snapshot.label(chain[place_], chain[place_ + 1])
         if cpp is not None:
             label, hidden = cpp
-            words, consumed, where = f"{label} of {describe(objects[place_])}", 1, (None, None)
+            words, consumed, where = f"{label} of {describe(objects[place_])}", 1, NOWHERE
         else:
             words, consumed, where = name_edge(objects, place_)
             hidden = False

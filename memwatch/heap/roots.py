@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import FrameType
 
-_TEST_RUNNERS: Final = ("_pytest", "pytest", "pluggy", "pytest_memwatch", "xdist", "execnet", "pytest_asyncio")
+_TEST_RUNNERS: Final = (
+    "_pytest",
+    "pytest",
+    "pluggy",
+    "pytest_memwatch",
+    "xdist",
+    "execnet",
+    "pytest_asyncio",
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -52,11 +60,15 @@ def find_roots(objects: Iterable[object] = ()) -> list[Root]:
     Returns:
         Roots, running calls first; drop them soon, they hold what they list.
     """
-    modules = {id(getattr(module, "__dict__", None)) for module in list(sys.modules.values()) if _is_module(module)}
-    roots = [_frame_root(frame, thread, modules) for frame, thread in running_frames()]
-    roots += _module_roots()
+    roots = [*frame_roots(), *_module_roots()]
     roots += [_exceptions(), _context(), _atexit(), _torch_state(), _thread_locals(objects)]
     return [root for root in roots if root.entries]
+
+
+def frame_roots() -> list[Root]:
+    """List the running calls of every thread, innermost first; drop the result soon."""
+    modules = {id(module.__dict__) for module in list(sys.modules.values()) if type(module) is ModuleType}
+    return [_frame_root(frame, thread, modules) for frame, thread in running_frames()]
 
 
 def _is_module(obj: object) -> bool:
@@ -78,7 +90,9 @@ def _frame_root(frame: FrameType, thread: str, modules: set[int]) -> Root:
     values = {} if at_module_level else read_locals(frame)
     arguments = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
     names = code.co_varnames[:arguments]
-    root.entries = [(f"{'argument' if name in names else 'local'} `{name}`", value) for name, value in values.items()]
+    root.entries = [
+        (f"{'argument' if name in names else 'local'} `{name}`", value) for name, value in values.items()
+    ]
     if id(frame.f_globals) not in modules:  # exec, runpy: a namespace that no module of sys.modules shows
         root.entries.append(("globals", frame.f_globals))
     return root
@@ -105,13 +119,17 @@ def _module_roots() -> Iterator[Root]:
 
 def _exceptions() -> Root:
     entries: list[tuple[str, object]] = [
-        ("exception being handled", error) for error in sys._current_exceptions().values() if error is not None
+        ("exception being handled", error)
+        for error in sys._current_exceptions().values()
+        if error is not None
     ]
     return Root("exception", "exceptions being handled", entries)
 
 
 def _context() -> Root:
-    entries = [(f"ContextVar {variable.name!r}", value) for variable, value in contextvars.copy_context().items()]
+    entries = [
+        (f"ContextVar {variable.name!r}", value) for variable, value in contextvars.copy_context().items()
+    ]
     return Root("context", "the current context", entries)
 
 
@@ -129,7 +147,8 @@ class _Listener:
 
 
 def _atexit() -> Root:
-    # The callbacks live in C only. atexit.unregister compares each with its argument, which is how we see them.
+    # The callbacks live in C only. atexit.unregister compares each with its argument, which is how we see
+    # them.
     listener = _Listener()
     if atexit._ncallbacks():
         atexit.unregister(listener)  # type: ignore[arg-type]
@@ -151,9 +170,11 @@ def _torch_state() -> Root:
     import torch
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-    entries: list[tuple[str, object]] = [("active dispatch mode", mode) for mode in _get_current_dispatch_mode_stack()]
+    entries: list[tuple[str, object]] = [
+        ("active dispatch mode", mode) for mode in _get_current_dispatch_mode_stack()
+    ]
     for position in range(torch._C._len_torch_function_stack()):
         entries.append(("active function mode", torch._C._get_function_stack_at(position)))  # noqa: PERF401
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+    hooks: Iterable[object] | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
     entries += [("active saved-tensor hook", hook) for hook in hooks or ()]
     return Root("torch state", "torch's thread state", entries)

@@ -51,7 +51,8 @@ def search(
 
     Args:
         snapshot: the graph.
-        sources: groups of positions to start from; a later group only adds what the earlier ones did not reach.
+        sources: groups of positions to start from; a later group only adds what the earlier ones did not
+        reach.
         closed: positions never entered.
         cut: references, as (parent, child) positions, never followed.
 

@@ -29,7 +29,8 @@ _CHUNK: Final = 50_000  # objects whose references are listed at a time
 class Snapshot:
     """Who refers to whom: gc's edges, autograd's C++ edges and the roots.
 
-    Objects are addressed by their position. The snapshot holds every object it lists, so it must be closed soon
+    Objects are addressed by their position. The snapshot holds every object it lists, so it must be closed
+    soon
     (it is a context manager); while it is open nothing the program drops is freed.
 
     Args:
@@ -110,7 +111,9 @@ class Snapshot:
         parents = np.repeat(np.arange(len(objects)), np.concatenate(counts))
         children_of = np.concatenate(flat)
         if hidden:
-            parents = np.concatenate([parents, self._find(np.array([id(p) for p, _ in hidden], dtype=np.int64))])
+            parents = np.concatenate(
+                [parents, self._find(np.array([id(p) for p, _ in hidden], dtype=np.int64))]
+            )
             children_of = np.concatenate([children_of, np.array([id(c) for _, c in hidden], dtype=np.int64)])
         targets = self._find(children_of)
         kept = (targets != UNREACHED) & ~self._short_cuts(parents, targets)
@@ -118,8 +121,12 @@ class Snapshot:
         self.starts = np.searchsorted(self.parents, np.arange(len(objects) + 1))
 
     def _short_cuts(self, parents: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Mark references to a module's namespace from anything but the module: each function has one, none tells."""
-        modules = {id(module): id(module.__dict__) for module in list(sys.modules.values()) if type(module) is ModuleType}
+        """Mark references to a module's namespace from anything but the module: every function has one."""
+        modules = {
+            id(module): id(module.__dict__)
+            for module in list(sys.modules.values())
+            if type(module) is ModuleType
+        }
         namespaces, owners = self.positions(modules.values()), self.positions(modules)
         return np.isin(targets, namespaces) & ~np.isin(parents, owners)
 
@@ -179,12 +186,14 @@ class Snapshot:
         return groups if runner else groups[:2]
 
     def barriers(self) -> set[int]:
-        """Return the positions a search must not enter: modules and objects of memwatch and of the test runner."""
+        """Return the positions a search must not enter: those of memwatch and of the test runner."""
         found = set()
         for name, module in list(sys.modules.items()):
             if isinstance(name, str) and _is_foreign(name) and type(module) is ModuleType:
                 found |= {self.position(module), self.position(module.__dict__)}
-        own = [type_id for type_id, cls in self._types.items() if _is_foreign(type_dict(cls).get("__module__"))]
+        own = [
+            type_id for type_id, cls in self._types.items() if _is_foreign(type_dict(cls).get("__module__"))
+        ]
         found.update(np.flatnonzero(np.isin(self._type_ids, own)).tolist())
         return found - {UNREACHED}
 

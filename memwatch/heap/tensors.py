@@ -8,6 +8,7 @@ import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 _MRO: Final[Callable[[type], tuple[type, ...]]] = type.__dict__["__mro__"].__get__
 _TYPE_DICT: Final[Callable[[type], dict[str, Any]]] = type.__dict__["__dict__"].__get__
@@ -29,7 +30,7 @@ def type_dict(cls: type) -> dict[str, Any]:
 
 
 def is_tensor(obj: object) -> bool:
-    """Say whether an object is a tensor, by its real type (no ``__instancecheck__``, no ``__class__`` lie)."""
+    """Say whether an object is a tensor, by its real type: no ``__instancecheck__``, no ``__class__``."""
     return torch.Tensor in mro_of(type(obj))
 
 
@@ -57,12 +58,13 @@ def is_node_type(cls: type) -> bool:
 
 
 class TypeFilter:
-    """Pick tensors, autograd nodes and storages out of many objects; remembers each type for one scan only."""
+    """Pick tensors, autograd nodes and storages out of many objects; knows each type once."""
 
     def __init__(self) -> None:
         self._known: dict[type, bool] = {}
 
     def __call__(self, obj: object) -> bool:
+        """Say whether an object is a tensor, an autograd node or a storage."""
         cls = type(obj)
         wanted = self._known.get(cls)
         if wanted is None:
@@ -93,7 +95,11 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 def _flatten_names(cls: type) -> set[str]:
-    return {"__tensor_flatten__"} if any("__tensor_flatten__" in type_dict(base) for base in mro_of(cls)) else set()
+    return (
+        {"__tensor_flatten__"}
+        if any("__tensor_flatten__" in type_dict(base) for base in mro_of(cls))
+        else set()
+    )
 
 
 def storage_bytes(storage: torch.UntypedStorage) -> int:
@@ -104,6 +110,7 @@ def storage_bytes(storage: torch.UntypedStorage) -> int:
         return 0
 
 
-def quiet() -> torch._C.DisableTorchFunction:
+def quiet() -> AbstractContextManager[object]:
     """Return a context in which no ``__torch_function__`` runs, neither of a subclass nor of a mode."""
-    return torch._C.DisableTorchFunction()  # type: ignore[no-any-return, attr-defined]
+    context: AbstractContextManager[object] = torch._C.DisableTorchFunction()
+    return context

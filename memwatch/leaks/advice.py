@@ -5,43 +5,142 @@ from __future__ import annotations
 from typing import Final
 
 _RULES: Final = (
-    ("node hooks (register_hook)", "a hook on `grad_fn` that refers to the tensor keeps both for ever: call `handle.remove()`, or let the hook use only its arguments"),
-    ("node pre-hooks", "a pre-hook on an autograd node that refers to the node's graph keeps both for ever: call `handle.remove()`, or delete the entry it reads (`del group[...]`) after backward"),
-    ("post-accumulate-grad hooks", "a post-accumulate hook must not refer to its own parameter: use the parameter it is called with, or `weakref.ref`"),
-    ("tensor hooks", "a tensor hook must not refer to its own tensor: use the gradient it is called with, a `weakref.ref`, or `handle.remove()` after backward"),
-    (".metadata", "`grad_fn.metadata` must not refer to the tensor itself: store a weak reference or a detached copy"),
-    ("packed by a saved-tensor hook", "the pack hook keeps the output with its graph: return `tensor.detach()` from it"),
+    (
+        "node hooks (register_hook)",
+        (
+            "a hook on `grad_fn` that refers to the tensor keeps both for ever: call `handle.remove()`, or "
+            "let the hook use only its arguments"
+        ),
+    ),
+    (
+        "node pre-hooks",
+        (
+            "a pre-hook on an autograd node that refers to the node's graph keeps both for ever: call "
+            "`handle.remove()`, or delete the entry it reads (`del group[...]`) after backward"
+        ),
+    ),
+    (
+        "post-accumulate-grad hooks",
+        (
+            "a post-accumulate hook must not refer to its own parameter: use the parameter it is called "
+            "with, or `weakref.ref`"
+        ),
+    ),
+    (
+        "tensor hooks",
+        (
+            "a tensor hook must not refer to its own tensor: use the gradient it is called with, a "
+            "`weakref.ref`, or `handle.remove()` after backward"
+        ),
+    ),
+    (
+        ".metadata",
+        "`grad_fn.metadata` must not refer to the tensor itself: store a weak reference or a detached copy",
+    ),
+    (
+        "packed by a saved-tensor hook",
+        "the pack hook keeps the output with its graph: return `tensor.detach()` from it",
+    ),
     ("unpack hook", "the pack hook keeps the output with its graph: return `tensor.detach()` from it"),
-    ("saved tensors[", "save the output itself, not a view of it, with `ctx.save_for_backward`; or detach what is saved"),
+    (
+        "saved tensors[",
+        "save the output itself, not a view of it, with `ctx.save_for_backward`; or detach what is saved",
+    ),
     ("(ctx)", "do not store tensors as attributes of `ctx`: use `ctx.save_for_backward`"),
-    ("exception", "the exception keeps its traceback, and so every local variable of the failed calls: clear it (`del err`, `err.__traceback__ = None`), or keep `str(err)`"),
-    ("sys.last_", "the interactive shell keeps the last exception with all its local variables: `del sys.last_value, sys.last_traceback`"),
-    ("traceback", "the traceback keeps every local variable of the failed calls: keep its text, not the object"),
-    ("IPython", "IPython's output history keeps every displayed value: `%reset out`, or end the line with `;`"),
-    ("interactive shell", "the shell keeps the last displayed value: evaluate something else, or end the line with `;`"),
-    ("lru_cache", "the cache keeps its arguments and results: give it a small `maxsize`, call `cache_clear()`, or key it by plain values"),
+    (
+        "exception",
+        (
+            "the exception keeps its traceback, and so every local variable of the failed calls: clear it "
+            "(`del err`, `err.__traceback__ = None`), or keep `str(err)`"
+        ),
+    ),
+    (
+        "sys.last_",
+        (
+            "the interactive shell keeps the last exception with all its local variables: `del "
+            "sys.last_value, sys.last_traceback`"
+        ),
+    ),
+    (
+        "traceback",
+        "the traceback keeps every local variable of the failed calls: keep its text, not the object",
+    ),
+    (
+        "IPython",
+        "IPython's output history keeps every displayed value: `%reset out`, or end the line with `;`",
+    ),
+    (
+        "interactive shell",
+        "the shell keeps the last displayed value: evaluate something else, or end the line with `;`",
+    ),
+    (
+        "lru_cache",
+        (
+            "the cache keeps its arguments and results: give it a small `maxsize`, call `cache_clear()`, or "
+            "key it by plain values"
+        ),
+    ),
     ("ContextVar", "reset the variable after use: `token = var.set(...)` ... `var.reset(token)`"),
     ("thread local", "a thread local lives as long as its thread: delete the attribute after use"),
-    ("in thread", "a running thread keeps its arguments and local variables: end it, or drop the tensor inside it"),
-    ("atexit", "a function registered with atexit lives until the program ends: unregister it, or give it a weak reference"),
+    (
+        "in thread",
+        "a running thread keeps its arguments and local variables: end it, or drop the tensor inside it",
+    ),
+    (
+        "atexit",
+        (
+            "a function registered with atexit lives until the program ends: unregister it, or give it a "
+            "weak reference"
+        ),
+    ),
     ("weakref.finalize", "a finalizer keeps its arguments until its object dies: do not hand it the tensor"),
     ("suspended", "a suspended generator keeps its local variables: exhaust it, or call `close()`"),
     ("functools.partial", "the partial keeps its arguments: drop the partial, or bind a weak reference"),
-    ("default argument", "a default argument lives as long as its function: use None and make the value inside"),
-    ("class attribute", "a class attribute lives as long as the class: keep the value on an instance, or delete it after use"),
-    ("closure cell", "the inner function keeps what it closes over: pass it as an argument, or delete the name after use"),
+    (
+        "default argument",
+        "a default argument lives as long as its function: use None and make the value inside",
+    ),
+    (
+        "class attribute",
+        "a class attribute lives as long as the class: keep the value on an instance, or delete it after use",
+    ),
+    (
+        "closure cell",
+        "the inner function keeps what it closes over: pass it as an argument, or delete the name after use",
+    ),
     ("next_functions", "a tensor with its graph is kept: store `value.detach()` or `value.item()`"),
     (".grad_fn", "a tensor with its graph is kept: store `value.detach()` or `value.item()`"),
-    (".grad of", "with `create_graph=True` the gradient refers back to the parameter: use `torch.autograd.grad`, or set `.grad = None` after use"),
+    (
+        ".grad of",
+        (
+            "with `create_graph=True` the gradient refers back to the parameter: use `torch.autograd.grad`, "
+            "or set `.grad = None` after use"
+        ),
+    ),
     ("bound method", "the bound method keeps its object: store a `weakref.WeakMethod`, or drop it after use"),
     ("LogRecord", "a log record keeps its arguments: log numbers (`.item()`), not tensors"),
     ("hooks", "the hook keeps what it refers to: call `handle.remove()` when done"),
-    ("attribute .state of", "optimizer state of a parameter that was dropped or replaced: delete it (`del optimizer.state[old]`)"),
-    ("item [", "the container grows and keeps each entry: store `.item()` or `.detach()`, or bound it (`deque(maxlen=...)`)"),
-    ("key ", "the dictionary keeps each entry: bound it, delete entries after use, or key a `WeakKeyDictionary`"),
+    (
+        "attribute .state of",
+        "optimizer state of a parameter that was dropped or replaced: delete it (`del optimizer.state[old]`)",
+    ),
+    (
+        "item [",
+        (
+            "the container grows and keeps each entry: store `.item()` or `.detach()`, or bound it "
+            "(`deque(maxlen=...)`)"
+        ),
+    ),
+    (
+        "key ",
+        "the dictionary keeps each entry: bound it, delete entries after use, or key a `WeakKeyDictionary`",
+    ),
     ("attribute", "the object keeps the tensor: delete the attribute after use, or store `.detach()`"),
     ("global", "the module keeps the tensor: delete the name after use, or store a number"),
-    ("C code", "no Python reference holds it: look for a C++ cache or an open context (autocast, graph capture)"),
+    (
+        "C code",
+        "no Python reference holds it: look for a C++ cache or an open context (autocast, graph capture)",
+    ),
 )
 
 
@@ -58,7 +157,9 @@ def advice_for(holder: str, path: tuple[str, ...] = (), *, graph: bool = False) 
     """
     for words, advice in _RULES:
         if words in holder:
-            more = "; keeping the graph keeps every activation: store `.detach()` or `.item()`" if graph else ""
+            more = (
+                "; keeping the graph keeps every activation: store `.detach()` or `.item()`" if graph else ""
+            )
             return advice if "detach" in advice else advice + more
     for words, advice in _RULES:
         if any(words in line for line in path):

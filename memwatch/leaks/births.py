@@ -1,7 +1,8 @@
 """Find the storages that a block made and that outlive it, at a cost that depends on the survivors alone.
 
 While automatic collection is off, everything born in the block stays in gc's youngest generation. Tensors and
-autograd nodes are gc objects, so listing that generation shows the survivors of all threads, with no interceptor and
+autograd nodes are gc objects, so listing that generation shows the survivors of all threads, with no
+interceptor and
 no scan of the heap. Storages that only C++ holds are found from there along the autograd graph.
 """
 
@@ -14,8 +15,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.heap.autograd import autograd_edges
-from memwatch.heap.tensors import TypeFilter, is_simulated, is_storage, is_tensor, quiet, storage_bytes, storage_of
 from memwatch.heap.pause import age_everything, pause_gc, resume_gc
+from memwatch.heap.tensors import (
+    TypeFilter,
+    is_simulated,
+    is_storage,
+    is_tensor,
+    quiet,
+    storage_bytes,
+    storage_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,7 +68,9 @@ class BirthBook:
     def __init__(self) -> None:
         self.births: dict[int, Birth] = {}
 
-    def add(self, storage: torch.UntypedStorage, run: int, site: Site | None = None, *, certain: bool = False) -> None:
+    def add(
+        self, storage: torch.UntypedStorage, run: int, site: Site | None = None, *, certain: bool = False
+    ) -> None:
         """Note a storage, unless it is known already."""
         known = self.births.get(id(storage))
         if known is not None and known.ref() is storage:
@@ -94,9 +105,12 @@ class YoungWatch:
         resume_gc()
 
     def _before_collection(self, phase: str, _info: dict[str, int]) -> None:
-        # The program itself calls gc.collect(): its survivors leave the youngest generation, so remember them.
+        # The program itself calls gc.collect(): its survivors leave the youngest generation, so remember
+        # them.
         if phase == "start":
-            self._promoted += [weakref.ref(obj) for obj in _young_tensors() if is_tensor(obj) or is_storage(obj)]
+            self._promoted += [
+                weakref.ref(obj) for obj in _young_tensors() if is_tensor(obj) or is_storage(obj)
+            ]
 
     def survivors(self) -> list[object]:
         """Return the young tensors, nodes and storages that are alive; drop the list soon."""

@@ -23,8 +23,10 @@ F = TypeVar("F", bound="Callable[..., Any]")
 class check_leaks:  # noqa: N801 - used like a function
     """Raise :class:`TensorLeakError` if tensors made in the block outlive it without a good reason.
 
-    A context manager and a decorator. Reported are cycles, loops that gc cannot free, and tensors that something
-    older than the block holds. Not reported: names the block itself binds, what the decorated function returns,
+    A context manager and a decorator. Reported are cycles, loops that gc cannot free, and tensors that
+    something
+    older than the block holds. Not reported: names the block itself binds, what the decorated function
+    returns,
     parameters, buffers, gradients and optimizer state of living parameters, and what pytest holds.
 
     If the block raises, the error is chained to that exception.

@@ -13,6 +13,7 @@ import torch
 
 from memwatch.heap.names import describe, place
 from memwatch.heap.paths import Step, steps_of
+from memwatch.heap.pause import collect
 from memwatch.heap.roots import Root
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
@@ -22,7 +23,6 @@ from memwatch.leaks.holders import edge_to_cut, entry_step, holder_words
 from memwatch.leaks.leak import Leak
 from memwatch.leaks.legit import Exempt, exempt_edges
 from memwatch.leaks.loops import Loops
-from memwatch.heap.pause import collect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,9 @@ class Diagnosis:
     unreachable: list[Finding] = field(default_factory=list)
 
 
-def diagnose(births: Sequence[Birth], exempt: Exempt, *, runs: int, per_call: bool, first_run: int = 1) -> list[Leak]:
+def diagnose(
+    births: Sequence[Birth], exempt: Exempt, *, runs: int, per_call: bool, first_run: int = 1
+) -> list[Leak]:
     """Explain the storages that outlived the runs that made them.
 
     Args:
@@ -148,7 +150,7 @@ def _is_small_cache(obj: Any) -> bool:  # noqa: ANN401 - any object of a chain
         size = obj.cache_parameters()["maxsize"]
         return size is not None and (size <= _SMALL_BOUND or obj.cache_info().currsize >= size)
     if deque in mro_of(cls):
-        limit = deque.maxlen.__get__(obj)  # type: ignore[attr-defined]
+        limit = deque.maxlen.__get__(obj)
         return limit is not None and (limit <= _SMALL_BOUND or deque.__len__(obj) >= limit)
     return False
 
@@ -161,7 +163,9 @@ def _unreachable(snapshot: Snapshot, loops: Loops, position: int, birth: Birth) 
     holder = edge_to_cut(steps)
     tail = _to_tensor(steps_of(snapshot, chain))
     key = _pattern(holder.words) if holder else "C code"
-    return Finding(birth, key, steps + _marked(tail, loop=bool(loop)), holder, _tensor_words(objects), looped=looped)
+    return Finding(
+        birth, key, steps + _marked(tail, loop=bool(loop)), holder, _tensor_words(objects), looped=looped
+    )
 
 
 def _marked(tail: list[Step], *, loop: bool) -> list[Step]:
@@ -187,7 +191,9 @@ def _pattern(words: str) -> str:
 
 
 def _leak(group: list[Finding], runs: int, *, per_call: bool) -> Leak:
-    first = max(group, key=lambda finding: (finding.birth.site is not None, finding.birth.nbytes, -len(finding.steps)))
+    first = max(
+        group, key=lambda finding: (finding.birth.site is not None, finding.birth.nbytes, -len(finding.steps))
+    )
     shown = min(group, key=lambda finding: (len(finding.steps), -finding.birth.nbytes))
     path = tuple(str(step) for step in shown.steps) or ("no Python reference: held by C code alone",)
     holder = holder_words(shown.steps, shown.holder, first.kind)

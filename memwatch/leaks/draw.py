@@ -21,9 +21,14 @@ class DrawError(MemwatchError):
 
 def to_dot(leak: Leak) -> str:
     """Return a leak as a graph in the DOT language."""
-    lines = ["digraph leak {", "  rankdir=TB; node [shape=box, fontname=monospace]; edge [fontname=monospace];"]
+    lines = [
+        "digraph leak {",
+        "  rankdir=TB; node [shape=box, fontname=monospace]; edge [fontname=monospace];",
+    ]
     targets = [line.rpartition(" -> ")[2].removesuffix("  [C++, unseen by gc]") for line in leak.path]
-    lines.append(f"  n0 [label={_quoted('root' if leak.kind == 'retained' else targets[-1] if targets else '?')}];")
+    lines.append(
+        f"  n0 [label={_quoted('root' if leak.kind == 'retained' else targets[-1] if targets else '?')}];"
+    )
     for place, (line, target) in enumerate(zip(leak.path, targets, strict=True), start=1):
         style = ", style=dashed" if line.endswith("[C++, unseen by gc]") else ""
         lines.append(f"  n{place} [label={_quoted(target)}];")

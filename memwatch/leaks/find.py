@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.errors import MemwatchError
@@ -24,11 +25,19 @@ class RunsError(MemwatchError, ValueError):
     """The number of warm-up or measured runs makes no sense."""
 
 
-def find_leaks(fn: Callable[..., Any], *args: Any, warmup: int = 1, runs: int = 2, **kwargs: Any) -> list[Leak]:  # noqa: ANN401
+def find_leaks(
+    fn: Callable[..., Any],
+    *args: Any,  # noqa: ANN401 - whatever fn takes
+    warmup: int = 1,
+    runs: int = 2,
+    **kwargs: Any,  # noqa: ANN401
+) -> list[Leak]:
     """Find the tensors that each further call of a function leaves behind.
 
-    The function is called ``warmup + runs`` times with automatic garbage collection off. What the first calls leave
-    (caches, lazily made state) is not counted; a leak is what *every* measured call adds. What the function returns
+    The function is called ``warmup + runs`` times with automatic garbage collection off. What the first
+    calls leave
+    (caches, lazily made state) is not counted; a leak is what *every* measured call adds. What the function
+    returns
     is dropped.
 
     Args:
@@ -102,7 +111,7 @@ class _Runs:
     def grown(self) -> list[Birth]:
         """Return the survivors of the measured calls, if every measured call added some."""
         counts = [0, *self._alive_after][self.warmup :]
-        if any(later <= earlier for earlier, later in zip(counts, counts[1:], strict=False)):
+        if any(later <= earlier for earlier, later in pairwise(counts)):
             return []
         last = len(self._alive_after) - 1
         measured = [birth for birth in self.book.births.values() if birth.run >= self.warmup and birth.alive]

@@ -1,4 +1,4 @@
-"""Choose, among the references of a path or a cycle, the one a person should cut, and say it in one phrase."""
+"""Choose the reference of a path or a cycle that a person should cut, and say it in one phrase."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ _PREFERENCE: Final = (
     "key ",
     "global",
 )
-_PLUMBING: Final = ("attribute .__", "bases or __mro__", "class of", "__dict__ of", "contents of", "reference from")
+_PLUMBING: Final = (
+    "attribute .__",
+    "bases or __mro__",
+    "class of",
+    "__dict__ of",
+    "contents of",
+    "reference from",
+)
 _LONGEST: Final = 5
 
 

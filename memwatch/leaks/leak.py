@@ -94,7 +94,8 @@ class TensorLeakError(MemwatchError, AssertionError):
         self.leaks = list(leaks)
         total = sum(leak.nbytes for leak in self.leaks)
         count = sum(leak.count for leak in self.leaks)
-        head = f"{format_bytes(total)} of tensors leaked ({count} in {len(self.leaks)} group{'s'[: len(self.leaks) != 1]})"
+        groups = "1 group" if len(self.leaks) == 1 else f"{len(self.leaks)} groups"
+        head = f"{format_bytes(total)} of tensors leaked ({count} in {groups})"
         super().__init__("\n".join([head, *map(str, self.leaks)]))
 
     def __reduce__(self) -> tuple[type[TensorLeakError], tuple[list[Leak]]]:

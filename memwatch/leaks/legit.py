@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -50,11 +50,17 @@ def exempt_edges(snapshot: Snapshot, exempt: Exempt) -> set[tuple[int, int]]:
 def _own_names(snapshot: Snapshot, exempt: Exempt) -> Iterable[tuple[int, int]]:
     for place, root in enumerate(snapshot.roots):
         if root.kind == "exception":
-            yield from ((snapshot.first_root + place, snapshot.position(v)) for _, v in root.entries if id(v) in exempt.objects)
+            yield from (
+                (snapshot.first_root + place, snapshot.position(v))
+                for _, v in root.entries
+                if id(v) in exempt.objects
+            )
         names = {words for frame, words in exempt.locals if frame == root.frame_id}
         if root.kind == "frame" and names:
             for label, value in root.entries:
-                if label.partition(" ")[2].strip("`") in names and not _also_other_name(root.entries, value, names):
+                if label.partition(" ")[2].strip("`") in names and not _also_other_name(
+                    root.entries, value, names
+                ):
                     yield snapshot.first_root + place, snapshot.position(value)
     if exempt.globals:
         for namespace, name in exempt.globals:

@@ -36,7 +36,8 @@ class Loops:
             position: an object that no root reaches.
 
         Returns:
-            The loop as positions, the first one repeated at the end, and the chain from the loop to the object.
+            The loop as positions, the first one repeated at the end, and the chain from the loop to the
+            object.
             The loop is empty if there is none; the chain then starts at an object nobody known refers to.
         """
         import networkx as nx
@@ -53,15 +54,25 @@ class Loops:
         start = next((node for node in towards if node in looped), None)
         if start is None:
             return [], _chain(towards, list(towards)[-1])
-        return self._rotated(_shortest_loop(graph, start)), _chain(towards, start)
+        loop = self._rotated(_shortest_loop(graph, start))
+        return loop, self._from_a_name(loop[:-1], _chain(towards, start))
 
     def _rotated(self, loop: list[int]) -> list[int]:
         """Begin the loop at an object with a name of its own, not at a dictionary or tuple inside it."""
-        inner = (dict, tuple, CellType)
         ring = loop[:-1]
-        objects = self._snapshot.objects
-        first = next((n for n, place in enumerate(ring) if type(objects[place]) not in inner), 0)
+        first = next((n for n, place in enumerate(ring) if not self._is_inner(place)), 0)
         return [*ring[first:], *ring[:first], ring[first]]
+
+    def _from_a_name(self, ring: list[int], chain: list[int]) -> list[int]:
+        """Lengthen the chain backwards along the loop until it begins at an object with a name of its own."""
+        for _ in ring:
+            if not self._is_inner(chain[0]):
+                break
+            chain = [ring[ring.index(chain[0]) - 1], *chain]
+        return chain
+
+    def _is_inner(self, position: int) -> bool:
+        return type(self._snapshot.objects[position]) in (dict, tuple, CellType)
 
     def _ancestors(self, position: int) -> dict[int, int]:
         """Map each unreachable ancestor, nearest first, to the next object on the way down."""
@@ -71,7 +82,11 @@ class Loops:
             upper = []
             for node in front:
                 for above in map(int, self._above(node)):
-                    if above not in towards and not self._reached.reaches(above) and above < self._snapshot.first_root:
+                    if (
+                        above not in towards
+                        and not self._reached.reaches(above)
+                        and above < self._snapshot.first_root
+                    ):
                         towards[above] = node
                         upper.append(above)
             front = upper

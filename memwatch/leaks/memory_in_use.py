@@ -11,11 +11,11 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+_FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()  # noqa: SIM905
 
 
 class _MallInfo2(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]  # noqa: RUF012 - the name ctypes asks for
+    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]
 
 
 @cache
@@ -25,7 +25,7 @@ def _mallinfo() -> Callable[[], _MallInfo2] | None:
     except (AttributeError, OSError, TypeError):
         return None
     function.restype = _MallInfo2
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def memory_in_use_bytes() -> int:
@@ -35,6 +35,6 @@ def memory_in_use_bytes() -> int:
     if function is not None:
         info = function()
         total = info.uordblks + info.hblkhd
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         total += sum(torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count()))
     return total

@@ -14,13 +14,22 @@ if TYPE_CHECKING:
 
     from memwatch.leaks.legit import Exempt
 
-_STORES: Final = {"STORE_FAST", "STORE_DEREF", "STORE_NAME", "STORE_GLOBAL", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"}
+_STORES: Final = {
+    "STORE_FAST",
+    "STORE_DEREF",
+    "STORE_NAME",
+    "STORE_GLOBAL",
+    "STORE_FAST_LOAD_FAST",
+    "STORE_FAST_STORE_FAST",
+}
 
 
 def calling_frame() -> FrameType | None:
     """Return the innermost running call outside memwatch and contextlib."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (is_own_code(frame.f_code) or Path(frame.f_code.co_filename).stem == "contextlib"):
+    while frame is not None and (
+        is_own_code(frame.f_code) or Path(frame.f_code.co_filename).stem == "contextlib"
+    ):
         frame = frame.f_back
     return frame
 
@@ -40,7 +49,7 @@ class OwnNames:
         if frame is None or id(frame) != self._frame_id or id(frame.f_code) != self._code_id:
             return
         end = frame.f_lasti if frame.f_lasti > self._begin else sys.maxsize
-        names = set()
+        names: set[str] = set()
         for instruction in dis.get_instructions(frame.f_code):
             if self._begin < instruction.offset <= end and instruction.opname in _STORES:
                 stored = instruction.argval

@@ -1,4 +1,4 @@
-"""See each storage being born on this thread, with the user's line: switched on only where a line is wanted."""
+"""See each storage being born on this thread, with the user's line; on only where a line is wanted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_of
 
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
 _LIBRARY: Final = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parent.parent), "<frozen")
 
 
-class BirthWatch(TorchDispatchMode):
+class BirthWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes the storages that ops return into a book; changes nothing.
 
     Args:
@@ -28,14 +33,14 @@ class BirthWatch(TorchDispatchMode):
     """
 
     def __init__(self, book: BirthBook, run: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._book = book
         self._run = run
         self._aliases: dict[Any, bool] = {}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let compiled code run compiled: without this, one call under the mode would switch it off for good."""
+        """Let compiled code run compiled; else one call under the mode would switch it off for good."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401

@@ -57,7 +57,9 @@ class WhyAlive:
             lines.append("  C code alone, or a temporary of a running call: no Python reference was found")
         for steps, freed in zip(self.paths, self.retained_bytes, strict=True):
             free = f", which alone keeps {format_bytes(freed)}" if freed else ""
-            lines.append(f"  {steps[-1].words}{free}:" if self.reachable else "  a loop that no root reaches:")
+            lines.append(
+                f"  {steps[-1].words}{free}:" if self.reachable else "  a loop that no root reaches:"
+            )
             lines += [f"    {step}" for step in steps]
         return "\n".join(lines)
 
@@ -65,7 +67,8 @@ class WhyAlive:
 def why_alive(tensor: torch.Tensor) -> WhyAlive:
     """Find the references that keep a tensor alive.
 
-    Works at any time, without a profile. The argument itself is not counted; a variable of the caller is, last.
+    Works at any time, without a profile. The argument itself is not counted; a variable of the caller is,
+    last.
 
     Args:
         tensor: any tensor.
@@ -91,7 +94,9 @@ def why_alive(tensor: torch.Tensor) -> WhyAlive:
             return WhyAlive(describe(tensor), nbytes, paths, freed)
         loop, chain = Loops(snapshot, tree).find(position)
         steps = tuple(steps_of(snapshot, loop) + steps_of(snapshot, chain))
-    return WhyAlive(describe(tensor), nbytes, (steps,) if steps else (), (0,) if steps else (), reachable=False)
+    return WhyAlive(
+        describe(tensor), nbytes, (steps,) if steps else (), (0,) if steps else (), reachable=False
+    )
 
 
 def _chains(snapshot: Snapshot, tree: Tree, position: int) -> list[list[int]]:
@@ -106,4 +111,4 @@ def _chains(snapshot: Snapshot, tree: Tree, position: int) -> list[list[int]]:
 
 def _is_frame(snapshot: Snapshot, chain: list[int]) -> bool:
     first = chain[0]
-    return len(chain) <= 2 and first >= snapshot.first_root and snapshot.objects[first].kind == "frame"  # noqa: PLR2004
+    return len(chain) <= 2 and first >= snapshot.first_root and snapshot.objects[first].kind == "frame"

@@ -26,4 +26,6 @@ class Program:
 
 def collect(namespace: dict[str, object], rows: list[tuple[str, str, tuple[str, ...]]]) -> list[Program]:
     """Pair ``leak_x`` with ``clean_x`` for every row ``(x, kind, words)``."""
-    return [Program(n, namespace[f"leak_{n}"], namespace[f"clean_{n}"], kind, words) for n, kind, words in rows]  # type: ignore[arg-type]
+    return [
+        Program(n, namespace[f"leak_{n}"], namespace[f"clean_{n}"], kind, words) for n, kind, words in rows
+    ]  # type: ignore[arg-type]

@@ -323,7 +323,11 @@ PROGRAMS = collect(
         ("node_prehook", "uncollectable", ("closure cell `y`", "register_prehook")),
         ("metadata", "uncollectable", (".metadata", "'activation'")),
         ("post_accumulate", "uncollectable", ("closure cell `p`", "post-accumulate-grad hooks")),
-        ("optimizer_in_backward", "uncollectable", ("closure cell `optimizers` of", "post-accumulate-grad hooks")),
+        (
+            "optimizer_in_backward",
+            "uncollectable",
+            ("closure cell `optimizers` of", "post-accumulate-grad hooks"),
+        ),
         ("multi_grad_hook", "uncollectable", ("hooks", "closure cell")),
         ("child_attribute", "uncollectable", ("attribute .child of",)),
         ("accumulate_grad_attribute", "uncollectable", ("attribute .accumulator of",)),
@@ -336,6 +340,10 @@ PROGRAMS = collect(
         ("wrapping_pack", "uncollectable", ("packed by a saved-tensor hook", "attribute .tensor of Packed")),
         ("save_on_cpu", "uncollectable", ("packed by a saved-tensor hook",)),
         ("function_class_per_call", "cycle", ("Scaled",)),
-        ("prehook_over_group", "uncollectable", ("closure cell `group`", "'intermediates'", "register_prehook")),
+        (
+            "prehook_over_group",
+            "uncollectable",
+            ("closure cell `group`", "'intermediates'", "register_prehook"),
+        ),
     ],
 )

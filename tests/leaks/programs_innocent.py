@@ -229,7 +229,14 @@ def last_output():
 
 
 # "What does each further call add?" answers: nothing. "What did this pass park?" rightly names these.
-PARKS_ONCE = [bounded_deque, bounded_lru_cache, mask_by_shape, moving_average, first_in_first_out, last_output]
+PARKS_ONCE = [
+    bounded_deque,
+    bounded_lru_cache,
+    mask_by_shape,
+    moving_average,
+    first_in_first_out,
+    last_output,
+]
 
 INNOCENT = [
     training_step,

@@ -15,7 +15,7 @@ from torch.distributed.pipelining import _backward
 from memwatch.leaks import find_leaks
 
 DELETED = 'del param_group["intermediates"]'
-FOUND_BY_NAME = '            extract_tensors_with_grads,\n        ):'
+FOUND_BY_NAME = "            extract_tensors_with_grads,\n        ):"
 
 
 def patched(tmp_path, *changes):
@@ -37,7 +37,10 @@ def recursive_closure(tmp_path):
     return patched(
         tmp_path,
         (FOUND_BY_NAME, "        ):"),
-        ("                        gv,\n                        extract_tensors_with_grads,", "                        gv,"),
+        (
+            "                        gv,\n                        extract_tensors_with_grads,",
+            "                        gv,",
+        ),
         ("output_val[k], grad_val[k], extract_tensors_with_grads", "output_val[k], grad_val[k]"),
         ("stage_output, output_grads, extract_tensors_with_grads", "stage_output, output_grads"),
     )
@@ -46,7 +49,12 @@ def recursive_closure(tmp_path):
 def hooks_stay(tmp_path, *changes):
     """The split hooks stay on their nodes and the groups keep the nodes."""
     remove = "    finally:\n        for handle in handles:\n            handle.remove()\n\n\ndef stage_backward_weight"
-    return patched(tmp_path, (remove, "    finally:\n        pass\n\n\ndef stage_backward_weight"), (DELETED, "pass"), *changes)
+    return patched(
+        tmp_path,
+        (remove, "    finally:\n        pass\n\n\ndef stage_backward_weight"),
+        (DELETED, "pass"),
+        *changes,
+    )
 
 
 def split_backward(module):
@@ -113,7 +121,12 @@ def test_real_schedules_on_two_ranks_are_clean(tmp_path):
     """1F1B and the native zero-bubble schedule, over gloo: no leak on any rank."""
     command = [sys.executable, str(Path(__file__).with_name("pipeline_worker.py"))]
     ranks = [
-        subprocess.Popen([*command, str(rank), "2", str(tmp_path / "store")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            [*command, str(rank), "2", str(tmp_path / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         for rank in range(2)
     ]
     for rank in ranks:
