@@ -97,4 +97,4 @@ def profile(
         MemwatchError: a block is already open, or `intercept` is unknown.
     """
     limit = None if limit_bytes is None else parse_bytes(limit_bytes)
-    return Profile(path=path, stacks=stacks, allocator=allocator, intercept=intercept, replay=replay)
+    return Profile(path=path, stacks=stacks, holders=holders, allocator=allocator, intercept=intercept, replay=replay)

@@ -50,6 +50,7 @@ class ArgumentRecorder:
         """Run the op through the hot path; note its arguments before and its results after."""
         number = self._ops_started[0]
         operands: list[tuple[int, int, int, int]] = []
+        grad = int(torch.is_grad_enabled())
         with torch._C.DisableTorchFunction():
             traits = _traits(kind.overload)
             call = self._call_text(args, kwargs, operands, traits.written(args, kwargs))
@@ -66,7 +67,7 @@ class ArgumentRecorder:
                 self.kept.rng_after[number] = {
                     name: crc32(state) for name, state in self._rng_states().items()
                 }
-        self.arguments += (number, self._strings(call), self._strings(made))
+        self.arguments += (number, self._strings(call), self._strings(made), grad)
         for slot, storage, access, nbytes in operands:
             self.operands += (number, slot, storage, access, nbytes)
         return result

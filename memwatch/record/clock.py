@@ -22,7 +22,7 @@ class Clock:
     def __init__(self) -> None:
         if Clock._line is None:
             Clock._line = self._calibrate()
-        self._tick0, self._unix0_ns, self._ns_per_tick = Clock._line
+        self._tick0, self._unix0_ns, self.ns_per_tick = Clock._line
 
     @staticmethod
     def _calibrate() -> tuple[int, int, float]:
@@ -35,7 +35,11 @@ class Clock:
 
     def to_ns(self, counts: Any) -> Any:
         """Convert ticks (an int or an integer array) to unix nanoseconds."""
-        offset = (counts - self._tick0) * self._ns_per_tick
+        offset = (counts - self._tick0) * self.ns_per_tick
         if isinstance(offset, np.ndarray):
             return self._unix0_ns + offset.astype(np.int64)
         return self._unix0_ns + int(offset)
+
+    def duration_ns(self, counts: int) -> int:
+        """Convert a difference of ticks to nanoseconds."""
+        return int(counts * self.ns_per_tick)

@@ -24,6 +24,7 @@ from memwatch.record import baseline, context
 from memwatch.record.allocator import AllocatorChannel
 from memwatch.record.arguments import ArgumentRecorder
 from memwatch.record.clock import Clock, ticks
+from memwatch.record.holders import HolderLooks
 from memwatch.record.intercept import Interceptor, KeyInterceptor, ModeInterceptor
 from memwatch.record.ops import OpRecorder
 from memwatch.record.process import ProcessSampler
@@ -42,7 +43,7 @@ class Session:
     """Everything that is switched on between the start and the end of a block."""
 
     def __init__(
-        self, *, path: str | os.PathLike[str] | None, stacks: bool, allocator: bool, intercept: str, replay: bool = False,
+        self, *, path: str | os.PathLike[str] | None, stacks: bool, holders: bool, allocator: bool, intercept: str, replay: bool = False,
         force: bool = False,
     ) -> None:  # fmt: skip
         if _running:
@@ -60,6 +61,8 @@ class Session:
         self.arguments = ArgumentRecorder(self.ops, self.storages, self.strings, self.started) if replay else None
         self._saved = SavedTensorRecorder(self.storages, self.context, self.started)
         self._process = ProcessSampler()
+        self._holders: HolderLooks | None = None
+        self._want_holders = holders
         self._notes: list[Note] = []
         self._allocator = AllocatorChannel(self.strings, self._clock, self.started, self.note) if allocator else None
         self._written_strings = self._written_notes = 0
@@ -89,6 +92,9 @@ class Session:
             self._schedule()
             if self._writer is not None:
                 self._start_timer()
+            if self._want_holders:
+                self._holders = HolderLooks(self.storages, self.strings, self.started, 1e9 / self._clock.ns_per_tick)
+                self._switch_on(self._holders.start, self._holders.stop)
             run = self.ops.run if self.arguments is None else self.arguments.run
             self._switch_on(lambda: self.interceptor.start(run), self.interceptor.stop)
         except BaseException:
@@ -129,6 +135,8 @@ class Session:
         """Mark the start of a new iteration."""
         self.context.steps += (self.started[0], ticks(), self.strings("step"), self.started[0])
         self._process.sample()
+        if self._holders is not None:
+            self._holders.iteration_starts()
 
     def note(self, kind: str, text: str) -> None:
         """Keep a sentence for the report."""
@@ -148,7 +156,7 @@ class Session:
 
     def _schedule(self) -> None:
         self.ops.flush_ops = self.started[0] + FLUSH_OPS
-        self.ops.flush_ticks = ticks() + int(FLUSH_S / (self._clock._ns_per_tick * 1e-9)) if self._writer else 1 << 62
+        self.ops.flush_ticks = ticks() + int(FLUSH_S / (self._clock.ns_per_tick * 1e-9)) if self._writer else 1 << 62
 
     def _flush_in_thread(self) -> None:
         allocator = self._allocator
@@ -193,6 +201,7 @@ class Session:
                 "calls": self.context.calls,
                 "steps": self.context.steps,
                 "process": self._process.rows,
+                "holders": self._holders.rows if self._holders is not None else [],
                 "windows": self._allocator.windows if self._allocator is not None else [],
             }
             if self.arguments is not None:
@@ -239,6 +248,9 @@ class Session:
             "device": "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu",
             "intercept": self.interceptor.name,
             "stacks": self._stacks.enabled,
+            "holders": self._holders is not None,
+            "holder_looks": 0 if self._holders is None else self._holders.count,
+            "holder_looks_ns": 0 if self._holders is None else self._clock.duration_ns(self._holders.cost_ticks),
             "allocator": self._allocator is not None and not self._allocator.stepped_aside,
         }
 

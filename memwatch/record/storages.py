@@ -11,7 +11,7 @@ until backward has ended, and the allocator's events tell when the memory was fr
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ class Storages:
         self.count = 0
         self.unseen: set[str] = set()
         self.closed = False
+        self.on_birth: Callable[[int], None] | None = None
         self._strings = strings
         self._ops_started = ops_started
         self._cpu = strings("cpu")
@@ -93,6 +94,8 @@ class Storages:
             self.live_bytes += nbytes
         device = self._cpu if tensor.is_cpu else self.device_id(tensor)
         self.births += (number, op, ticks(), address, nbytes, device, origin, self.shape_id(tensor))
+        if self.on_birth is not None:
+            self.on_birth(nbytes)
         return number
 
     def _watch(self, tensor: Tensor, key: int, number: int) -> int:
