@@ -42,7 +42,9 @@ def load_baseline(root: Path, name: str) -> Baseline:
     folder = root / FOLDER
     saved = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     if not saved:
-        raise pytest.UsageError(f"--memwatch-compare: no baseline in {folder}; make one with --memwatch-save=NAME")
+        raise pytest.UsageError(
+            f"--memwatch-compare: no baseline in {folder}; make one with --memwatch-save=NAME"
+        )
     path = folder / f"{name}.json" if name else saved[-1]
     if path not in saved:
         names = ", ".join(sorted(known.stem for known in saved))
@@ -60,7 +62,9 @@ def _read(path: Path) -> dict[str, int]:
             raise ValueError("another format or a newer version")
         return {str(node): int(row["peak_increase_bytes"]) for node, row in data["tests"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise pytest.UsageError(f"--memwatch-compare: {path} is no baseline ({error}); save it again") from error
+        raise pytest.UsageError(
+            f"--memwatch-compare: {path} is no baseline ({error}); save it again"
+        ) from error
 
 
 def save_baseline(root: Path, name: str, tests: dict[str, dict[str, Any]]) -> Path:

@@ -1,4 +1,4 @@
-"""Put an examination around the body of a test: the function itself, without its fixtures, setUp and tearDown."""
+"""Put an examination around the body of a test: the function itself, without fixtures, setUp and tearDown."""
 
 from __future__ import annotations
 

@@ -7,10 +7,17 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from memwatch.sizes import format_bytes
-from pytest_memwatch.caches import kept_by_cache, made_by_pytest
+from pytest_memwatch.caches import kept_by_cache, made_by_machinery
 from pytest_memwatch.errors import PeakError
 from pytest_memwatch.measure import Measurement, describe
-from pytest_memwatch.verdict import LEAK_SECTION, PEAK_SECTION, leak_data, leak_section, leak_sentence, peak_section
+from pytest_memwatch.verdict import (
+    LEAK_SECTION,
+    PEAK_SECTION,
+    leak_data,
+    leak_section,
+    leak_sentence,
+    peak_section,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -25,13 +32,15 @@ class Examination:
     """One run of one test under its plan.
 
     Attributes:
-        data: what the report object carries to the summary, the JSON file and the baselines; plain values only.
+        data: plain values that the report object carries to the summary, the JSON file and the baselines.
         sections: titles and texts for the failure report.
         error: the error raised against the test, if any.
         sentence: its one-sentence form.
     """
 
-    def __init__(self, plan: Plan, settings: Settings, arguments: dict[str, Any], saved_bytes: int | None) -> None:
+    def __init__(
+        self, plan: Plan, settings: Settings, arguments: dict[str, Any], saved_bytes: int | None
+    ) -> None:
         self.plan = plan
         self.measurement = Measurement() if plan.profiled else None
         self.leaks: list[Leak] = []
@@ -51,15 +60,15 @@ class Examination:
         if self.plan.growth is not None:
             result = self._grow(body)
         else:
-            with self._passing(), self._measuring():
+            with self._measuring(), self._passing():
                 result = body()
         self._judge()
         return result
 
     async def run_async(self, body: Callable[[], Awaitable[object]]) -> object:
-        """Run a body inside an event loop that is running already: always once, so leaks are judged by one pass."""
+        """Run a body inside a running event loop: always once, so leaks are judged by one pass."""
         __tracebackhide__ = True
-        with self._passing(force=self.plan.growth is not None), self._measuring():
+        with self._measuring(), self._passing(force=self.plan.growth is not None):
             result = await body()
         self._judge()
         return result
@@ -129,7 +138,9 @@ class Examination:
             raise self.error
 
     def _note_figures(self, measurement: Measurement) -> None:
-        self.data.update(describe(measurement, top=self._settings.top, stack_depth=self._settings.stack_depth))
+        self.data.update(
+            describe(measurement, top=self._settings.top, stack_depth=self._settings.stack_depth)
+        )
 
     def _blame_leaks(self, leaks: list[Leak]) -> None:
         __tracebackhide__ = True
@@ -150,7 +161,7 @@ class Examination:
             if rule is not None:
                 known = {"pattern": rule.pattern, "reason": rule.reason}
                 self.data.setdefault("ignored", []).append({**leak_data(leak), **known})
-            elif growth is None and made_by_pytest(leak):
+            elif growth is None and made_by_machinery(leak):
                 continue
             elif growth is None and kept_by_cache(leak):
                 self.data.setdefault("kept", []).append(leak_data(leak))
@@ -170,7 +181,8 @@ class Examination:
             self.data["limit_bytes"] = most
             if found > most:
                 where = f" on {limit.device}" if limit.device else ""
-                return f"Test was limited to a peak of {_exact(most, found)} but its body added {_exact(found, most)}{where}"
+                allowed, added = _exact(most, found), _exact(found, most)
+                return f"Test was limited to a peak of {allowed} but its body added {added}{where}"
         return self._regression(measurement.peak_increase_bytes())
 
     def _regression(self, found: int) -> str:
@@ -180,7 +192,8 @@ class Examination:
         self.data["saved_bytes"] = saved
         if tolerance is None or found <= tolerance.highest_bytes(saved):
             return ""
-        return f"Peak rose from {_exact(saved, found)} to {_exact(found, saved)}, more than the {tolerance.text} allowed"
+        before, after = _exact(saved, found), _exact(found, saved)
+        return f"Peak rose from {before} to {after}, more than the {tolerance.text} allowed"
 
 
 class _Repeated:
@@ -199,8 +212,8 @@ class _Repeated:
         except Exception as error:
             if self._calls > 1 and hasattr(error, "add_note"):
                 error.add_note(
-                    f"memwatch: this is run {self._calls} of the body; the runs before passed. no_tensor_leaks runs a "
-                    "body several times with the same fixture values: make it repeatable, or write "
+                    f"memwatch: this is run {self._calls} of the body; the runs before passed. "
+                    "no_tensor_leaks runs a body several times with the same fixture values: make it repeatable, or write "
                     "no_tensor_leaks(warmup=0, runs=1)"
                 )
             raise

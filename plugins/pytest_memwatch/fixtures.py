@@ -55,8 +55,8 @@ class Memwatch:
         """Fail the test if a function, or a block, leaves tensors behind.
 
         Args:
-            fn: called `warmup + runs` times with the other arguments; what each run adds is a leak. Without it,
-                use the result as a context manager: what its block leaves behind is a leak.
+            fn: called `warmup + runs` times with the other arguments; what each run adds is a leak. Without
+                it, use the result as a context manager: what its block leaves behind is a leak.
             *args: arguments of `fn`.
             warmup: runs before measuring; by default `--memwatch-warmup`.
             runs: measured runs; by default `--memwatch-runs`.
@@ -70,7 +70,7 @@ class Memwatch:
         if fn is None:
             from memwatch.leaks import check_leaks
 
-            return check_leaks() if self._enabled else nullcontext()  # type: ignore[return-value]
+            return check_leaks() if self._enabled else nullcontext()
         if not self._enabled:
             fn(*args, **kwargs)
             return nullcontext()

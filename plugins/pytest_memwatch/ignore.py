@@ -55,7 +55,7 @@ def parse_rule(rule: object) -> IgnoreRule:
 
 
 def parse_rules(rules: object) -> tuple[IgnoreRule, ...]:
-    """Read the rules of a marker or of the ini file: one rule, several, or a mapping of patterns to reasons."""
+    """Read the rules of a marker or of the ini file: one, several, or a mapping of patterns to reasons."""
     if isinstance(rules, str):
         return (parse_rule(rules),)
     if isinstance(rules, Mapping):

@@ -1,10 +1,9 @@
-"""The three markers: each is a function whose docstring is its help, and whose signature checks its arguments."""
+"""The three markers: each is a function whose docstring is its help and whose signature checks its use."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +14,8 @@ from memwatch.sizes import parse_bytes
 from pytest_memwatch.ignore import IgnoreRule, parse_rules
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pytest_memwatch.options import Settings
 
 _DEVICE: Final = re.compile(r"[a-z_]+(:[0-9]+)?")
@@ -57,8 +58,8 @@ def no_tensor_leaks(
 ) -> GrowthCheck:
     """Fail the test if each further run of its body leaves tensors behind.
 
-    The body runs `warmup` (1) plus `runs` (2) times with the same fixture values; `max_bytes` per run are tolerated,
-    and `ignore` lists rules `pattern: reason`.
+    The body runs `warmup` (1) plus `runs` (2) times with the same fixture values; `max_bytes` per run are
+    tolerated, and `ignore` lists rules `pattern: reason`.
     """
     for name, number, least in (("warmup", warmup, 0), ("runs", runs, 1)):
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < least):
@@ -69,12 +70,14 @@ def no_tensor_leaks(
 def limit_peak_memory(limit: int | str | Callable[..., Any], device: object = None) -> PeakLimit:
     """Fail the test if its body adds more than `limit` (bytes, or text such as "64 MiB") at its peak.
 
-    `limit` may be a function of the test's arguments and parameters, such as `lambda batch: batch * 4096`; `device`,
-    such as "cpu" or "cuda:0", counts that device alone.
+    `limit` may be a function of the test's arguments and parameters, such as `lambda batch: batch * 4096`;
+    `device`, such as "cpu" or "cuda:0", counts that device alone.
     """
     if device is not None and not _DEVICE.fullmatch(str(device)):
         raise ValueError(f"device={device!r}: write a device such as 'cpu' or 'cuda:0'")
-    return PeakLimit(limit if callable(limit) else parse_bytes(limit), None if device is None else str(device))
+    return PeakLimit(
+        limit if callable(limit) else parse_bytes(limit), None if device is None else str(device)
+    )
 
 
 def allow_tensor_leaks(*, reason: str) -> Allowance:
@@ -109,7 +112,9 @@ def read_mark(mark: pytest.Mark) -> Any:  # noqa: ANN401 - one of the three data
     try:
         return _MARKERS[mark.name](*mark.args, **mark.kwargs)
     except (TypeError, ValueError, MemwatchError, pytest.UsageError) as error:
-        raise pytest.UsageError(f"@pytest.mark.{mark.name}: {error}; usage: {_SIGNATURES[mark.name]}") from error
+        raise pytest.UsageError(
+            f"@pytest.mark.{mark.name}: {error}; usage: {_SIGNATURES[mark.name]}"
+        ) from error
 
 
 def check_marks(items: list[pytest.Item]) -> None:

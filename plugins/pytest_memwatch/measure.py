@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Measurement:
-    """Profiles a block; stands back while the block has a profile of its own, as two cannot be open at once."""
+    """Profiles a block; stands back while the block has a profile of its own: only one can be open."""
 
     def __init__(self) -> None:
         self.readings: list[Profile] = []
@@ -22,7 +22,9 @@ class Measurement:
         self.resume()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.pause()
 
     def resume(self) -> None:
@@ -51,11 +53,10 @@ class Measurement:
         return max(self.readings, key=lambda reading: reading.peak_bytes)
 
     def peak_increase_bytes(self, device: str | None = None) -> int:
-        """Return the most that the block added, bytes; on one device, or on the device the profile is about."""
+        """Return the most that the block added, bytes: on one device, or on the one the profile is about."""
         first = self.readings[0].baseline_bytes
         return max(
-            reading.baseline_bytes - first + _increase_bytes(reading, device) if len(self.readings) > 1 else _increase_bytes(reading, device)
-            for reading in self.readings
+            reading.baseline_bytes - first + _increase_bytes(reading, device) for reading in self.readings
         )
 
 
@@ -93,7 +94,7 @@ def largest_lines(reading: Reading, *, top: int, stack_depth: int) -> list[dict[
     """List the lines that made what the block had allocated at its peak, largest first."""
     there = reading.storages.loc[reading.at_peak.index]
     there = there[there["birth_event"] >= 0]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for line, group in there.groupby("line", sort=False):
         frames = [frame for frame in reading.stack(int(group["stack"].iloc[0])) if frame[3]]
         rows.append(
@@ -102,8 +103,10 @@ def largest_lines(reading: Reading, *, top: int, stack_depth: int) -> list[dict[
                 "count": len(group),
                 "line": str(line),
                 "op": str(group["op_name"].iloc[0]),
-                "stack": [f"{file}:{number} in {function}" for file, number, function, _ in frames[:stack_depth]],
+                "stack": [
+                    f"{file}:{number} in {function}" for file, number, function, _ in frames[:stack_depth]
+                ],
             }
         )
-    rows.sort(key=lambda row: -row["nbytes"])
+    rows.sort(key=lambda row: row["nbytes"], reverse=True)
     return rows[:top] if top else rows

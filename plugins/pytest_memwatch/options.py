@@ -75,18 +75,36 @@ def add_options(parser: pytest.Parser) -> None:
     """Declare the options and the ini keys."""
     group = parser.getgroup("memwatch", "tensor memory of tests (memwatch)")
     add = group.addoption
-    add("--memwatch", action="store_true", help="Measure the peak memory of each test body and print a report.")
-    add("--no-memwatch", action="store_true", help="Switch every check and measurement of memwatch off; markers pass.")
+    add(
+        "--memwatch",
+        action="store_true",
+        help="Measure the peak memory of each test body and print a report.",
+    )
+    add(
+        "--no-memwatch",
+        action="store_true",
+        help="Switch every check and measurement of memwatch off; markers pass.",
+    )
     add(
         "--memwatch-leaks",
         metavar="{marked,all,off}",
-        help="Which tests are checked for leaked tensors: those with the marker or fixture no_tensor_leaks (marked, "
-        "the default), all of them (one run each), or none (off).",
+        help="Which tests are checked for leaked tensors: those with the marker or fixture no_tensor_leaks "
+        "(marked, the default), all of them (one run each), or none (off).",
     )
-    add("--memwatch-limit-peak", metavar="SIZE", help="Fail each test whose body adds more than SIZE at its peak.")
+    add(
+        "--memwatch-limit-peak",
+        metavar="SIZE",
+        help="Fail each test whose body adds more than SIZE at its peak.",
+    )
     add("--memwatch-html", metavar="DIR", help="Write one page for each failing test into DIR.")
-    add("--memwatch-json", metavar="PATH", help="Write the results of all measured and checked tests to PATH.")
-    add("--memwatch-save", metavar="NAME", help="Save the peaks of passing tests as baseline .memwatch/NAME.json.")
+    add(
+        "--memwatch-json", metavar="PATH", help="Write the results of all measured and checked tests to PATH."
+    )
+    add(
+        "--memwatch-save",
+        metavar="NAME",
+        help="Save the peaks of passing tests as baseline .memwatch/NAME.json.",
+    )
     add(
         "--memwatch-compare",
         metavar="NAME",
@@ -97,16 +115,42 @@ def add_options(parser: pytest.Parser) -> None:
     add(
         "--memwatch-compare-fail",
         metavar="TOLERANCE",
-        help="Fail tests whose peak is above the baseline by more than this: 5%% or 1MiB. A lower peak never fails.",
+        help="Fail tests whose peak is above the baseline by more than this: 5%% or 1MiB. Lower never fails.",
     )
-    add("--memwatch-warmup", metavar="N", type=int, default=1, help="Runs before growth is measured (default 1).")
-    add("--memwatch-runs", metavar="N", type=int, default=2, help="Runs in which growth is measured (default 2).")
-    add("--memwatch-top", metavar="N", type=int, default=5, help="Tests, and lines per test, to show; 0: all (default 5).")
-    add("--memwatch-stack-depth", metavar="N", type=int, default=1, help="Frames per allocation to show (default 1).")
+    add(
+        "--memwatch-warmup",
+        metavar="N",
+        type=int,
+        default=1,
+        help="Runs before growth is measured (default 1).",
+    )
+    add(
+        "--memwatch-runs",
+        metavar="N",
+        type=int,
+        default=2,
+        help="Runs in which growth is measured (default 2).",
+    )
+    add(
+        "--memwatch-top",
+        metavar="N",
+        type=int,
+        default=5,
+        help="Tests, and lines per test, to show; 0: all (default 5).",
+    )
+    add(
+        "--memwatch-stack-depth",
+        metavar="N",
+        type=int,
+        default=1,
+        help="Frames per allocation to show (default 1).",
+    )
     parser.addini("memwatch", "measure each test, as --memwatch does", type="bool", default=False)
     parser.addini("memwatch_leaks", "as --memwatch-leaks: marked, all or off", default="")
     parser.addini("memwatch_limit_peak", "as --memwatch-limit-peak: a size such as 64 MiB", default="")
-    parser.addini("memwatch_ignore", "what is no leak, one rule a line, `pattern: reason`", type="linelist", default=[])
+    parser.addini(
+        "memwatch_ignore", "what is no leak, one rule a line, `pattern: reason`", type="linelist", default=[]
+    )
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -120,9 +164,15 @@ def read_settings(config: pytest.Config) -> Settings:
     option: Callable[[str], Any] = config.getoption
     reports = ("memwatch_html", "memwatch_json", "memwatch_save", "memwatch_compare")
     settings = Settings(
-        measure=bool(option("memwatch") or config.getini("memwatch") or any(option(name) is not None for name in reports)),
+        measure=bool(
+            option("memwatch")
+            or config.getini("memwatch")
+            or any(option(name) is not None for name in reports)
+        ),
         leaks=_leak_mode(option("memwatch_leaks") or config.getini("memwatch_leaks") or "marked"),
-        limit_bytes=_size("limit-peak", option("memwatch_limit_peak") or config.getini("memwatch_limit_peak")),
+        limit_bytes=_size(
+            "limit-peak", option("memwatch_limit_peak") or config.getini("memwatch_limit_peak")
+        ),
         html=_path(config, option("memwatch_html")),
         json=_path(config, option("memwatch_json")),
         save=_name("save", option("memwatch_save")),
@@ -158,7 +208,9 @@ def _path(config: pytest.Config, path: str | None) -> Path | None:
 
 def _name(option: str, name: str | None) -> str | None:
     if name and (Path(name).name != name or name.startswith(".")):
-        raise pytest.UsageError(f"--memwatch-{option}={name}: a baseline has a plain name, as in --memwatch-{option}=main")
+        raise pytest.UsageError(
+            f"--memwatch-{option}={name}: a baseline has a plain name, as in --memwatch-{option}=main"
+        )
     if name == "" and option == "save":
         raise pytest.UsageError("--memwatch-save needs a name, as in --memwatch-save=main")
     return name
@@ -180,5 +232,7 @@ def _tolerance(text: str | None) -> Tolerance | None:
     except ValueError:
         ratio = -1.0
     if not 0 <= ratio < float("inf"):
-        raise pytest.UsageError(f"--memwatch-compare-fail={text}: write a share such as 5%, or a size such as 1MiB")
+        raise pytest.UsageError(
+            f"--memwatch-compare-fail={text}: write a share such as 5%, or a size such as 1MiB"
+        )
     return Tolerance(text, ratio=ratio)

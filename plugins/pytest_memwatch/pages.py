@@ -61,4 +61,6 @@ def write_page(folder: Path, nodeid: str, reading: Reading, leaks: Sequence[Leak
 
 
 def _finding(leak: Leak) -> PageFinding:
-    return PageFinding(f"leak: {leak.kind}", leak.nbytes, leak.holder, leak.site or "", leak.advice, leak.path)
+    return PageFinding(
+        f"leak: {leak.kind}", leak.nbytes, leak.holder, leak.site or "", leak.advice, leak.path
+    )

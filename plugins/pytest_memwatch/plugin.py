@@ -1,4 +1,4 @@
-"""The hooks; what they do is in the other files. Importing this must stay cheap: no torch, no memwatch internals."""
+"""The hooks; what they do is in the other files. Importing this stays cheap: it must not import torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse wrong markers before any test runs."""
-    check_marks(items)
+    if not _is_worker(config):
+        check_marks(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail tests with wrong markers one by one where a usage error would only crash the worker."""
+    if _is_worker(item.config):
+        try:
+            check_marks([item])
+        except pytest.UsageError as error:
+            pytest.fail(str(error), pytrace=False)
 
 
 def _examining(item: pytest.Item) -> AbstractContextManager[None]:
@@ -73,7 +84,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Examine the body of a unittest method, setUp and tearDown excluded: pytest_pyfunc_call does not see it."""
+    """Examine the body of a unittest method, which pytest_pyfunc_call does not see."""
     __tracebackhide__ = True
     with _examining(item) if is_unittest(item) else nullcontext():
         return (yield)

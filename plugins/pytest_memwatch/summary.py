@@ -52,7 +52,11 @@ def _peaks(results: Results, settings: Settings) -> list[str]:
     for node in shown:
         row = measured[node]
         entry = f"{format_bytes(row['baseline_bytes'])} at entry, {row['allocations']} allocations"
-        lines += ["", f"{format_bytes(row['peak_increase_bytes'])}  {node}  ({row['device']}; {entry})", *top_lines(row["top"])]
+        lines += [
+            "",
+            f"{format_bytes(row['peak_increase_bytes'])}  {node}  ({row['device']}; {entry})",
+            *top_lines(row["top"]),
+        ]
     return lines
 
 
@@ -62,7 +66,9 @@ def _comparison(results: Results, baseline: str) -> list[str]:
     up, down = ([node for node in change if sign * change[node] > 0] for sign in (1, -1))
     same = len(change) - len(up) - len(down)
     new = sum("peak_increase_bytes" in row and "saved_bytes" not in row for row in results.values())
-    lines = [f"Compared with baseline {baseline!r}: {len(up)} up, {len(down)} down, {same} equal, {new} not in it"]
+    lines = [
+        f"Compared with baseline {baseline!r}: {len(up)} up, {len(down)} down, {same} equal, {new} not in it"
+    ]
     for node in sorted([*up, *down], key=lambda node: -change[node]):
         before, after = rows[node]["saved_bytes"], rows[node]["peak_increase_bytes"]
         share = f"{100 * change[node] / before:+.1f} %" if before else "new bytes"
@@ -73,7 +79,9 @@ def _comparison(results: Results, baseline: str) -> list[str]:
 def _failures(results: Results) -> list[str]:
     leaked = [node for node, row in results.items() if row["failed"] == "leak"]
     peaked = [node for node, row in results.items() if row["failed"] == "peak"]
-    parts = [f"{len(leaked)} leaked tensors"] * bool(leaked) + [f"{len(peaked)} exceeded their peak"] * bool(peaked)
+    parts = [f"{len(leaked)} leaked tensors"] * bool(leaked) + [f"{len(peaked)} exceeded their peak"] * bool(
+        peaked
+    )
     return ["Failed for their memory: " + ", ".join(parts)] if parts else []
 
 
@@ -97,7 +105,9 @@ def _ignored(results: Results, settings: Settings) -> list[str]:
             used[rule] = used.get(rule, 0) + 1
     if not used:
         return []
-    return ["Ignore rules"] + [f"  {count:>4} leaks  {pattern}: {reason}" for (pattern, reason), count in used.items()]
+    return ["Ignore rules"] + [
+        f"  {count:>4} leaks  {pattern}: {reason}" for (pattern, reason), count in used.items()
+    ]
 
 
 def _allowed(results: Results) -> list[str]:
@@ -107,5 +117,7 @@ def _allowed(results: Results) -> list[str]:
 
 def _pages(results: Results) -> list[str]:
     pages = [f"  {row['page']}" for row in results.values() if row.get("page")]
-    faults = [f"  {node}: no page, {row['page_error']}" for node, row in results.items() if row.get("page_error")]
+    faults = [
+        f"  {node}: no page, {row['page_error']}" for node, row in results.items() if row.get("page_error")
+    ]
     return ["Pages of failing tests", *pages, *faults] if pages or faults else []

@@ -1,4 +1,4 @@
-"""Words for a failure: one sentence for the summary line, details for a section, plain data for the report."""
+"""Words for a failure: one sentence for the summary line, details for a section, data for the report."""
 
 from __future__ import annotations
 
@@ -35,11 +35,9 @@ def leak_section(leaks: Sequence[Leak]) -> str:
 
 def peak_section(figures: dict[str, Any]) -> str:
     """Describe what the body had allocated at its peak."""
-    lines = [
-        f"peak of the body: {format_bytes(figures['peak_increase_bytes'])} ({figures['device']}), "
-        f"above {format_bytes(figures['baseline_bytes'])} alive at entry (fixtures and earlier tests, not counted)"
-    ]
-    return "\n".join([*lines, *top_lines(figures["top"])])
+    added, before = (format_bytes(figures[key]) for key in ("peak_increase_bytes", "baseline_bytes"))
+    title = f"{added} at the peak ({figures['device']}); not counted: {before} alive at entry"
+    return "\n".join([f"{title} (fixtures and earlier tests)", *top_lines(figures["top"])])
 
 
 def top_lines(rows: Sequence[dict[str, Any]], indent: str = "  ") -> list[str]:
@@ -48,7 +46,8 @@ def top_lines(rows: Sequence[dict[str, Any]], indent: str = "  ") -> list[str]:
     for row in rows:
         where = row["stack"][0] if row["stack"] else row["line"] or "(no line)"
         plural = "s"[: row["count"] != 1]
-        lines.append(f"{indent}{format_bytes(row['nbytes']):>12}  {where}  ({row['count']} storage{plural}, {row['op']})")
+        made = f"{row['count']} storage{plural}, {row['op']}"
+        lines.append(f"{indent}{format_bytes(row['nbytes']):>12}  {where}  ({made})")
         lines += [f"{indent}{'':>12}    from {frame}" for frame in row["stack"][1:]]
     return lines
 
