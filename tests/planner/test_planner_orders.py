@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import planner_graphs as graphs
 import pytest
@@ -203,3 +205,11 @@ def test_what_is_kept_is_a_bound():
     graph = Graph.build([("a", [], {"x": 3}, 1), ("b", [], {"y": 4}, 1)], keep=["x", "y"])
     assert (working_set_bound(graph), pinned_bound(graph)) == (4, 7)
     assert lower_bound(graph, recompute=True) == lower_bound(graph, recompute=False) == 7
+
+
+def test_without_ortools_the_portfolio_stops_at_its_own_bound(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ortools", None)
+    graph = graphs.random_layered(140, 14, seed=8, fan_in=2)
+    result = best_order(graph, time_limit_s=1.0)
+    assert lower_bound(graph, recompute=False) <= result.lower_bound_bytes <= result.peak_bytes
+    assert result.peak_bytes < program_peak(graph).peak_bytes

@@ -62,6 +62,12 @@ def propose(
 
 
 @compiled
+def is_accepted(state: NDArray[np.uint64], worse: float, temperature: float) -> bool:
+    """Accept what is no worse, and what is worse the less often the colder it is (Metropolis)."""
+    return worse <= 0 or random_below(state, 1 << 30) < math.exp(-worse / temperature) * (1 << 30)
+
+
+@compiled
 def anneal(
     problem: Problem, order: IntArray, best: IntArray, state: NDArray[np.uint64], cooling: Cooling
 ) -> int:
@@ -99,10 +105,8 @@ def anneal(
         to += to >= position
         undone = retouch(problem, walk, op, to, undo)
         overflow, more_touching = price(walk, op, to, cooling.target_bytes, best_peak)
-        chance = 1.0
-        if overflow > 0:
-            chance = math.exp(-overflow / (cooling.hot_bytes * math.exp(cool * turn)))
-        if chance < 1.0 and random_below(state, 1 << 30) >= chance * (1 << 30):
+        temperature = cooling.hot_bytes * math.exp(cool * turn)
+        if not is_accepted(state, overflow, temperature):
             untouch(problem, walk, undo, undone)
             continue
         move(walk, op, to)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memwatch.planner._numba import compiled
+from memwatch.planner.order._downset import LONGEST_RUN, Downset, load, run_op, safe_run
 from memwatch.planner.order._search import (
     EXPANDED,
     EXPANDED_MARK,
@@ -21,107 +22,15 @@ from memwatch.planner.order._search import (
     new_node,
     remember,
 )
-from memwatch.planner.order._state import effect_of, mark_run, mark_unrun
+from memwatch.planner.order._state import effect_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from memwatch.planner.csr import IntArray
     from memwatch.planner.order._needs import Needs
     from memwatch.planner.order._search import Search
     from memwatch.planner.order.problem import Problem
 
 
-class Downset(NamedTuple):
-    """The downset at hand."""
-
-    words: NDArray[np.uint64]  # bits of the ops that have run
-    seen: IntArray  # buffer -> how many of its users have run
-    waiting: IntArray  # op -> how many ops it waits for, -1 once it has run
-
-
 RUNNING, FOUND, EXHAUSTED, FULL = 0, 1, 2, 3
-_LONGEST_RUN = 16
-_MOST_TRIES = 48  # ops tried per safe run: bounds the work where many chains fork
-
-
-@compiled
-def run_op(problem: Problem, now: Downset, op: int) -> None:
-    """Add op to the downset, except to its words."""
-    mark_run(problem, now.seen, op)
-    now.waiting[op] = -1
-    for entry in range(problem.succ_ptr[op], problem.succ_ptr[op + 1]):
-        now.waiting[problem.succ[entry]] -= 1
-
-
-@compiled
-def unrun_op(problem: Problem, now: Downset, op: int) -> None:
-    """Undo `run_op`."""
-    mark_unrun(problem, now.seen, op)
-    now.waiting[op] = 0
-    for entry in range(problem.succ_ptr[op], problem.succ_ptr[op + 1]):
-        now.waiting[problem.succ[entry]] += 1
-
-
-@compiled
-def safe_run(problem: Problem, now: Downset, first: int, room: int, run: IntArray) -> int:
-    """Find a chain of ops from `first` that fits in `room` and ends with no more live bytes than before.
-
-    Running it at once never hurts: live bytes are submodular in the set of ops that have run, and every
-    shorter prefix of the chain leaves more behind, so moving the chain forward lowers every later level.
-
-    Returns:
-        Length of the chain, written to `run`; 0 when there is none. The downset is as before.
-    """
-    live = np.zeros(_LONGEST_RUN + 1, np.int64)
-    cursor = np.zeros(_LONGEST_RUN + 1, np.int64)
-    depth, tries, found, candidate = 0, 0, 0, first
-    while True:
-        if candidate >= 0 and tries < _MOST_TRIES:
-            tries += 1
-            rise, net = effect_of(problem, now.seen, candidate)
-            if live[depth] + rise <= room:
-                run[depth] = candidate
-                live[depth + 1] = live[depth] + net
-                run_op(problem, now, candidate)
-                depth += 1
-                cursor[depth] = problem.succ_ptr[candidate]
-                if live[depth] <= 0:
-                    found = depth
-                    break
-        if depth == 0:
-            break
-        candidate = -1
-        if depth < _LONGEST_RUN and tries < _MOST_TRIES:
-            while candidate < 0 and cursor[depth] < problem.succ_ptr[run[depth - 1] + 1]:
-                after = problem.succ[cursor[depth]]
-                cursor[depth] += 1
-                if now.waiting[after] == 0:
-                    candidate = after
-        if candidate < 0:
-            depth -= 1
-            unrun_op(problem, now, run[depth])
-            if depth == 0:
-                break
-    while depth:
-        depth -= 1
-        unrun_op(problem, now, run[depth])
-    return found
-
-
-@compiled
-def load(problem: Problem, now: Downset) -> int:
-    """Fill in a downset from its words; return how many ops are left."""
-    now.seen[:] = 0
-    left = 0
-    for op in range(len(now.waiting)):
-        now.waiting[op] = problem.pred_ptr[op + 1] - problem.pred_ptr[op]
-    for op in range(len(now.waiting)):
-        if now.words[op >> 6] >> np.uint64(op & 63) & np.uint64(1):
-            run_op(problem, now, op)
-        else:
-            left += 1
-    return left
 
 
 @compiled
@@ -131,7 +40,7 @@ def close(problem: Problem, search: Search, now: Downset, at: tuple[int, int]) -
     Takes (live bytes, path) and returns (ops run, live bytes, path).
     """
     live, node = at
-    run = np.empty(_LONGEST_RUN + 1, np.int64)
+    run = np.empty(LONGEST_RUN + 1, np.int64)
     done = 0
     again = True
     while again:
