@@ -56,6 +56,7 @@ class Call:
         buffers: buffer of each tensor, arguments first, then results.
         reads, writes, makes: buffers, without duplicates.
         resized: buffers that the op gave another size (it makes their next one).
+        grad: whether grad mode was on; kernels may keep more for backward then.
     """
 
     op: int
@@ -69,6 +70,7 @@ class Call:
     writes: tuple[int, ...]
     makes: tuple[int, ...]
     resized: tuple[int, ...]
+    grad: bool
 
     @property
     def where(self) -> str:
@@ -126,11 +128,13 @@ class _Reader:
         table = self._capture.tables["arguments"]
         texts = self._capture.text(table["call"]), self._capture.text(table["result"])
         operands = _grouped(self._capture)
-        for op, call, result in zip(table["op"].tolist(), *texts, strict=True):
-            self._read_call(op, call, result, operands.get(op, []))
+        for op, call, result, grad in zip(table["op"].tolist(), *texts, table["grad"].tolist(), strict=True):
+            self._read_call(op, call, result, operands.get(op, []), grad=bool(grad))
         return Program(self._calls, self._with_pins(), self._deaths())
 
-    def _read_call(self, op: int, call: str, result: str, operands: list[tuple[int, int, int]]) -> None:
+    def _read_call(
+        self, op: int, call: str, result: str, operands: list[tuple[int, int, int]], *, grad: bool
+    ) -> None:
         name, line = self._names[op], self._lines.get(op, "")
         positional, names, values = decode(call)
         num_arguments = sum(isinstance(item, Window) for item in leaves([positional, values]))
@@ -165,7 +169,7 @@ class _Reader:
             buffers.append(known)
         made = Call(
             op, name, line, positional, dict(zip(names, values, strict=True)), results, tuple(buffers),
-            tuple(reads), tuple(writes), tuple(makes), tuple(resized),
+            tuple(reads), tuple(writes), tuple(makes), tuple(resized), grad,
         )  # fmt: skip
         if makes or writes or made.tells or not name.startswith("aten."):
             self._calls.append(made)
