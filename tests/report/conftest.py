@@ -139,8 +139,8 @@ class Browser:
 
     def column(self, number: int) -> list[str]:
         """Give a column of the table shown, from 1."""
-        code = "return [...document.querySelectorAll(`#panel tbody td:nth-child(${arguments[0]})`)].map((cell) => cell.textContent)"
-        return self.js(code, number)
+        cells = f"[...document.querySelectorAll('#panel tbody td:nth-child({number})')]"
+        return self.js(f"return {cells}.map((cell) => cell.textContent)")
 
     def row_keys(self) -> list[str]:
         """Give the keys (storage ids, module names) of the rows shown."""

@@ -24,6 +24,7 @@ from memwatch.report.page.events import pack_detail
 from memwatch.report.page.model import page_model
 from memwatch.report.page.privacy import PathHider
 from memwatch.report.page.render import json_for_script
+from memwatch.report.page.thin import thin
 from memwatch.report.text import visible
 
 INT64 = st.integers(-(2**52), 2**52)
@@ -112,6 +113,27 @@ def test_packed_events_replay_to_the_timeline(training):
     assert deltas == training.timeline["delta_bytes"].tolist()[1:]
     assert touched == training.timeline["storage"].tolist()[1:]
     assert detail["other_baseline_bytes"] == 0
+
+
+def packed_bytes(detail) -> int:
+    blocks = (detail["sites"], detail["storages"], detail["events"])
+    return sum(len(column["data"]) for block in blocks for column in block["columns"].values())
+
+
+def test_a_page_too_large_leaves_out_short_lives_only():
+    """With a quarter of the room the maxima that stay are exact, the peak among them."""
+    reading = report_readings.many_events(40_000)
+    room = packed_bytes(pack_detail(reading, Words(str))) // 4
+    detail = pack_detail(reading, Words(str), most_bytes=room)
+    assert packed_bytes(detail) <= room
+    assert detail["left_out"] == len(reading.storages) - detail["storages"]["rows"] > 0
+    timeline, _ = thin(reading.timeline, reading.storages, detail["storages"]["rows"])
+    assert unpack_ints(detail["events"]["columns"]["row"]) == timeline.index.tolist()[1:]
+    live = reading.baseline_bytes + timeline["delta_bytes"].cumsum()
+    peak = reading.timeline["live_bytes"].idxmax()
+    assert live.loc[:peak].iloc[-1] == reading.peak_bytes
+    assert (live <= timeline["live_bytes"]).all()
+    assert (live == timeline["live_bytes"]).sum() > 100
 
 
 @given(st.text() | st.lists(st.text()))

@@ -6,6 +6,7 @@ import base64
 import gzip
 import re
 
+import numpy as np
 import pytest
 import report_readings
 from report_readings import HOSTILE
@@ -59,6 +60,35 @@ def test_a_million_events_make_a_page_under_six_megabytes(quiet, tmp_path):
     assert quiet.live_bytes() == reading.timeline["live_bytes"].iloc[654_321]
     assert "memwatch-detail" in quiet.js(marks)
     assert sorted(map(int, quiet.row_keys())) == sorted(reading.live_at(654_321).index)
+
+
+def irregular(count: int):
+    """A run whose sizes, sites and lives have no pattern that could be packed."""
+    reading = report_readings.many_events(count)
+    random = np.random.default_rng(1)
+    storages, timeline = reading.storages, reading.timeline
+    storages["nbytes"] = random.integers(1, 2**31, len(storages))
+    shuffled = random.permutation(len(storages))
+    for column in ("category", "name", "tensor", "module", "op_name", "line", "stack"):
+        storages[column] = storages[column].to_numpy()[shuffled]
+    delta = np.sign(timeline["delta_bytes"]) * storages["nbytes"].to_numpy()[timeline["storage"]]
+    timeline["delta_bytes"] = delta.where(timeline.index > 0, 0)
+    timeline["live_bytes"] = storages["nbytes"].iloc[-1] + timeline["delta_bytes"].cumsum()
+    return reading
+
+
+def test_a_million_events_without_any_pattern_fit_too(quiet, tmp_path):
+    """What cannot be packed is thinned: the page stays small, says so, and its maxima stay exact."""
+    reading = irregular(1_000_000)
+    page = html(reading, tmp_path / "irregular.html")
+    assert page.stat().st_size < MAX_MILLION_EVENTS_BYTES
+    quiet.open(page)
+    assert quiet.live_bytes() == reading.peak_bytes
+    peak = int(reading.timeline["live_bytes"].argmax())
+    quiet.go(f"at={peak}&axis=events&zoom={peak - 500}_{peak + 500}")
+    assert quiet.live_bytes() == reading.peak_bytes
+    assert sorted(map(int, quiet.row_keys())) == sorted(reading.at_peak.index)
+    assert "left out" in quiet.text("#left-out")
 
 
 def test_hostile_names_are_text(quiet, tmp_path):

@@ -18,10 +18,13 @@ export class Detail {
     this.storages = storages;
     this.categories = categories;
     this.base = base; // live bytes of each category at entry
-    this.count = events.rows + 1; // row 0 is the entry
+    this.count = events.rows + 1; // the entry comes first
+    this.leftOut = block.left_out;
+    this.row = new Float64Array(this.count); // rows of the timeline: all, or those that are left
+    this.row.set(events.columns.row.values, 1);
     this.op = events.columns.op.values;
     this.time = new Float64Array(this.count);
-    for (let row = 1; row < this.count; row++) this.time[row] = events.columns.tick.values[row - 1] * block.tick_ns;
+    for (let at = 1; at < this.count; at++) this.time[at] = events.columns.tick.values[at - 1] * block.tick_ns;
     this.#readStorages();
     this.#readEvents(events);
   }
@@ -68,18 +71,23 @@ export class Detail {
     }
   }
 
-  x(row, axis) {
-    return axis === "events" ? row : this.time[row];
+  // Events are numbered by their row of the timeline outside of this class, by their place inside.
+  timeOf(event) {
+    return this.time[this.placeOf(event, "events")];
   }
 
-  // The last row at or before x.
-  rowAt(x, axis) {
-    if (axis === "events") return Math.max(0, Math.min(this.count - 1, Math.floor(x)));
+  x(place, axis) {
+    return axis === "events" ? this.row[place] : this.time[place];
+  }
+
+  // The last place at or before x.
+  placeOf(x, axis) {
+    const order = axis === "events" ? this.row : this.time;
     let low = 0;
     let high = this.count;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (this.time[middle] <= x) low = middle + 1;
+      if (order[middle] <= x) low = middle + 1;
       else high = middle;
     }
     return Math.max(0, low - 1);
@@ -87,8 +95,8 @@ export class Detail {
 
   // The points to draw between two x: every event, or the highest of each of many bins.
   window(from, to, axis) {
-    const first = this.rowAt(from, axis);
-    const last = Math.min(this.count - 1, this.rowAt(to, axis) + 1);
+    const first = this.placeOf(from, axis);
+    const last = Math.min(this.count - 1, this.placeOf(to, axis) + 1);
     const every = last - first + 1 <= POINTS;
     const span = this.x(last, axis) - this.x(first, axis) || 1;
     const points = { event: [], x: [], live: this.categories.map(() => []) };
@@ -105,7 +113,7 @@ export class Detail {
   }
 
   #keep(points, { row, live }, axis) {
-    points.event.push(row);
+    points.event.push(this.row[row]);
     points.x.push(this.x(row, axis));
     live.forEach((bytes, index) => points.live[index].push(bytes));
   }
@@ -124,7 +132,8 @@ export class Detail {
   liveAt(event) {
     const size = new Float64Array(this.storages.rows);
     size.set(this.nbytes.subarray(0, this.entered));
-    for (let row = 1; row <= event; row++) if (this.storage[row] >= 0) size[this.storage[row]] += this.delta[row];
+    const last = this.placeOf(event, "events");
+    for (let row = 1; row <= last; row++) if (this.storage[row] >= 0) size[this.storage[row]] += this.delta[row];
     const alive = [];
     for (let row = 0; row < size.length; row++) if (size[row] > 0) alive.push(row);
     alive.sort((a, b) => size[b] - size[a] || a - b);
@@ -144,7 +153,7 @@ export class Detail {
     this.#walk(0, this.count - 1, (row, _, total) => {
       if (this.op[row - 1] === op && total > most) [best, most] = [row, total];
     });
-    return best;
+    return this.row[best];
   }
 
   #columns(rows, size) {

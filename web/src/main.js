@@ -22,6 +22,8 @@ const words = once(() => unpackJson(model.blocks.words));
 const entry = categories.map((name) => overview.live_bytes[name][0] ?? 0);
 const detail = once(async () => {
   performance.mark("memwatch-detail");
+  const { left_out: leftOut } = model.blocks.detail;
+  $("left-out").textContent = leftOut ? `${whole(leftOut)} short-lived storages are left out of zooms and live sets: they were alive at none of the maxima drawn.` : "";
   return Detail.unpack(model.blocks.detail, categories, entry, await words());
 });
 const stacks = once(async () => Stacks.unpack(model.blocks.stacks, await words()));
@@ -34,7 +36,7 @@ let decoded; // the detail, once it is there
 const wholeRun = (axis) => [0, Math.max(1, axis === "events" ? totals.events : totals.span_ns) * 1.01];
 
 function marks(axis) {
-  const x = (event, time) => (axis === "events" ? event : decoded ? decoded.time[event] : time);
+  const x = (event, time) => (axis === "events" ? event : decoded ? decoded.timeOf(event) : time);
   const at = Number(state.get().at);
   const steps = axis === "time" && model.steps.length > 1 ? model.steps.map((step) => ({ x: step.time_ns, label: `step ${step.name}`, kind: "step" })) : [];
   const shown = [...(steps.length <= 12 ? steps : steps.map((step) => ({ ...step, label: "" }))), { x: x(peak.event, peak.time_ns), label: `peak ${bytes(totals.peak_bytes)}`, kind: "peak" }];
@@ -116,7 +118,7 @@ function liveSummary(frame, rows) {
   const atPeak = showsPeak();
   const sum = frame.sum("nbytes", rows);
   const part = rows.length === frame.rows ? "" : ` of ${bytes(liveTotal())}`;
-  const where = atPeak ? "at the peak" : `at event ${whole(Number(state.get().at))}, ${duration(decoded.time[Number(state.get().at)])} after entry`;
+  const where = atPeak ? "at the peak" : `at event ${whole(Number(state.get().at))}, ${duration(decoded.timeOf(Number(state.get().at)))} after entry`;
   const text = el("span", { id: "live-total", "data-bytes": sum, text: `${bytes(sum)}${part} in ${whole(rows.length)} storages ${where}. ` });
   return atPeak ? [text] : [text, el("button", { type: "button", class: "link", id: "back-to-peak", text: "Back to the peak", onclick: () => state.set({ at: "", cell: "" }) })];
 }

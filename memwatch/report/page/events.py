@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from memwatch.report.page.columns import Block, Words, pack_frame
+from memwatch.report.page.thin import thin
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,6 +39,10 @@ TICKS_PER_EVENT: Final = 16
 """Times keep a sixteenth of the mean distance between events: the rest costs bytes and shows nothing."""
 
 
+DETAIL_BYTES: Final = 4_500_000
+"""Keeps the page of a million events under 6 MB, however irregular they are."""
+
+
 class Detail(TypedDict):
     """The blocks that the page decodes when it is first asked for more than the overview."""
 
@@ -47,6 +52,9 @@ class Detail(TypedDict):
     events: Block
     other_baseline_bytes: int
     """Bytes at entry that no storage accounts for."""
+
+    left_out: int
+    """Storages too short-lived to be in a page of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +69,8 @@ class Numbering:
     is_birth: NDArray[np.bool_]
 
 
-def number_storages(reading: Reading) -> Numbering:
+def number_storages(timeline: pd.DataFrame, storages: pd.DataFrame) -> Numbering:
     """Order the counted storages by birth, as the timeline tells it."""
-    storages, timeline = reading.storages, reading.timeline
     counted = storages[storages["counted"]]
     entered = counted.index[counted["birth_event"] < 0]
     touched = timeline["storage"].to_numpy()[1:]
@@ -79,25 +86,41 @@ def number_storages(reading: Reading) -> Numbering:
     return Numbering(counted.loc[ordered], len(entered), of_event, is_birth)
 
 
-def pack_detail(reading: Reading, words: Words) -> Detail:
-    """Pack all events and storages."""
-    numbering = number_storages(reading)
-    storages = numbering.storages
-    site, sites = distinct_rows(storages[list(SITE_COLUMNS)])
-    nbytes = storages["nbytes"].to_numpy()
-    times_ns = reading.timeline["time_ns"].to_numpy()
-    span_ns = int(times_ns[-1] - times_ns[0]) if len(times_ns) else 0
-    tick_ns = max(1, span_ns // (TICKS_PER_EVENT * max(len(times_ns), 1)))
-    entered_bytes = int(nbytes[: numbering.entered].sum())
+def pack_detail(reading: Reading, words: Words, most_bytes: int = DETAIL_BYTES) -> Detail:
+    """Pack all events and storages, or as many as `most_bytes` (bytes of packed text) hold."""
+    timeline, storages, at_entry = reading.timeline, reading.storages, reading.baseline_bytes
+    detail = _pack(timeline, storages, at_entry, words)
+    rows = detail["storages"]["rows"] + 1
+    while (size := _packed_bytes(detail)) > most_bytes and detail["storages"]["rows"] < rows:
+        rows = detail["storages"]["rows"]
+        # what stays is a little less regular than the whole and packs a little worse
+        most_storages = int(0.85 * rows * most_bytes / size)
+        detail = _pack(*thin(timeline, storages, most_storages), at_entry, words)
+        detail["left_out"] = int(storages["counted"].sum()) - detail["storages"]["rows"]
+    return detail
+
+
+def _pack(timeline: pd.DataFrame, storages: pd.DataFrame, baseline_bytes: int, words: Words) -> Detail:
+    numbering = number_storages(timeline, storages)
+    site, sites = distinct_rows(numbering.storages[list(SITE_COLUMNS)])
+    nbytes = numbering.storages["nbytes"].to_numpy()
+    times_ns = timeline["time_ns"].to_numpy()
+    tick_ns = max(1, int(np.ptp(times_ns)) // (TICKS_PER_EVENT * len(times_ns)))
     return Detail(
         tick_ns=tick_ns,
         sites=pack_frame(sites, words),
-        storages=pack_frame(_storage_columns(storages, site), words, delta=("id", "op")),
+        storages=pack_frame(_storage_columns(numbering.storages, site), words, delta=("id", "op")),
         events=pack_frame(
-            _event_columns(reading.timeline, numbering, nbytes, tick_ns), words, delta=("tick", "op")
+            _event_columns(timeline, numbering, nbytes, tick_ns), words, delta=("row", "tick", "op")
         ),
-        other_baseline_bytes=reading.baseline_bytes - entered_bytes,
+        other_baseline_bytes=baseline_bytes - int(nbytes[: numbering.entered].sum()),
+        left_out=0,
     )
+
+
+def _packed_bytes(detail: Detail) -> int:
+    blocks = (detail["sites"], detail["storages"], detail["events"])
+    return sum(len(column["data"]) for block in blocks for column in block["columns"].values())
 
 
 def distinct_rows(frame: pd.DataFrame) -> tuple[NDArray[np.int64], pd.DataFrame]:
@@ -131,6 +154,7 @@ def _event_columns(
     known = numbering.of_event >= 0
     size = np.where(known, np.append(nbytes, 0)[numbering.of_event], 0)
     columns: dict[str, NDArray[np.int64]] = {
+        "row": np.asarray(timeline.index[1:]),
         "tick": (times_ns[1:] - times_ns[:1]) // tick_ns,
         "who": np.where(known, born_before - numbering.of_event, -1),
         "beyond_bytes": timeline["delta_bytes"].to_numpy()[1:] - np.where(numbering.is_birth, size, -size),

@@ -1,0 +1,53 @@
+"""Leave short lives out of a page that would be too large, and keep every maximum exact.
+
+The run is cut into stretches of equal time. A storage that is not alive at the highest event of any stretch
+is left out: it adds nothing to the live bytes at these events, so their figures and live sets stay exact.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.report.page.curve import peak_keeping_events
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+
+MOST_BINS: Final = 2**18
+FEWEST_BINS: Final = 64
+
+
+def thin(
+    timeline: pd.DataFrame, storages: pd.DataFrame, most_storages: int
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Keep the storages that are alive at the maxima, at as many maxima as `most_storages` allows.
+
+    Args:
+        timeline: the derived table.
+        storages: the derived table.
+        most_storages: how many storages may stay; more do only where even 64 maxima hold more.
+
+    Returns:
+        The rows of both tables that stay, as they were.
+    """
+    time_ns, live_bytes = timeline["time_ns"].to_numpy(), timeline["live_bytes"].to_numpy()
+    bins = MOST_BINS
+    while True:
+        alive = _alive_at(peak_keeping_events(time_ns, live_bytes, bins), storages, len(timeline))
+        if alive.sum() <= most_storages or bins <= FEWEST_BINS:
+            break
+        bins //= 2
+    kept = storages[alive]
+    of_kept = timeline["storage"].isin(kept.index) | (timeline["storage"] < 0)
+    return timeline[of_kept], kept
+
+
+def _alive_at(events: NDArray[np.int64], storages: pd.DataFrame, count: int) -> NDArray[np.bool_]:
+    """Whether each storage is alive after any of some events (rows of a timeline of `count` rows, sorted)."""
+    birth, death = storages["birth_event"].to_numpy(), storages["death_event"].to_numpy()
+    events_before_birth = np.searchsorted(events, birth)
+    events_before_death = np.searchsorted(events, np.where(death < 0, count, death))
+    return storages["counted"].to_numpy(dtype=bool) & (events_before_birth < events_before_death)
