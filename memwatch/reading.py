@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from memwatch.analysis import Frames
+from memwatch.analysis.findings import Finding
 from memwatch.capture import Capture, load as load_capture, save as save_capture
 
 
@@ -93,9 +94,9 @@ class Reading:
         return self._frames.steps
 
     @property
-    def findings(self) -> list[Any]:
+    def findings(self) -> list[Finding]:
         """What would lower the peak, largest first."""
-        return []
+        return self._frames.findings
 
     @property
     def meta(self) -> dict[str, Any]:

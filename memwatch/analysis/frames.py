@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from memwatch.analysis import biographies, findings
 from memwatch.analysis import modules as module_table
+from memwatch.analysis.biographies import PHASE_NAMES, Biographies
 from memwatch.analysis.categories import categorise
+from memwatch.analysis.findings import Finding
+from memwatch.analysis.holders import Holders
 from memwatch.analysis.lives import UNOBSERVED, WORKSPACE, Curve, Lives, join
 from memwatch.analysis.places import Places, find_places
 from memwatch.capture import Capture
@@ -96,6 +100,21 @@ class Frames:
         return np.where(last == NONE, NONE, first), last
 
     @cached_property
+    def biographies(self) -> Biographies:
+        """The four phases of every life."""
+        return biographies.tell(self.capture, self.lives, self.curve, self.use_bounds)
+
+    @cached_property
+    def holders(self) -> Holders:
+        """Who held what."""
+        return Holders(self)
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """What would lower the peak, largest first."""
+        return findings.find(self)
+
+    @cached_property
     def storages(self) -> pd.DataFrame:
         """The table `storages`."""
         lives, ops, places = self.lives, self.capture.tables["ops"], self.places
@@ -135,6 +154,10 @@ class Frames:
                 "death_event": lives.death_event,
                 "birth_ns": self._since_start(lives.birth_ns),
                 "death_ns": self._since_start(lives.death_ns),
+                "lag_ns": self.biographies.lag_ns,
+                "use_ns": self.biographies.use_ns,
+                "drag_ns": self.biographies.drag_ns,
+                "void_ns": self.biographies.void_ns,
                 "first_use_op": first,
                 "last_use_op": last,
                 "address": lives.address,
@@ -183,6 +206,12 @@ class Frames:
         peak = max(int(self.curve.live_bytes[self.curve.peak_event]), 1)
         columns = {column: rows[column] for column in rows.columns}
         columns["share_ratio"] = rows["nbytes"] / peak
+        event = self.curve.peak_event
+        columns["phase"] = np.array(PHASE_NAMES, dtype=object)[self.biographies.phase_at(event)][rows.index]
+        held = self.holders.describe(rows.index.tolist(), int(self.timeline["op"].iloc[event]))
+        columns["holder"] = [holder.words for holder in held]
+        columns["holder_kind"] = [holder.kind for holder in held]
+        columns["path"] = [holder.path for holder in held]
         return table("at_peak", columns, index=rows.index)
 
     @cached_property
