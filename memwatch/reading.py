@@ -28,7 +28,7 @@ class Reading:
 
     @property
     def _frames(self) -> Frames:
-        if self._read is None or self._read.capture is not self.capture:
+        if self._read is None or self._read.source is not self.capture:
             self._read = Frames(self.capture)
         return self._read
 

@@ -36,22 +36,27 @@ class Frames:
     """Everything that can be read off one capture."""
 
     def __init__(self, capture: Capture) -> None:
-        self.capture = capture
+        self.source = capture
         self._start_ns = int(capture.meta.get("start_ns", 0))
 
     @cached_property
-    def _joined(self) -> tuple[Lives, Curve]:
-        return join(self.capture)
+    def _joined(self) -> tuple[Capture, Lives, Curve]:
+        return join(self.source)
+
+    @property
+    def capture(self) -> Capture:
+        """The recorded tables, with the storages that proved to be one told as one."""
+        return self._joined[0]
 
     @property
     def lives(self) -> Lives:
         """Every piece of memory, as columns."""
-        return self._joined[0]
+        return self._joined[1]
 
     @property
     def curve(self) -> Curve:
         """The live curve, as columns."""
-        return self._joined[1]
+        return self._joined[2]
 
     @cached_property
     def places(self) -> Places:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memwatch.analysis.blocks import Blocks, block_at, pair_events
+from memwatch.analysis.identity import first_on_block, tell_as_one
 from memwatch.capture import Capture
 from memwatch.capture.packed import IntArray
 from memwatch.capture.schema import NONE, ORIGINS
@@ -55,8 +56,12 @@ class Curve:
     peak_increase_bytes: int
 
 
-def join(capture: Capture) -> tuple[Lives, Curve]:
-    """Join the storages of a capture with the allocator's events."""
+def join(capture: Capture) -> tuple[Capture, Lives, Curve]:
+    """Join the storages of a capture with the allocator's events.
+
+    Returns:
+        The capture with the storages that proved to be one told as one, every piece of memory, the live curve.
+    """
     births = capture.tables["births"]
     order = np.argsort(births["storage"], kind="stable")
     births = {name: column[order] for name, column in births.items()}
@@ -64,12 +69,17 @@ def join(capture: Capture) -> tuple[Lives, Curve]:
     named = len(order)
     block_of = block_at(blocks, births["address"], births["time_ns"])
     block_of[(births["address"] == 0) | (births["nbytes"] == 0)] = NONE
+    canonical = first_on_block(block_of)
+    capture = tell_as_one(capture, canonical)
+    again = canonical != np.arange(named)
+    block_of[again] = NONE
+    births["nbytes"] = np.where(again, 0, births["nbytes"])
     owner = np.full(len(blocks), NONE, dtype=np.int64)
     matched = block_of != NONE
     owner[block_of[matched]] = np.flatnonzero(matched)
     resized = _match_resizes(capture, blocks, owner)
     lives = _assemble(capture, births, blocks, block_of, owner, resized, named)
-    return _curve(capture, lives)
+    return capture, *_curve(capture, lives)
 
 
 def _match_resizes(capture: Capture, blocks: Blocks, owner: IntArray) -> IntArray:
