@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,8 +40,8 @@ def search_orders(
     """Search for an order that is better than the best known one.
 
     Best-first over downsets with the peak as the priority (SERENITY, MLSys 2020, keys its dynamic
-    program the same way), collapsed by safe moves. The program and its mirror image are searched in
-    turns and share their bound: either alone may have far fewer downsets.
+    program the same way), collapsed by safe moves. The program and its mirror image are searched side by
+    side and share their bound: either alone may have far fewer downsets.
 
     Args:
         problem: the ordering problem.
@@ -68,20 +70,19 @@ def _search(
     """Raise the level from where it is until an order is found or none can be under the known peak."""
     directions = [_Direction(problem, max_states), _Direction(mirrored(problem), max_states)]
     level = max(level, *(direction.level for direction in directions))
-    open_ones = [0, 1]
-    while level < known_peak_bytes and open_ones and not clock.is_over():
-        for side in list(open_ones):
-            goes_on = directions[side].advance(level, known_peak_bytes)
-            level = max(level, directions[side].level)
-            found = directions[side].order
-            if found is not None:
-                return SearchResult(
-                    found if side == 0 else found[::-1].copy(), level, _expansions(directions)
-                )
-            if not goes_on:
-                open_ones.remove(side)
-            if level >= known_peak_bytes:
+    # two threads that meet after a fixed number of expansions: faster, and still the same result every time
+    with ThreadPoolExecutor(len(directions)) as pool:
+        while level < known_peak_bytes and not clock.is_over():
+            at_work = [direction for direction in directions if direction.goes_on]
+            if not at_work:
                 break
+            list(pool.map(_Direction.advance, at_work, repeat(level), repeat(known_peak_bytes)))
+            level = max(level, *(direction.level for direction in directions))
+            forwards, backwards = (direction.order for direction in directions)
+            if forwards is not None:
+                return SearchResult(forwards, level, _expansions(directions))
+            if backwards is not None:
+                return SearchResult(backwards[::-1].copy(), level, _expansions(directions))
     return SearchResult(None, level, _expansions(directions))
 
 
@@ -110,6 +111,7 @@ class _Direction:
         self._tally[store.STACKED] = 1
         self.level = max(live, int(self._needs.certain.max()))
         self.order: IntArray | None = None
+        self.goes_on = True
 
     @property
     def expansions(self) -> int:
@@ -118,8 +120,8 @@ class _Direction:
 
         return int(self._tally[EXPANDED])
 
-    def advance(self, level: int, below: int) -> bool:
-        """Look at some more downsets; False when there is nothing more to do."""
+    def advance(self, level: int, below: int) -> None:
+        """Look at some more downsets."""
         from memwatch.planner.order import _exact as kernel
         from memwatch.planner.order._search import LEVEL
 
@@ -128,7 +130,7 @@ class _Direction:
         self.level = below if status == kernel.EXHAUSTED else int(self._tally[LEVEL])
         if status == kernel.FOUND:
             self.order = self._path(int(node))
-        return bool(status == kernel.RUNNING)
+        self.goes_on = bool(status == kernel.RUNNING)
 
     def _path(self, node: int) -> IntArray:
         order = np.empty(self._problem.num_ops, dtype=np.int64)

@@ -28,6 +28,7 @@ _LARGEST_BEAM = 5_000
 _LARGEST_SEARCH = 512
 _LARGEST_CPSAT = 150
 _CPSAT_EFFORT = 1.0
+_CPSAT_START_S = 0.3  # to build its model
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +131,7 @@ def _improve(best: _Best, seed: int, clock: Clock) -> None:
         problem.num_ops <= _LARGEST_CPSAT
         and not best.is_proven
         and cpsat.is_available()
-        and not clock.is_over()
+        and clock.left_s() > _CPSAT_START_S
     ):
         found, best.bound_bytes = cpsat.cpsat_order(
             problem, best.order, best.bound_bytes, effort=_CPSAT_EFFORT, seed=seed, clock=clock
@@ -143,6 +144,8 @@ def _effort(num_ops: int) -> tuple[int, int]:
     """Rounds and moves per round of the annealing."""
     if num_ops <= 32:
         return 4, 20_000
+    if num_ops <= 128:
+        return 6, 500 * num_ops  # the exact search does the rest
     if num_ops <= _LARGEST_SEARCH:
         return 8, 1_000 * num_ops
     return 8, min(1_500 * num_ops, 12_000_000)
