@@ -1,3 +1,53 @@
-"""Run a recorded program again: plan it, execute the plan on the real tensors, and prove the result."""
+"""Run a recorded program again: plan it, execute the plan on the real tensors, and prove the result.
+
+The package carries the name of its main function, `memwatch.replay`, so calling it calls that function.
+"""
 
 from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memwatch.replay.errors import ReplayError, UnsupportedOpError
+    from memwatch.replay.front import RecordedPlan, plan, replay
+    from memwatch.replay.fx import graph_from_fx
+    from memwatch.replay.result import ReplayResult
+
+__all__ = [
+    "RecordedPlan",
+    "ReplayError",
+    "ReplayResult",
+    "UnsupportedOpError",
+    "graph_from_fx",
+    "plan",
+    "replay",
+]
+_HOMES = {
+    "RecordedPlan": "front",
+    "ReplayError": "errors",
+    "ReplayResult": "result",
+    "UnsupportedOpError": "errors",
+    "graph_from_fx": "fx",
+    "plan": "front",
+    "replay": "front",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  # any public name; imported when first used
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+class _CallablePackage(ModuleType):
+    def __call__(self, *args: Any, **options: Any) -> ReplayResult:  # noqa: ANN401  # replay() checks them
+        from memwatch.replay.front import replay
+
+        return replay(*args, **options)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any, Final
+from typing import Final
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from memwatch.replay.encode import GeneratorNumber, Value, Window, leaves, replace
@@ -23,40 +24,54 @@ _ALLOCATES_ONLY: Final = frozenset(
 )
 
 
-def flops(call: Call) -> int:
-    """Return the FLOPs of a call; 0 where torch has no formula for it."""
-    formula: Any = flop_registry.get(overload_of(call).overloadpacket)
+def cost(call: Call) -> float:
+    """Return the price of computing a recorded call once, in FLOPs."""
+    positional, keyword, result = (
+        replace(value, _meta_tensor) for value in (call.positional, list(call.keyword.values()), call.result)
+    )
+    return price(overload_of(call), positional, dict(zip(call.keyword, keyword, strict=True)), result)
+
+
+def price(overload: Value, positional: Value, keyword: dict[str, Value], result: Value) -> float:
+    """Return the price of a call once, in FLOPs.
+
+    Args:
+        overload: the op.
+        positional, keyword: its arguments; tensors of any device, or FX nodes with their value.
+        result: what it gave.
+    """
+    values = [_valued(item) for item in (*positional, *keyword.values())]
+    if overload._opname in _ALLOCATES_ONLY:
+        return 0.0
+    moved = sum(_span_bytes(item) for item in leaves([*values, result]) if isinstance(item, Tensor))
+    named = dict(zip(keyword, values[len(positional) :], strict=True))
+    return float(flops(overload, values[: len(positional)], named, result) + FLOPS_PER_BYTE * moved)
+
+
+def flops(overload: Value, positional: Value, keyword: dict[str, Value], result: Value) -> int:
+    """Return the FLOPs of a call by torch's formulas; 0 where it has none."""
+    formula = flop_registry.get(overload.overloadpacket)
     if formula is None:
         return 0
     with contextlib.suppress(
         AssertionError, IndexError, TypeError, ValueError
     ):  # a formula for other arguments
-        positional, keyword, result = (
-            replace(value, _meta_tensor)
-            for value in (call.positional, list(call.keyword.values()), call.result)
-        )
         out = tuple(result) if isinstance(result, list) else result
-        return int(formula(*positional, **dict(zip(call.keyword, keyword, strict=True)), out_val=out))
+        return int(formula(*positional, **keyword, out_val=out))
     return 0
 
 
-def bytes_moved(call: Call) -> int:
-    """Return the bytes of the windows that a call reads and writes; 0 for what only allocates."""
-    if call.name.split(".")[1] in _ALLOCATES_ONLY:
-        return 0
-    windows = (item for item in leaves([call.positional, list(call.keyword.values()), call.result]))
-    return sum(_span_bytes(item) for item in windows if isinstance(item, Window))
+def _valued(item: Value) -> Value:
+    """Give the value of an FX node, and anything else as it is."""
+    if isinstance(item, (list, tuple)):
+        return [_valued(inner) for inner in item]
+    return item.meta.get("val") if isinstance(item, torch.fx.Node) else item
 
 
-def cost(call: Call) -> float:
-    """Return the price of computing a call once, in FLOPs."""
-    return float(flops(call) + FLOPS_PER_BYTE * bytes_moved(call))
-
-
-def _span_bytes(window: Window) -> int:
-    """Return the bytes that a window touches; an expanded dimension is read once."""
-    sizes = (size for size, stride in zip(window.size, window.stride, strict=True) if stride or not size)
-    return math.prod(sizes) * window.dtype.itemsize
+def _span_bytes(tensor: Tensor) -> int:
+    """Return the bytes that a tensor touches; an expanded dimension is read once."""
+    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size)
+    return math.prod(map(int, sizes)) * tensor.dtype.itemsize
 
 
 def _meta_tensor(item: Value) -> Value:

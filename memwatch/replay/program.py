@@ -19,7 +19,8 @@ from memwatch.replay.encode import Unsupported, Value, Window, decode, leaves
 from memwatch.replay.errors import UnsupportedOpError
 
 READ, WRITTEN, RESULT = (OPERANDS.index(name) for name in ("read", "written", "result"))
-_ONLY_MOVES = frozenset({"aten.set_"})
+_ONLY_MOVES = "aten.set_."
+"""It gives a tensor another storage; tensors are rebuilt from their windows, so there is nothing to run again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,9 @@ class Call:
     @property
     def tells(self) -> bool:
         """Whether the op hands a value to the host."""
-        return any(not isinstance(item, Window) and item is not None for item in leaves(self.result))
+        return any(
+            not isinstance(item, (Window, Unsupported)) and item is not None for item in leaves(self.result)
+        )
 
 
 @dataclass(frozen=True)
@@ -136,24 +139,18 @@ class _Reader:
         self, op: int, call: str, result: str, operands: list[tuple[int, int, int]], *, grad: bool
     ) -> None:
         name, line = self._names[op], self._lines.get(op, "")
+        if name.startswith(_ONLY_MOVES):
+            return
         positional, names, values = decode(call)
         num_arguments = sum(isinstance(item, Window) for item in leaves([positional, values]))
         results = decode(result, num_arguments)
-        for item in leaves([positional, values, results]):
-            if isinstance(item, Unsupported):
-                raise UnsupportedOpError(
-                    f"op {op} ({name}, {line}) uses a {item.what}, which cannot be replayed; "
-                    "keep it out of the block, or use what is inside it"
-                )
         index = len(self._calls)
         buffers: list[int] = []
         reads, writes, resized = {}, {}, []
         for storage, access, nbytes in operands[:num_arguments]:
             buffer = self._argument(storage, nbytes, op, name, line)
             buffers.append(buffer)
-            (writes if access == WRITTEN and not name.startswith(_ONLY_MOVES_PREFIX) else reads)[buffer] = (
-                None
-            )
+            (writes if access == WRITTEN else reads)[buffer] = None
         makes = {}
         for storage, _, nbytes in operands[num_arguments:]:
             known = self._current.get(storage)
@@ -171,6 +168,7 @@ class _Reader:
             op, name, line, positional, dict(zip(names, values, strict=True)), results, tuple(buffers),
             tuple(reads), tuple(writes), tuple(makes), tuple(resized), grad,
         )  # fmt: skip
+        _refuse_unsupported(made)
         if makes or writes or made.tells or not name.startswith("aten."):
             self._calls.append(made)
 
@@ -215,7 +213,13 @@ class _Reader:
         return found
 
 
-_ONLY_MOVES_PREFIX = tuple(f"{name}." for name in _ONLY_MOVES)
+def _refuse_unsupported(call: Call) -> None:
+    for item in leaves([call.positional, list(call.keyword.values()), call.result]):
+        if isinstance(item, Unsupported):
+            raise UnsupportedOpError(
+                f"{call.where} uses a {item.what}, which cannot be replayed; "
+                "keep it out of the block, or use what is inside it"
+            )
 
 
 def op_lines(capture: Capture) -> dict[int, str]:

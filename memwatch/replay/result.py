@@ -18,8 +18,8 @@ class ReplayResult:
             the random generators the same state. None for synthetic inputs, where there is nothing to compare.
         max_abs_diff: largest absolute difference of any element (0.0 when identical; not a number when there is
             nothing to compare).
-        tolerance: largest difference between the program and two more runs of it in its own order, when it does
-            not repeat itself bit for bit; 0.0 when it does.
+        tolerance: largest difference between two runs of the program in its own order: what its kernels leave to
+            chance; 0.0 when they repeat themselves bit for bit, as on the CPU.
         duration_s: time the run took (s).
         moved_bytes: bytes moved out and back.
         num_checked: how many storages were compared.
@@ -51,7 +51,7 @@ class ReplayResult:
             checked = f"{self.num_checked} storages bitwise equal"
         else:
             checked = f"largest difference {self.max_abs_diff:g}"
-            if self.within_tolerance:
-                checked += f", the program differs from itself by {self.tolerance:g}"
+            if self.tolerance:
+                checked += f", two runs of the program differ by {self.tolerance:g}"
         moved = f", {format_bytes(self.moved_bytes)} moved" if self.moved_bytes else ""
         return f"{peak}; {checked}; {self.duration_s:.3f} s{moved}"
