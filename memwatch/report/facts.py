@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 HELD_ANYWAY: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
 """Categories that stay alive with or without backward."""
 
-BLANK: Final = {"module": "(top level)", "op_name": "(before the block)", "line": "(no line)"}
+BLANK: Final = {
+    "module": "(top level)",
+    "op_name": "(before the block)",
+    "line": "(no line)",
+    "holder": "(unknown)",
+    "holder_kind": "(unknown)",
+    "phase": "(unknown)",
+}
 """What a view prints where a column of a storage is empty."""
 
 

@@ -38,26 +38,23 @@ def summary(reading: Reading, *, width: int | None = None, color: bool | None = 
     line = line_width(width)
     parts: list[RenderableType] = [_headline(reading), ""]
     if len(reading.at_peak):
-        parts += [
-            _categories(reading),
-            "",
-            "Largest storages at the peak",
-            _storages(reading, rows, line),
-            "",
-        ]
-        if (reading.modules["inclusive_bytes"] > 0).any():
-            parts += ["Modules at the peak, with their children", _modules(reading, rows, line), ""]
-        parts += [
-            "Lines that made what is alive at the peak",
-            _lines(reading, rows, line),
-            "",
-            _saved(reading),
-        ]
+        parts += _made_of(reading, rows, line)
     if reading.findings:
         parts += ["", "Findings: each would lower the peak", _findings(reading, rows)]
     if reading.notes:
         parts += ["", "What memwatch could not see, or did differently", *_notes(reading)]
     return to_text(*(_title(part) for part in parts), width=line, color=color)
+
+
+def _made_of(reading: Reading, rows: int, line: int) -> list[RenderableType]:
+    parts: list[RenderableType] = [_categories(reading), ""]
+    parts += ["Largest storages at the peak", _storages(reading, rows, line), ""]
+    if (reading.modules["inclusive_bytes"] > 0).any():
+        parts += ["Modules at the peak, with their children", _modules(reading, rows, line), ""]
+    parts += ["Lines that made what is alive at the peak", _lines(reading, rows, line), ""]
+    if (reading.at_peak["holder"] != "").any():
+        parts += ["Who holds it at the peak", _holders(reading, rows, line), ""]
+    return [*parts, _saved(reading), _phases(reading)]
 
 
 def _title(part: RenderableType) -> RenderableType:
@@ -138,6 +135,23 @@ def _lines(reading: Reading, rows: int, width: int) -> Table:
         table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), where, f"{row['count']:,}")
     _add_rest(table, groups["nbytes"].iloc[rows:], reading)
     return table
+
+
+def _holders(reading: Reading, rows: int, line: int) -> Table:
+    table = _table("Bytes>", "Share>", "Storages>", "Kind", "Largest of these")
+    room = line - FIGURES_WIDTH - 32
+    largest = reading.at_peak.groupby(["holder_kind", "holder"])["nbytes"].sum().sort_values(ascending=False)
+    for kind, row in bytes_by(reading.at_peak, "holder_kind").head(rows).iterrows():
+        of_kind = [str(holder) for known, holder in largest.index if known == kind]
+        words = (f"{row['count']:,}", head(str(kind), 18), head(of_kind[0] if of_kind else "", room))
+        table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), *words)
+    return table
+
+
+def _phases(reading: Reading) -> Text:
+    sums = bytes_by(reading.at_peak, "phase")["nbytes"]
+    idle = [f"; {name} {format_bytes(sums[name])}" for name in ("lag", "drag", "void") if sums.get(name, 0)]
+    return Text(f"In use at the peak: {_share(sums.get('use', 0), reading)}{''.join(idle)}")
 
 
 def _saved(reading: Reading) -> Text:

@@ -39,6 +39,7 @@ class HandMade:
     notes: list = field(default_factory=list)
     meta: dict = field(default_factory=dict)
     stacks: dict = field(default_factory=dict)
+    holders: dict = field(default_factory=dict)
     device: str = "cpu"
 
     @property
@@ -57,9 +58,11 @@ class HandMade:
     def at_peak(self) -> pd.DataFrame:
         event = int(self.timeline["live_bytes"].to_numpy().argmax())
         alive = self.live_at(event).sort_values("nbytes", ascending=False, kind="stable")
-        return alive.assign(share_ratio=alive["nbytes"] / max(self.peak_bytes, 1))[
-            list(DERIVED_BY_NAME["at_peak"].names)
-        ]
+        columns = {name: alive[name] for name in DERIVED_BY_NAME["at_peak"].names if name in alive}
+        columns["share_ratio"] = alive["nbytes"] / max(self.peak_bytes, 1)
+        for number, name in enumerate(("holder", "holder_kind", "path")):
+            columns[name] = [self.holders.get(storage, ("", "", ""))[number] for storage in alive.index]
+        return table("at_peak", {"nbytes": alive["nbytes"], **columns}, index=alive.index)
 
     def live_at(self, event: int) -> pd.DataFrame:
         """Give the storages alive after a row of the timeline."""
@@ -213,6 +216,7 @@ def hostile() -> HandMade:
             for text in HOSTILE
         ],
         meta={"argv": ["python", *HOSTILE], "versions": {"torch": HOSTILE[0]}},
+        holders={index: (f"holder {text}", text, f"root {text}\nedge") for index, text in enumerate(HOSTILE)},
         stacks={index: [(text, 7, text, True), (text, 9, text, False)] for index, text in enumerate(HOSTILE)},
         device=HOSTILE[0],
     )
@@ -276,6 +280,7 @@ def many_events(count: int, *, steps: int = 50, seed: int = 0) -> HandMade:
             "address": 0,
             "stack": site,
             "counted": True,
+            **dict.fromkeys(("lag_ns", "use_ns", "drag_ns", "void_ns"), 0),
         }
     )
     entered = storages.iloc[[0]].assign(

@@ -121,9 +121,9 @@ def packed_bytes(detail) -> int:
 
 
 def test_a_page_too_large_leaves_out_short_lives_only():
-    """With a quarter of the room the maxima that stay are exact, the peak among them."""
+    """With a third of the room the maxima that stay are exact, the peak among them."""
     reading = report_readings.many_events(40_000)
-    room = packed_bytes(pack_detail(reading, Words(str))) // 4
+    room = packed_bytes(pack_detail(reading, Words(str))) // 3
     detail = pack_detail(reading, Words(str), most_bytes=room)
     assert packed_bytes(detail) <= room
     assert detail["left_out"] == len(reading.storages) - detail["storages"]["rows"] > 0

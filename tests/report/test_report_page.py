@@ -164,7 +164,7 @@ return cell.__data__.data.value;
 """
 
 
-@pytest.mark.parametrize("order", ["category", "module", "line"])
+@pytest.mark.parametrize("order", ["category", "module", "line", "holder"])
 def test_a_cell_of_the_icicle_lists_its_storages(shown, page, order):
     """A click on a cell shows rows that add up to the bytes the cell says it has."""
     cells = "return document.querySelectorAll('#flame g.frame').length"
@@ -214,6 +214,11 @@ def test_a_storage_shows_its_stack(shown, training):
     shown.wait(lambda: shown.js("return document.getElementById('storage').open"))
     text = shown.text("#storage-body")
     assert row["rule"] in text
+    assert training.at_peak["holder"][made] in text
+    bars = "[...document.querySelectorAll('.biography rect')]"
+    phases = f"return {bars}.map((rect) => rect.width.baseVal.value)"
+    lengths = [row[f"{phase}_ns"] for phase in ("lag", "use", "drag", "void")]
+    assert shown.js(phases) == pytest.approx([100 * length / sum(lengths) for length in lengths], abs=0.01)
     file, line, function, _ = next(frame for frame in training.stack(row["stack"]) if frame[3])
     assert f"{file}:{line}" in text
     assert function in text

@@ -98,7 +98,7 @@ def test_hostile_names_are_text(quiet, tmp_path):
     quiet.open(page)
     names = quiet.js(SHADOW, "#panel tbody td:first-child")
     assert sorted(names) == sorted(visible(f"name {text}") for text in HOSTILE)
-    for number, word in ((5, "tensor"), (6, "module"), (7, "op")):
+    for number, word in ((5, "tensor"), (6, "module"), (7, "holder")):
         assert sorted(quiet.column(number)) == sorted(visible(f"{word} {text}") for text in HOSTILE)
     lines = "[...document.querySelectorAll('#panel tbody td:nth-child(8) .clip')]"
     spelled = sorted(visible(f"{text}:{index}")[:2000] for index, text in enumerate(HOSTILE))
@@ -106,11 +106,14 @@ def test_hostile_names_are_text(quiet, tmp_path):
     for index, text in enumerate(HOSTILE):
         quiet.go(f"storage={index}")
         quiet.wait(lambda text=text: visible(f"rule {text}") in quiet.text("#storage-body"))
-        assert visible(f"{text}:7") in quiet.text("#storage-body")
+        shown = quiet.text("#storage-body")
+        assert visible(f"{text}:7") in shown
+        assert visible(f"op {text}") in shown
+        assert quiet.js(SHADOW, "#storage-body .path li") == [visible(f"root {text}"), "edge"]
     assert [text.strip() for text in quiet.js(SHADOW, "#notes li")] == [
         f"hostile {visible(text)}" for text in HOSTILE
     ]
-    assert quiet.js(SHADOW, ".path li") == [visible(text) for text in HOSTILE for _ in range(2)]
+    assert quiet.js(SHADOW, ".finding .path li") == [visible(text) for text in HOSTILE for _ in range(2)]
     assert quiet.text(".brand .muted") == visible(HOSTILE[0])
     for tab, column in (("saved", 1), ("modules", 1)):
         quiet.go(f"tab={tab}")

@@ -41,8 +41,19 @@ def test_every_category_of_the_peak_is_listed(training):
     text = summary(training, width=120, color=False)
     expected = training.at_peak.groupby("category")["nbytes"].sum().sort_values(ascending=False)
     rows = [line for line in text.splitlines() if line.startswith(tuple(expected.index))]
-    assert [row.split("  ")[0] for row in rows] == expected.index.tolist()
+    assert sorted(row.split("  ")[0] for row in rows) == sorted(expected.index)
     assert all(format_bytes(nbytes) in row for nbytes, row in zip(expected, rows, strict=True))
+
+
+def test_holders_and_idle_bytes_are_said(training):
+    """Each kind of holder stands with its bytes at the peak; bytes in use and not in use are told apart."""
+    text = summary(training, width=120, color=False)
+    kinds = training.at_peak[training.at_peak["holder_kind"] != ""].groupby("holder_kind")["nbytes"].sum()
+    assert len(kinds) > 2
+    for kind, nbytes in kinds.items():
+        assert re.search(rf"{re.escape(format_bytes(nbytes))} .* {re.escape(kind)} ", text)
+    in_use = training.at_peak["nbytes"][training.at_peak["phase"] == "use"].sum()
+    assert f"In use at the peak: {100 * in_use / training.peak_bytes:.1f} %" in text
 
 
 def test_the_rest_of_a_table_is_one_row(training):

@@ -57,6 +57,10 @@ export class Frame {
     return new Frame(block.rows, Object.fromEntries(await Promise.all(entries)), words);
   }
 
+  has(name) {
+    return Object.hasOwn(this.columns, name);
+  }
+
   isText(name) {
     return this.columns[name].text;
   }

@@ -3,7 +3,7 @@ import flamegraph from "d3-flame-graph/src/flamegraph.js";
 import { select } from "d3-selection";
 import { $, colorOf } from "./dom.js";
 import { bytes, percent, shortLine, whole } from "./format.js";
-import { ORDERS, buildTree, knownOrder } from "./tree.js";
+import { buildTree, levelsOf } from "./tree.js";
 
 const CELL_PX = 22;
 const LABEL_CHARS = 160;
@@ -20,7 +20,7 @@ export class Flame {
   }
 
   show(frame, order, name) {
-    this.tree = buildTree(frame, ORDERS[knownOrder(order)].levels, name);
+    this.tree = buildTree(frame, levelsOf(frame, order), name);
     this.box.replaceChildren();
     this.width = this.box.clientWidth;
     const colors = new Map();
@@ -50,7 +50,7 @@ export class Flame {
   }
 
   describe({ name, level, value, count }) {
-    const kind = { root: "", op_name: "op ", line: "" }[level] ?? `${level} `;
+    const kind = { root: "", op_name: "op ", line: "", holder: "held by ", holder_kind: "held by " }[level] ?? `${level} `;
     return `${kind}${short(name)}: ${bytes(value)}, ${percent(value, this.tree.value)}, ${whole(count)} storage${count === 1 ? "" : "s"}`;
   }
 

@@ -132,7 +132,7 @@ async function drawStorage() {
     return;
   }
   const ofPeak = await peakFrame();
-  let frame = [live, ofPeak].find((each) => each.columns.id.values.includes(Number(storage)));
+  let frame = [ofPeak, live].find((each) => each.columns.id.values.includes(Number(storage)));
   if (!frame) {
     decoded = await detail();
     frame = decoded.all();

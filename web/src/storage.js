@@ -1,7 +1,7 @@
 // The dialog of one storage: what it is, its life, and the stack of its birth.
 import { unpackInts } from "./codec.js";
-import { $, el } from "./dom.js";
-import { bytes, orNone } from "./format.js";
+import { $, bar, el } from "./dom.js";
+import { bytes, duration, orNone } from "./format.js";
 import { state } from "./state.js";
 
 export class Stacks {
@@ -36,6 +36,37 @@ function life(frame, row) {
   return op("op") === "" ? `not made by an op that was seen; ${used}` : `made by op ${op("op")}; ${used}`;
 }
 
+const PHASES = ["lag", "use", "drag", "void"];
+
+// The four phases of a storage's life, as long as they were.
+function biography(frame, row) {
+  const lengths = PHASES.map((phase) => frame.get(`${phase}_ns`, row));
+  const total = lengths.reduce((a, b) => a + b, 0);
+  const svg = bar(0);
+  svg.setAttribute("class", "bar biography");
+  let left = 0;
+  const rects = PHASES.map((phase, index) => {
+    const rect = svg.firstChild.cloneNode();
+    const width = total ? (100 * lengths[index]) / total : 0;
+    for (const [name, value] of Object.entries({ x: left, width, "data-phase": phase })) rect.setAttribute(name, value);
+    left += width;
+    return rect;
+  });
+  svg.replaceChildren(...rects);
+  const words = PHASES.map((phase, index) => [phase, lengths[index]]).filter(([, length]) => length > 0);
+  const legend = words.flatMap(([phase, length]) => [el("i", { class: "swatch", "data-phase": phase }), `${phase} ${duration(length)} `]);
+  return [el("h3", { text: "Biography" }), svg, el("p", { class: "muted" }, ...legend)];
+}
+
+function holder(frame, row) {
+  // the words escape line ends: between two edges stands a backslash and an n
+  const path = frame.get("path", row).split("\\n").filter(Boolean);
+  const edges = path.map((edge) => el("li", { text: edge }));
+  const kind = frame.get("holder_kind", row);
+  const said = el("p", { text: frame.get("holder", row) + (kind ? ` (${kind})` : "") });
+  return [el("h3", { text: "Held at the peak by" }), said, ...(edges.length ? [el("ol", { class: "path" }, ...edges)] : [])];
+}
+
 function stackList(frames) {
   const items = frames.map(({ file, line, name, user, code }) =>
     el("li", { class: user ? "user" : "" }, el("code", { text: `${file}:${line}` }), ` ${name}`, code ? el("pre", { text: code }) : null),
@@ -65,7 +96,9 @@ export function showStorage(frame, row, stacks) {
   );
   const frames = stacks.of(text("stack"));
   const own = frames.filter((each) => each.user);
-  const parts = [facts, el("div", { class: "biography" })];
+  const parts = [facts];
+  if (frame.has("lag_ns")) parts.push(...biography(frame, row));
+  if (frame.has("holder") && text("holder")) parts.push(...holder(frame, row));
   if (frames.length) parts.push(el("h3", { text: "Made at" }), stackList(own.length ? own : frames));
   if (own.length && own.length < frames.length) parts.push(el("details", {}, el("summary", { text: `All ${frames.length} frames` }), stackList(frames)));
   $("storage-body").replaceChildren(...parts);

@@ -47,7 +47,7 @@ export class Tables {
     $("panel").setAttribute("aria-labelledby", `tab-${name}`);
     const frame = view.frame();
     const [column, direction] = (sort || view.sort).split(":");
-    const order = { name: Object.hasOwn(frame.columns, column) ? column : view.sort.split(":")[0], descending: direction === "desc" };
+    const order = { name: frame.has(column) ? column : view.sort.split(":")[0], descending: direction === "desc" };
     const keys = view.keys?.() ?? [];
     const matched = filterRows(frame, range(frame.rows).filter(matches(frame, keys)), q);
     const rows = sortRows(frame, matched, order.name, order.descending);
@@ -74,6 +74,8 @@ const line = (frame) => ({ name: "line", label: "Line", cell: (row) => clip(fram
 const size = (frame, name, label) => ({ name, label, number: true, cell: (row) => bytes(frame.get(name, row)) });
 const count = (frame, name, label) => ({ name, label, number: true, cell: (row) => orNone(frame.get(name, row)) });
 
+const holdersKnown = (frame) => frame.has("holder") && frame.columns.holder.values.some((code) => frame.words[code] !== "");
+
 export const liveColumns = (frame, total, open) => [
   {
     name: "name",
@@ -85,7 +87,7 @@ export const liveColumns = (frame, total, open) => [
   { name: "category", label: "Category", cell: (row) => el("span", { title: frame.get("rule", row) }, el("i", { class: "swatch", "data-category": frame.get("category", row) }), frame.get("category", row)) },
   text(frame, "tensor", "Tensor"),
   text(frame, "module", "Module"),
-  text(frame, "op_name", "Op"),
+  holdersKnown(frame) ? text(frame, "holder", "Holder") : text(frame, "op_name", "Op"),
   line(frame),
 ];
 

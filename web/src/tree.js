@@ -4,12 +4,19 @@ export const ORDERS = {
   category: { label: "category › module › op › line", levels: ["category", "module", "op_name", "line"] },
   module: { label: "module › category › op › line", levels: ["module", "category", "op_name", "line"] },
   line: { label: "line › category › op", levels: ["line", "category", "op_name"] },
+  holder: { label: "holder › category › line", levels: ["holder_kind", "holder", "category", "line"] },
 };
+
+// Holders are known at the peak only.
+export function levelsOf(frame, order) {
+  const { levels } = ORDERS[knownOrder(order)];
+  return levels.every((level) => frame.has(level)) ? levels : ORDERS.category.levels;
+}
 
 // The address may say anything.
 export const knownOrder = (order) => (Object.hasOwn(ORDERS, order) ? order : "category");
 
-export const BLANK = { module: "(top level)", op_name: "(before the block)", line: "(no line)", category: "unknown" };
+export const BLANK = { module: "(top level)", op_name: "(before the block)", line: "(no line)", category: "unknown", holder: "(unknown)", holder_kind: "(unknown)" };
 
 function child(node, level, name, key) {
   let found = node.byKey.get(key);

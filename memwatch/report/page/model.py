@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from memwatch.report.source import Finding, Reading
 
 MODEL_VERSION: Final = 1
+PEAK_EXTRA: Final = (
+    *("device", "op", "first_use_op", "last_use_op", "stack"),
+    *("lag_ns", "use_ns", "drag_ns", "void_ns"),
+)
+"""What the table of the peak shows of a storage beyond `at_peak`."""
+
 SAVED_ROWS: Final = 20_000
 """A longer table of saved tensors keeps, in the page, those held at the peak."""
 
@@ -127,7 +133,7 @@ def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str
     saved, storages = reading.saved, reading.storages
     if len(saved) > SAVED_ROWS:
         saved = saved[saved["at_peak"]]
-    extra = storages.loc[reading.at_peak.index, ["device", "op", "first_use_op", "last_use_op", "stack"]]
+    extra = storages.loc[reading.at_peak.index, list(PEAK_EXTRA)]
     peak = reading.at_peak.drop(columns="share_ratio").join(extra)
     peak.insert(0, "id", peak.index)
     modules = reading.modules.copy()
