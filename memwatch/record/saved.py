@@ -1,20 +1,23 @@
 """What autograd keeps for backward, and for which node, through the default saved-tensor hooks.
 
-Hooks are easy to get wrong (TORCH_FACTS 4.2): a pack that returns its tensor leaks it, any pack silences
-autograd's "modified by an inplace operation" error, only the innermost pair runs, and torch.func refuses
-to run under them. So: packs hold a detached alias and check its version at unpack, raising autograd's own
-error; hooks that the program pushed before are called from ours; torch.func finds them switched off.
+Hooks are easy to get wrong (TORCH_FACTS 4.2): a pack that keeps a node's own output leaks it, any pack
+silences autograd's "modified by an inplace operation" error, only the innermost pair runs, and torch.func
+refuses to run under them. So: packs hold what autograd would hold, the tensor itself for an input and a
+detached alias for an output, and check the version at unpack, raising autograd's own error; hooks that the
+program pushed before are called from ours; torch.func finds them switched off.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import weakref
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from memwatch.capture.schema import NONE
 from memwatch.record.clock import ticks
@@ -27,7 +30,7 @@ _autograd: Any = torch._C._autograd
 _MODIFIED = "one of the variables needed for gradient computation has been modified by an inplace operation: "
 _HINT = (
     " Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
-    "torch.autograd.set_detect_anomaly(True)."
+    "torch.autograd.set_detect_anomaly(True, check_nan=False)."
 )
 _ANOMALY_HINT = (
     " Hint: the backtrace further above shows the operation that failed to compute its gradient. The variable "
@@ -36,13 +39,13 @@ _ANOMALY_HINT = (
 
 
 class Pack:
-    """What autograd holds in place of a saved tensor: a detached alias and what the check at unpack needs."""
+    """What autograd holds in place of a saved tensor: it or an alias, and what the check at unpack needs."""
 
     __slots__ = ("__weakref__", "node_name", "number", "original", "output_nr", "packed", "version")
     number: int
     packed: Any
     version: int
-    original: weakref.ref[Tensor]
+    original: Callable[[], Tensor | None]  # gives the saved tensor if it lives; None for an output of its own node
     node_name: str | None
     output_nr: int
 
@@ -118,10 +121,14 @@ class SavedTensorRecorder:
         release.number = number
         self._releases[number] = release
         if self._outer is None:
-            pack.packed = tensor.detach()
             pack.version = tensor._version
-            pack.original = weakref.ref(tensor)
             node = tensor.grad_fn
+            if node is None or _is_surely_input(node):
+                pack.packed = tensor
+                pack.original = lambda: tensor
+            else:
+                pack.packed = tensor.detach()
+                pack.original = _nothing if _is_newest(node) else weakref.ref(tensor)
             pack.node_name = None if node is None else node.name()
             pack.output_nr = tensor.output_nr
         else:
@@ -167,6 +174,27 @@ class SavedTensorRecorder:
             self.unpacks.extend((release.number, self._ops_started[0], ticks(), 1))
 
 
+def _nothing() -> None:
+    return None
+
+
+def _is_newest(node: Any) -> bool:
+    """Tell whether a node is the one that was made last, so that a tensor of it that is saved now is its output."""
+    newest: bool = node._sequence_nr() == _autograd._get_sequence_nr() - 1
+    return newest
+
+
+def _is_surely_input(node: Any) -> bool:
+    """Tell whether a tensor made by `node` cannot be an output of the node that saves it.
+
+    Keeping an input lets backward find it as autograd would; keeping an output would leak it. Between the
+    making of a node and the saving of its outputs others are made only by Functions written in Python or
+    C++ (whose names tell) and under forward-mode AD.
+    """
+    written = isinstance(node, torch.autograd.function.BackwardCFunction) or "::" in node.name()
+    return not _is_newest(node) and not written and forward_ad._current_level < 0
+
+
 def _inplace_error(pack: Pack) -> str:
     """Word the error exactly as torch/csrc/autograd/saved_variable.cpp does."""
     packed: Tensor = pack.packed
@@ -175,9 +203,13 @@ def _inplace_error(pack: Pack) -> str:
     if original is not None and original.grad_fn is not None:
         node = original.grad_fn.name()
     sizes = packed._nested_tensor_size() if packed.is_nested else list(packed.shape)
-    of_node = f", which is output {output_nr} of {node}," if node is not None else ""
+    of_node = f", which is output {output_nr} of {_op_name(node)}," if node is not None else ""
     hint = _ANOMALY_HINT if torch.is_anomaly_enabled() else _HINT
     return (
         f"{_MODIFIED}[{packed.type()} {sizes}]{of_node} is at version {packed._version}; "
         f"expected version {pack.version} instead.{hint}"
     )
+
+
+def _op_name(node: str) -> str:
+    return re.sub(r"Backward\d*$", "", node)
