@@ -147,8 +147,10 @@ def write_orders(quick: bool) -> None:
         "",
         *sizes_table(large),
         "",
-        f"Memory of the process at the end: {memory_mib:.0f} MiB. Load average of the machine's "
-        f"{os.cpu_count()} cores at the end: {os.getloadavg()[0]:.1f}.",
+        (
+            f"Memory of the process at the end: {memory_mib:.0f} MiB. Load average of the machine's "
+            f"{os.cpu_count()} cores at the end: {os.getloadavg()[0]:.1f}."
+        ),
         "",
     ]
     (_HERE / "planner_orders.md").write_text("\n".join(text))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memwatch.planner.order.clock import Clock
     from memwatch.planner.order.problem import Problem
 
-_EXPANSIONS_PER_CALL = 2_000
+_EXPANSIONS_PER_CALL = 500
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -87,7 +87,7 @@ def best_order(graph: Graph, *, time_limit_s: float = 10.0, seed: int = 0) -> Or
         The order, its peak and the best lower bound.
     """
     warm_up()
-    clock = Clock.of(0.95 * time_limit_s)  # checking the result takes the rest
+    clock = Clock.of(0.93 * time_limit_s)  # checking the result takes the rest
     problem = order_problem(graph)
     best = _Best(problem, lower_bound(graph, recompute=False))
     for method, order in list_orders(problem, clock.share(0.5)):
