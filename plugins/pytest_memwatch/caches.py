@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ _SLOTS: Final = (
 """Holders that are filled on first use and read later: mappings, memoized functions, lazy constants."""
 
 _CACHE_NAME: Final = re.compile(r"cache|memo|lazy|registry|pool", re.IGNORECASE)
+_PLACE: Final = re.compile(r"\(([^()]+\.py):\d+\)")
+_WRITTEN: Final = ("closure cell `", "class attribute .", "local `", "default argument `", "caller of ")
+"""References that stand in the code of the file they name; an attribute may be set from anywhere."""
 
 
 def kept_by_cache(leak: Leak) -> bool:
@@ -32,12 +36,33 @@ def kept_by_cache(leak: Leak) -> bool:
 
 
 def made_by_machinery(leak: Leak) -> bool:
-    """Say whether pytest or the import system closes the cycle, not the code under test.
+    """Say whether pytest, the import system or torch closes the cycle, not the code under test.
 
     `with pytest.raises(...) as info` refers to the call it stands in. A module that is imported for the first
     time below a running call may keep that call's frames until gc comes by (torch.fx does, on the first
-    optimizer step of a process).
+    optimizer step of a process). `torch.jit.script` and `torch.utils._pytree` define functions or classes on
+    each call that refer to themselves.
     """
-    return leak.kind == "cycle" and any(
-        "ExceptionInfo" in line or "<frozen importlib" in line for line in leak.path
+    if leak.kind != "cycle":
+        return False
+    if any("ExceptionInfo" in line or "<frozen importlib" in line for line in leak.path):
+        return True
+    return _written_by_torch(_loop(leak))
+
+
+def _loop(leak: Leak) -> list[str]:
+    """Return the lines of the cycle itself, without the way from it to the tensor."""
+    end = next((at for at, line in enumerate(leak.path) if line.startswith("(and from")), len(leak.path))
+    return list(leak.path[:end])
+
+
+def _written_by_torch(loop: list[str]) -> bool:
+    import torch
+
+    home = Path(torch.__file__).resolve().parent
+    files = [Path(place).resolve() for line in loop for place in _PLACE.findall(line)]
+    if not files or not all(file.is_relative_to(home) for file in files):
+        return False
+    return any(line.startswith(_WRITTEN) for line in loop) and not any(
+        line.startswith("attribute .") and not line.startswith("attribute .__") for line in loop
     )

@@ -30,7 +30,10 @@ def leak_sentence(leaks: Sequence[Leak]) -> str:
 
 def leak_section(leaks: Sequence[Leak]) -> str:
     """Describe every leak."""
-    return "\n\n".join(str(leak) for leak in leaks)
+    texts = [str(leak) for leak in leaks]
+    if any(leak.site is None for leak in leaks):
+        texts.append("To see where a tensor was made, mark the test: @pytest.mark.no_tensor_leaks")
+    return "\n\n".join(texts)
 
 
 def peak_section(figures: dict[str, Any]) -> str:
