@@ -37,7 +37,9 @@ class Profile(Reading):
         self._session = session
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Stop recording; an exception of the block passes unchanged."""
         session, self._session = self._session, None
         if session is not None:
@@ -57,7 +59,9 @@ class Profile(Reading):
     def step(self) -> None:
         """Mark the start of a new iteration."""
         if self._session is None:
-            raise MemwatchError("step() marks an iteration inside an open profile() block; this block is not open")
+            raise MemwatchError(
+                "step() marks an iteration inside an open profile() block; this block is not open"
+            )
         self._session.mark_step()
 
     @property
@@ -97,4 +101,6 @@ def profile(
         MemwatchError: a block is already open, or `intercept` is unknown.
     """
     limit = None if limit_bytes is None else parse_bytes(limit_bytes)
-    return Profile(path=path, stacks=stacks, holders=holders, allocator=allocator, intercept=intercept, replay=replay)
+    return Profile(
+        path=path, stacks=stacks, holders=holders, allocator=allocator, intercept=intercept, replay=replay
+    )

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from memwatch.analysis import Frames
+from memwatch.analysis.observer import observer_effects, unrecorded
 from memwatch.analysis.findings import Finding
 from memwatch.capture import Capture, load as load_capture, save as save_capture
 
@@ -105,8 +106,11 @@ class Reading:
 
     @property
     def notes(self) -> list[tuple[str, str]]:
-        """What memwatch could not see or did differently: (kind, sentence)."""
-        return [(note.kind, note.text) for note in self.capture.notes]
+        """What memwatch could not see or changed by looking: (kind, sentence)."""
+        recorded = [(note.kind, note.text) for note in self.capture.notes]
+        unseen = unrecorded(self._frames)
+        recorded += [("unseen", unseen.text)] if unseen is not None else []
+        return recorded + [("observer", effect.text) for effect in observer_effects(self._frames)]
 
     def live_at(self, event: int) -> pd.DataFrame:
         """Give the storages alive just after row `event` of the timeline."""
@@ -114,17 +118,7 @@ class Reading:
 
     def stack(self, stack: int) -> list[tuple[str, int, str, bool]]:
         """Give the frames of a call stack, innermost first: file, line, function, whether it is the program's own."""
-        rows = self.capture.tables["stacks"]
-        chosen = rows["stack"] == stack
-        return list(
-            zip(
-                self.capture.text(rows["file"][chosen]),
-                rows["line"][chosen].tolist(),
-                self.capture.text(rows["function"][chosen]),
-                (rows["user"][chosen] == 1).tolist(),
-                strict=True,
-            )
-        )
+        return self._frames.stack(stack)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write the capture to one file; refuse to overwrite without `force`."""

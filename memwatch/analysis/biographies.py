@@ -51,7 +51,9 @@ def tell(capture: Capture, lives: Lives, curve: Curve, bounds: tuple[IntArray, I
     used = first != NONE
     if not len(ops["op"]):
         used = np.zeros(len(first), dtype=bool)
-    start = np.where(used, ops["start_ns"][np.where(used, first, 0)], 0) if used.any() else np.zeros_like(first)
+    start = (
+        np.where(used, ops["start_ns"][np.where(used, first, 0)], 0) if used.any() else np.zeros_like(first)
+    )
     end = np.where(used, ops["end_ns"][np.where(used, last, 0)], 0) if used.any() else np.zeros_like(first)
     death = np.where(lives.death_ns == NONE, int(capture.meta.get("end_ns", 0)), lives.death_ns)
     death = np.maximum(death, lives.birth_ns)

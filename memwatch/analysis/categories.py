@@ -48,7 +48,10 @@ def categorise(capture: Capture, lives: Lives) -> tuple[list[str], list[str], li
         elif crosses[storage]:
             category[life], rule[life] = "activation", "made in forward and read by a backward op"
         elif origin in (BASELINE, EXTERNAL):
-            category[life], rule[life] = "input", "it was there before, made outside the block or the allocator"
+            category[life], rule[life] = (
+                "input",
+                "it was there before, made outside the block or the allocator",
+            )
         elif origin == UNOBSERVED and lives.op[life] == NONE:
             category[life], rule[life] = "temporary", "made where no op was recorded, used by one later"
         else:
@@ -64,7 +67,10 @@ def _unnamed_rule(op: int) -> str:
 
 def _roles(capture: Capture, named: int) -> dict[int, tuple[str, str]]:
     """Give, per storage, its strongest role and name: parameter, buffer, optimizer state, gradient, input."""
-    strength = {role: rank for rank, role in enumerate(("parameter", "buffer", "optimizer state", "gradient", "input"))}
+    strength = {
+        role: rank
+        for rank, role in enumerate(("parameter", "buffer", "optimizer state", "gradient", "input"))
+    }
     rows = capture.tables["roles"]
     found: dict[int, tuple[str, str]] = {}
     for storage, role, name in zip(

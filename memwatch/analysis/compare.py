@@ -53,16 +53,9 @@ def compare(old: Frames, new: Frames) -> Comparison:
         Peaks and sites.
     """
     before, after = _by_site(old), _by_site(new)
-    sites = before.join(after, how="outer", lsuffix="_old", rsuffix="_new").fillna(0).astype("int64")
-    sites = pd.DataFrame(
-        {
-            "old_bytes": sites["nbytes_old"],
-            "new_bytes": sites["nbytes_new"],
-            "delta_bytes": sites["nbytes_new"] - sites["nbytes_old"],
-            "old_count": sites["count_old"],
-            "new_count": sites["count_new"],
-        }
-    )
+    sites = before.add_prefix("old_").join(after.add_prefix("new_"), how="outer").fillna(0).astype("int64")
+    sites["delta_bytes"] = sites["new_bytes"] - sites["old_bytes"]
+    sites = sites[["old_bytes", "new_bytes", "delta_bytes", "old_count", "new_count"]]
     order = sites["delta_bytes"].abs().sort_values(ascending=False, kind="stable").index
     return Comparison(_peak_bytes(old), _peak_bytes(new), sites.loc[order])
 
@@ -82,7 +75,7 @@ def _by_site(frames: Frames) -> pd.DataFrame:
     ]
     keys = [peak["category"], peak["module"], pd.Series(site, index=peak.index, name="site", dtype="str")]
     groups = peak["nbytes"].groupby(keys, sort=False)
-    counted: pd.DataFrame = pd.concat([groups.sum(), groups.size().rename("count")], axis=1)
+    counted: pd.DataFrame = pd.concat({"bytes": groups.sum(), "count": groups.size()}, axis=1)
     return counted
 
 

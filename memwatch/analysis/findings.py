@@ -15,7 +15,7 @@ import numpy as np
 from memwatch.analysis.biographies import DRAG, LAG, PHASE_NAMES, VOID
 from memwatch.analysis.holders import Holder
 from memwatch.capture.packed import IntArray
-from memwatch.capture.schema import NONE
+from memwatch.capture.schema import ACCESSES, NONE
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _LEAST_RATIO: Final = 0.02
 _MAX_ROUNDS: Final = 64
+_LEAST_WAITING: Final = 2
 _KEPT_ON_PURPOSE: Final = ("parameter", "buffer", "optimizer state", "gradient")
 
 
@@ -82,6 +83,7 @@ class _Search:
         self._event_op = frames.timeline["op"].to_numpy()
         self._least = max(int(self._curve.peak_increase_bytes * _LEAST_RATIO), 1)
         self._never_read = _never_read(frames)
+        self._computed = _computed(frames)
 
     def run(self) -> list[Finding]:
         live = self._curve.live_bytes.astype(np.int64)
@@ -106,7 +108,11 @@ class _Search:
 
     def _candidates(self, event: int, taken: set[int]) -> list[_Group]:
         lives, op = self._lives, int(self._event_op[event])
-        alive = lives.counted & (lives.birth_event <= event) & ((lives.death_event == NONE) | (lives.death_event > event))
+        alive = (
+            lives.counted
+            & (lives.birth_event <= event)
+            & ((lives.death_event == NONE) | (lives.death_event > event))
+        )
         alive &= (lives.storage != NONE) & (lives.birth_event > 0)
         phase = self._biographies.phase_at(event)
         groups: dict[tuple[str, str], _Group] = {}
@@ -133,11 +139,18 @@ class _Search:
         packs = holders.packs_at(life, op)
         if packs:
             if phase != LAG and all(self._never_read[pack] for pack in packs):
-                return "graph", [Holder("autograd node", "the autograd graph of a forward without backward", self._line(life), "")]
+                return "graph", [
+                    Holder(
+                        "autograd node",
+                        "the autograd graph of a forward without backward",
+                        self._line(life),
+                        "",
+                    )
+                ]
             return None
-        variables = [holder for holder in holders.variables(life, op) if holder.kind != "evaluation stack" or phase == DRAG]
-        if not variables or phase not in (DRAG, LAG, VOID):
-            return None
+        variables = holders.variables(life, op)
+        if not variables or (phase == LAG and not (self._computed[life] and "\n" in variables[0].path)):
+            return None  # what waits is told of only where a container of the program holds computed results
         return PHASE_NAMES[phase], variables
 
     def _is_forward(self, op: int) -> bool:
@@ -175,6 +188,8 @@ class _Search:
             saved = self._bytes_saved(group.phase, group.lives)
             alone = int((live - saved).max())
             without = int((together + saved).max())
+            if group.phase == "lag" and len(group.lives) < _LEAST_WAITING:
+                continue
             if max(peak - alone, without - lowest) >= self._least:
                 found.append(self._finding(group, alone, lowest))
         return sorted(found, key=lambda finding: -finding.nbytes)
@@ -184,8 +199,15 @@ class _Search:
         also = [other.words for other in group.others if not other.in_torch]
         words = holder.words + (f" (also by {', '.join(dict.fromkeys(also))})" if also else "")
         return Finding(
-            group.phase, group.nbytes, words, holder.site, _advice(group, alone, together), holder.path,
-            alone, together, tuple(group.lives),
+            group.phase,
+            group.nbytes,
+            words,
+            holder.site,
+            _advice(group, alone, together),
+            holder.path,
+            alone,
+            together,
+            tuple(group.lives),
         )
 
 
@@ -193,6 +215,15 @@ def _never_read(frames: Frames) -> list[bool]:
     """Tell of each saved tensor whether autograd let go of it without ever reading it."""
     saved = frames.saved
     return [bool(row) for row in (saved["used_op"] == NONE) & (saved["released_op"] != NONE)]
+
+
+def _computed(frames: Frames) -> list[bool]:
+    """Tell of each life whether an op computed it from other tensors, so that it could be computed later."""
+    uses = frames.capture.tables["uses"]
+    reads = np.zeros(max(frames.capture.rows("ops"), 1), dtype=bool)
+    reads[uses["op"][uses["access"] == ACCESSES.index("read")]] = True
+    op = frames.lives.op
+    return [bool(row) for row in (op != NONE) & reads[np.maximum(op, 0)]]
 
 
 def _variable(words: str) -> str:

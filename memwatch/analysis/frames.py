@@ -27,7 +27,10 @@ def table(name: str, columns: dict[str, Any], index: Any = None) -> pd.DataFrame
     """Make a DataFrame with exactly the columns and dtypes that the schema gives table `name`."""
     wanted = DERIVED_BY_NAME[name].columns
     return pd.DataFrame(
-        {column.name: pd.Series(columns[column.name], dtype=PANDAS_DTYPE[column.kind], index=index) for column in wanted},
+        {
+            column.name: pd.Series(columns[column.name], dtype=PANDAS_DTYPE[column.kind], index=index)
+            for column in wanted
+        },
         index=index,
     )
 
@@ -68,6 +71,28 @@ class Frames:
         """The interned texts, as an object array with empty text at the end, so that -1 finds it."""
         return np.array([*self.capture.strings, ""], dtype=object)
 
+    @cached_property
+    def _stack_rows(self) -> tuple[IntArray, IntArray]:
+        """Rows of the recorded stacks in order of stack and depth, and the stack of each."""
+        stacks = self.capture.tables["stacks"]
+        order = np.lexsort((stacks["depth"], stacks["stack"]))
+        return order, stacks["stack"][order]
+
+    def stack(self, stack: int) -> list[tuple[str, int, str, bool]]:
+        """Give the frames of a call stack, innermost first: file, line, function, whether it is the program's own."""
+        order, numbers = self._stack_rows
+        rows = order[np.searchsorted(numbers, stack) : np.searchsorted(numbers, stack, side="right")]
+        stacks, text = self.capture.tables["stacks"], self.capture.text
+        return list(
+            zip(
+                text(stacks["file"][rows]),
+                stacks["line"][rows].tolist(),
+                text(stacks["function"][rows]),
+                (stacks["user"][rows] == 1).tolist(),
+                strict=True,
+            )
+        )
+
     def _lines(self, stacks: IntArray) -> np.ndarray[Any, Any]:
         return np.array([*self.places.line_of_stack, ""], dtype=object)[stacks]
 
@@ -80,7 +105,11 @@ class Frames:
         rows = self.capture.tables["uses"]
         return table(
             "uses",
-            {"op": rows["op"], "storage": rows["storage"], "access": np.array(ACCESSES, dtype=object)[rows["access"]]},
+            {
+                "op": rows["op"],
+                "storage": rows["storage"],
+                "access": np.array(ACCESSES, dtype=object)[rows["access"]],
+            },
         )
 
     @cached_property
@@ -175,10 +204,22 @@ class Frames:
     def _own_modules(self, category: list[str], name: list[str], module_name: np.ndarray[Any, Any]) -> None:
         """Tell parameters, buffers, gradients and state under the module that owns the parameter."""
         known = set(self.places.module_names)
-        roots = [label for label, parent in zip(self.places.module_names, self.capture.tables["modules"]["parent"].tolist(), strict=True) if parent == NONE]
+        roots = [
+            label
+            for label, parent in zip(
+                self.places.module_names, self.capture.tables["modules"]["parent"].tolist(), strict=True
+            )
+            if parent == NONE
+        ]
         for life, kind in enumerate(category):
             if kind in ("parameter", "buffer", "gradient", "optimizer state"):
-                owner = name[life].removeprefix("grad of ").rpartition("[")[2].removesuffix("]").rpartition(".")[0]
+                owner = (
+                    name[life]
+                    .removeprefix("grad of ")
+                    .rpartition("[")[2]
+                    .removesuffix("]")
+                    .rpartition(".")[0]
+                )
                 module_name[life] = owner if owner in known else (roots[0] if len(roots) == 1 else "")
 
     @cached_property

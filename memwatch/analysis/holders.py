@@ -60,7 +60,9 @@ class Holders:
         distance = np.abs(table["op"][rows] - op)
         nearest = [row for row, far in zip(rows, distance, strict=True) if far == distance.min()]
         text = self._frames.capture.text
-        kinds, words, sites, paths = (text(table[name][nearest]) for name in ("kind", "holder", "site", "path"))
+        kinds, words, sites, paths = (
+            text(table[name][nearest]) for name in ("kind", "holder", "site", "path")
+        )
         found = dict.fromkeys(Holder(*row) for row in zip(kinds, words, sites, paths, strict=True))
         return sorted(found, key=lambda holder: holder.in_torch)
 
@@ -69,7 +71,9 @@ class Holders:
         """Packs by storage: (pack, op before which it was saved, op before which it was released)."""
         saved = self._frames.saved
         found: dict[int, list[tuple[int, int, int]]] = {}
-        columns = zip(saved["storage"].tolist(), saved["saved_op"].tolist(), saved["released_op"].tolist(), strict=True)
+        columns = zip(
+            saved["storage"].tolist(), saved["saved_op"].tolist(), saved["released_op"].tolist(), strict=True
+        )
         for pack, (storage, start, end) in enumerate(columns):
             if storage != NONE:
                 found.setdefault(storage, []).append((pack, start, end))
@@ -96,7 +100,9 @@ class Holders:
         packs = self.packs_at(life, op)
         if packs:
             saved = self._frames.saved
-            node, module, line = (str(saved[column].iloc[packs[0]]) for column in ("op_name", "module", "line"))
+            node, module, line = (
+                str(saved[column].iloc[packs[0]]) for column in ("op_name", "module", "line")
+            )
             behalf = f" on behalf of `{module}`" if module else ""
             return Holder("autograd node", f"saved for the backward of {node or 'an op'}{behalf}", line, "")
         variables = self.variables(life, op)
@@ -105,6 +111,16 @@ class Holders:
         storages = self._frames.storages
         origin = int(self._frames.lives.origin[life])
         if origin == WORKSPACE:
-            return Holder("kernel", f"the kernel of {storages['op_name'].iloc[life]}", str(storages["line"].iloc[life]), "")
+            return Holder(
+                "kernel",
+                f"the kernel of {storages['op_name'].iloc[life]}",
+                str(storages["line"].iloc[life]),
+                "",
+            )
         made_by = str(storages["op_name"].iloc[life]) or "no recorded op"
-        return Holder("C++ only", f"C++ or an unnamed value of a running call (made by {made_by})", str(storages["line"].iloc[life]), "")
+        return Holder(
+            "C++ only",
+            f"C++ or an unnamed value of a running call (made by {made_by})",
+            str(storages["line"].iloc[life]),
+            "",
+        )

@@ -191,7 +191,9 @@ def _place_workspace(
     op = np.where(for_next, ops["op"][np.minimum(following, last)], op)
     position = np.searchsorted(ops["op"], np.maximum(op, 0))
     position = np.minimum(position, last)
-    next_start = np.where(position < last, ops["start_ns"][np.minimum(position + 1, last)], np.iinfo(np.int64).max)
+    next_start = np.where(
+        position < last, ops["start_ns"][np.minimum(position + 1, last)], np.iinfo(np.int64).max
+    )
     short = (op != NONE) & (death != NONE) & (death <= next_start) & (origin == UNOBSERVED)
     op = np.where(for_next & ~short, NONE, op)
     return op, np.where(short, WORKSPACE, origin)

@@ -37,7 +37,9 @@ def saved(frames: Frames) -> pd.DataFrame:
             "nbytes": packs["nbytes"],
             "tensor": frames.strings[packs["shape"]],
             "op": op,
-            "op_name": np.where(has, frames.strings[ops["name"][safe]], "") if len(ops["op"]) else [""] * count,
+            "op_name": np.where(has, frames.strings[ops["name"][safe]], "")
+            if len(ops["op"])
+            else [""] * count,
             "module": np.array([*places.module_names, ""], dtype=object)[packs["module"]],
             "line": np.array([*places.line_of_stack, ""], dtype=object)[stack],
             "saved_op": packs["op"],
@@ -86,7 +88,9 @@ def modules(frames: Frames) -> pd.DataFrame:
     call_count = np.zeros(count, dtype=np.int64)
     np.add.at(call_count, calls["module"], 1)
     index = pd.Index(places.module_names, name="module", dtype="str")
-    return table("modules", {"class_name": places.module_classes, "calls": call_count, **columns}, index=index)
+    return table(
+        "modules", {"class_name": places.module_classes, "calls": call_count, **columns}, index=index
+    )
 
 
 def _sum_by(rows: pd.DataFrame, number_of: dict[str, int], count: int) -> IntArray:

@@ -37,7 +37,7 @@ def find_places(capture: Capture) -> Places:
     """Find the place of every op of a capture."""
     lines, functions = _user_frames(capture)
     ops = capture.tables["ops"]
-    forward = _forward_op(ops)
+    forward = forward_op_of(ops)
     has = forward != NONE
     safe = np.maximum(forward, 0)
     stack = np.where(has, ops["stack"][safe], ops["stack"]) if len(forward) else ops["stack"]
@@ -50,7 +50,10 @@ def _user_frames(capture: Capture) -> tuple[list[str], list[str]]:
     stacks = capture.tables["stacks"]
     count = int(stacks["stack"].max()) + 1 if len(stacks["stack"]) else 0
     rows = np.full(count, NONE, dtype=np.int64)
-    for chosen in (stacks["depth"] == 0, stacks["user"] == 1):  # without a frame of its own: the innermost of all
+    for chosen in (
+        stacks["depth"] == 0,
+        stacks["user"] == 1,
+    ):  # without a frame of its own: the innermost of all
         index = np.flatnonzero(chosen)[::-1]
         rows[stacks["stack"][index]] = index
     lines, functions = [""] * count, [""] * count
@@ -61,7 +64,7 @@ def _user_frames(capture: Capture) -> tuple[list[str], list[str]]:
     return lines, functions
 
 
-def _forward_op(ops: dict[str, IntArray]) -> IntArray:
+def forward_op_of(ops: dict[str, IntArray]) -> IntArray:
     """Give, for each backward op, the forward op that made its node; -1 for all others.
 
     A forward op made a node if autograd's sequence number moved when it ran; a backward op carries the

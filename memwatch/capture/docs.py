@@ -68,12 +68,12 @@ def tables_page() -> str:
 
 
 def _section(table: Table, heading: str, types: Mapping[Kind, str]) -> str:
-    head = f"\n### {table.name}\n\n{table.doc}\n\n| column | {heading} | unit | meaning |\n| --- | --- | --- | --- |\n"
+    columns = f"| column | {heading} | unit | meaning |\n| --- | --- | --- | --- |\n"
     rows = (
         f"| `{column.name}` | {types[column.kind]} | {unit(column)} | {column.doc.replace('|', '/')} |\n"
         for column in table.columns
     )
-    return head + "".join(rows)
+    return f"\n### {table.name}\n\n{table.doc}\n\n{columns}{''.join(rows)}"
 
 
 def unit(column: Column) -> str:

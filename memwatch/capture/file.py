@@ -39,10 +39,14 @@ class CaptureWriter:
         self._lock = threading.Lock()
         if self.path.exists():
             if not force:
-                raise CaptureError(f"{self.path} exists; choose another name or overwrite it (-f, force=True)")
+                raise CaptureError(
+                    f"{self.path} exists; choose another name or overwrite it (-f, force=True)"
+                )
             self.path.unlink()
         if not self.path.parent.is_dir():
-            raise CaptureError(f"cannot write {self.path}: {self.path.parent} is not a directory; create it first")
+            raise CaptureError(
+                f"cannot write {self.path}: {self.path.parent} is not a directory; create it first"
+            )
         try:
             self._database = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
             self._create()
@@ -58,7 +62,8 @@ class CaptureWriter:
         run(f"PRAGMA user_version = {FORMAT_VERSION}")
         for table in RECORDED:
             columns = ", ".join(
-                f'"{column.name}" {"TEXT" if column.kind == "text" else "INTEGER"}' for column in table.columns
+                f'"{column.name}" {"TEXT" if column.kind == "text" else "INTEGER"}'
+                for column in table.columns
             )
             run(f'CREATE TABLE "{table.name}" ({columns})')
         run("COMMIT")
@@ -115,7 +120,13 @@ def save(capture: Capture, path: str | os.PathLike[str], *, force: bool = False)
                 name: zip(*(column.tolist() for column in capture.tables[name].values()), strict=True)
                 for name in INTEGER_TABLES
             }
-            writer.write({**tables, "strings": list(enumerate(capture.strings)), "notes": [_row(note) for note in capture.notes]})
+            writer.write(
+                {
+                    **tables,
+                    "strings": list(enumerate(capture.strings)),
+                    "notes": [_row(note) for note in capture.notes],
+                }
+            )
             writer.write_meta(capture.meta)
             writer.close()
             writer.path.replace(target)
@@ -166,8 +177,13 @@ def _read(database: sqlite3.Connection) -> Capture:
         chosen = ", ".join(f'"{column}"' for column in names)
         rows = database.execute(f'SELECT {chosen} FROM "{name}" ORDER BY rowid').fetchall()  # noqa: S608  # names come from the schema
         columns[name] = list(np.array(rows, dtype=np.int64).reshape(-1, len(names)).T)
-    strings: dict[int, str] = {int(number): str(text) for number, text in database.execute("SELECT id, text FROM strings")}
+    strings: dict[int, str] = {
+        int(number): str(text) for number, text in database.execute("SELECT id, text FROM strings")
+    }
     texts = [strings.get(number, "") for number in range(max(strings, default=-1) + 1)]
     meta = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM meta")}
-    notes = [Note(op, kind, text) for op, kind, text in database.execute("SELECT op, kind, text FROM notes ORDER BY rowid")]
+    notes = [
+        Note(op, kind, text)
+        for op, kind, text in database.execute("SELECT op, kind, text FROM notes ORDER BY rowid")
+    ]
     return Capture.from_columns(columns, texts, meta, notes)

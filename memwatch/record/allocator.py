@@ -31,7 +31,11 @@ from torch.autograd import profiler, profiler_legacy
 from memwatch.record.clock import Clock, Converter, ticks
 from memwatch.record.strings import Strings
 
-_STARTERS: Final = ((profiler, "_prepare_profiler"), (profiler, "_enable_profiler"), (profiler_legacy, "_enable_profiler_legacy"))
+_STARTERS: Final = (
+    (profiler, "_prepare_profiler"),
+    (profiler, "_enable_profiler"),
+    (profiler_legacy, "_enable_profiler_legacy"),
+)
 _autograd: Any = torch._C._autograd
 _LOG_ERRORS_ONLY: Final = 2
 
@@ -39,7 +43,9 @@ _LOG_ERRORS_ONLY: Final = 2
 class AllocatorChannel:
     """Record allocator events in windows, on the thread that started it."""
 
-    def __init__(self, strings: Strings, clock: Clock, ops_started: list[int], note: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, strings: Strings, clock: Clock, ops_started: list[int], note: Callable[[str, str], None]
+    ) -> None:
         self.windows: list[int] = []
         self.running = False
         self.stepped_aside = False
@@ -56,7 +62,9 @@ class AllocatorChannel:
         self._emit = emit
         if torch.autograd._profiler_enabled():
             self.stepped_aside = True
-            self._note("allocator", "a torch profiler was already running: allocator events were not recorded")
+            self._note(
+                "allocator", "a torch profiler was already running: allocator events were not recorded"
+            )
             return
         for module, name in _STARTERS:
             original = getattr(module, name)
@@ -101,7 +109,10 @@ class AllocatorChannel:
         if not self.running:
             return
         end = ticks()
-        start_kineto_ns, end_kineto_ns = self._converter.to_unix_ns(self._start), self._converter.to_unix_ns(end)
+        start_kineto_ns, end_kineto_ns = (
+            self._converter.to_unix_ns(self._start),
+            self._converter.to_unix_ns(end),
+        )
         with _quiet():
             result = _autograd._disable_profiler()
         _log_level(None)
@@ -147,7 +158,9 @@ def _quiet() -> Iterator[None]:
         finally:
             os.dup2(saved, 2)
             held.seek(0)
-            rest = b"".join(line for line in held.read().splitlines(keepends=True) if not line.startswith(b"USDT:"))
+            rest = b"".join(
+                line for line in held.read().splitlines(keepends=True) if not line.startswith(b"USDT:")
+            )
             if rest:
                 os.write(2, rest)
             os.close(saved)

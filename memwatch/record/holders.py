@@ -24,6 +24,7 @@ from memwatch.heap.edge_names import name_edge
 from memwatch.heap.frames import is_own_code, is_test_runner_code, read_locals
 from memwatch.heap.names import instance_dict
 from memwatch.record.clock import ticks
+from memwatch.record.stacks import is_user
 from memwatch.record.storages import Storages, address_of, plain_parts
 
 if TYPE_CHECKING:
@@ -42,7 +43,20 @@ _MAX_FRAMES: Final = 200
 _MAX_HOLDERS: Final = 6
 _SMALL_RATIO: Final = 0.001
 _CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
-_LEAVES: Final = (str, bytes, int, float, bool, type(None), type, ModuleType, CodeType, torch.dtype, torch.device, torch.Size)
+_LEAVES: Final = (
+    str,
+    bytes,
+    int,
+    float,
+    bool,
+    type(None),
+    type,
+    ModuleType,
+    CodeType,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+)
 
 Chain = tuple[Any, ...]
 
@@ -50,7 +64,9 @@ Chain = tuple[Any, ...]
 class HolderLooks:
     """Append rows of `holders` for the storages that running calls can reach."""
 
-    def __init__(self, storages: Storages, strings: Strings, ops_started: list[int], ticks_per_s: float) -> None:
+    def __init__(
+        self, storages: Storages, strings: Strings, ops_started: list[int], ticks_per_s: float
+    ) -> None:
         self.rows: list[int] = []
         self.count = 0
         self.cost_ticks = 0
@@ -121,7 +137,7 @@ class HolderLooks:
     def _look(self, frame: FrameType | None) -> None:
         found: dict[int, int] = {}
         smallest = max(int((self._storages.live_bytes - self._base_bytes) * _SMALL_RATIO), 1)
-        seen: set[int] = set()
+        seen: set[int] = set(map(id, _running(frame)))
         for running in _frames(frame):
             words: dict[int, tuple[int, int, int]] = {}
             for chain in islice(_reach(running, seen), _MAX_OBJECTS):
@@ -129,7 +145,9 @@ class HolderLooks:
                     self._held(chain, found, smallest, words)
         self.count += 1
 
-    def _held(self, chain: Chain, found: dict[int, int], smallest: int, words: dict[int, tuple[int, int, int]]) -> None:
+    def _held(
+        self, chain: Chain, found: dict[int, int], smallest: int, words: dict[int, tuple[int, int, int]]
+    ) -> None:
         try:
             keys = [address_of(part) for part in plain_parts(chain[-1])]
         except (NotImplementedError, RuntimeError, AttributeError):
@@ -139,31 +157,54 @@ class HolderLooks:
             if alive is None or alive.nbytes < smallest or found.get(alive.number, 0) >= _MAX_HOLDERS:
                 continue
             found[alive.number] = found.get(alive.number, 0) + 1
-            if id(chain[1]) not in words:
-                words[id(chain[1])] = self._variable(chain)
-            place = (alive.number, words[id(chain[1])][1])
+            variable = self._variable(chain, words)
+            place = (alive.number, variable[1])
             if place not in self._paths:  # an item's path is named once: naming costs more than finding
                 self._paths[place] = self._strings("\n".join(_edges(chain)))
-            self.rows += (self.count, self._ops_started[0], alive.number, *words[id(chain[1])], self._paths[place])
+            self.rows += (self.count, self._ops_started[0], alive.number, *variable, self._paths[place])
 
-    def _variable(self, chain: Chain) -> tuple[int, int, int]:
+    def _variable(self, chain: Chain, known: dict[int, tuple[int, int, int]]) -> tuple[int, int, int]:
         """Name the variable at the head of a chain: its kind, itself, the `file:line` that its call has reached."""
+        head = id(chain[1])
+        if head in known:
+            return known[head]
         frame: FrameType = chain[0]
         strings = self._strings
-        site = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        return strings(_kind(frame, chain[1])), strings(next(_edges(chain[:2]), "")), strings(site)
+        site = strings(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        kind, edges = _kind(frame, chain[1]), list(_edges(chain))
+        words = edges[0] if edges else ""
+        if kind == "argument":
+            words = words.replace("local `", "argument `", 1)
+        if isinstance(chain[1], (Tensor, *_CONTAINERS)) or len(edges) < 2:  # noqa: PLR2004  # no second edge to tell of
+            known[head] = strings(kind), strings(words), site
+            return known[head]
+        return strings("attribute"), strings(f"{edges[1]}, {words}"), site
 
 
 _is_plumbing: Final = functools.cache(is_test_runner_code)
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Give the program's running calls, innermost first."""
+    """Give the program's running calls, innermost first.
+
+    Of torch's own calls only those are given that run the program's code: their variables, like the `args` of
+    `nn.Module.__call__`, are why a `del` inside frees nothing; all others are no business of the program.
+    """
+    inside_user = False
     for _ in range(_MAX_FRAMES):
         if frame is None:
             return
-        if not _is_plumbing(frame.f_code.co_filename) and not is_own_code(frame.f_code):
-            yield frame
+        if not is_own_code(frame.f_code):
+            user = is_user(frame.f_code.co_filename)
+            if (user or inside_user) and not _is_plumbing(frame.f_code.co_filename):
+                yield frame
+            inside_user = user
+        frame = frame.f_back
+
+
+def _running(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
         frame = frame.f_back
 
 
@@ -194,7 +235,11 @@ def _values_of_frame(frame: FrameType) -> list[Any]:
         return named
     known = {id(value) for value in named}
     # what the frame refers to beyond its variables lies on its evaluation stack: iterators, half-made calls
-    return named + [value for value in gc.get_referents(frame) if id(value) not in known and not isinstance(value, (dict, FrameType, FunctionType))]
+    return named + [
+        value
+        for value in gc.get_referents(frame)
+        if id(value) not in known and not isinstance(value, (dict, FrameType, FunctionType))
+    ]
 
 
 def _children(value: Any) -> Iterator[tuple[Any, ...]]:
@@ -220,7 +265,15 @@ def _children(value: Any) -> Iterator[tuple[Any, ...]]:
                 yield from _unless_leaf(cell, held)
     elif isinstance(value, MethodType):
         yield from _unless_leaf(value.__self__)
-    elif not isinstance(value, FrameType):
+    elif isinstance(value, BaseException):
+        trace = value.__traceback__
+        while trace is not None:
+            yield trace, trace.tb_frame
+            trace = trace.tb_next
+    elif isinstance(value, FrameType):
+        for held in _values_of_frame(value):
+            yield from _unless_leaf(held)
+    else:
         attributes = instance_dict(value)
         if attributes is not None:
             for held in attributes.values():
@@ -247,7 +300,12 @@ def _edges(chain: Chain) -> Iterator[str]:
 
 def _kind(frame: FrameType, value: Any) -> str:
     code = frame.f_code
-    arguments = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
+    arguments = (
+        code.co_argcount
+        + code.co_kwonlyargcount
+        + bool(code.co_flags & CO_VARARGS)
+        + bool(code.co_flags & CO_VARKEYWORDS)
+    )
     for name, held in read_locals(frame).items():
         if held is value:
             return "argument" if name in code.co_varnames[:arguments] else "local"

@@ -85,7 +85,12 @@ def _dispatches_itself(kind: type) -> bool:
 
 
 def _mode_kind(func: Any) -> OpKind | None:
-    if not isinstance(func, torch._ops.OpOverload) or func.is_view or func._opname in _UNSEEN or func.namespace == "profiler":
+    if (
+        not isinstance(func, torch._ops.OpOverload)
+        or func.is_view
+        or func._opname in _UNSEEN
+        or func.namespace == "profiler"
+    ):
         return None
     return OpKind(func)
 
@@ -143,7 +148,11 @@ class KeyInterceptor:
             if space not in libraries:
                 libraries[space] = torch._C._dispatch_library("IMPL", space, "", __file__, 0)
             fallthrough = overload.is_view or overload._opname in _UNSEEN or space == "profiler"
-            kernel = torch.library.fallthrough_kernel if fallthrough else functools.partial(_kernel, OpKind(overload))
+            kernel = (
+                torch.library.fallthrough_kernel
+                if fallthrough
+                else functools.partial(_kernel, OpKind(overload))
+            )
             libraries[space].impl(name, "Fake", kernel, False)
         fallback = torch.library.Library("_", "IMPL")  # for the ops that are defined later
         with warnings.catch_warnings():
@@ -180,7 +189,10 @@ def _overloads() -> Iterator[tuple[str, str, Any]]:
         base, _, overload = name.partition(".")
         try:
             yield space, name, getattr(getattr(getattr(torch.ops, space), base), overload or "default")
-        except (AttributeError, RuntimeError):  # some ops have no Python binding; nobody can call them from here
+        except (
+            AttributeError,
+            RuntimeError,
+        ):  # some ops have no Python binding; nobody can call them from here
             continue
 
 

@@ -53,17 +53,22 @@ class OpKind:
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
         writes = {position for position, _ in arguments}
-        self.accesses: Final = tuple(WRITE if position in writes else READ for position in range(len(schema.arguments)))
+        self.accesses: Final = tuple(
+            WRITE if position in writes else READ for position in range(len(schema.arguments))
+        )
         self.write_names: Final = frozenset(name for _, name in arguments)
         self.resizes = bool(arguments) and (
-            "out" in overload._overloadname or overload._opname in {"resize_", "resize_as_", "set_", "_resize_output_"}
+            "out" in overload._overloadname
+            or overload._opname in {"resize_", "resize_as_", "set_", "_resize_output_"}
         )
 
 
 class OpRecorder:
     """Append the rows of `ops`, `uses` and `births` for every intercepted op."""
 
-    def __init__(self, storages: Storages, stacks: Stacks, context: Context, strings: Strings, ops_started: list[int]) -> None:
+    def __init__(
+        self, storages: Storages, stacks: Stacks, context: Context, strings: Strings, ops_started: list[int]
+    ) -> None:
         self.ops: list[int] = []
         self.uses: list[int] = []
         self.on_flush: Callable[[], None] = lambda: None
@@ -80,8 +85,12 @@ class OpRecorder:
 
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the op and record it; the op's result or exception is passed on as it is."""
-        if _overrides(args) or (kind.takes_lists and any(_overrides(item) for item in args if item.__class__ is list)):
-            with torch._C.DisableTorchFunction():  # neither a subclass nor a mode of the program may see our look
+        if _overrides(args) or (
+            kind.takes_lists and any(_overrides(item) for item in args if item.__class__ is list)
+        ):
+            with (
+                torch._C.DisableTorchFunction()
+            ):  # neither a subclass nor a mode of the program may see our look
                 return self.run(kind, args, kwargs)
         context = self._context
         module, outer = context.top
@@ -99,7 +108,9 @@ class OpRecorder:
                 self._storages.hold = self.holds()
             phase = BACKWARD
             sequence = _current_node()._sequence_nr()  # type: ignore[union-attr]
-            if sequence > _MAX_SEQUENCE:  # AccumulateGrad has the largest unsigned number, so that it runs first
+            if (
+                sequence > _MAX_SEQUENCE
+            ):  # AccumulateGrad has the largest unsigned number, so that it runs first
                 sequence = NONE
         stack = self._capture_stack(outer, task)
         name = self._names.get(kind)
@@ -118,7 +129,9 @@ class OpRecorder:
         self.ops += (number, name, stack, module, phase, sequence, start, end, 0)
         self._touch(number, args, kind.accesses)
         if kwargs:
-            self._touch(number, kwargs.values(), [WRITE if name in kind.write_names else READ for name in kwargs])
+            self._touch(
+                number, kwargs.values(), [WRITE if name in kind.write_names else READ for name in kwargs]
+            )
         if kind.resizes:
             self._resized(args, kwargs)
         if result.__class__ is Tensor and result.layout is _strided:

@@ -45,7 +45,9 @@ class Pack:
     number: int
     packed: Any
     version: int
-    original: Callable[[], Tensor | None]  # gives the saved tensor if it lives; None for an output of its own node
+    original: Callable[
+        [], Tensor | None
+    ]  # gives the saved tensor if it lives; None for an output of its own node
     node_name: str | None
     output_nr: int
 

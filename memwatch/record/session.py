@@ -58,13 +58,17 @@ class Session:
         self._stacks = Stacks(self.strings, context.call_impl.__code__, enabled=stacks)
         self.context = context.Context(self.storages, self._stacks, self.strings, self.started)
         self.ops = OpRecorder(self.storages, self._stacks, self.context, self.strings, self.started)
-        self.arguments = ArgumentRecorder(self.ops, self.storages, self.strings, self.started) if replay else None
+        self.arguments = (
+            ArgumentRecorder(self.ops, self.storages, self.strings, self.started) if replay else None
+        )
         self._saved = SavedTensorRecorder(self.storages, self.context, self.started)
         self._process = ProcessSampler()
         self._holders: HolderLooks | None = None
         self._want_holders = holders
         self._notes: list[Note] = []
-        self._allocator = AllocatorChannel(self.strings, self._clock, self.started, self.note) if allocator else None
+        self._allocator = (
+            AllocatorChannel(self.strings, self._clock, self.started, self.note) if allocator else None
+        )
         self._written_strings = self._written_notes = 0
         self._flushing = threading.Lock()
         self._undo: list[Callable[[], None]] = []
@@ -93,7 +97,9 @@ class Session:
             if self._writer is not None:
                 self._start_timer()
             if self._want_holders:
-                self._holders = HolderLooks(self.storages, self.strings, self.started, 1e9 / self._clock.ns_per_tick)
+                self._holders = HolderLooks(
+                    self.storages, self.strings, self.started, 1e9 / self._clock.ns_per_tick
+                )
                 self._switch_on(self._holders.start, self._holders.stop)
             run = self.ops.run if self.arguments is None else self.arguments.run
             self._switch_on(lambda: self.interceptor.start(run), self.interceptor.stop)
@@ -114,7 +120,9 @@ class Session:
     def stop(self) -> Capture:
         """Switch everything off and give the capture."""
         if self._pid != os.getpid():
-            raise MemwatchError("the block was entered before a fork; leave it in the process that entered it")
+            raise MemwatchError(
+                "the block was entered before a fork; leave it in the process that entered it"
+            )
         with torch._C.DisableTorchFunction():
             self.context.backward_ended()
         self._switch_off()
@@ -125,7 +133,10 @@ class Session:
         if self._timer is not None:
             self._timer.set()
         for kind in sorted(self.storages.unseen):
-            self.note("unseen", f"tensors of kind {kind} show no storage: only the allocator events count their bytes")
+            self.note(
+                "unseen",
+                f"tensors of kind {kind} show no storage: only the allocator events count their bytes",
+            )
         self._recording.meta = self._meta(complete=True)
         self._flush()
         self._recording.write_meta(self._meta(complete=True))
@@ -156,7 +167,9 @@ class Session:
 
     def _schedule(self) -> None:
         self.ops.flush_ops = self.started[0] + FLUSH_OPS
-        self.ops.flush_ticks = ticks() + int(FLUSH_S / (self._clock.ns_per_tick * 1e-9)) if self._writer else 1 << 62
+        self.ops.flush_ticks = (
+            ticks() + int(FLUSH_S / (self._clock.ns_per_tick * 1e-9)) if self._writer else 1 << 62
+        )
 
     def _flush_in_thread(self) -> None:
         allocator = self._allocator
@@ -180,7 +193,9 @@ class Session:
 
         def flush_now_and_then() -> None:
             while not done.wait(FLUSH_S):
-                with contextlib.suppress(Exception):  # the next flush, in the program's thread, raises it again
+                with contextlib.suppress(
+                    Exception
+                ):  # the next flush, in the program's thread, raises it again
                     self._process.sample()
                     self._flush()
 
@@ -250,7 +265,9 @@ class Session:
             "stacks": self._stacks.enabled,
             "holders": self._holders is not None,
             "holder_looks": 0 if self._holders is None else self._holders.count,
-            "holder_looks_ns": 0 if self._holders is None else self._clock.duration_ns(self._holders.cost_ticks),
+            "holder_looks_ns": 0
+            if self._holders is None
+            else self._clock.duration_ns(self._holders.cost_ticks),
             "allocator": self._allocator is not None and not self._allocator.stepped_aside,
         }
 

@@ -123,7 +123,7 @@ class Stacks:
                     self._strings(code.co_filename),
                     _line_at(code, offset),
                     self._strings(getattr(code, "co_qualname", code.co_name)),
-                    int(_is_user(code.co_filename)),
+                    int(is_user(code.co_filename)),
                 )
             )
         return self._frames[address, offset]
@@ -137,7 +137,7 @@ def _line_at(code: CodeType, offset: int) -> int:
 
 
 @functools.cache
-def _is_user(file: str) -> bool:
+def is_user(file: str) -> bool:
     """Tell whether a file is the program's own: not torch, not memwatch, not the standard library, not frozen."""
     if file.startswith("<frozen") or file.startswith((_TORCH, _OWN)):
         return False

@@ -1,0 +1,37 @@
+"""The allocator's account of one call, with nothing else recorded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from memwatch.capture.capture import Capture
+from memwatch.capture.recording import Recording
+from memwatch.record.allocator import AllocatorChannel
+from memwatch.record.clock import Clock, ticks
+from memwatch.record.strings import Strings
+
+
+def allocator_account(function: Callable[[], Any]) -> Capture | None:
+    """Call a function and give a capture of its allocator events; None if a profiler is already running."""
+    recording, strings, clock = Recording(None), Strings(), Clock()
+    channel = AllocatorChannel(strings, clock, [0], lambda kind, text: None)
+    start_ns = clock.to_ns(ticks())
+    started_s = time.time()
+    channel.start(lambda rows: recording.add({"allocator": rows}, [], []))
+    if channel.stepped_aside:
+        return None
+    try:
+        result = function()
+    finally:
+        channel.stop()
+    del result
+    recording.add({}, strings.texts, [])
+    recording.meta = {
+        "start_ns": start_ns,
+        "end_ns": clock.to_ns(ticks()),
+        "started_s": started_s,
+        "device": "cpu",
+    }
+    return recording.finish()

@@ -1,0 +1,91 @@
+"""Findings name the variable that holds what nobody needs, and say to the byte what cutting it would bring."""
+
+from __future__ import annotations
+
+import functools
+
+import drag_arguments
+import drag_programs
+import pytest
+import torch
+from seed_thunder import memory_peak_efficient_func, memory_peak_inefficient_func
+
+import memwatch
+
+MIB = 2**20
+CASES = {**drag_arguments.CASES, **drag_programs.CASES}
+# the twins that differ from the holding program in the one reference (or two) and in nothing else
+ONLY_THE_REFERENCE = [
+    "tuple", "caller", "autograd.Function.apply", "functools.partial", "enumerate", "zip", "attribute",
+    "logits", "evaluation collects", "stage", "comprehension", "checkpoint", "closure", "conversion", "scores",
+]  # fmt: skip
+
+
+@functools.cache
+def profiled(program):
+    with memwatch.profile() as prof:
+        program()
+    return prof
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_holding_program_is_told_who_holds(name):
+    """A tensor alive after its last use is a finding with its variable and function; the mended twin has none."""
+    program, words, twin = CASES[name]
+    told = [str(finding) for finding in profiled(program).findings]
+    assert any(all(word in text for word in words) for text in told), told
+    assert profiled(twin).findings == []
+
+
+@pytest.mark.parametrize("name", ONLY_THE_REFERENCE)
+def test_the_predicted_peak_is_the_measured_peak_of_the_mended_twin(name):
+    """What the peak would fall to with all findings mended is what the allocator measures on the mended program."""
+    program, _, twin = CASES[name]
+    held = profiled(program)
+    predicted = held.findings[0].together_peak_bytes - held.baseline_bytes
+    assert predicted == profiled(twin).peak_increase_bytes
+
+
+def inputs():
+    return [torch.randn(256, 256) for _ in range(10)], torch.randn(256, 256)
+
+
+def test_lists_that_wait_are_named_in_thunder_1337():
+    """The stage-by-stage order costs 2.75 MiB, the path-by-path order 0.75; the lists t1s, t2s, t3s are told of."""
+    t0s, a = inputs()
+    with memwatch.profile() as slow:
+        memory_peak_inefficient_func(t0s, a)
+    with memwatch.profile() as fast:
+        memory_peak_efficient_func(t0s, a)
+    assert (slow.peak_increase_bytes, fast.peak_increase_bytes) == (2.75 * MIB, 0.75 * MIB)
+    told = " ".join(finding.holder for finding in slow.findings)
+    assert all(f"`{name}` of memory_peak_inefficient_func" in told for name in ("t1s", "t2s", "t3s"))
+    assert slow.findings[0].together_peak_bytes - slow.baseline_bytes == fast.peak_increase_bytes
+    assert fast.findings == []
+
+
+def test_inputs_held_by_the_caller_are_named_where_they_count():
+    """Made inside the block, the inputs count, and the caller's t0s is named as their holder."""
+
+    def run():
+        t0s, a = inputs()
+        memory_peak_inefficient_func(t0s, a)
+
+    assert any("`t0s` of" in finding.holder and "run" in finding.holder for finding in profiled(run).findings)
+
+
+def test_a_finding_lowers_the_peak():
+    """Nothing is told that would not lower the peak, alone or together with the rest."""
+    for program, _, _ in CASES.values():
+        prof = profiled(program)
+        for finding in prof.findings:
+            assert finding.together_peak_bytes < prof.peak_bytes
+            assert finding.predicted_peak_bytes <= prof.peak_bytes
+
+
+def test_holders_can_be_switched_off():
+    """Without holders nothing is looked at: no variable is named."""
+    with memwatch.profile(holders=False) as prof:
+        drag_programs.comprehension_keeps()
+    assert prof.capture.rows("holders") == 0
+    assert "local" not in set(prof.at_peak["holder_kind"])
