@@ -7,7 +7,9 @@ import sys
 
 
 def emit(text: str) -> None:
-    """Write text to standard output; once the reader is gone (`| head`) write nowhere."""
+    """Write text to standard output; where it is closed or its reader is gone (`| head`), nowhere."""
+    if sys.stdout is None:
+        return
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

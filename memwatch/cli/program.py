@@ -70,7 +70,7 @@ class Program:
         return compile(self.target, "<string>", "exec", dont_inherit=True), {"__loader__": BuiltinImporter}
 
     def _load_script(self) -> tuple[CodeType, dict[str, Any]]:
-        path = os.path.abspath(self.target)
+        path = os.path.join(os.getcwd(), self.target)  # as `python` does: not normalised
         if not os.path.exists(path):
             raise ProgramError(
                 f"{self.target!r} is not a file; name a script, or use -m MODULE or -c COMMAND"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from types import TracebackType
+from typing import Final
 
 import memwatch
 
-_OWN_FOLDER = os.path.dirname(os.path.abspath(memwatch.__file__)) + os.sep
+_HOME = os.path.dirname(os.path.abspath(memwatch.__file__))
+_AROUND: Final = tuple(os.path.join(_HOME, part, "") for part in ("cli", "record"))
+"""Folders whose code stands around and between the program's; what the program itself calls is elsewhere."""
 
 
 def hide_own_frames(error: BaseException) -> BaseException:
@@ -41,7 +44,7 @@ def hide_own_frames(error: BaseException) -> BaseException:
 def _programs_own(trace: TracebackType | None) -> TracebackType | None:
     frames: list[TracebackType] = []
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(_OWN_FOLDER):
+        if not trace.tb_frame.f_code.co_filename.startswith(_AROUND):
             frames.append(trace)
         trace = trace.tb_next
     kept: TracebackType | None = None

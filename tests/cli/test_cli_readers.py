@@ -1,0 +1,176 @@
+"""The verbs that read captures: what they print, what they refuse, how they exit."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+import memwatch
+from memwatch.cli.main import VERBS, main
+from memwatch.sizes import format_bytes
+
+READERS = [["summary"], ["stats"], ["tree"], ["report"], ["transform", "csv"]]
+
+
+def words_for(verb, capture):
+    """Put the capture behind the verb."""
+    return [verb[0], str(capture), *verb[1:]]
+
+
+@pytest.mark.parametrize("verb", ["summary", "stats", "tree", "diff"])
+def test_a_verb_says_the_peak(verb, narrow, capsys):
+    """Whatever is printed about a capture holds its peak, in a binary unit."""
+    peak = format_bytes(memwatch.load(narrow).peak_bytes)
+    assert main([verb, str(narrow), *([str(narrow)] if verb == "diff" else [])]) == 0
+    assert peak in capsys.readouterr().out
+
+
+def test_rows_limit_what_is_listed(narrow, capsys):
+    """`-n` shortens tables and branches; the rest is one line."""
+    for verb in ("summary", "tree", "stats"):
+        lengths = []
+        for rows in ("1", "50"):
+            assert main([verb, "-n", rows, str(narrow)]) == 0
+            lengths.append(len(capsys.readouterr().out.splitlines()))
+        assert lengths[0] < lengths[1]
+
+
+def test_a_tree_splits_by_any_text_column(narrow, capsys):
+    """`--by` names the levels; a column that is none is wrong usage."""
+    assert main(["tree", "--by", "op_name", str(narrow)]) == 0
+    assert "aten." in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["tree", "--by", "nbytes", str(narrow)])
+    assert ended.value.code == 2
+
+
+def test_stats_as_json_are_the_numbers_of_the_reading(narrow, capsys):
+    """`stats --json` gives exact bytes."""
+    assert main(["stats", "--json", str(narrow)]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    reading = memwatch.load(narrow)
+    for name in ("peak_bytes", "baseline_bytes", "peak_increase_bytes"):
+        assert figures[name] == getattr(reading, name)
+
+
+def test_a_report_goes_beside_its_capture_and_over_nothing(narrow, tmp_path, capsys):
+    """The page takes the capture's name; it replaces a file only with -f; --no-source hides the paths."""
+    capture = tmp_path / "run.memwatch"
+    capture.write_bytes(narrow.read_bytes())
+    assert main(["report", str(capture)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'run.html'}\n"
+    assert main(["report", str(capture)]) == 1
+    assert re.fullmatch(r"memwatch: error: \S+ exists; .* -f\n", capsys.readouterr().err)
+    full = (tmp_path / "run.html").read_text()
+    assert main(["report", "-f", "--no-source", str(capture)]) == 0
+    assert __file__.rpartition("/")[0] in full
+    assert __file__.rpartition("/")[0] not in (tmp_path / "run.html").read_text()
+
+
+def test_diff_adds_up_and_fails_only_above_the_share(narrow, wide, capsys):
+    """Sites sum to the peaks; only growth above the allowed share fails, and only if a share is given."""
+    old, new = (memwatch.load(path).peak_bytes for path in (narrow, wide))
+    assert main(["diff", "--json", str(narrow), str(wide)]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert sum(site["old_bytes"] for site in figures["sites"]) == figures["old_peak_bytes"] == old
+    assert sum(site["new_bytes"] for site in figures["sites"]) == figures["new_peak_bytes"] == new
+    deltas = [abs(site["delta_bytes"]) for site in figures["sites"]]
+    assert deltas == sorted(deltas, reverse=True)
+    growth = 100 * (new / old - 1)
+    for words, code in (([narrow, wide], 1), ([wide, narrow], 0), ([narrow, narrow], 0)):
+        assert main(["diff", "--fail-above", "5%", *map(str, words)]) == code
+    for allowed, code in ((growth + 0.01, 0), (growth - 0.01, 1)):
+        assert main(["diff", "--fail-above", f"{allowed}%", str(narrow), str(wide)]) == code
+
+
+def test_diff_tells_sites_by_name_where_lines_moved(tmp_path, capsys):
+    """The same program with lines added above it has no changed site."""
+    head = "import memwatch, torch\n{}def work():\n    return torch.ones(1000)\n"
+    lines = head + "with memwatch.profile(r'{}'):\n    work()\n"
+    for number, above in enumerate(("", "\n\n")):
+        code = compile(lines.format(above, tmp_path / f"{number}.memwatch"), "/somewhere/program.py", "exec")
+        exec(code, {})
+    assert main(["diff", str(tmp_path / "0.memwatch"), str(tmp_path / "1.memwatch")]) == 0
+    assert "No site changed" in capsys.readouterr().out
+
+
+def test_transform_writes_every_format(narrow, tmp_path, capsys):
+    """CSV parses to the table, the others to JSON; a file is kept unless forced."""
+    assert main(["transform", str(narrow), "csv", "--table", "ops"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["name"] for row in rows] == memwatch.load(narrow).ops["name"].tolist()
+    for name in ("json", "speedscope", "chrome"):
+        target = tmp_path / name
+        assert main(["transform", str(narrow), name, "-o", str(target)]) == 0
+        assert json.loads(target.read_text())
+        assert main(["transform", str(narrow), name, "-o", str(target)]) == 1
+
+
+@pytest.mark.parametrize("verb", READERS, ids=lambda verb: verb[0])
+def test_what_is_no_capture_is_one_clear_line(verb, tmp_path, capsys):
+    """Missing, empty and foreign files and folders: exit 1 and one line that names the file."""
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("Dear diary,\n")
+    (tmp_path / "folder").mkdir()
+    with sqlite3.connect(tmp_path / "database") as database:
+        database.execute("CREATE TABLE ops (op INTEGER)")
+    for name in ("missing", "empty", "text", "folder", "database"):
+        assert main(words_for(verb, tmp_path / name)) == 1
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert re.fullmatch(rf"memwatch: error: [^\n]*{name}[^\n]*\n", said.err), said.err
+
+
+WRONG = [
+    "", "fly", "summary", "summary -n 0 x", "summary -n x x", "run", "run -m", "run -m -c x", "run --fast x",
+    "diff x", "diff --fail-above 5 x y", "diff --fail-above nan% x y", "transform x pdf", "stats --js x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_wrong_usage_exits_2(words, capsys):
+    """Wrong usage says what is wrong behind the verb's usage."""
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("usage: memwatch")
+    assert "error: " in said.splitlines()[-1]
+
+
+def test_help_names_every_verb_and_each_verb_explains_itself(capsys):
+    """Help exits 0; every verb's first line stands in the list, its examples in its own help."""
+    for words in ([], *([verb] for verb in VERBS)):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--help"])
+        assert ended.value.code == 0
+        text = capsys.readouterr().out
+        assert f"    memwatch {words[0] if words else 'run'} " in text
+        if not words:
+            assert all(re.search(rf"^    {verb} +\S", text, re.MULTILINE) for verb in VERBS)
+
+
+def test_lines_fit_the_terminal_and_hold_no_codes(narrow, monkeypatch, capsys):
+    """COLUMNS sets the width; away from a terminal nothing is coloured."""
+    monkeypatch.setenv("COLUMNS", "60")
+    for verb in (["summary"], ["tree"], ["stats"], ["diff", str(narrow)]):
+        assert main([*verb, str(narrow)]) == 0
+        text = capsys.readouterr().out
+        assert max(map(len, text.splitlines())) <= 60
+        assert "\x1b" not in text
+
+
+def test_a_reader_that_leaves_early_is_no_error(narrow):
+    """`memwatch transform ... | head` ends in silence with exit code 0, as does a closed standard output."""
+    words = f"{sys.executable} -m memwatch transform {narrow} json"
+    for pipe in ("| head -c 10", ">&-"):
+        shell = ["bash", "-c", f"set -o pipefail; {words} {pipe}"]
+        done = subprocess.run(shell, capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stderr) == (0, "")

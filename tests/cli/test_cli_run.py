@@ -1,0 +1,125 @@
+"""`memwatch run`: the program ends as it would have ended, and leaves a file that can be read."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import memwatch
+
+ENDINGS = {
+    "falls off the end": "print('done')",
+    "exits with a code": "import sys; print('so far'); sys.exit(3)",
+    "exits with a message": "import sys; sys.exit('that was it')",
+    "raises in a module": "def f():\n    return torch.nn.Linear(3, 4)(torch.ones(2, 2))\nf()",
+    "raises from another error": "try: 1 / 0\nexcept Exception as error: raise KeyError(1) from error",
+    "raises an error of memwatch": "import memwatch; memwatch.profile().step()",
+    "is no Python": "print('never')\nx = = 1",
+    "is interrupted": "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
+    "leaves without cleaning up": "import os; os._exit(7)",
+    "is killed": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "warns and speaks late": "import atexit, warnings; atexit.register(print, 'late'); warnings.warn('oh')",
+    "sets its own hook": "import sys; sys.excepthook = lambda *error: print('mine', error[0]); 1 / 0",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_program_ends_as_it_would_have_ended(ending, shell_memwatch, command, tmp_path):
+    """Exit code, output, warnings and traceback are those of `python`, to the letter; the file is good."""
+    code = ENDINGS[ending]
+    (tmp_path / "program.py").write_text(f"import torch\n{code}\n" if "torch" in code else f"{code}\n")
+    plain = command(sys.executable, "program.py")
+    ours = shell_memwatch("run", "-q", "-o", "a.memwatch", "program.py")
+    assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    if ending != "is no Python":
+        assert memwatch.load(tmp_path / "a.memwatch").meta["argv"] == ["program.py"]
+
+
+@pytest.mark.parametrize("words", [["program.py"], ["-m", "program"], ["-c", "import program"]])
+def test_the_options_behind_the_program_are_its_own(words, shell_memwatch, tmp_path):
+    """What follows the program goes to it, also where memwatch has an option of that name."""
+    (tmp_path / "program.py").write_text("import sys, torch\nprint(sys.argv[1:])\ntorch.ones(1000).exp()\n")
+    done = shell_memwatch("run", "-o", "a.memwatch", *words, "-o", "b", "-q", "--html=x", "-m", "--", "")
+    assert done.stdout == "['-o', 'b', '-q', '--html=x', '-m', '--', '']\n"
+    assert memwatch.load(tmp_path / "a.memwatch").peak_bytes >= 8000
+
+
+def test_the_last_lines_are_commands_that_work(shell_memwatch, tmp_path):
+    """A run ends with the commands to type next, after everything that the program says, and they work."""
+    (tmp_path / "my train.py").write_text(
+        "import atexit, torch\natexit.register(print, torch.ones(9))\n1 / 0\n"
+    )
+    done = shell_memwatch("run", "my train.py")
+    said = done.stderr.splitlines()
+    capture = re.fullmatch(r"memwatch: wrote (my train\.\d+\.memwatch)", said[-4])[1]
+    assert "ZeroDivisionError: division by zero" in said[:-4]
+    for line, verb in zip(said[-2:], ("summary", "report"), strict=True):
+        assert verb in shlex.split(line)
+        assert capture in shlex.split(line)
+        subprocess.run(line, shell=True, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    assert (tmp_path / capture).with_suffix(".html").read_text().startswith("<!")
+
+
+def test_the_page_is_written_where_it_was_asked_for(shell_memwatch, tmp_path):
+    """`--html=PATH` names the page, also for a program that goes to another folder and fails there."""
+    (tmp_path / "sub").mkdir()
+    code = "import os, torch; torch.ones(10).add(1); os.chdir('sub'); raise SystemExit(5)"
+    done = shell_memwatch("run", "-q", "-o", "a.memwatch", "--html=page.html", "-c", code)
+    assert (done.returncode, done.stderr) == (5, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.memwatch", "page.html", "sub"]
+
+
+def test_files_that_exist_are_kept(shell_memwatch, tmp_path):
+    """Nothing is written over without -f, and the program is not even started."""
+    for name, options in (("a.memwatch", []), ("b.html", ["--html=b.html"])):
+        (tmp_path / name).write_text("precious")
+        done = shell_memwatch("run", "-o", "a.memwatch", *options, "-c", "print('started')")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert re.fullmatch(r"memwatch: error: \S+ exists; .* -f\n", done.stderr)
+        assert (tmp_path / name).read_text() == "precious"
+        (tmp_path / name).unlink()
+    (tmp_path / "a.memwatch").write_text("old")
+    done = shell_memwatch("run", "-qf", "-o", "a.memwatch", "-c", "import torch; torch.ones(3)")
+    assert done.returncode == 0
+    assert memwatch.load(tmp_path / "a.memwatch").peak_bytes > 0
+
+
+def test_a_forked_child_leaves_the_file_to_its_parent(shell_memwatch, tmp_path):
+    """Children of the program end as they would have; the file and the last lines are the parent's."""
+    code = """
+import os, torch
+x = torch.ones(1000)
+for ending in ("raise SystemExit(4)", "1 / 0", "pass"):
+    if not (child := os.fork()):
+        torch.ones(50_000)
+        exec(ending)
+        raise SystemExit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+y = torch.ones(2000)
+"""
+    done = shell_memwatch("run", "-o", "a.memwatch", "-c", code)
+    assert done.stdout.split() == ["4", "1", "0"]
+    assert done.stderr.count("memwatch: wrote") == 1
+    assert memwatch.load(tmp_path / "a.memwatch").peak_bytes == 12_000
+
+
+def test_an_interrupted_run_can_be_read(tmp_path):
+    """Ctrl-C in the middle leaves the capture, the commands to type, and the exit of an interrupt."""
+    code = "import torch\nwhile True:\n    for i in range(500): torch.ones(9)\n    print('on', flush=True)"
+    words = [sys.executable, "-m", "memwatch", "run", "-o", "a.memwatch", "-c", code]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, cwd=tmp_path, **pipes) as process:
+        assert process.stdout.readline() == "on\n"
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in said.splitlines()
+    assert "memwatch: wrote a.memwatch" in said.splitlines()
+    assert len(memwatch.load(tmp_path / "a.memwatch").ops) >= 500
