@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from memwatch.analysis import Frames
 from memwatch.analysis.observer import observer_effects, unrecorded
-from memwatch.analysis.findings import Finding
-from memwatch.capture import Capture, load as load_capture, save as save_capture
+from memwatch.capture import Capture
+from memwatch.capture import load as load_capture
+from memwatch.capture import save as save_capture
+
+if TYPE_CHECKING:
+    import os
+
+    import pandas as pd
+
+    from memwatch.analysis.findings import Finding
 
 
 class Reading:

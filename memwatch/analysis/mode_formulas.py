@@ -50,4 +50,4 @@ FORWARD: Final = {
 """Ops that are recorded where a composite forward differs."""
 
 UNRECORDED: Final = ("isclose", "linalg.matrix_rank", "nanquantile", "quantile")
-"""Composite functions whose forward differs but leaves no op of its own: they check less or compare out of place."""
+"""Composites whose forward differs but leaves no op of its own: they check less or compare out of place."""

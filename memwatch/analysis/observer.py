@@ -34,7 +34,7 @@ def observer_effects(frames: Frames) -> list[ObserverEffect]:
     """Tell where observing a block may have changed its peak.
 
     A Python number given to an op lies in a tensor of 8 bytes, which interception keeps until the op
-    returns. A dispatch mode, besides, makes ATen avoid in-place ops (TORCH_FACTS 3.4); a dispatch key does not.
+    returns. A dispatch mode, besides, makes ATen avoid in-place ops; a dispatch key does not.
 
     Args:
         frames: the tables of a capture.
@@ -49,7 +49,7 @@ def observer_effects(frames: Frames) -> list[ObserverEffect]:
 
 
 def unrecorded(frames: Frames) -> ObserverEffect | None:
-    """Tell what only the allocator saw: memory made outside every recorded op, as compiled code makes it."""
+    """Tell what only the allocator saw: memory made outside every recorded op, as by compiled code."""
     lives = frames.lives
     unseen = (lives.origin == UNOBSERVED) & (lives.op == NONE) & (lives.nbytes > _NUMBER_BYTES)
     if not unseen.any():

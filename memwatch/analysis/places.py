@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.capture import Capture
-from memwatch.capture.packed import IntArray
 from memwatch.capture.schema import NONE, PHASES
+
+if TYPE_CHECKING:
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
 
 BACKWARD = PHASES.index("backward")
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memwatch.capture.capture import Capture
 from memwatch.capture.recording import Recording
 from memwatch.record.allocator import AllocatorChannel
 from memwatch.record.clock import Clock, ticks
 from memwatch.record.strings import Strings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memwatch.capture.capture import Capture
 
 
 def allocator_account(function: Callable[[], Any]) -> Capture | None:

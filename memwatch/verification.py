@@ -1,0 +1,72 @@
+"""verify(): does observing a function change its peak? Run it by the allocator's account alone, then observed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import memwatch
+from memwatch.analysis import Frames
+from memwatch.analysis.observer import observer_effects
+from memwatch.errors import MemwatchError
+from memwatch.record.account import allocator_account
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The peak of a function, as the allocator tells it, without and with observation."""
+
+    plain_peak_increase_bytes: int
+    observed_peak_increase_bytes: int
+    effects: tuple[str, ...]
+
+    @property
+    def difference_bytes(self) -> int:
+        """How much the observed peak lies above the plain one."""
+        return self.observed_peak_increase_bytes - self.plain_peak_increase_bytes
+
+    def __str__(self) -> str:
+        """Say both peaks and what the report holds responsible."""
+        plain, observed = self.plain_peak_increase_bytes, self.observed_peak_increase_bytes
+        lines = [
+            f"peak increase without observation: {format_bytes(plain)} ({plain} bytes)",
+            f"peak increase under memwatch:      {format_bytes(observed)} ({observed} bytes)",
+            "no difference" if not self.difference_bytes else f"difference: {self.difference_bytes:+d} bytes",
+        ]
+        return "\n".join([*lines, *(f"- {text}" for text in self.effects)])
+
+
+def verify(function: Callable[..., Any], *args: Any, intercept: str = "auto", **kwargs: Any) -> Verification:
+    """Run a function with the allocator's events alone, then under `profile()`, and compare the peaks.
+
+    The first run has no mode, no key, no hook and no patch: it is the program itself. The function runs
+    twice, so it must do the same work both times.
+
+    Args:
+        function: what to measure.
+        *args: its positional arguments.
+        intercept: as in `profile()`.
+        **kwargs: its keyword arguments.
+
+    Returns:
+        Both peaks in bytes; `str()` of it says them in words.
+
+    Raises:
+        MemwatchError: a torch profiler is already running, so that the allocator's events cannot be had.
+    """
+    capture = allocator_account(lambda: function(*args, **kwargs))
+    if capture is None:
+        raise MemwatchError(
+            "a torch profiler is running and holds the allocator's events; call verify() outside it"
+        )
+    plain = Frames(capture).curve.peak_increase_bytes
+    prof = memwatch.profile(intercept=intercept)
+    with prof:
+        result = function(*args, **kwargs)
+    del result
+    effects = tuple(effect.text for effect in observer_effects(prof._frames))
+    return Verification(plain, prof.peak_increase_bytes, effects)
