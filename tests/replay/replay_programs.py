@@ -26,12 +26,16 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         scores = (q @ k.transpose(-2, -1)) / (width // self.heads) ** 0.5
         mixed = F.dropout(scores.softmax(-1), self.dropout, self.training) @ v
-        x = x + F.dropout(self.out(mixed.transpose(1, 2).reshape(batch, length, width)), self.dropout, self.training)
+        x = x + F.dropout(
+            self.out(mixed.transpose(1, 2).reshape(batch, length, width)), self.dropout, self.training
+        )
         return x + self.mlp(self.norm2(x))
 
 
 class GPT(nn.Module):
-    def __init__(self, layers=2, width=32, heads=2, vocabulary=64, length=16, dropout=0.1, checkpointed=False):
+    def __init__(
+        self, layers=2, width=32, heads=2, vocabulary=64, length=16, dropout=0.1, checkpointed=False
+    ):
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
@@ -121,7 +125,9 @@ class Experts(nn.Module):
     def __init__(self, width=16, experts=4):
         super().__init__()
         self.gate = nn.Linear(width, experts)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(width, 32), nn.SiLU(), nn.Linear(32, width)) for _ in range(experts))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 32), nn.SiLU(), nn.Linear(32, width)) for _ in range(experts)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         weight, chosen = self.gate(x).softmax(-1).topk(2, dim=-1)
