@@ -46,7 +46,7 @@ def autograd_edges(obj: object) -> list[CppEdge]:
     return [edge for edge in edges if edge.target is not None]
 
 
-def _read(descriptors: Any, name: str, obj: object) -> Any:  # noqa: ANN401 - an attribute may be anything
+def _read(descriptors: Any, name: str, obj: object) -> Any:
     descriptor = descriptors.get(name)
     if descriptor is None:
         return None
@@ -56,7 +56,7 @@ def _read(descriptors: Any, name: str, obj: object) -> Any:  # noqa: ANN401 - an
         return None
 
 
-def _tensor_edges(tensor: Any) -> Iterator[CppEdge]:  # noqa: ANN401 - a tensor of any subclass
+def _tensor_edges(tensor: Any) -> Iterator[CppEdge]:
     yield CppEdge("storage", storage_of(tensor))
     if _read(_TENSOR, "is_leaf", tensor) or _read(
         _TENSOR, "retains_grad", tensor
@@ -90,7 +90,7 @@ def _sparse_parts(tensor: torch.Tensor) -> Iterator[CppEdge]:
         yield CppEdge(f"sparse .{name.lstrip('_')}()", part)
 
 
-def _node_edges(node: Any) -> Iterator[CppEdge]:  # noqa: ANN401 - a node of any class
+def _node_edges(node: Any) -> Iterator[CppEdge]:
     python = is_python_node(node)
     namespace = _PYTHON_NODE if python else type_dict(type(node))
     for position, entry in enumerate(_read(namespace, "next_functions", node) or ()):
@@ -113,7 +113,7 @@ def _saved_names(node: object, *, python: bool) -> tuple[str, ...]:
     return tuple(name for name in type_dict(mro_of(type(node))[0]) if name.startswith("_raw_saved_"))
 
 
-def _saved(namespace: Any, name: str, node: object) -> Iterator[CppEdge]:  # noqa: ANN401
+def _saved(namespace: Any, name: str, node: object) -> Iterator[CppEdge]:
     raw = _read(namespace, name, node)
     if raw is None:
         return

@@ -67,7 +67,7 @@ def name_edge(chain: Sequence[Any], at: int) -> Named:
     return namer(chain, at) or _instance(chain, at) or (f"reference from {describe(parent)}", 1, NOWHERE)
 
 
-def _after(chain: Sequence[Any], at: int, steps: int) -> Any:  # noqa: ANN401 - any object
+def _after(chain: Sequence[Any], at: int, steps: int) -> Any:
     return chain[at + steps] if at + steps < len(chain) else None
 
 
@@ -241,7 +241,7 @@ def _mapping(chain: Sequence[Any], at: int) -> Named:
     return _instance(chain, at) or (f"reference from {owner}", 1, NOWHERE)
 
 
-def _index(items: Any, value: object) -> int | str:  # noqa: ANN401 - list, tuple or deque
+def _index(items: Any, value: object) -> int | str:
     return next((place_ for place_, held in enumerate(items) if held is value), "?")
 
 

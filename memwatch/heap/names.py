@@ -111,24 +111,24 @@ def describe(obj: object) -> str:  # noqa: PLR0911 - one return per kind of obje
     return type_name(cls)
 
 
-def _describe_tensor(tensor: Any) -> str:  # noqa: ANN401 - a tensor of any subclass
+def _describe_tensor(tensor: Any) -> str:
     namespace = torch._C.TensorBase.__dict__
     name = type_name(type(tensor))
     with quiet():
         try:
             shape = ", ".join(str(int(size)) for size in namespace["shape"].__get__(tensor))
             dtype = str(namespace["dtype"].__get__(tensor)).removeprefix("torch.")
-        except (RuntimeError, TypeError, ValueError):  # nested and symbolic shapes
+        except (RuntimeError, TypeError, ValueError, AttributeError):  # nested and symbolic shapes
             return name
     return f"{name} [{shape}] {dtype}"
 
 
-def _module_name(module: Any) -> str:  # noqa: ANN401
+def _module_name(module: Any) -> str:
     name = ModuleType.__getattribute__(module, "__dict__").get("__name__")
     return f"module {name}" if type(name) is str else "module"
 
 
-def _generator_name(generator: Any) -> str:  # noqa: ANN401
+def _generator_name(generator: Any) -> str:
     words = {GeneratorType: "generator", CoroutineType: "coroutine", AsyncGeneratorType: "async generator"}
     code = getattr(generator, _CODE_OF[type(generator)])
     return f"{words[type(generator)]} {_plain(generator.__qualname__)} ({code_place(code)})"
@@ -156,7 +156,7 @@ def instance_dict(obj: object) -> dict[str, Any] | None:
     """Return the attribute dictionary of an object, whatever its class overrides."""
     for base in mro_of(type(obj)):
         descriptor = type_dict(base).get("__dict__")
-        if type(descriptor) is GetSetDescriptorType:
+        if type(descriptor) in (GetSetDescriptorType, MemberDescriptorType):
             try:
                 values = descriptor.__get__(obj)
             except (AttributeError, TypeError):
@@ -170,7 +170,7 @@ def attributes(obj: object) -> Iterator[tuple[str, object]]:
     yield from list((instance_dict(obj) or {}).items())
     for base in mro_of(type(obj)):
         for name, descriptor in list(type_dict(base).items()):
-            if type(descriptor) is MemberDescriptorType:
+            if type(descriptor) is MemberDescriptorType and name != "__dict__":
                 try:
                     yield name, descriptor.__get__(obj)
                 except AttributeError:

@@ -77,7 +77,7 @@ class Nearby:
         self._above.append(above)
         return place
 
-    def _visible(self, obj: Any) -> list[object]:  # noqa: ANN401 - any object
+    def _visible(self, obj: Any) -> list[object]:
         if type(obj) is Root:
             return [value for _, value in obj.entries]
         skipped = obj.__globals__ if type(obj) is FunctionType else None
@@ -99,7 +99,7 @@ class Nearby:
             children.append(child)
         return children
 
-    def _storage(self, obj: Any, place: int) -> set[int]:  # noqa: ANN401 - a tensor or a node
+    def _storage(self, obj: Any, place: int) -> set[int]:
         storage = storage_of(obj) if is_tensor(obj) else None
         if storage is None or id(storage) in self._places:
             return set()

@@ -1,6 +1,6 @@
 """Read the hooks of an autograd node, which torch keeps in C++ and shows nowhere.
 
-``node.register_hook(hook)`` asks the static method ``_register_hook(hooks, hook)`` of ``torch.autograd.function``
+``node.register_hook(hook)`` asks the static method ``_register_hook`` of ``torch.autograd.function``
 to put the hook into the node's dictionary, and hands it that dictionary. Asking to register a marker while
 that
 method is ours shows the dictionary; raising before anything is stored leaves the node as it was.
@@ -47,7 +47,7 @@ def node_hooks(node: object) -> list[tuple[str, object]]:
     with _LOCK:
         original = type_dict(_HookMixin)["_register_hook"]
 
-        def show(hooks: object, hook: object) -> Any:  # noqa: ANN401 - what torch's own method returns
+        def show(hooks: object, hook: object) -> Any:
             if hook is _MARKER:
                 raise _SeenError(hooks)
             return original.__func__(hooks, hook)  # another thread registers a hook of its own just now

@@ -37,12 +37,12 @@ def resume_gc() -> None:
             gc.enable()
 
 
-def collect() -> None:
+def collect(generation: int = 2) -> None:
     """Collect garbage once, whatever debug flags the program set, adding nothing to ``gc.garbage``."""
     flags = gc.get_debug()
     gc.set_debug(0)
     try:
-        gc.collect()
+        gc.collect(generation)
     finally:
         gc.set_debug(flags)
 
@@ -54,7 +54,7 @@ def age_everything() -> None:
     without looking at the rest of the heap.
     """
     if gc.get_freeze_count():
-        gc.collect(0)  # the program froze objects; freezing and unfreezing would undo that
+        collect(0)  # the program froze objects; freezing and unfreezing would undo that
     else:
         gc.freeze()
         gc.unfreeze()

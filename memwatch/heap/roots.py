@@ -118,10 +118,10 @@ def _module_roots() -> Iterator[Root]:
 
 
 def _exceptions() -> Root:
+    handled: list[Any] = list(sys._current_exceptions().values())
+    errors = [item[1] if type(item) is tuple else item for item in handled]  # tuples up to Python 3.11
     entries: list[tuple[str, object]] = [
-        ("exception being handled", error)
-        for error in sys._current_exceptions().values()
-        if error is not None
+        ("exception being handled", error) for error in errors if error is not None
     ]
     return Root("exception", "exceptions being handled", entries)
 

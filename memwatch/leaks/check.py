@@ -69,7 +69,7 @@ class check_leaks:  # noqa: N801 - used like a function
         if inspect.iscoroutinefunction(fn):
 
             @functools.wraps(fn)
-            async def checked_async(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            async def checked_async(*args: Any, **kwargs: Any) -> Any:
                 with check_leaks(sites=self._sites) as check:
                     result = await fn(*args, **kwargs)
                     check.keep(args, kwargs, result)
@@ -78,7 +78,7 @@ class check_leaks:  # noqa: N801 - used like a function
             return cast("F", checked_async)
 
         @functools.wraps(fn)
-        def checked(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def checked(*args: Any, **kwargs: Any) -> Any:
             with check_leaks(sites=self._sites) as check:
                 result = fn(*args, **kwargs)
                 check.keep(args, kwargs, result)

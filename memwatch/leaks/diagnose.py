@@ -7,6 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -113,7 +114,9 @@ def _look(births: Sequence[Birth], exempt: Exempt) -> Diagnosis:
                     diagnosis.retained.append(finding)
             elif not everyone.reaches(position):
                 loops = loops or Loops(snapshot, everyone)
-                diagnosis.unreachable.append(_unreachable(snapshot, loops, position, birth))
+                finding = _unreachable(snapshot, loops, position, birth)
+                if finding is not None:
+                    diagnosis.unreachable.append(finding)
     return diagnosis
 
 
@@ -139,12 +142,12 @@ def _retained(snapshot: Snapshot, chain: list[int], birth: Birth) -> Finding | N
     return Finding(birth, key, _to_tensor(steps), step, _tensor_words(objects))
 
 
-def _identity(owner: Any) -> object:  # noqa: ANN401 - any object of a chain
+def _identity(owner: Any) -> object:
     # the calls of many threads are different frames but one line to edit
     return owner.kind if type(owner) is Root else id(owner)
 
 
-def _is_small_cache(obj: Any) -> bool:  # noqa: ANN401 - any object of a chain
+def _is_small_cache(obj: Any) -> bool:
     cls = type(obj)
     if cls is _lru_cache_wrapper:
         size = obj.cache_parameters()["maxsize"]
@@ -155,8 +158,10 @@ def _is_small_cache(obj: Any) -> bool:  # noqa: ANN401 - any object of a chain
     return False
 
 
-def _unreachable(snapshot: Snapshot, loops: Loops, position: int, birth: Birth) -> Finding:
+def _unreachable(snapshot: Snapshot, loops: Loops, position: int, birth: Birth) -> Finding | None:
     loop, chain = loops.find(position)
+    if any(_is_import(snapshot.objects[place_]) for place_ in [*loop, *chain]):
+        return None
     objects = [snapshot.objects[place_] for place_ in chain]
     steps = steps_of(snapshot, loop) if loop else []
     looped = any(step.hidden for step in steps) or bool(loop)
@@ -166,6 +171,12 @@ def _unreachable(snapshot: Snapshot, loops: Loops, position: int, birth: Birth) 
     return Finding(
         birth, key, steps + _marked(tail, loop=bool(loop)), holder, _tensor_words(objects), looped=looped
     )
+
+
+def _is_import(obj: object) -> bool:
+    # A module that keeps a frame while it is being imported ties up, once, the frames of whoever imported it: torch
+    # does so when the first optimizer step or checkpoint of a process loads torch._dynamo.
+    return type(obj) is FrameType and obj.f_code.co_filename.startswith("<frozen importlib")
 
 
 def _marked(tail: list[Step], *, loop: bool) -> list[Step]:

@@ -27,10 +27,10 @@ class RunsError(MemwatchError, ValueError):
 
 def find_leaks(
     fn: Callable[..., Any],
-    *args: Any,  # noqa: ANN401 - whatever fn takes
+    *args: Any,
     warmup: int = 1,
     runs: int = 2,
-    **kwargs: Any,  # noqa: ANN401
+    **kwargs: Any,
 ) -> list[Leak]:
     """Find the tensors that each further call of a function leaves behind.
 

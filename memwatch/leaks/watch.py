@@ -15,11 +15,12 @@ from torch.utils._python_dispatch import (
 )
 
 from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_of
+from memwatch.leaks.births import BirthBook
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from memwatch.leaks.births import BirthBook, Site
+    from memwatch.leaks.births import Site
 
 _LIBRARY: Final = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parent.parent), "<frozen")
 
@@ -43,7 +44,13 @@ class BirthWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Let compiled code run compiled; else one call under the mode would switch it off for good."""
         return True
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True wraps the method below so that its first call imports torch._dynamo: seconds, and a changed process.
+        # The end of this file tells dynamo to leave it alone instead.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         aliases = self._aliases.get(func)
         if aliases is None:
@@ -53,7 +60,7 @@ class BirthWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._note(result)
         return result
 
-    def _note(self, result: Any) -> None:  # noqa: ANN401 - whatever an op returns
+    def _note(self, result: Any) -> None:
         if is_tensor(result):
             storage = None if is_simulated(result) else storage_of(result)
             if storage is not None:
@@ -89,3 +96,10 @@ def user_line() -> Site | None:
             return file, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
     return None
+
+
+_eval_frame = torch._C._dynamo.eval_frame
+_SKIP: Final = _eval_frame._FrameAction.SKIP
+_eval_frame.set_code_exec_strategy(
+    BirthWatch.__torch_dispatch__.__code__, _eval_frame._FrameExecStrategy(_SKIP, _SKIP)
+)

@@ -45,7 +45,7 @@ def main(rank, size, store):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     for zero_bubble in (False, True):
         leaks = find_leaks(make_step(rank, size, zero_bubble=zero_bubble))
-        print(f"zero_bubble={zero_bubble} leaks={len(leaks)}", *leaks, sep="\n", flush=True)
+        sys.stdout.write(f"zero_bubble={zero_bubble} leaks={len(leaks)}\n" + "\n".join(map(str, leaks)))
     dist.destroy_process_group()
 
 

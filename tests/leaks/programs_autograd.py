@@ -48,7 +48,7 @@ def clean_leaf_hook():
 
 def leak_node_hook():
     y = W.exp()
-    y.grad_fn.register_hook(lambda grad_in, grad_out: y and None)
+    y.grad_fn.register_hook(lambda grad_in, grad_out: print(y))
 
 
 def clean_node_hook():
@@ -58,7 +58,7 @@ def clean_node_hook():
 
 def leak_node_prehook():
     y = W.exp()
-    y.grad_fn.register_prehook(lambda grads: (y,) and None)
+    y.grad_fn.register_prehook(lambda grads: print(y))
 
 
 def clean_node_prehook():
@@ -302,14 +302,14 @@ def leak_prehook_over_group():
     y = W.exp()
     z = y.sin()
     group = {"intermediates": [y.grad_fn, z.grad_fn]}
-    y.grad_fn.register_prehook(lambda grads: group and None)
+    y.grad_fn.register_prehook(lambda grads: group.update(grads=grads))
 
 
 def clean_prehook_over_group():
     y = W.exp()
     z = y.sin()
     group = {"intermediates": [y.grad_fn, z.grad_fn]}
-    y.grad_fn.register_prehook(lambda grads: group and None)
+    y.grad_fn.register_prehook(lambda grads: group.update(grads=grads))
     del group["intermediates"]
 
 

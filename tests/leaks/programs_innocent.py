@@ -159,7 +159,7 @@ def state_dict_round_trip():
 def exit_stack():
     with contextlib.ExitStack() as stack:
         value = torch.randn(16)
-        stack.callback(lambda: value.zero_())
+        stack.callback(value.zero_)
 
 
 def local_lru_cache():

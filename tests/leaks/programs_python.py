@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from leak_program import collect
@@ -64,8 +64,7 @@ def clean_deque():
 
 
 class Model:
-    registry = []
-    latest = {}
+    registry: ClassVar[list[torch.Tensor]] = []
 
     def __init__(self):
         self.cache = []
@@ -258,10 +257,6 @@ def clean_exception_cycle():
         return str(error)
 
 
-class LastValues(list):
-    pass
-
-
 def leak_sys_last_value():
     try:
         fails()
@@ -324,7 +319,7 @@ def clean_thread_local():
     LOCAL.latest = tensor()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def cached(key):
     return torch.randn(32, 8) + key
 

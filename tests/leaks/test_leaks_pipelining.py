@@ -48,7 +48,8 @@ def recursive_closure(tmp_path):
 
 def hooks_stay(tmp_path, *changes):
     """The split hooks stay on their nodes and the groups keep the nodes."""
-    remove = "    finally:\n        for handle in handles:\n            handle.remove()\n\n\ndef stage_backward_weight"
+    loop = "        for handle in handles:\n            handle.remove()\n"
+    remove = f"    finally:\n{loop}\n\ndef stage_backward_weight"
     return patched(
         tmp_path,
         (remove, "    finally:\n        pass\n\n\ndef stage_backward_weight"),

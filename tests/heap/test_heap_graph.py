@@ -1,0 +1,158 @@
+"""Paths, retained bytes and holders over the live graph."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from memwatch.heap import Snapshot, holders_of, retained_bytes
+from memwatch.heap.autograd import autograd_edges
+from memwatch.heap.tensors import quiet
+from memwatch.leaks import why_alive
+from memwatch.leaks.why import NotATensorError
+
+BIG: dict[str, object] = {}
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.set_num_threads(1)
+    yield
+    BIG.clear()
+
+
+def test_retained_bytes_count_what_only_one_reference_keeps():
+    """A tensor with two holders is retained by neither alone; a private one by its list."""
+    shared, private = torch.randn(100), torch.randn(50)
+    BIG["first"], BIG["second"] = [shared, private], [shared]
+    del shared, private
+    with Snapshot() as snapshot:
+        first, second = (snapshot.position(BIG[key]) for key in ("first", "second"))
+        table = snapshot.position(BIG)
+        assert retained_bytes(snapshot, without=first) == 200
+        assert retained_bytes(snapshot, cut=(table, second)) == 0
+        assert retained_bytes(snapshot, without=table) == 600
+
+
+def test_a_closed_snapshot_holds_nothing():
+    """After the block, what the program drops dies at once."""
+    tensor = torch.randn(4)
+    with Snapshot():
+        pass
+    death = weakref.ref(tensor)
+    del tensor
+    assert death() is None
+
+
+def test_frozen_objects_are_followed():
+    """gc.freeze takes objects off gc's lists; paths through them are still found."""
+    BIG["frozen"] = [torch.randn(4)]
+    gc.freeze()
+    try:
+        text = str(why_alive(BIG["frozen"][0]))
+    finally:
+        gc.unfreeze()
+    assert "global `BIG`" in text
+
+
+def test_reading_autograd_edges_changes_nothing():
+    """No hook is added, no unpack hook is called, no warning is given."""
+    calls = []
+    x = torch.randn(4, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: calls.append(1) or t):
+        y = x.exp()
+    hook_calls = []
+    y.grad_fn.register_hook(lambda *_: hook_calls.append(1) and None)
+    with quiet():
+        before = [edge.label for edge in autograd_edges(y.grad_fn)]
+        again = [edge.label for edge in autograd_edges(y.grad_fn)]
+    assert before == again
+    assert calls == []
+    y.sum().backward()
+    assert (len(calls), len(hook_calls)) == (1, 1)
+    with quiet():
+        assert [e.label for e in autograd_edges(y.grad_fn) if e.label.startswith("saved")] == []  # released
+
+
+def test_why_alive_lists_each_holder_once():
+    """The model of the question: a local, a list and a graph hold one tensor; each is named with its path."""
+    tensor = torch.randn(8, requires_grad=True) * 1
+    BIG["history"] = [tensor]
+    loss = (tensor * tensor).sum()
+    why = why_alive(tensor)
+    text = str(why)
+    assert "item [0] of list of 1" in text
+    assert "global `BIG` of module test_heap_graph" in text
+    assert "saved `" in text
+    assert "local `tensor` of test_why_alive" in text
+    assert why.reachable
+    assert why.nbytes == 32
+    assert loss.requires_grad
+
+
+def test_why_alive_shows_a_loop_when_no_root_reaches_the_tensor():
+    """An uncollectable tensor, found by its storage alone, is explained by its loop."""
+
+    def lost():
+        y = torch.randn(8, requires_grad=True).exp()
+        y.register_hook(lambda grad: grad * y)
+        return weakref.ref(y)
+
+    ref = lost()
+    gc.collect()
+    why = why_alive(ref())
+    ref().__dict__.clear()
+    assert not why.reachable
+    assert "closure cell `y`" in str(why)
+    ref()._backward_hooks.clear()
+
+
+def test_why_alive_refuses_what_is_no_tensor():
+    """The error says what it was given."""
+    with pytest.raises(NotATensorError, match="list of 0"):
+        why_alive([])
+
+
+MODEL = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+OPTIMIZER = torch.optim.Adam(MODEL.parameters(), foreach=False)
+
+
+def test_one_pass_names_the_holders_of_a_training_step():
+    """Parameters, gradients, optimizer state, saved activations, locals and list items, all at once."""
+    MODEL(torch.randn(4, 8)).sum().backward()
+    OPTIMIZER.step()
+    batch = torch.randn(4, 8)
+    outputs = [torch.randn(3)]
+    loss = MODEL(batch).pow(2).sum()
+    weight = MODEL[0].weight
+    storages = {
+        "parameter": weight.untyped_storage(),
+        "gradient": weight.grad.untyped_storage(),
+        "optimizer state": OPTIMIZER.state[weight]["exp_avg"].untyped_storage(),
+        "autograd node": loss.grad_fn.next_functions[0][0].next_functions[0][0].next_functions[1][0]
+        ._raw_saved_result.data.untyped_storage(),
+        "local": batch.untyped_storage(),
+        "item": outputs[0].untyped_storage(),
+    }  # fmt: skip
+    del weight
+    asked = list(storages.values())
+    names = list(storages)
+    storages.clear()
+    holders = dict(zip(names, holders_of(asked), strict=True))
+    assert {name: holder.kind for name, holder in holders.items()} == {name: name for name in names}
+    assert "local `batch` of test_one_pass" in holders["local"].name
+    assert holders["local"].file.endswith("test_heap_graph.py")
+    assert holders["item"].function == "test_one_pass_names_the_holders_of_a_training_step"
+
+
+def test_shallow_search_is_bounded_and_says_so():
+    """Without the heap's snapshot, what is not near a running call is answered with C++ only."""
+    far = torch.randn(4)
+    storage = far.untyped_storage()
+    BIG["far"] = weakref.ref(far)
+    holders = holders_of([storage], deep=False, max_objects=1)
+    assert holders[0].kind == "C++ only"

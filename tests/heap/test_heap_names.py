@@ -1,0 +1,213 @@
+"""Every kind of reference has a name a person can edit; one snapshot names them all."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import functools
+import sys
+import threading
+import weakref
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from memwatch.heap import Snapshot, search, steps_of
+
+
+class Point(NamedTuple):
+    x: torch.Tensor
+
+
+class Slots:
+    __slots__ = ("inside",)
+
+
+class Holder:
+    on_class = None
+
+    def method(self):
+        return self
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.remembered = x.detach() * 2
+        ctx.save_for_backward(x.clone())
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def new():
+    return torch.randn(4)
+
+
+def numbers():
+    suspended_local = new()
+    yield suspended_local
+    yield suspended_local
+
+
+def closing_over(captured):
+    return lambda: captured
+
+
+def raising():
+    local_of_failed_call = new()
+    raise ValueError(local_of_failed_call.shape)
+
+
+VARIABLE = contextvars.ContextVar("in_context")
+LOCAL = threading.local()
+CASES: dict[str, tuple[object, str]] = {}
+
+
+def build():
+    """Make one holder of each kind; return a weak reference to what each holds, and the holders."""
+    held, words = {}, {}
+
+    def case(name, holder, tensor, expected):
+        held[name], words[name] = (holder, weakref.ref(tensor)), expected
+
+    t = new()
+    case("list", [t], t, "item [0] of list of 1")
+    t = new()
+    case("dict", {"loss": t}, t, "value of key 'loss' of dict of 1")
+    t = new()
+    case("dict key", {t: 1}, t, "a key of dict of 1")
+    t = new()
+    case("set", {t}, t, "member of set of 1")
+    t = new()
+    case("deque", collections.deque([t]), t, "item [0] of deque")
+    t = new()
+    case("ordered dict", collections.OrderedDict(a=t), t, "value of key 'a' of OrderedDict of 1")
+    t = new()
+    case("named tuple", Point(t), t, "field .x of Point")
+    slots = Slots()
+    slots.inside = t = new()
+    case("slot", slots, t, "attribute .inside of Slots")
+    t = new()
+    case("instance", SimpleNamespace(thing=t), t, "attribute .thing of")
+    holder = Holder()
+    holder.thing = t = new()
+    case("instance attribute", holder, t, "attribute .thing of Holder")
+    case("bound method", holder.method, t, "attribute .thing of Holder")
+    t = new()
+    case("closure", closing_over(t), t, "closure cell `captured` of closing_over.<lambda> (")
+    t = new()
+    case("partial", functools.partial(max, t), t, "argument [0] of functools.partial of built-in max")
+    t = new()
+    case("partial keyword", functools.partial(max, key=t), t, "argument `key` of functools.partial")
+    generator = numbers()
+    case("generator", generator, next(generator), "local `suspended_local` of suspended generator numbers (")
+    t = new()
+    exec("def f(a, b=t, *, c=u): pass", space := {"t": t, "u": new()})
+    del space["t"]
+    case("default", space["f"], t, "default argument `b` of f (")
+    case("keyword default", space["f"], space.pop("u"), "default argument `c` of f (")
+    kind = type("Local", (), {"on_class": (t := new())})
+    case("class attribute", kind, t, "class attribute .on_class of class Local")
+    try:
+        raising()
+    except ValueError as error:
+        tb = error.__traceback__.tb_next
+        case(
+            "exception",
+            error,
+            tb.tb_frame.f_locals["local_of_failed_call"],
+            "local `local_of_failed_call` of raising (",
+        )
+        del tb
+    cached = functools.lru_cache(lambda key: torch.randn(4))
+    case("lru_cache", cached, cached(1), "a result kept by lru_cache of build.<lambda> (")
+    layer = nn.Linear(2, 2)
+    case("parameter", layer, layer.weight, "parameter 'weight' of Linear")
+    model = nn.Sequential(nn.BatchNorm1d(2))
+    case("buffer", model, model[0].running_mean, "buffer 'running_mean' of BatchNorm1d")
+    case("submodule", model, model[0].weight, "parameter 'weight' of BatchNorm1d")
+    leaf = torch.randn(4, requires_grad=True)
+    leaf.sum().backward()
+    case("grad", leaf, leaf.grad, ".grad of Tensor [4] float32")
+    x = torch.randn(4, requires_grad=True)
+    h = x.sin()
+    case("saved", (h * h).sum(), h, "saved `")
+    case("graph", (x + 3).sum(), x, ".variable of AccumulateGrad")
+    y = Doubled.apply(x)
+    case(
+        "ctx attribute", (y * 1).sum(), y.grad_fn.remembered, "attribute .remembered of DoubledBackward (ctx)"
+    )
+    hooked = x.cos()
+    kept = new()
+    hooked.register_hook(closing_over(kept))
+    case("tensor hook", hooked, kept, "closure cell `captured`")
+    z = x.tan()
+    z.grad_fn.register_prehook(closing_over(kept2 := new()))
+    case("node hook", z, kept2, "closure cell `captured`")
+    z.grad_fn.metadata["note"] = kept3 = new()
+    case("metadata", z, kept3, "value of key 'note' of dict of 1")
+    base = new()
+    case("view", base[1:], base, "._base of Tensor")
+    case("thread local", LOCAL, LOCAL.__dict__.setdefault("here", new()), "thread local attribute .here")
+    VARIABLE.set(new())
+    return held, words
+
+
+@pytest.fixture(scope="module")
+def named():
+    """Build all holders, take one snapshot, and name the last reference of each path."""
+    torch.set_num_threads(1)
+    held, words = build()
+    found = {}
+    with Snapshot() as snapshot:
+        for name, (holder, ref) in held.items():
+            tree = search(snapshot, [[snapshot.position(holder)]])
+            found[name] = [str(step) for step in steps_of(snapshot, tree.path(snapshot.position(ref())))]
+        everything = search(snapshot, snapshot.root_groups())
+        context = snapshot.position(VARIABLE.get())
+        found["context variable"] = [str(step) for step in steps_of(snapshot, everything.path(context))]
+    words["context variable"] = "ContextVar 'in_context'"
+    return found, words
+
+
+NAMES = [
+    "list", "dict", "dict key", "set", "deque", "ordered dict", "named tuple", "slot", "instance",
+    "instance attribute", "bound method", "closure", "partial", "partial keyword", "generator", "default",
+    "keyword default", "class attribute", "exception", "lru_cache", "parameter", "buffer", "submodule", "grad",
+    "saved", "graph", "ctx attribute", "tensor hook", "node hook", "metadata", "view", "thread local",
+    "context variable",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reference_is_called_by_its_name(named, name):
+    """The last step of the path says which name, key, cell or C++ edge holds the tensor."""
+    found, words = named
+    assert found[name], "no path was found"
+    assert words[name] in found[name][-1], found[name]
+
+
+def test_hidden_references_are_marked(named):
+    """Edges that only C++ holds say so; Python's do not."""
+    found, _ = named
+    assert "[C++, unseen by gc]" in found["grad"][-1]
+    assert "[C++, unseen by gc]" not in found["list"][-1]
+    assert any("register_prehook" in step for step in found["node hook"])
+
+
+def test_sys_last_value_is_explained():
+    """The name under which interactive shells keep the last exception is spelled out."""
+    sys.last_value = SimpleNamespace(tensor=new())
+    try:
+        with Snapshot() as snapshot:
+            tree = search(snapshot, snapshot.root_groups())
+            steps = steps_of(snapshot, tree.path(snapshot.position(sys.last_value.tensor)))
+            assert "sys.last_value (the last uncaught exception" in steps[0].words
+    finally:
+        del sys.last_value

@@ -1,0 +1,231 @@
+"""check_leaks: what one pass leaves behind, as a context manager and as a decorator."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import pickle
+import threading
+import traceback
+
+import pytest
+import torch
+
+from memwatch.errors import MemwatchError
+from memwatch.leaks import TensorLeakError, check_leaks
+
+PARKED: dict[str, torch.Tensor] = {}
+WEIGHT = torch.randn(16, 16, requires_grad=True)
+
+
+def leaks_of(block):
+    """Run a function in a checked block and return its leaks."""
+    with pytest.raises(TensorLeakError) as caught, check_leaks():
+        block()
+    return caught.value.leaks
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.set_num_threads(1)
+    yield
+    PARKED.clear()
+
+
+def park():
+    PARKED["output"] = WEIGHT.exp()
+
+
+def test_a_tensor_parked_in_a_global_is_retained_even_if_a_second_pass_would_replace_it():
+    """One pass is enough to accuse: the pass ends, the tensor stays."""
+    (leak,) = leaks_of(park)
+    assert leak.kind == "retained"
+    assert leak.nbytes == 16 * 16 * 4
+    assert leak.count == 1
+    assert "global `PARKED`" in leak.holder
+    assert "test_leaks_check.py" in leak.site
+    assert "in park" in leak.site
+
+
+def test_names_bound_in_the_block_are_the_blocks_own():
+    """`y = ...` inside the block is no leak, nor is what y refers to."""
+    with check_leaks():
+        y = WEIGHT.exp()
+        several = [y, (WEIGHT * 2).sum()]
+    assert len(several) == 2
+
+
+def test_a_list_from_before_the_block_is_a_holder():
+    """A local of the caller that existed before the block and grew in it is reported by name."""
+    history = []
+    with pytest.raises(TensorLeakError, match="local `history` of test_a_list_from_before"), check_leaks():
+        history.append(WEIGHT.exp())
+
+
+def test_an_own_name_does_not_excuse_another_holder():
+    """A tensor that is both a local of the block and parked elsewhere is reported for the parking."""
+    with pytest.raises(TensorLeakError, match="PARKED"), check_leaks():
+        y = WEIGHT.exp()
+        PARKED["output"] = y
+
+
+def test_cycles_are_reported_without_waiting_for_gc():
+    """A cycle made in one pass is found, with the edge to cut."""
+
+    def block():
+        ring = [torch.randn(8)]
+        ring.append(ring)
+
+    (leak,) = leaks_of(block)
+    assert leak.kind == "cycle"
+    assert leak.held_s >= 0
+
+
+def test_an_exception_in_the_block_passes_through_when_nothing_leaks():
+    """The in-flight exception may hold the frames of the block."""
+
+    def fails():
+        activations = WEIGHT.exp()
+        raise ValueError(tuple(activations.shape))
+
+    with pytest.raises(ValueError, match="16"), check_leaks():
+        fails()
+
+
+def test_a_leak_beside_an_exception_is_chained_to_it():
+    """The exception of the body is the cause of the leak error, with its own traceback."""
+    with pytest.raises(TensorLeakError) as caught, check_leaks():
+        park()
+        raise KeyError("lost")
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert "KeyError" in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_exits_are_never_replaced(kind):
+    """Leaving the program is not the time to accuse."""
+    with pytest.raises(kind), check_leaks():
+        park()
+        raise kind
+
+
+def test_the_decorator_keeps_the_result_and_the_signature():
+    """What the function returns belongs to its caller."""
+
+    @check_leaks()
+    def forward(x, *, scale=2.0):
+        """Scale."""
+        return (x * scale).exp()
+
+    assert forward(WEIGHT).shape == (16, 16)
+    assert forward.__name__ == "forward"
+    assert forward.__doc__ == "Scale."
+
+
+def test_the_decorator_finds_a_callers_list_that_grows():
+    """Arguments are no excuse: the list outlives the call."""
+
+    @check_leaks()
+    def forward(x, history):
+        history.append(x.exp())
+
+    mine = []
+    with pytest.raises(TensorLeakError, match="local `mine`"):
+        forward(WEIGHT, mine)
+
+
+def test_coroutines_are_checked_too():
+    """`async def` functions are awaited inside the block."""
+
+    @check_leaks()
+    async def forward():
+        await asyncio.sleep(0)
+        return WEIGHT.exp()
+
+    @check_leaks()
+    async def leaky():
+        await asyncio.sleep(0)
+        park()
+
+    assert asyncio.run(forward()).shape == (16, 16)
+    with pytest.raises(TensorLeakError, match="PARKED"):
+        asyncio.run(leaky())
+
+
+def test_tensors_made_by_other_threads_are_seen():
+    """The births of every thread of the block count."""
+
+    def block():
+        thread = threading.Thread(target=park)
+        thread.start()
+        thread.join()
+
+    (leak,) = leaks_of(block)
+    assert "PARKED" in leak.holder
+
+
+def test_a_collection_inside_the_block_hides_nothing():
+    """The program may call gc.collect() itself; survivors are still known."""
+
+    def block():
+        park()
+        gc.collect()
+
+    (leak,) = leaks_of(block)
+    assert leak.kind == "retained"
+
+
+def test_create_graph_on_a_living_model_is_retained():
+    """A gradient is legitimate, the graph behind it is not."""
+    weight = torch.randn(8, requires_grad=True)
+
+    def block():
+        (weight**3).sum().backward(create_graph=True)
+
+    with pytest.warns(UserWarning, match="create_graph"):
+        leaks = leaks_of(block)
+    assert any(".grad of" in leak.holder or ".grad of" in str(leak) for leak in leaks)
+
+
+def test_blocks_nest():
+    """Each block answers for itself; the outer one sees the inner one's leak as well."""
+    with pytest.raises(TensorLeakError) as outer, check_leaks():
+        leaks_of(park)
+    assert "PARKED" in outer.value.leaks[0].holder
+
+
+def test_the_error_is_text_and_survives_pickling():
+    """It derives from MemwatchError and AssertionError, and holds no object of the program."""
+    with pytest.raises(TensorLeakError) as caught, check_leaks():
+        park()
+    error = caught.value
+    assert isinstance(error, MemwatchError)
+    assert isinstance(error, AssertionError)
+    assert pickle.loads(pickle.dumps(error)).leaks == error.leaks
+    text = str(error)
+    for words in ("retained: 1.00 KiB in 1 tensor", "made at:", "path from the root:", "advice:"):
+        assert words in text
+
+
+def test_fake_meta_nested_sparse_and_subclass_tensors_break_nothing():
+    """Simulated tensors weigh nothing; the others are counted like any."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    class Named(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    kept = []
+    with FakeTensorMode(), check_leaks():
+        kept.append(torch.randn(4) + 1)
+    with check_leaks():
+        kept.append(torch.empty(8, device="meta"))
+    for make in (
+        lambda: torch.eye(4).to_sparse(),
+        lambda: torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged),
+        lambda: torch.randn(4).as_subclass(Named) * 2,
+    ):
+        (leak, *_) = leaks_of(lambda make=make: kept.append(make()))
+        assert leak.kind == "retained"
+        assert "`kept`" in leak.holder
