@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class MemwatchError(Exception):
     """Base of every error that memwatch raises on purpose."""
+
+
+class MemoryLimitError(MemwatchError):
+    """The live bytes of a `profile(limit_bytes=...)` block went above the limit."""

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Callable
-from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from memwatch.capture import Capture
-from memwatch.errors import MemwatchError
+import torch
+
+from memwatch.errors import MemoryLimitError, MemwatchError
 from memwatch.reading import Reading
+from memwatch.record.options import Options
 from memwatch.record.session import Session
-from memwatch.replay.kept import Kept
 from memwatch.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from memwatch.capture import Capture
+    from memwatch.replay.kept import Kept
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,7 +28,7 @@ R = TypeVar("R")
 class Profile(Reading):
     """A block that is being or was recorded; reading it is possible once the block has ended."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, options: Options) -> None:
         self._options = options
         self._session: Session | None = None
         self._result: Capture | None = None
@@ -32,7 +38,7 @@ class Profile(Reading):
         """Start recording."""
         if self._session is not None:
             raise MemwatchError("this profile() block is already open; make another with memwatch.profile()")
-        session = Session(**self._options)  # type: ignore[arg-type]  # checked by profile()
+        session = Session(self._options)
         session.start()
         self._session = session
         return self
@@ -45,6 +51,8 @@ class Profile(Reading):
         if session is not None:
             self._result = session.stop()
             self._kept = None if session.arguments is None else session.arguments.kept
+            if error is not None and _is_out_of_memory(error) and hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(self.summary(color=False))
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Record every call of a function; the profile reads its last call."""
@@ -70,6 +78,13 @@ class Profile(Reading):
         if self._result is None:
             raise MemwatchError("nothing is recorded yet: read a profile after its `with` block has ended")
         return self._result
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Tell an allocator's failure, of any device, or the block's own limit."""
+    if isinstance(error, (MemoryError, MemoryLimitError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def profile(
@@ -99,8 +114,16 @@ def profile(
 
     Raises:
         MemwatchError: a block is already open, or `intercept` is unknown.
+        MemoryLimitError: inside the block, at the op that went above `limit_bytes`.
     """
-    limit = None if limit_bytes is None else parse_bytes(limit_bytes)
     return Profile(
-        path=path, stacks=stacks, holders=holders, allocator=allocator, intercept=intercept, replay=replay
+        Options(
+            path=path,
+            stacks=stacks,
+            holders=holders,
+            allocator=allocator,
+            intercept=intercept,
+            replay=replay,
+            limit_bytes=None if limit_bytes is None else parse_bytes(limit_bytes),
+        )
     )

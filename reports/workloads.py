@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def mlp() -> Callable[[], None]:
@@ -35,6 +39,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Run it."""
         batch, length, width = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         attention = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -45,7 +50,9 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A small GPT with tied embeddings."""
 
-    def __init__(self, vocabulary: int = 512, width: int = 256, layers: int = 4, heads: int = 4, length: int = 128) -> None:
+    def __init__(
+        self, vocabulary: int = 512, width: int = 256, layers: int = 4, heads: int = 4, length: int = 128
+    ) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(layers)])
@@ -53,6 +60,7 @@ class GPT(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Run it."""
         places = torch.arange(tokens.shape[1])
         return self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions(places))))
 
@@ -82,9 +90,14 @@ class Residual(nn.Module):
         self.conv2 = nn.Conv2d(outer, outer, 3, 1, 1, bias=False)
         self.norm1, self.norm2 = nn.BatchNorm2d(outer), nn.BatchNorm2d(outer)
         plain = stride == 1 and inner == outer
-        self.down = nn.Identity() if plain else nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer))
+        self.down = (
+            nn.Identity()
+            if plain
+            else nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Run it."""
         y = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu()))
         return (y + self.down(x)).relu()
 
@@ -93,8 +106,13 @@ def resnet() -> Callable[[], None]:
     """A ResNet-18-like network on 4x3x64x64 with SGD and momentum."""
     torch.manual_seed(0)
     widths = (64, 64, 128, 256, 512)
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    for inner, outer in zip(widths[:-1], widths[1:], strict=True):
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+    ]
+    for inner, outer in itertools.pairwise(widths):
         layers += [Residual(inner, outer, 1 if inner == outer else 2), Residual(outer, outer, 1)]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=False)

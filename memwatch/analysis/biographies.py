@@ -7,13 +7,16 @@ void: never used at all. The words are those of heap profiling (Röjemo & Runcim
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.analysis.lives import Curve, Lives
-from memwatch.capture import Capture
-from memwatch.capture.packed import IntArray
 from memwatch.capture.schema import NONE
+
+if TYPE_CHECKING:
+    from memwatch.analysis.lives import Curve, Lives
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
 
 PHASE_NAMES = ("lag", "use", "drag", "void")
 LAG, USE, DRAG, VOID = range(len(PHASE_NAMES))

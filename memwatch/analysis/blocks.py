@@ -8,13 +8,17 @@ means that the free was not seen, so the older block ends there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from memwatch.capture import Capture
-from memwatch.capture.packed import IntArray
 from memwatch.capture.schema import NONE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ def block_at(blocks: Blocks, address: IntArray, time_ns: IntArray) -> IntArray:
     """
     if not len(blocks) or not len(address):
         return np.full(len(address), NONE, dtype=np.int64)
-    names, codes = np.unique(np.concatenate([blocks.address, address]), return_inverse=True)
+    _, codes = np.unique(np.concatenate([blocks.address, address]), return_inverse=True)
     times, ranks = np.unique(np.concatenate([blocks.birth_ns, time_ns]), return_inverse=True)
     keys = codes.astype(np.int64) * (len(times) + 1) + ranks
     block_keys, wanted = keys[: len(blocks)], keys[len(blocks) :]

@@ -6,12 +6,16 @@ temporaries, not optimizer state: only what the optimizer keeps in its state is 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from memwatch.analysis.lives import BASELINE, EXTERNAL, UNOBSERVED, WORKSPACE, Lives
-from memwatch.capture import Capture
-from memwatch.capture.packed import IntArray
 from memwatch.capture.schema import ACCESSES, NONE, PHASES, ROLES
+
+if TYPE_CHECKING:
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
 
 _ROLE_RULES = {
     "parameter": "it is a parameter of a module or of an optimizer",

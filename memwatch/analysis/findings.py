@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.biographies import DRAG, LAG, PHASE_NAMES, VOID
+from memwatch.analysis.biographies import DRAG, LAG, PHASE_NAMES
 from memwatch.analysis.holders import Holder
-from memwatch.capture.packed import IntArray
 from memwatch.capture.schema import ACCESSES, NONE
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
     from memwatch.analysis.frames import Frames
+    from memwatch.capture.packed import IntArray
 
 _LEAST_RATIO: Final = 0.02
 _MAX_ROUNDS: Final = 64

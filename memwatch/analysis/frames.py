@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -12,13 +12,15 @@ from memwatch.analysis import biographies, findings
 from memwatch.analysis import modules as module_table
 from memwatch.analysis.biographies import PHASE_NAMES, Biographies
 from memwatch.analysis.categories import categorise
-from memwatch.analysis.findings import Finding
 from memwatch.analysis.holders import Holders
 from memwatch.analysis.lives import UNOBSERVED, WORKSPACE, Curve, Lives, join
 from memwatch.analysis.places import Places, find_places
-from memwatch.capture import Capture
-from memwatch.capture.packed import IntArray
 from memwatch.capture.schema import ACCESSES, DERIVED_BY_NAME, NONE, ORIGINS, PANDAS_DTYPE, PHASES
+
+if TYPE_CHECKING:
+    from memwatch.analysis.findings import Finding
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
 
 _ORIGINS = (*ORIGINS, "workspace")
 

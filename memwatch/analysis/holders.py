@@ -6,7 +6,6 @@ recorder name the variables of running calls. What is left is held by C++ alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,6 +16,8 @@ from memwatch.analysis.lives import WORKSPACE
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memwatch.analysis.frames import Frames
 
 _TORCH = ("/torch/", "\\torch\\")

@@ -8,12 +8,15 @@ storages first seen on one block are one, under the number that came first.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.capture import Capture
-from memwatch.capture.packed import IntArray
 from memwatch.capture.schema import NONE
+
+if TYPE_CHECKING:
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
 
 _TABLES = ("uses", "deaths", "resizes", "packs", "roles", "holders")
 

@@ -9,15 +9,19 @@ did not give, or was made where no allocator events were recorded; then its own 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memwatch.analysis.blocks import Blocks, block_at, pair_events
 from memwatch.analysis.identity import first_on_block, tell_as_one
-from memwatch.capture import Capture
-from memwatch.capture.packed import IntArray
 from memwatch.capture.schema import NONE, ORIGINS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
 
 BY_OP, BASELINE, EXTERNAL, UNOBSERVED = range(len(ORIGINS))
 WORKSPACE = len(ORIGINS)
@@ -56,6 +60,17 @@ class Curve:
     peak_increase_bytes: int
 
 
+@dataclass(frozen=True)
+class _Match:
+    """Which block is which storage's."""
+
+    births: dict[str, IntArray]  # the recorded table, in the order of the storages
+    blocks: Blocks
+    block_of: IntArray  # per storage, -1 for none
+    owner: IntArray  # per block, -1 for memory that no tensor named
+    resized: IntArray  # blocks that a storage got later, by a resize
+
+
 def join(capture: Capture) -> tuple[Capture, Lives, Curve]:
     """Join the storages of a capture with the allocator's events.
 
@@ -66,19 +81,18 @@ def join(capture: Capture) -> tuple[Capture, Lives, Curve]:
     order = np.argsort(births["storage"], kind="stable")
     births = {name: column[order] for name, column in births.items()}
     blocks = pair_events(capture)
-    named = len(order)
     block_of = block_at(blocks, births["address"], births["time_ns"])
     block_of[(births["address"] == 0) | (births["nbytes"] == 0)] = NONE
     canonical = first_on_block(block_of)
-    capture = tell_as_one(capture, canonical)
-    again = canonical != np.arange(named)
+    again = canonical != np.arange(len(order))
     block_of[again] = NONE
     births["nbytes"] = np.where(again, 0, births["nbytes"])
+    capture = tell_as_one(capture, canonical)
     owner = np.full(len(blocks), NONE, dtype=np.int64)
     matched = block_of != NONE
     owner[block_of[matched]] = np.flatnonzero(matched)
     resized = _match_resizes(capture, blocks, owner)
-    lives = _assemble(capture, births, blocks, block_of, owner, resized, named)
+    lives = _assemble(capture, _Match(births, blocks, block_of, owner, resized))
     return capture, *_curve(capture, lives)
 
 
@@ -92,66 +106,73 @@ def _match_resizes(capture: Capture, blocks: Blocks, owner: IntArray) -> IntArra
     return np.unique(found[fresh])
 
 
-def _assemble(
-    capture: Capture,
-    births: dict[str, IntArray],
-    blocks: Blocks,
-    block_of: IntArray,
-    owner: IntArray,
-    resized: IntArray,
-    named: int,
-) -> Lives:
+def _assemble(capture: Capture, match: _Match) -> Lives:
+    """Put the recorder's storages first, then the blocks that are no storage's first one."""
+    blocks, named = match.blocks, len(match.block_of)
+    others = np.setdiff1d(np.flatnonzero(match.owner == NONE), match.resized)
+    extra = np.concatenate([match.resized, others])
+    storages = _named_lives(capture, match)
+    ops = capture.tables["ops"]
+    op = _op_at(ops, blocks.birth_ns[extra])
+    origin = np.where(np.arange(len(extra)) < len(match.resized), BY_OP, UNOBSERVED)
+    op, origin = _place_workspace(ops, blocks, extra, op, origin)
+    unnamed = {
+        "storage": match.owner[extra],
+        "nbytes": blocks.nbytes[extra],
+        "device": blocks.device[extra],
+        "address": blocks.address[extra],
+        "origin": origin,
+        "op": op,
+        "birth_ns": blocks.birth_ns[extra],
+        "death_ns": blocks.death_ns[extra],
+        "counted": np.ones(len(extra), dtype=bool),
+        "birth_order": blocks.birth_order[extra],
+        "death_order": blocks.death_order[extra],
+    }
+    none = np.full(named + len(extra), NONE, dtype=np.int64)
+    columns = {name: np.concatenate([column, unnamed[name]]) for name, column in storages.items()}
+    return Lives(named, **columns, birth_event=none, death_event=none.copy())
+
+
+def _named_lives(capture: Capture, match: _Match) -> dict[str, Any]:
+    """Give the columns of the recorder's storages: from their block where they have one, else from what was seen."""
+    births, blocks = match.births, match.blocks
+    named, matched = len(match.block_of), match.block_of != NONE
     start_ns = int(capture.meta.get("start_ns", 0))
+    columns = {name: births[name].copy() for name in ("nbytes", "device", "address", "op")}
     death_ns = np.full(named, NONE, dtype=np.int64)
     deaths = capture.tables["deaths"]
     death_ns[deaths["storage"]] = deaths["time_ns"]
-    matched = block_of != NONE
-    safe = np.maximum(block_of, 0)
-    extra = np.concatenate([resized, np.setdiff1d(np.flatnonzero(owner == NONE), resized)])
-    nbytes, birth = births["nbytes"].copy(), births["time_ns"].copy()
+    birth_ns = births["time_ns"].copy()
     birth_order, death_order = (np.full(named, NONE, dtype=np.int64) for _ in range(2))
     if len(blocks):
-        birth_order = np.where(matched, blocks.birth_order[safe], NONE)
-        death_order = np.where(matched, blocks.death_order[safe], NONE)
-        nbytes = np.where(matched, blocks.nbytes[safe], nbytes)
-        birth = np.where(matched, blocks.birth_ns[safe], birth)
-        freed = blocks.death_ns[safe]
-        death_ns = np.where(matched & (freed != NONE), freed, death_ns)
+        block = match.block_of[matched]
+        birth_ns[matched], columns["nbytes"][matched] = blocks.birth_ns[block], blocks.nbytes[block]
+        birth_order[matched], death_order[matched] = blocks.birth_order[block], blocks.death_order[block]
+        freed = blocks.death_ns[block]
+        death_ns[matched] = np.where(freed != NONE, freed, death_ns[matched])
+        seen_late = matched & (columns["op"] == NONE)
+        columns["op"][seen_late] = _op_at(capture.tables["ops"], birth_ns)[seen_late]
     at_entry = ~matched & (births["origin"] == BASELINE) & (births["time_ns"] <= start_ns)
     origin = np.where(matched & (births["origin"] == BASELINE), UNOBSERVED, births["origin"])
-    covered = _covered(capture, births["time_ns"]) & _is_real(births)
-    lost = ~matched & ~at_entry & covered & (births["nbytes"] > 0)
-    origin = np.where(lost | (~matched & ~at_entry & (births["origin"] == BASELINE)), EXTERNAL, origin)
-    op = births["op"].copy()
-    ops = capture.tables["ops"]
-    if len(blocks):
-        seen_late = matched & (op == NONE)
-        op[seen_late] = _op_at(ops, blocks.birth_ns[safe])[seen_late]
-    extra_op = _op_at(ops, blocks.birth_ns[extra])
-    extra_origin = np.where(np.arange(len(extra)) < len(resized), BY_OP, UNOBSERVED)
-    extra_op, extra_origin = _place_workspace(ops, blocks, extra, extra_op, extra_origin)
-    none = np.full(named + len(extra), NONE, dtype=np.int64)
-    return Lives(
-        named,
-        np.concatenate([np.arange(named), owner[extra]]),
-        np.concatenate([nbytes, blocks.nbytes[extra]]),
-        np.concatenate([births["device"], blocks.device[extra]]),
-        np.concatenate([births["address"], blocks.address[extra]]),
-        np.concatenate([origin, extra_origin]),
-        np.concatenate([op, extra_op]),
-        np.concatenate([np.where(at_entry, start_ns, birth), blocks.birth_ns[extra]]),
-        np.concatenate([death_ns, blocks.death_ns[extra]]),
-        np.concatenate([(origin != EXTERNAL) & (nbytes > 0), np.ones(len(extra), dtype=bool)]),
-        np.concatenate([birth_order, blocks.birth_order[extra]]),
-        np.concatenate([death_order, blocks.death_order[extra]]),
-        none,
-        none.copy(),
-    )
+    told = _covered(capture, births["time_ns"]) & _is_real(births) & (births["nbytes"] > 0)
+    foreign = ~matched & ~at_entry & (told | (births["origin"] == BASELINE))
+    origin = np.where(foreign, EXTERNAL, origin)
+    return {
+        "storage": np.arange(named),
+        **columns,
+        "origin": origin,
+        "birth_ns": np.where(at_entry, start_ns, birth_ns),
+        "death_ns": death_ns,
+        "counted": (origin != EXTERNAL) & (columns["nbytes"] > 0),
+        "birth_order": birth_order,
+        "death_order": death_order,
+    }
 
 
 def _is_real(births: dict[str, IntArray]) -> NDArray[np.bool_]:
     """Tell real storages from meta and fake ones, which have no address and no allocator events."""
-    return births["address"] != 0
+    return np.not_equal(births["address"], 0)
 
 
 def _covered(capture: Capture, time_ns: IntArray) -> NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,7 +119,7 @@ def steps(frames: Frames) -> pd.DataFrame:
         bounds_op, bounds_ns = bounds_op[:-1], bounds_ns[:-1]
     columns: dict[str, list[Any]] = {name: [] for name in ("peak_bytes", "peak_op", "end_live_bytes")}
     event_op = frames.timeline["op"].to_numpy()
-    for first_ns, after_ns in zip(bounds_ns[:-1], bounds_ns[1:], strict=True):
+    for first_ns, after_ns in itertools.pairwise(bounds_ns.tolist()):
         first = max(int(np.searchsorted(curve.time_ns, first_ns, side="right")) - 1, 0)
         after = max(int(np.searchsorted(curve.time_ns, after_ns, side="right")), first + 1)
         peak = first + int(np.argmax(curve.live_bytes[first:after]))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwatch.capture.packed import IntArray
 from memwatch.capture.schema import RECORDED, RECORDED_BY_NAME
+
+if TYPE_CHECKING:
+    from memwatch.capture.packed import IntArray
 
 INTEGER_TABLES = tuple(
     table.name for table in RECORDED if all(column.kind == "int" for column in table.columns)

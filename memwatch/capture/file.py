@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pathlib
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from memwatch.capture.capture import INTEGER_TABLES, Capture, Note
-from memwatch.capture.packed import IntArray
 from memwatch.capture.schema import FORMAT_VERSION, RECORDED, RECORDED_BY_NAME
 from memwatch.errors import MemwatchError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
+
+    from memwatch.capture.packed import IntArray
 
 _APPLICATION_ID: Final = 0x6D656D77  # "memw", so that a foreign database is told from a capture
 _BUSY_S: Final = 10.0
@@ -75,7 +78,8 @@ class CaptureWriter:
             try:
                 for name, rows in tables.items():
                     marks = ", ".join("?" * len(RECORDED_BY_NAME[name].columns))
-                    self._database.executemany(f'INSERT INTO "{name}" VALUES ({marks})', rows)  # noqa: S608  # names come from the schema
+                    insert = f'INSERT INTO "{name}" VALUES ({marks})'  # noqa: S608  # the schema's own name
+                    self._database.executemany(insert, rows)
                 self._database.execute("COMMIT")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
@@ -175,7 +179,8 @@ def _read(database: sqlite3.Connection) -> Capture:
     for name in INTEGER_TABLES:
         names = RECORDED_BY_NAME[name].names
         chosen = ", ".join(f'"{column}"' for column in names)
-        rows = database.execute(f'SELECT {chosen} FROM "{name}" ORDER BY rowid').fetchall()  # noqa: S608  # names come from the schema
+        select = f'SELECT {chosen} FROM "{name}" ORDER BY rowid'  # noqa: S608  # the schema's own names
+        rows = database.execute(select).fetchall()
         columns[name] = list(np.array(rows, dtype=np.int64).reshape(-1, len(names)).T)
     strings: dict[int, str] = {
         int(number): str(text) for number, text in database.execute("SELECT id, text FROM strings")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memwatch.capture.capture import INTEGER_TABLES, Capture, Note
 from memwatch.capture.file import CaptureWriter, load
 from memwatch.capture.packed import IntArray, PackedTable, as_rows
 from memwatch.capture.schema import RECORDED_BY_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Recording:

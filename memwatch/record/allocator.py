@@ -13,8 +13,7 @@ import ctypes
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -29,7 +28,11 @@ from torch._C._profiler import (
 from torch.autograd import profiler, profiler_legacy
 
 from memwatch.record.clock import Clock, Converter, ticks
-from memwatch.record.strings import Strings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from memwatch.record.strings import Strings
 
 _STARTERS: Final = (
     (profiler, "_prepare_profiler"),
@@ -60,7 +63,7 @@ class AllocatorChannel:
     def start(self, emit: Callable[[Any], None]) -> None:
         """Open the first window; `emit` receives the rows of `allocator` of each closed one as an int64 array."""
         self._emit = emit
-        if torch.autograd._profiler_enabled():
+        if _autograd._profiler_enabled():
             self.stepped_aside = True
             self._note(
                 "allocator", "a torch profiler was already running: allocator events were not recorded"

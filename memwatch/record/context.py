@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -20,6 +19,8 @@ from memwatch.record.clock import ticks
 from memwatch.record.storages import BASELINE, Storages, plain_parts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from memwatch.record.stacks import Stacks
     from memwatch.record.strings import Strings
 

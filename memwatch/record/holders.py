@@ -175,7 +175,7 @@ class HolderLooks:
         words = edges[0] if edges else ""
         if kind == "argument":
             words = words.replace("local `", "argument `", 1)
-        if isinstance(chain[1], (Tensor, *_CONTAINERS)) or len(edges) < 2:  # noqa: PLR2004  # no second edge to tell of
+        if isinstance(chain[1], (Tensor, *_CONTAINERS)) or len(edges) < 2:  # no second edge to tell of
             known[head] = strings(kind), strings(words), site
             return known[head]
         return strings("attribute"), strings(f"{edges[1]}, {words}"), site
@@ -220,7 +220,9 @@ def _reach(frame: FrameType, seen: set[int]) -> Iterator[Chain]:
         if isinstance(value, Tensor):
             yield chain  # a tensor may be reached from several calls: each of them holds it
             continue
-        if id(value) in seen and not (isinstance(value, _CONTAINERS) and len(chain) == 2):  # noqa: PLR2004  # a container passed on is held by both calls
+        if id(value) in seen and not (
+            isinstance(value, _CONTAINERS) and len(chain) == 2
+        ):  # a container passed on is held by both calls
             continue
         seen.add(id(value))
         yield chain

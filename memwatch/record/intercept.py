@@ -44,7 +44,7 @@ class ModeInterceptor(TorchDispatchMode):
     name = "mode"
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._handler: Handler | None = None
         self._kinds: dict[Any, OpKind | None] = {}
 
@@ -56,11 +56,11 @@ class ModeInterceptor(TorchDispatchMode):
     def start(self, handler: Handler) -> None:
         """Push the mode."""
         self._handler = handler
-        self.__enter__()
+        self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
         """Pop the mode."""
-        self.__exit__(None, None, None)
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._handler = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -81,7 +81,7 @@ def _dispatches_itself(kind: type) -> bool:
 
     if kind is torch.Tensor or kind is torch.nn.Parameter or issubclass(kind, FakeTensor):
         return False
-    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
 
 
 def _mode_kind(func: Any) -> OpKind | None:
@@ -107,11 +107,11 @@ class KeyInterceptor:
         if not self.works():
             raise MemwatchError("this torch has no free dispatch key; use profile(intercept='mode')")
         KeyInterceptor._handler = handler
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)  # type: ignore[attr-defined]
+        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
 
     def stop(self) -> None:
         """Exclude the key again."""
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)  # type: ignore[attr-defined]
+        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)
         KeyInterceptor._handler = None
 
     @staticmethod
@@ -129,7 +129,7 @@ class KeyInterceptor:
         try:
             KeyInterceptor._register()
             KeyInterceptor._handler = probe
-            included = torch._C._dispatch_tls_set_dispatch_key_included  # type: ignore[attr-defined]
+            included = torch._C._dispatch_tls_set_dispatch_key_included
             included(_KEY, True)
             try:
                 sums = (torch.ones(3, requires_grad=True) * 2).sum()
@@ -182,7 +182,7 @@ def _later_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _overloads() -> Iterator[tuple[str, str, Any]]:
     """Give every defined overload: its namespace, its name within, itself."""
-    for qualified in torch._C._dispatch_get_all_op_names():  # type: ignore[attr-defined]
+    for qualified in torch._C._dispatch_get_all_op_names():
         space, name = qualified.split("::")
         if space in {"prim", "_"}:
             continue
@@ -198,10 +198,10 @@ def _overloads() -> Iterator[tuple[str, str, Any]]:
 
 def _free_key() -> Any:
     try:
-        return torch._C._dispatch_key_parse("Fake")  # type: ignore[attr-defined]
+        return torch._C._dispatch_key_parse("Fake")
     except (RuntimeError, AttributeError):
         return None
 
 
 _KEY: Final = _free_key()
-_set_excluded: Final[Any] = torch._C._dispatch_tls_set_dispatch_key_excluded  # type: ignore[attr-defined]
+_set_excluded: Final[Any] = torch._C._dispatch_tls_set_dispatch_key_excluded

@@ -7,7 +7,6 @@ Budget: less than an empty TorchDispatchMode costs (reports/overhead.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -18,6 +17,8 @@ from memwatch.record.clock import ticks
 from memwatch.record.storages import BASELINE, BY_OP, Passing, Storages, address_of, plain_parts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from memwatch.record.context import Context
     from memwatch.record.stacks import Stacks
     from memwatch.record.strings import Strings
@@ -30,7 +31,7 @@ _NEVER: Final = 1 << 62
 _overrides = torch._C._has_torch_function
 _graph_task = torch._C._current_graph_task_id
 _current_node = torch._C._current_autograd_node
-_next_sequence = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]  # missing from the stubs
+_next_sequence = torch._C._autograd._get_sequence_nr
 _grad_enabled = torch.is_grad_enabled
 _Parameter: Final = torch.nn.Parameter
 _strided: Final = torch.strided
@@ -83,7 +84,9 @@ class OpRecorder:
         self._ops_started = ops_started
         self._was_backward = False
 
-    def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(  # noqa: C901, PLR0912  # the hot path is one function: every call in it is paid per op
+        self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run the op and record it; the op's result or exception is passed on as it is."""
         if _overrides(args) or (
             kind.takes_lists and any(_overrides(item) for item in args if item.__class__ is list)
@@ -107,10 +110,8 @@ class OpRecorder:
                 self._was_backward = True
                 self._storages.hold = self.holds()
             phase = BACKWARD
-            sequence = _current_node()._sequence_nr()  # type: ignore[union-attr]
-            if (
-                sequence > _MAX_SEQUENCE
-            ):  # AccumulateGrad has the largest unsigned number, so that it runs first
+            sequence = _current_node()._sequence_nr()
+            if sequence > _MAX_SEQUENCE:  # AccumulateGrad's, the largest unsigned number, so that it runs first
                 sequence = NONE
         stack = self._capture_stack(outer, task)
         name = self._names.get(kind)

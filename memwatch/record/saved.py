@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import re
 import weakref
-from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +23,8 @@ from memwatch.record.clock import ticks
 from memwatch.record.storages import BASELINE, Storages
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
     from memwatch.record.context import Context
 
 _autograd: Any = torch._C._autograd

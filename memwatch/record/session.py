@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -33,6 +33,12 @@ from memwatch.record.stacks import Stacks
 from memwatch.record.storages import Storages
 from memwatch.record.strings import Strings
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memwatch.capture.packed import IntArray
+    from memwatch.record.options import Options
+
 FLUSH_OPS: Final = 10_000
 FLUSH_S: Final = 0.5
 WINDOW_OPS: Final = 50_000
@@ -42,32 +48,33 @@ _running: list[Session] = []
 class Session:
     """Everything that is switched on between the start and the end of a block."""
 
-    def __init__(
-        self, *, path: str | os.PathLike[str] | None, stacks: bool, holders: bool, allocator: bool, intercept: str, replay: bool = False,
-        force: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, options: Options) -> None:
         if _running:
             raise MemwatchError("a memwatch.profile() block is already open; leave it before opening another")
-        self.interceptor = choose_interceptor(intercept)
-        self._writer = CaptureWriter(path, force=force) if path is not None else None
+        self.interceptor = choose_interceptor(options.intercept)
+        self._writer = CaptureWriter(options.path, force=options.force) if options.path is not None else None
         self._recording = Recording(self._writer)
         self._clock = Clock()
         self.started = [0]
         self.strings = Strings()
         self.storages = Storages(self.strings, self.started)
-        self._stacks = Stacks(self.strings, context.call_impl.__code__, enabled=stacks)
+        if options.limit_bytes is not None:
+            self.storages.limit_bytes = options.limit_bytes
+        self._stacks = Stacks(self.strings, context.call_impl.__code__, enabled=options.stacks)
         self.context = context.Context(self.storages, self._stacks, self.strings, self.started)
         self.ops = OpRecorder(self.storages, self._stacks, self.context, self.strings, self.started)
         self.arguments = (
-            ArgumentRecorder(self.ops, self.storages, self.strings, self.started) if replay else None
+            ArgumentRecorder(self.ops, self.storages, self.strings, self.started) if options.replay else None
         )
         self._saved = SavedTensorRecorder(self.storages, self.context, self.started)
         self._process = ProcessSampler()
         self._holders: HolderLooks | None = None
-        self._want_holders = holders
+        self._want_holders = options.holders
         self._notes: list[Note] = []
         self._allocator = (
-            AllocatorChannel(self.strings, self._clock, self.started, self.note) if allocator else None
+            AllocatorChannel(self.strings, self._clock, self.started, self.note)
+            if options.allocator
+            else None
         )
         self._written_strings = self._written_notes = 0
         self._flushing = threading.Lock()
@@ -89,8 +96,9 @@ class Session:
             self._patch_resize()
             self._switch_on(self._saved.start, self._saved.stop)
             if self._allocator is not None:
-                emit = lambda rows: self._add({"allocator": rows})  # noqa: E731  # a name would say less
-                self._switch_on(lambda: self._allocator.start(emit), self._allocator.stop)  # type: ignore[union-attr]
+                self._switch_on(
+                    functools.partial(self._allocator.start, self._add_events), self._allocator.stop
+                )
             self.ops.on_flush = self._flush_in_thread
             self.ops.holds = self._holds_in_backward
             self._schedule()
@@ -162,7 +170,7 @@ class Session:
             storages.resized(storage)
             return result
 
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]  # taken off again at the end
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]  # taken off again
         self._undo.append(lambda: delattr(torch.UntypedStorage, "resize_"))
 
     def _schedule(self) -> None:
@@ -222,9 +230,7 @@ class Session:
             if self.arguments is not None:
                 sources |= {"arguments": self.arguments.arguments, "operands": self.arguments.operands}
             rows: dict[str, Any] = {name: _take(flat) for name, flat in sources.items()}
-            for name in rows:
-                if name != "windows":
-                    rows[name] = self._in_ns(name, rows[name])
+            rows.update((name, self._in_ns(name, flat)) for name, flat in rows.items() if name != "windows")
             rows["stacks"] = self._stacks.unwritten_rows()
             self._write(rows)
 
@@ -236,9 +242,9 @@ class Session:
                 rows[:, index] = self._clock.to_ns(rows[:, index])
         return rows
 
-    def _add(self, rows: dict[str, Any]) -> None:
+    def _add_events(self, rows: IntArray) -> None:
         with self._flushing:
-            self._write(rows)
+            self._write({"allocator": rows})
 
     def _write(self, rows: dict[str, Any]) -> None:
         strings = self.strings.texts[self._written_strings :]
@@ -304,7 +310,7 @@ def _take(rows: list[int]) -> list[int]:
 
 
 def _forget_in_child() -> None:
-    for session in list(_running):
+    for session in _running:
         session.forget_in_child()
 
 

@@ -11,13 +11,15 @@ import os
 import sys
 import sysconfig
 from types import CodeType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 import memwatch
 from memwatch.capture.schema import NONE
-from memwatch.record.strings import Strings
+
+if TYPE_CHECKING:
+    from memwatch.record.strings import Strings
 
 _MAX_DEPTH: Final = 128
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
@@ -139,6 +141,6 @@ def _line_at(code: CodeType, offset: int) -> int:
 @functools.cache
 def is_user(file: str) -> bool:
     """Tell whether a file is the program's own: not torch, not memwatch, not the standard library, not frozen."""
-    if file.startswith("<frozen") or file.startswith((_TORCH, _OWN)):
+    if file.startswith(("<frozen", _TORCH, _OWN)):
         return False
     return not (file.startswith(_STDLIB) and not file.startswith(_SITE))

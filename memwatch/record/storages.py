@@ -11,17 +11,23 @@ until backward has ended, and the allocator's events tell when the memory was fr
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memwatch.capture.schema import NONE, ORIGINS
+from memwatch.errors import MemoryLimitError
 from memwatch.record.clock import ticks
-from memwatch.record.strings import Strings
+from memwatch.sizes import format_bytes
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from memwatch.record.strings import Strings
+
+_NO_LIMIT: Final = 1 << 62
 address_of = torch._C._storage_address  # type: ignore[attr-defined]  # asks no __torch_function__, makes no object
 BY_OP, BASELINE, EXTERNAL = ORIGINS.index("op"), ORIGINS.index("baseline"), ORIGINS.index("external")
 
@@ -59,6 +65,7 @@ class Storages:
         self.unseen: set[str] = set()
         self.closed = False
         self.on_birth: Callable[[int], None] | None = None
+        self.limit_bytes = _NO_LIMIT
         self._strings = strings
         self._ops_started = ops_started
         self._cpu = strings("cpu")
@@ -96,6 +103,12 @@ class Storages:
         self.births += (number, op, ticks(), address, nbytes, device, origin, self.shape_id(tensor))
         if self.on_birth is not None:
             self.on_birth(nbytes)
+        if self.live_bytes > self.limit_bytes:
+            limit, self.limit_bytes = self.limit_bytes, _NO_LIMIT  # once: the program may handle it and go on
+            raise MemoryLimitError(
+                f"{format_bytes(self.live_bytes)} of tensors are live, more than limit_bytes={limit}; "
+                "see prof.at_peak for what they are, or raise the limit"
+            )
         return number
 
     def _watch(self, tensor: Tensor, key: int, number: int) -> int:
@@ -183,9 +196,10 @@ def _data_address(tensor: Tensor) -> int:
 
 def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
     """Give the tensors whose storages hold the bytes of `tensor`: itself, or the parts of a wrapper or sparse one."""
-    if is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            part = getattr(tensor, name)
+    wrapper: Any = tensor
+    if is_traceable_wrapper_subclass(wrapper):
+        for name in wrapper.__tensor_flatten__()[0]:
+            part = getattr(wrapper, name)
             if isinstance(part, Tensor):
                 yield from plain_parts(part)
     elif tensor.layout is torch.strided:
