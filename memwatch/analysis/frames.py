@@ -28,13 +28,14 @@ _ORIGINS = (*ORIGINS, "workspace")
 def table(name: str, columns: dict[str, Any], index: Any = None) -> pd.DataFrame:
     """Make a DataFrame with exactly the columns and dtypes that the schema gives table `name`."""
     wanted = DERIVED_BY_NAME[name].columns
-    return pd.DataFrame(
+    frame: pd.DataFrame = pd.DataFrame(
         {
             column.name: pd.Series(columns[column.name], dtype=PANDAS_DTYPE[column.kind], index=index)
             for column in wanted
         },
         index=index,
     )
+    return frame
 
 
 class Frames:
@@ -245,7 +246,8 @@ class Frames:
         storages = self.storages
         born = storages["counted"] & (storages["birth_event"] <= event)
         alive = born & ((storages["death_event"] == NONE) | (storages["death_event"] > event))
-        return storages[alive]
+        rows: pd.DataFrame = storages[alive]
+        return rows
 
     @cached_property
     def at_peak(self) -> pd.DataFrame:
@@ -316,7 +318,8 @@ class Frames:
     def step_marks(self) -> IntArray:
         """Numbers of the ops before which `prof.step()` was called."""
         steps = self.capture.tables["steps"]
-        return steps["op"][self.strings[steps["name"]] == "step"]
+        marks: IntArray = steps["op"][self.strings[steps["name"]] == "step"]
+        return marks
 
     @cached_property
     def modules(self) -> pd.DataFrame:
