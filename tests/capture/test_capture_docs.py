@@ -1,0 +1,28 @@
+"""The page of tables is the schema's, and the schema describes every column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from memwatch.capture.docs import tables_page, unit
+from memwatch.capture.schema import DERIVED, RECORDED
+
+PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
+
+
+def test_the_page_is_fresh():
+    """docs/tables.md is what `python -m memwatch.capture.docs` writes now."""
+    assert PAGE.read_text(encoding="utf-8") == tables_page()
+
+
+def test_every_column_is_described_once():
+    """No table has two columns of a name; each says what it means; sizes and times tell their unit."""
+    for table in (*RECORDED, *DERIVED):
+        assert table.doc
+        assert len(set(table.names)) == len(table.names)
+        for column in table.columns:
+            assert column.doc
+            if "nanoseconds" in column.doc:
+                assert unit(column) == "nanoseconds", column
+            if column.name.endswith("bytes"):
+                assert unit(column) == "bytes"

@@ -1,0 +1,94 @@
+"""A run that is killed, or still running, has a file that holds everything up to the last flush."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import torch
+
+import memwatch
+from memwatch.capture import load
+from memwatch.record.session import FLUSH_OPS
+
+RUNS = 4
+# One process imports torch and forks a child per run; each says how many ops it has done, and goes on forever.
+PROGRAM = """
+import os, sys, torch, memwatch
+torch.set_num_threads(1)
+children = []
+for path in sys.argv[1:]:
+    if (child := os.fork()) == 0:
+        model = torch.nn.Linear(4, 4)
+        with memwatch.profile(path):
+            done = 0
+            while True:
+                for _ in range(50):
+                    model(torch.ones(2, 4)).sum().backward()
+                    done += 3  # at least
+                os.write(1, f"{path} {done}\\n".encode())
+    children.append(child)
+print(*children, flush=True)
+for child in children:
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_killed_run_loses_no_more_than_its_last_rows(tmp_path):
+    """`kill -9` at random moments: the file loads, has no gap, and lacks at most the rows of one flush."""
+    rng = random.Random(time.time_ns())  # random moments are the point
+    paths = [str(tmp_path / f"{number}.memwatch") for number in range(RUNS)]
+    said = dict.fromkeys(paths, 0)
+    words = [sys.executable, "-c", PROGRAM, *paths]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as process:
+        children: list[int] = []
+        at = {path: rng.randint(1, FLUSH_OPS * 5 // 4) for path in paths}
+        for line in process.stdout:
+            first, *rest = line.split()
+            if first.isdigit():
+                children = [int(word) for word in (first, *rest)]
+            else:
+                said[first.decode()] = int(rest[0])
+            for path, child in list(zip(paths, children, strict=False)):
+                if said[path] >= at[path]:
+                    os.kill(child, signal.SIGKILL)
+                    at[path] = 1 << 60
+    for path in paths:
+        capture = load(path)
+        ops = capture.tables["ops"]["op"]
+        np.testing.assert_array_equal(ops, np.arange(len(ops)))
+        assert len(ops) >= said[path] - FLUSH_OPS
+        assert capture.meta["complete"] is False
+        reading = memwatch.load(path)
+        assert reading.peak_bytes >= 0
+        assert "Peak" in reading.summary()
+
+
+def test_a_file_can_be_read_while_it_is_written(tmp_path):
+    """Every look at a growing file sees whole rows that agree with each other, and never fewer than before."""
+    torch.set_num_threads(1)
+    path = tmp_path / "growing.memwatch"
+    model = torch.nn.Linear(4, 4)
+    seen = [0]
+    with memwatch.profile(path):
+        while seen[-1] < 3 * FLUSH_OPS:
+            for _ in range(200):
+                model(torch.ones(2, 4)).sum().backward()
+            capture = load(path)
+            tables = capture.tables
+            count = len(tables["ops"]["op"])
+            assert count >= seen[-1]
+            np.testing.assert_array_equal(tables["ops"]["op"], np.arange(count))
+            assert tables["ops"]["name"].max(initial=-1) < len(capture.strings)
+            assert tables["uses"]["op"].max(initial=-1) <= count
+            seen.append(count)
+    assert len(set(seen)) > 2
+    assert memwatch.load(path).meta["complete"] is True
+    assert len(memwatch.load(path).ops) >= seen[-1]
