@@ -3,28 +3,77 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from memwatch.errors import MemwatchError
+from memwatch.errors import MemoryLimitError, MemwatchError
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from memwatch import planner, replay
+    from memwatch.analysis.findings import Finding
+    from memwatch.capture.file import CaptureError
+    from memwatch.leaks import Leak, TensorLeakError, check_leaks, find_leaks, why_alive
+    from memwatch.planner.errors import BudgetError
+    from memwatch.planner.plan import Plan
     from memwatch.profile import Profile, profile
     from memwatch.reading import Reading, load
+    from memwatch.replay.front import plan
+    from memwatch.replay.result import ReplayResult
+    from memwatch.verification import verify
 
 _HOMES = {
+    "BudgetError": "memwatch.planner.errors",
+    "CaptureError": "memwatch.capture.file",
+    "Finding": "memwatch.analysis.findings",
+    "Leak": "memwatch.leaks",
+    "Plan": "memwatch.planner.plan",
     "Profile": "memwatch.profile",
     "Reading": "memwatch.reading",
+    "ReplayResult": "memwatch.replay.result",
+    "TensorLeakError": "memwatch.leaks",
+    "check_leaks": "memwatch.leaks",
+    "find_leaks": "memwatch.leaks",
     "load": "memwatch.reading",
+    "plan": "memwatch.replay.front",
     "profile": "memwatch.profile",
+    "verify": "memwatch.verification",
+    "why_alive": "memwatch.leaks",
 }
 """Where each public name lives; it is imported when it is first used, so that `import memwatch` stays cheap."""
 
-__all__ = ["MemwatchError", "Profile", "Reading", "load", "profile"]
+_PACKAGES = ("planner", "replay")
+"""Public packages; `memwatch.replay` can be called."""
+
+__all__ = [
+    "BudgetError",
+    "CaptureError",
+    "Finding",
+    "Leak",
+    "MemoryLimitError",
+    "MemwatchError",
+    "Plan",
+    "Profile",
+    "Reading",
+    "ReplayResult",
+    "TensorLeakError",
+    "check_leaks",
+    "find_leaks",
+    "load",
+    "plan",
+    "planner",
+    "profile",
+    "replay",
+    "verify",
+    "why_alive",
+]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"memwatch.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'memwatch' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
@@ -34,3 +83,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Let the public function `profile` win over the module `memwatch/profile.py` that it lives in."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
