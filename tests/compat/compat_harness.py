@@ -1,0 +1,137 @@
+"""Run a program plainly and under memwatch.profile(), and tell every difference the program could notice."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import random
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compat_deaths import observed_order, plain_order
+from compat_frozen import freeze, tensors_in, without_versions
+from compat_state import differences, torch_state
+
+import memwatch
+from memwatch.analysis.observer import observer_effects
+
+INTERCEPTS = ("key", "mode")
+Program = Callable[[], Any]
+
+
+@dataclass
+class Outcome:
+    """What one run of a program showed."""
+
+    result: Any
+    error: Any
+    warned: list[tuple[type, str]]
+    random_state: Any
+    freed_at_once: list[bool]
+    freed_by_gc: list[bool]
+
+
+def run(program: Program, around: Callable[[], Any] = contextlib.nullcontext) -> Outcome:
+    """Run a program with fixed seeds inside `around()`; memwatch's own entry and exit count as the program's."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    gc.collect()
+    gc.disable()
+    error = None
+    value: Any = None
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                with around():
+                    value = program()
+            except Exception as raised:
+                error = freeze(raised)
+        state = (torch.get_rng_state().numpy().tobytes(), random.getstate(), repr(np.random.get_state()))
+        result = freeze(value)
+        alive = [weakref.ref(tensor) for tensor in tensors_in(value)]
+        del value
+        at_once = [reference() is None for reference in alive]
+        gc.collect()
+        by_gc = [reference() is None for reference in alive]
+    finally:
+        gc.enable()
+    warned = [(each.category, str(each.message)) for each in caught]
+    return Outcome(result, error, warned, state, at_once, by_gc)
+
+
+def check(program: Program, intercept: str, *, deaths: bool = True, raises: bool = False) -> memwatch.Profile:
+    """Assert that the program runs the same under memwatch, and that nothing of memwatch stays."""
+    run(program)  # first-time effects: lazy imports, warnings given once, caches
+    plain = run(program)
+    expected = plain_order(_repeated(program)) if deaths else []
+    before = torch_state()
+    prof = memwatch.profile(intercept=intercept)
+    observed = run(program, lambda: prof)
+    after = torch_state()
+    again = run(program)
+    assert (plain.error is not None) is raises, plain.error
+    assert plain == again, "the program does not repeat plainly: it cannot be compared"
+    effects = prof_effects(prof)
+    if effects:  # sums of gradients made out of place do not raise the version of the gradient
+        observed.result, plain.result = without_versions(observed.result), without_versions(plain.result)
+    assert observed == plain
+    assert differences(before, after) == []
+    if deaths:
+        with memwatch.profile(intercept=intercept) as prof:
+            result = _repeated(program)()
+        del result
+        if not effects:
+            assert observed_order(prof) == expected
+    return prof
+
+
+def prof_effects(prof: memwatch.Profile) -> list[str]:
+    """Name the ops that ran in another way because a mode was on, by the report's own words."""
+    found = observer_effects(prof._frames)
+    return [op for effect in found for op in effect.ops if "under a dispatch mode" in effect.text]
+
+
+def _repeated(program: Program) -> Program:
+    def run_it() -> Any:
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        with contextlib.suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return program()
+        return None
+
+    return run_it
+
+
+def unnoticed(
+    program: Program | None = None, *, deaths: Any = True, raises: bool = False
+) -> Any:
+    """Turn a program into a test that it does not notice memwatch, once for each way to intercept.
+
+    Args:
+        program: the program; it takes nothing and returns everything that is to be compared.
+        deaths: whether storages must die in the plain program's order; a collection of intercepts limits it to those.
+        raises: the program is meant to raise.
+    """
+    if program is None:
+        return functools.partial(unnoticed, deaths=deaths, raises=raises)
+
+    @pytest.mark.parametrize("intercept", INTERCEPTS)
+    def test(intercept: str) -> None:
+        compared = deaths if isinstance(deaths, bool) else intercept in deaths
+        check(program, intercept, deaths=compared, raises=raises)
+
+    test.__name__ = test.__qualname__ = program.__name__
+    test.__doc__ = program.__doc__
+    test.__module__ = program.__module__
+    return test

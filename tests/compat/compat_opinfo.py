@@ -1,0 +1,71 @@
+"""PyTorch's own op database as programs: one sample, forward and backward."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_GPU_ONLY = "jiterator"
+
+
+def entries() -> list[Any]:
+    """Give the entries of the database that have float32 samples on the CPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    return [op for op in op_db if torch.float32 in op.supported_dtypes("cpu") and not op.name.startswith(_GPU_ONLY)]
+
+
+def name_of(op: Any) -> str:
+    """Name an entry, its variant included."""
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+def programs(op: Any, count: int) -> Iterator[Callable[[], Any]]:
+    """Give up to `count` programs of an entry, spread over its samples."""
+    torch.manual_seed(0)
+    samples = list(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd))
+    step = max(1, len(samples) // count)
+    for sample in itertools.islice(samples, 0, None, step):
+        yield _program(op, sample)
+
+
+def _program(op: Any, sample: Any) -> Callable[[], Any]:
+    def program() -> Any:
+        torch.manual_seed(0)
+        given = _fresh((sample.input, sample.args, sample.kwargs))
+        out = op(given[0], *given[1], **given[2])
+        wanted = [tensor for tensor in _tensors(sample.output_process_fn_grad(out)) if tensor.requires_grad]
+        leaves = [tensor for tensor in _tensors(given) if tensor.requires_grad and tensor.is_leaf]
+        if not wanted or not leaves:
+            return out
+        grads = torch.autograd.grad(wanted, leaves, [torch.ones_like(each) for each in wanted], allow_unused=True)
+        return out, grads
+
+    return program
+
+
+def _fresh(value: Any) -> Any:
+    """Copy a sample, so that no run sees what another left."""
+    if isinstance(value, Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if type(value) in (list, tuple):
+        return type(value)(_fresh(item) for item in value)
+    if type(value) is dict:
+        return {key: _fresh(item) for key, item in value.items()}
+    return value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in _tensors(item)]
+    return []
