@@ -66,9 +66,7 @@ def gaps_at(model: Model, events: Events, step: int) -> IntArray:
 
 
 @compiled
-def apply_recompute(
-    tokens: IntArray, length: int, at: int, ops: IntArray, count: int, out: IntArray
-) -> int:
+def apply_recompute(tokens: IntArray, length: int, at: int, ops: IntArray, count: int, out: IntArray) -> int:
     """Write the schedule with some ops inserted before a step to `out`; return its length."""
     out[:at] = tokens[:at]
     out[at : at + count] = ops[:count]
@@ -123,6 +121,12 @@ def _prefix(live: IntArray, length: int, budget: int) -> tuple[IntArray, IntArra
 
 
 @compiled
+def _covered(model: Model, area: IntArray, steps: IntArray, buffer: int, since: int, until: int) -> int:
+    """Bound what an idle interval of a buffer contributes to the bytes above the budget."""
+    return min(model.nbytes[buffer] * (steps[until] - steps[since + 1]), area[until] - area[since + 1])
+
+
+@compiled
 def _candidates(
     model: Model, tokens: IntArray, length: int, events: Events, search: Search, live: IntArray, budget: int,
     peak_step: int, style: Style,
@@ -136,9 +140,10 @@ def _candidates(
     for gap in range(len(gaps)):
         buffer, version, since, until = gaps[gap]
         until = length if until < 0 else until
-        covered = min(model.nbytes[buffer] * (steps[until] - steps[since + 1]), area[until] - area[since + 1])
+        covered = _covered(model, area, steps, buffer, since, until)
         before = -1
         for way in (RECOMPUTE, KEEP_IF_LATE, KEEP, MOVE):
+            net = covered
             if way == MOVE:
                 if model.movable[buffer] == 0:
                     continue
@@ -150,12 +155,17 @@ def _candidates(
                 if found < 0 or found == before:
                     continue
                 before = found
+                for position in range(search.number[1]):
+                    kept, kept_since = search.kept[position]
+                    net -= _covered(model, area, steps, kept, kept_since, until)
                 price = 0.0
                 for position in range(found):
                     price += model.cost[search.ops[position]]
+            if net <= 0:
+                continue
             rows[count, 0], rows[count, 1], rows[count, 2] = buffer, version, since
             rows[count, 3], rows[count, 4] = until, way
-            score[count] = np.float64(covered) ** style.area_power / (price + 1e-9)
+            score[count] = np.float64(net) ** style.area_power / (price + 1e-9)
             count += 1
     ranked = np.argsort(-score[:count], kind="mergesort")
     return rows, ranked
@@ -187,7 +197,7 @@ def _best_cut(
 ) -> int:  # fmt: skip
     """Write the best schedule that is one cut away to `best`; return its length, 0 when no cut helps."""
     events = list_events(model, tokens, length)
-    area = overflow(live, length, budget)
+    area = overflow(model, tokens, length, live, budget)
     rows, ranked = _candidates(model, tokens, length, events, search, live, budget, peak_step, style)
     best_score, best_length = 0.0, 0
     tried = 0
@@ -204,7 +214,7 @@ def _best_cut(
         )
         if sweep(model, trial, new_length, scratch, trial_live) < 0:
             continue
-        gain = area - overflow(trial_live, new_length, budget)
+        gain = area - overflow(model, trial, new_length, trial_live, budget)
         if gain <= 0:
             continue
         score = gain**style.area_power / (price + 1e-9) * (1.0 + style.noise * np.random.random())

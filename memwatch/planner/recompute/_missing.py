@@ -24,7 +24,8 @@ class Search(NamedTuple):
     ops: IntArray  # the ops found
     stamp: IntArray  # op -> number of the search that found it
     stack: IntArray  # ops whose inputs are still to be looked at
-    number: IntArray  # number of the current search
+    kept: IntArray  # buffers that are to live on instead, since which step: rows
+    number: IntArray  # number of the current search; how many rows of `kept` it filled
 
 
 @compiled
@@ -32,12 +33,14 @@ def new_search(num_ops: int) -> Search:
     """Allocate the working memory."""
     return Search(
         np.empty(num_ops + 1, np.int64), np.full(num_ops, -1, np.int64),
-        np.empty(num_ops + 1, np.int64), np.zeros(1, np.int64),
+        np.empty(num_ops + 1, np.int64), np.empty((num_ops + 1, 2), np.int64), np.zeros(2, np.int64),
     )  # fmt: skip
 
 
 @compiled
-def _add_unit(model: Model, search: Search, buffer: int, version: int, found: int, waiting: int) -> tuple[int, int]:
+def _add_unit(
+    model: Model, search: Search, buffer: int, version: int, found: int, waiting: int
+) -> tuple[int, int]:
     """Add the producer of a buffer and its mutations up to a version; (-1, -1) if one may not run again."""
     if model.producer[buffer] < 0:
         return -1, -1
@@ -66,12 +69,16 @@ def _add_gone(
     if wanted_at(model, events, buffer, step) == version:
         return found, waiting
     left, since = left_before(model, events, buffer, step)
-    if left == version and (mode == KEEP or (mode == KEEP_IF_LATE and since > peak_step)):
-        return found, waiting
-    more, waiting_more = _add_unit(model, search, buffer, version, found, waiting)
-    if more < 0 and left == version:  # it cannot be computed again, so it must be kept
-        return found, waiting
-    return more, waiting_more
+    if left != version or (mode == RECOMPUTE or (mode == KEEP_IF_LATE and since <= peak_step)):
+        more, waiting_more = _add_unit(model, search, buffer, version, found, waiting)
+        if more >= 0 or left != version:
+            return more, waiting_more
+    # it cannot be computed again, or is not to be: it is kept
+    row = search.number[1]
+    if row < len(search.kept):
+        search.kept[row, 0], search.kept[row, 1] = buffer, since
+        search.number[1] += 1
+    return found, waiting
 
 
 @compiled
@@ -96,6 +103,7 @@ def missing_ops(
         How many ops, or -1 when it is impossible or takes more than `limit`.
     """
     search.number[0] += 1
+    search.number[1] = 0
     found, waiting = _add_unit(model, search, buffer, version, 0, 0)
     while waiting > 0:
         if found > limit:

@@ -90,7 +90,7 @@ def cut_anywhere(
     row[4] = np.random.randint(0, 3)
     if model.movable[row[0]] == 1 and np.random.random() < 0.5:
         row[4] = 3
-    new_length, price = try_cut(model, tokens, length, events, search, row, step, limit, trial)
+    new_length, _price = try_cut(model, tokens, length, events, search, row, step, limit, trial)
     if new_length <= length or sweep(model, trial, new_length, scratch, live) < 0:
         return length
     tokens[:new_length] = trial[:new_length]
@@ -104,7 +104,7 @@ def _value(
     """Return (bytes above the budget summed over steps, cost); overflow infinite for an invalid schedule."""
     if sweep(model, tokens, length, scratch, live) < 0:
         return np.inf, np.inf
-    return overflow(live, length, budget), duration(model, tokens, length)
+    return overflow(model, tokens, length, live, budget), duration(model, tokens, length)
 
 
 @compiled
@@ -156,9 +156,7 @@ def polish(
     best_value = now_value
     for turn in range(effort.rounds):
         next_[:now_length] = now[:now_length]
-        next_length = _disturb(
-            model, may_shift, next_, ids, now_length, effort.limit, scratch, live, trial
-        )
+        next_length = _disturb(model, may_shift, next_, ids, now_length, effort.limit, scratch, live, trial)
         power = 0.5 + np.random.random()
         style = Style(power, 0.5 * np.random.random(), effort.limit, 8, 4 * model.num_ops)
         next_length, peak = fit(model, next_, next_length, budget, style)

@@ -131,10 +131,22 @@ def sweep(model: Model, tokens: IntArray, length: int, scratch: Scratch, live: I
 
 
 @compiled
-def overflow(live: IntArray, length: int, budget: int) -> float:
-    """Return the bytes above the budget, summed over the steps."""
-    total = 0.0
-    for step in range(length):
-        if live[step] > budget:
-            total += live[step] - budget
+def overflow(model: Model, tokens: IntArray, length: int, live: IntArray, budget: int) -> float:
+    """Return the bytes above the budget, summed over the steps; 0 exactly when the schedule fits.
+
+    A repeated op counts by what it adds to the step it serves: otherwise a cut far above the budget
+    would look bad only because its op runs where everything is far above the budget.
+    """
+    first = np.full(model.num_ops, -1, np.int64)
+    for step in range(length - 1, -1, -1):
+        if tokens[step] < model.num_ops:
+            first[tokens[step]] = step
+    total, served = 0.0, 0.0
+    for step in range(length - 1, -1, -1):
+        above = max(live[step] - budget, 0)
+        if tokens[step] < model.num_ops and first[tokens[step]] == step:
+            total += above
+            served = above
+        else:
+            total += max(above - served, 0.0)
     return total

@@ -73,7 +73,9 @@ def _linear_grad(tape: _Tape, name: str, grad: str, x: str, rows: int, inner: in
     return out
 
 
-def _forward(tape: _Tape, at: str, x: str, rows: int, width: int, scores: int, head_width: int) -> tuple[str, dict[str, str]]:
+def _forward(
+    tape: _Tape, at: str, x: str, rows: int, width: int, scores: int, head_width: int
+) -> tuple[str, dict[str, str]]:
     size, matmul = rows * width, 2 * rows * width * width
     mix = 2 * scores * head_width
     normed = _layer_norm(tape, f"{at}.norm1", x, rows, width)
@@ -97,7 +99,14 @@ def _forward(tape: _Tape, at: str, x: str, rows: int, width: int, scores: int, h
 
 
 def _backward(
-    tape: _Tape, at: str, grad: str, saved: dict[str, str], rows: int, width: int, scores: int, head_width: int
+    tape: _Tape,
+    at: str,
+    grad: str,
+    saved: dict[str, str],
+    rows: int,
+    width: int,
+    scores: int,
+    head_width: int,
 ) -> str:
     size, mix = rows * width, 2 * scores * head_width
     active = _linear_grad(tape, f"{at}.fc2", grad, saved["active"], rows, 4 * width, width)

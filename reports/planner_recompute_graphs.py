@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import random
+from typing import TYPE_CHECKING
 
 from memwatch.planner import Graph
+
+if TYPE_CHECKING:
+    import random
 
 MIB = 2**20
 
@@ -98,6 +101,18 @@ def training_chain(length: int, rng: random.Random, branches: float = 0.3) -> Gr
         ops.append((f"w.{name}", [*incoming, *reads], {f"w.{name}": 1}, cost))
         for read in reads:
             if read != "input":
-                ops.append((f"g.{name}.{read}", [*incoming, name], {f"g.{name}.{read}": rng.randint(1, 20)}, cost))
+                ops.append(
+                    (f"g.{name}.{read}", [*incoming, name], {f"g.{name}.{read}": rng.randint(1, 20)}, cost)
+                )
                 grads.setdefault(read, []).append(f"g.{name}.{read}")
     return Graph.build(ops, keep=weights)
+
+
+def uniform_chain(length: int) -> Graph:
+    """Return a uniform chain and its reversal; the last forward step is done inside its reversal (Revolve)."""
+    ops: list[tuple[str, list[str], dict[str, int], float]] = [("x0", [], {"x0": 1}, 0.0)]
+    ops += [(f"x{state}", [f"x{state - 1}"], {f"x{state}": 1}, 1.0) for state in range(1, length)]
+    for step in reversed(range(length)):
+        reads = [f"x{step}"] + ([f"g{step + 1}"] if step + 1 < length else [])
+        ops.append((f"g{step}", reads, {f"g{step}": 1}, 0.0))
+    return Graph.build(ops, keep=["g0"])

@@ -1,0 +1,35 @@
+"""A budget as users write it: bytes, "512 MiB", or a share of the program's own peak increase."""
+
+from __future__ import annotations
+
+from memwatch.sizes import SizeError, parse_bytes
+
+
+def parse_budget(budget: int | float | str, program_increase_bytes: int) -> int:
+    """Read a budget.
+
+    Args:
+        budget: bytes, text such as ``"512 MiB"``, or ``"60%"`` of the program's own peak increase.
+        program_increase_bytes: that peak increase (bytes).
+
+    Returns:
+        The peak increase that a plan may have (bytes), rounded down.
+
+    Raises:
+        SizeError: the text is no size and no percentage, or the number is negative or not finite.
+    """
+    if not (isinstance(budget, str) and budget.strip().endswith("%")):
+        return parse_bytes(budget)
+    digits = budget.strip()[:-1].strip()
+    try:
+        share = float(digits)
+    except ValueError:
+        raise SizeError(f"{budget!r} is not a budget; write a percentage such as '60%'") from None
+    if not 0 <= share < float("inf"):
+        raise SizeError(f"{budget!r} is not a budget; a percentage is zero or more")
+    # whole percentages must not lose a byte to binary fractions
+    return (
+        program_increase_bytes * int(share) // 100
+        if share.is_integer()
+        else int(program_increase_bytes * share / 100)
+    )

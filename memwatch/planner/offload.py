@@ -1,0 +1,56 @@
+"""Which buffers may be moved out of memory and back, and what that costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memwatch.planner.errors import GraphError
+from memwatch.planner.schedule import StepKind
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from memwatch.planner.graph import Graph
+    from memwatch.planner.schedule import Schedule
+
+SMALLEST_MOVE_BYTES = 4096
+
+
+def default_bandwidth(graph: Graph) -> float:
+    """Return a bandwidth (bytes per unit of cost) for graphs whose costs have no unit.
+
+    Moving everything that the program makes, once and one way, then takes as long as the program itself.
+    """
+    made_bytes = float(graph.buffer_nbytes[graph.buffer_producer >= 0].sum())
+    return max(made_bytes, 1.0) / (graph.total_cost or 1.0)
+
+
+def movable_buffers(graph: Graph) -> NDArray[np.bool_]:
+    """Tell for every buffer whether it may be moved out: not when it is small, nor when it never leaves."""
+    leaves = (graph.buffer_producer >= 0) | graph.buffer_freeable
+    return leaves & (graph.buffer_nbytes >= SMALLEST_MOVE_BYTES)
+
+
+def move_costs(graph: Graph, bandwidth: float | None) -> NDArray[np.float64]:
+    """Return the price of moving each buffer one way.
+
+    Args:
+        graph: the program.
+        bandwidth: bytes that are moved in the time of one unit of cost; `default_bandwidth` if None.
+
+    Raises:
+        GraphError: the bandwidth is not a positive number.
+    """
+    if bandwidth is None:
+        bandwidth = default_bandwidth(graph)
+    if not 0 < bandwidth < float("inf"):
+        raise GraphError(
+            f"a bandwidth of {bandwidth!r} is impossible; write bytes per unit of op cost, above zero"
+        )
+    return graph.buffer_nbytes / bandwidth
+
+
+def moved_bytes(graph: Graph, schedule: Schedule) -> int:
+    """Return how many bytes a schedule moves, out and back."""
+    return int(graph.buffer_nbytes[schedule.index[schedule.kind != StepKind.COMPUTE]].sum())

@@ -1,0 +1,84 @@
+"""Find a better order for a schedule with recomputes: every repeated op becomes an op of its own."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.planner.graph import Graph
+from memwatch.planner.op import Effect, Name, OpSpec
+from memwatch.planner.order.anneal import anneal_order
+from memwatch.planner.order.problem import order_problem
+
+if TYPE_CHECKING:
+    from memwatch.planner.csr import IntArray
+    from memwatch.planner.order.clock import Clock
+
+
+def augmented_graph(graph: Graph, tokens: IntArray) -> Graph | None:
+    """Write a schedule as a program of its own, in which every step is an op.
+
+    Args:
+        graph: the program.
+        tokens: a valid schedule of it.
+
+    Returns:
+        The program; None for a schedule with moves, or one that makes a mutated buffer again: which
+        version a later use finds would then depend on the order.
+    """
+    if len(tokens) and tokens.max() >= graph.num_ops:
+        return None
+    made = np.bincount(graph.makes.indices[_entries(graph, tokens)], minlength=graph.num_buffers)
+    if np.any((made > 1) & (graph.final_version > 0)):
+        return None
+    instance = [0] * graph.num_buffers
+    makes_rows, reads_rows = _rows(graph.makes), _rows(graph.reads)
+    writes_rows = _rows(graph.writes)
+    specs = []
+    for step, op in enumerate(tokens.tolist()):
+        reads: list[Name] = [(buffer, instance[buffer]) for buffer in reads_rows[op]]
+        writes: list[Name] = [(buffer, instance[buffer]) for buffer in writes_rows[op]]
+        makes: dict[Name, int] = {}
+        for buffer in makes_rows[op]:
+            instance[buffer] += 1
+            makes[buffer, instance[buffer]] = int(graph.buffer_nbytes[buffer])
+        effect = Effect(int(graph.op_effect[op]))
+        workspace = int(graph.op_workspace_bytes[op])
+        specs.append(OpSpec(step, reads, makes, float(graph.op_cost[op]), writes, workspace, effect, False))
+    external = np.flatnonzero((graph.buffer_producer < 0) & (np.diff(graph.users.indptr) > 0))
+    pinned = np.flatnonzero(graph.buffer_pinned & (np.diff(graph.users.indptr) > 0))
+    return Graph.build(
+        specs,
+        keep=[(int(buffer), instance[buffer]) for buffer in pinned],
+        external_nbytes={(int(buffer), 0): int(graph.buffer_nbytes[buffer]) for buffer in external},
+        freeable_externals=[(int(buffer), 0) for buffer in external if graph.buffer_freeable[buffer]],
+    )
+
+
+def reorder(graph: Graph, tokens: IntArray, seed: int, moves: int, clock: Clock) -> IntArray | None:
+    """Return the steps in an order with a lower peak or the same one; None where that is not possible."""
+    copy = augmented_graph(graph, tokens)
+    if copy is None:
+        return None
+    problem = order_problem(copy)
+    order = anneal_order(
+        problem, np.arange(problem.num_ops), 0, rounds=4, moves=moves, seed=seed, clock=clock
+    )
+    return tokens[order]
+
+
+def _entries(graph: Graph, tokens: IntArray) -> IntArray:
+    """Entries of `graph.makes` that belong to the steps."""
+    lengths = graph.makes.lengths()[tokens]
+    start = np.repeat(graph.makes.indptr[tokens] - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
+    return np.asarray(start + np.arange(len(start)), dtype=np.int64)
+
+
+def _rows(part: object) -> list[list[int]]:
+    from memwatch.planner.csr import Csr
+
+    assert isinstance(part, Csr)
+    indices, indptr = part.indices.tolist(), part.indptr.tolist()
+    return [indices[first:last] for first, last in itertools.pairwise(indptr)]

@@ -1,0 +1,225 @@
+"""The whole recompute search: greedy cuts in several styles, reordering, polish; the cheapest that fits wins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.planner.op import Effect
+from memwatch.planner.recompute.model import Model, recompute_model
+from memwatch.planner.recompute.reorder import reorder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from memwatch.planner.csr import IntArray
+    from memwatch.planner.graph import Graph
+    from memwatch.planner.order.clock import Clock
+
+# (area_power, limit): how the greedy search weighs bytes against cost, how many ops one cut may add
+_STYLES = ((1.0, 60), (1.0, 12), (0.5, 60), (2.0, 60))
+_SEEDS_TRIED = 3
+_SINK = 0.02  # share of the peak
+_LARGEST_REORDER = 2_000
+_LARGEST_REORDER_TWICE = 500
+_ROOM_PER_OP = 12
+_CUTS_PER_CALL = 200
+_WARMTH = 0.01
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """A schedule, as tokens, with its peak (bytes, external buffers included) and its duration (cost)."""
+
+    tokens: IntArray
+    peak_bytes: int
+    duration: float
+
+    def key(self, budget_bytes: int) -> tuple[float, float, int]:
+        """Sort key: what fits comes first, then what is cheap, then what is small."""
+        return max(self.peak_bytes - budget_bytes, 0), self.duration, self.peak_bytes
+
+
+class RecomputeSearch:
+    """One search for schedules within one budget.
+
+    Args:
+        graph: the program.
+        model: its recompute problem.
+        budget_bytes: bytes a schedule may use, external buffers included.
+        keeps_order: whether the first computation of the ops must stay in the order of the starts.
+        seed: seed of the random moves.
+        clock: when to stop; programs of a few hundred ops are done before, so that the seed alone
+            decides their plan.
+    """
+
+    def __init__(
+        self, graph: Graph, model: Model, budget_bytes: int, keeps_order: bool, seed: int, clock: Clock
+    ) -> None:
+        warm_up()
+        self._graph, self._model, self._budget = graph, model, budget_bytes
+        self._keeps_order, self._seed, self._clock = keeps_order, seed, clock
+        free = graph.op_effect == Effect.NONE
+        self._may_shift = (free & (not keeps_order)).astype(np.int64)
+
+    def run(self, starts: Iterable[IntArray], seeds: Iterable[IntArray] = ()) -> Found:
+        """Return the best schedule met: the cheapest that fits, or else the one with the lowest peak.
+
+        Args:
+            starts: orders of the program, each op once.
+            seeds: schedules that compute some ops again; those that are not valid are left out.
+        """
+        begun = [self.evaluate(tokens) for tokens in starts]
+        for start in sorted(begun, key=lambda one: one.peak_bytes):
+            if start.peak_bytes <= self._budget:
+                return start
+        found = self._fit_in_styles(begun) + self._fit_seeds(list(seeds))
+        best = self._best(found)
+        if best.peak_bytes > self._budget and not self._clock.is_over():
+            best = self._best([best, self.fit(best.tokens, 1.0, self._graph.num_ops)])
+        if self._graph.num_ops <= _LARGEST_REORDER:
+            best = self.reorder_and_prune(best)
+        best = self.polish(best)
+        if self._graph.num_ops <= _LARGEST_REORDER_TWICE:
+            best = self.reorder_and_prune(best)
+        return best if best.peak_bytes <= self._budget else self._sink(best)
+
+    def _sink(self, best: Found) -> Found:
+        """Lower the peak in small steps: a budget just below it guides better than one far away."""
+        while best.peak_bytes > self._budget and not self._clock.is_over():
+            target = max(self._budget, int(best.peak_bytes * (1 - _SINK)))
+            step = RecomputeSearch(
+                self._graph, self._model, target, self._keeps_order, self._seed, self._clock
+            )
+            lower = step.fit(best.tokens, 1.0, self._graph.num_ops)
+            if lower.peak_bytes > target and self._graph.num_ops <= _LARGEST_REORDER:
+                lower = step.polish(step.reorder_and_prune(lower))
+            if lower.peak_bytes >= best.peak_bytes:
+                break
+            best = lower
+        return best
+
+    def _fit_in_styles(self, begun: list[Found]) -> list[Found]:
+        styles = _STYLES if self._graph.num_ops <= _LARGEST_REORDER else _STYLES[:1]
+        found = list(begun)
+        for power, limit in styles:
+            for one in begun:
+                if len(found) > len(begun) and self._clock.is_over():
+                    return found
+                found.append(self.fit(one.tokens, power, limit))
+        return found
+
+    def _fit_seeds(self, seeds: list[IntArray]) -> list[Found]:
+        """Prune the seeds that fit, cut the lowest ones that do not."""
+        valid = [one for one in map(self._price, seeds) if one is not None]
+        valid.sort(key=lambda one: one.key(self._budget))
+        fitting = [one for one in valid if one.peak_bytes <= self._budget]
+        found = []
+        for one in [*fitting[:_SEEDS_TRIED], *valid[len(fitting) :][:_SEEDS_TRIED]]:
+            if self._clock.is_over():
+                break
+            found.append(self.prune(one) if one.peak_bytes <= self._budget else self.fit(one.tokens, 1.0, 60))
+        return found
+
+    def evaluate(self, tokens: IntArray) -> Found:
+        """Price a schedule; it must be valid."""
+        found = self._price(tokens)
+        assert found is not None, "the search met a schedule that is not valid"
+        return found
+
+    def _price(self, tokens: IntArray) -> Found | None:
+        from memwatch.planner.recompute._prune import duration
+        from memwatch.planner.recompute._sweep import new_scratch, sweep
+
+        live = np.empty(len(tokens) + 2, dtype=np.int64)
+        peak = int(sweep(self._model, tokens, len(tokens), new_scratch(self._model.num_buffers), live))
+        if peak < 0:
+            return None
+        return Found(tokens, peak, float(duration(self._model, tokens, len(tokens))))
+
+    def fit(self, tokens: IntArray, area_power: float, limit: int) -> Found:
+        """Cut intervals greedily, then take back what turned out not to be needed."""
+        from memwatch.planner.recompute import _greedy as kernel
+
+        room = self._roomy(tokens)
+        length, peak = len(tokens), self._budget + 1
+        limit = min(limit, self._graph.num_ops)
+        shortlist = 24 if self._graph.num_ops <= 500 else 4
+        style = kernel.Style(area_power, 0.0, limit, shortlist, _CUTS_PER_CALL)
+        while peak > self._budget:
+            before = length
+            length, peak = kernel.fit(self._model, room, length, self._budget, style)
+            if length == before or self._clock.is_over():
+                break
+        return self.prune(self.evaluate(room[:length].copy()))
+
+    def prune(self, found: Found) -> Found:
+        """Take back what the budget does not need: the dearest first, or the last first."""
+        from memwatch.planner.recompute import _prune as kernel
+
+        if found.peak_bytes > self._budget:
+            return found
+        last_first = np.arange(len(found.tokens))[::-1].copy()
+        price = np.concatenate((self._model.cost, np.full(2 * self._model.num_buffers, np.inf)))
+        ranks = [last_first, np.argsort(-price[found.tokens], kind="stable")]
+        results = []
+        for rank in ranks if self._graph.num_ops <= 2_000 else ranks[:1]:
+            tokens = found.tokens.copy()
+            length = kernel.prune(self._model, tokens, len(tokens), self._budget, rank)
+            results.append(self.evaluate(tokens[:length].copy()))
+        return self._best([found, *results])
+
+    def reorder_and_prune(self, found: Found) -> Found:
+        """Order the steps anew for a lower peak and spend the room that this leaves."""
+        if self._keeps_order or self._clock.is_over():
+            return found
+        moves = 100 * len(found.tokens)
+        tokens = reorder(self._graph, found.tokens, self._seed, moves, self._clock.share(0.3))
+        if tokens is None:
+            return found
+        better = self.evaluate(tokens)
+        if better.peak_bytes > self._budget:
+            better = self.fit(better.tokens, 1.0, 60)
+        return self._best([found, self.prune(better)])
+
+    def polish(self, found: Found) -> Found:
+        """Disturb, repair and compare, for a number of rounds that depends on the size of the program."""
+        from memwatch.planner.recompute import _polish as kernel
+
+        num_ops = self._graph.num_ops
+        rounds = int(min(1_500, 2_500_000 / max(num_ops, 1) ** 2))
+        chunk = max(1, min(rounds, 2_000 // max(num_ops, 1)))
+        room, length = self._roomy(found.tokens), len(found.tokens)
+        for turn in range(-(-rounds // chunk)):
+            if self._clock.is_over():
+                break
+            warmth = _WARMTH * (1 - turn * chunk / rounds)
+            effort = kernel.Effort(chunk, self._seed * 1_000_003 + turn, warmth, min(60, num_ops))
+            length = kernel.polish(self._model, self._may_shift, room, length, self._budget, effort)
+        return self._best([found, self.evaluate(room[:length].copy())])
+
+    def _roomy(self, tokens: IntArray) -> IntArray:
+        room = np.zeros(_ROOM_PER_OP * self._graph.num_ops + len(tokens) + 1_000, dtype=np.int64)
+        room[: len(tokens)] = tokens
+        return room
+
+    def _best(self, found: list[Found]) -> Found:
+        return min(found, key=lambda one: one.key(self._budget))
+
+
+@cache
+def warm_up() -> None:
+    """Compile the kernels (or load them from the cache) before a time limit starts to count."""
+    from memwatch.planner.graph import Graph
+    from memwatch.planner.recompute import _greedy, _polish, _prune
+
+    graph = Graph.build([("a", (), {"x": 2}, 1), ("b", ("x",), {"y": 1}, 1), ("c", ("x", "y"), {}, 1)])
+    model = recompute_model(graph)
+    tokens = np.zeros(64, dtype=np.int64)
+    tokens[:3] = range(3)
+    _greedy.fit(model, tokens, 3, 1, _greedy.Style(1.0, 0.0, 3, 3, 3))
+    _prune.prune(model, tokens, 3, 100, np.arange(3))
+    _polish.polish(model, np.ones(3, dtype=np.int64), tokens, 3, 100, _polish.Effort(1, 0, 0.0, 3))
