@@ -35,16 +35,17 @@ class Snapshot:
 
     Args:
         extra: objects to list even if gc does not show them.
+        held: what the caller holds, each with its name; it counts as a root of the program.
     """
 
-    def __init__(self, extra: Iterable[object] = ()) -> None:
+    def __init__(self, extra: Iterable[object] = (), held: Iterable[tuple[str, object]] = ()) -> None:
         pause_gc()  # a collection now would run the program's finalizers, and take longer than the snapshot
         try:
-            self._take(extra)
+            self._take(extra, held)
         finally:
             resume_gc()
 
-    def _take(self, extra: Iterable[object]) -> None:
+    def _take(self, extra: Iterable[object], held: Iterable[tuple[str, object]]) -> None:
         self.objects: list[Any] = gc.get_objects()
         self.young = set(map(id, gc.get_objects(0)))  # ids stay theirs: the list above holds the objects
         self.objects += _frozen(self.objects)
@@ -53,6 +54,7 @@ class Snapshot:
         self._types = {id(cls): cls for cls in set(map(type, self.objects))}
         self._known = set(map(id, self.objects))
         self.roots: list[Root] = find_roots(self.instances(threading.local))
+        self.roots += [Root("held", "what the caller holds", entries)] if (entries := list(held)) else []
         self.labels: dict[tuple[int, int], tuple[str, bool]] = {}
         self.first_gc_end = len(self.objects)
         hidden = self._autograd()

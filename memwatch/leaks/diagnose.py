@@ -61,7 +61,13 @@ class Diagnosis:
 
 
 def diagnose(
-    births: Sequence[Birth], exempt: Exempt, *, runs: int, per_call: bool, first_run: int = 1
+    births: Sequence[Birth],
+    exempt: Exempt,
+    *,
+    runs: int,
+    per_call: bool,
+    first_run: int = 1,
+    held: Sequence[tuple[str, object]] = (),
 ) -> list[Leak]:
     """Explain the storages that outlived the runs that made them.
 
@@ -71,11 +77,12 @@ def diagnose(
         runs: how many runs were measured; a leak has survivors of each.
         per_call: True to report bytes and counts per run.
         first_run: index of the first measured run.
+        held: named objects that live on after the runs: the function and its arguments.
 
     Returns:
         Leaks, largest first.
     """
-    diagnosis = _look(births, exempt)
+    diagnosis = _look(births, exempt, held)
     if diagnosis.unreachable:
         collect()
         for finding in diagnosis.unreachable:
@@ -96,9 +103,9 @@ def diagnose(
     return sorted(leaks, key=lambda leak: -leak.nbytes)
 
 
-def _look(births: Sequence[Birth], exempt: Exempt) -> Diagnosis:
+def _look(births: Sequence[Birth], exempt: Exempt, held: Sequence[tuple[str, object]]) -> Diagnosis:
     diagnosis = Diagnosis()
-    with Snapshot([storage for birth in births if (storage := birth.ref()) is not None]) as snapshot:
+    with Snapshot([storage for birth in births if (storage := birth.ref()) is not None], held) as snapshot:
         closed = snapshot.barriers()
         program = search(snapshot, snapshot.root_groups(), closed=closed, cut=exempt_edges(snapshot, exempt))
         everyone = search(snapshot, [*snapshot.root_groups(runner=True), snapshot.positions(exempt.objects)])

@@ -62,9 +62,18 @@ def find_leaks(
             counter.call(run, fn, args, kwargs)
         grown = counter.grown()
         exempt = Exempt(state=runs == 1)
-        return diagnose(grown, exempt, runs=runs, per_call=True, first_run=warmup) if grown else []
+        if not grown:
+            return []
+        held = [("the function", fn), *_named(args, kwargs)]
+        return diagnose(grown, exempt, runs=runs, per_call=True, first_run=warmup, held=held)
     finally:
         counter.young.stop()
+
+
+def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, object]]:
+    """Name the arguments: they are the caller's, so what grows inside them is retained."""
+    named = [(f"argument [{place}]", value) for place, value in enumerate(args)]
+    return [*named, *((f"argument `{name}`", value) for name, value in kwargs.items())]
 
 
 class _Runs:
