@@ -10,7 +10,6 @@ import gc
 import json
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from memwatch.capture.schema import NONE
 from memwatch.record.storages import BASELINE
 from memwatch.replay.encode import encode, leaves, unsupported_tensor
 from memwatch.replay.kept import Kept, RngStates
-from memwatch.replay.memory import checksum, copy_out
+from memwatch.replay.memory import checksum, copy_out, crc32
 from memwatch.replay.rng import OWN, default_generators, read_states
 
 if TYPE_CHECKING:

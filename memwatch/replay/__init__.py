@@ -35,7 +35,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401  # any public name; imported when first used
+def __getattr__(name: str) -> Any:  # any public name; imported when first used
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  # any public name; imported 
 
 
 class _CallablePackage(ModuleType):
-    def __call__(self, *args: Any, **options: Any) -> ReplayResult:  # noqa: ANN401  # replay() checks them
+    def __call__(self, *args: Any, **options: Any) -> ReplayResult:  # replay() checks them
         from memwatch.replay.front import replay
 
         return replay(*args, **options)

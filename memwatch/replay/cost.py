@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from torch.utils.flop_counter import flop_registry
 
 from memwatch.replay.encode import GeneratorNumber, Value, Window, leaves, replace
 from memwatch.replay.overloads import overload_of
-from memwatch.replay.program import Call
+
+if TYPE_CHECKING:
+    from memwatch.replay.program import Call
 
 FLOPS_PER_BYTE: Final = 8
 _ALLOCATES_ONLY: Final = frozenset(
@@ -37,7 +39,8 @@ def price(overload: Value, positional: Value, keyword: dict[str, Value], result:
 
     Args:
         overload: the op.
-        positional, keyword: its arguments; tensors of any device, or FX nodes with their value.
+        positional: its positional arguments; tensors of any device, or FX nodes with their value.
+        keyword: its keyword arguments.
         result: what it gave.
     """
     values = [_valued(item) for item in (*positional, *keyword.values())]

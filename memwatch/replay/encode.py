@@ -7,19 +7,26 @@ calls share one text. Values that cannot be written down are named, and refused 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
 Value: TypeAlias = Any
 """An argument or a result of an op: a tensor or window, a number, text, a dtype, or lists of them."""
 
 _PLAIN: Final = (bool, int, float, str, type(None))
-_NAMED: Final = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
+_NAMED: Final = {
+    torch.dtype: "dtype",
+    torch.layout: "layout",
+    torch.memory_format: "memory_format",
+    torch.device: "device",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +74,16 @@ def encode(
         return value
     if kind is list or kind is tuple:
         return [encode(item, slot_of, number_of) for item in value]
-    if kind in _NAMED:
-        return {_NAMED[kind]: str(value).removeprefix("torch.")}
-    if kind is torch.device:
-        return {"device": str(value)}
-    if kind is complex:
-        return {"complex": [value.real, value.imag]}
     if isinstance(value, torch.Generator):
         return {"generator": number_of(value)}
+    return _encode_other(value, kind)
+
+
+def _encode_other(value: Value, kind: type) -> dict[str, Value]:
+    if kind in _NAMED:
+        return {_NAMED[kind]: str(value).removeprefix("torch.")}
+    if kind is complex:
+        return {"complex": [value.real, value.imag]}
     return {"unsupported": kind.__qualname__}
 
 
@@ -117,15 +126,11 @@ def _decode(data: Value, slots: Iterator[int]) -> Value:
     if kind == "t":
         dtype, size, stride, offset, flags = value
         return Window(next(slots), getattr(torch, dtype), tuple(size), tuple(stride), offset, flags)
-    if kind in {"dtype", "layout", "memory_format"}:
-        return getattr(torch, value)
-    if kind == "device":
-        return torch.device(value)
-    if kind == "complex":
-        return complex(*value)
-    if kind == "generator":
-        return GeneratorNumber(value)
-    return Unsupported(str(value))
+    return _DECODERS[kind](value)
+
+
+def _named(text: str) -> Value:
+    return getattr(torch, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,17 @@ class GeneratorNumber:
     """One of the program's own generators."""
 
     number: int
+
+
+_DECODERS: Final[dict[str, Callable[[Value], Value]]] = {
+    "dtype": _named,
+    "layout": _named,
+    "memory_format": _named,
+    "device": torch.device,
+    "complex": lambda parts: complex(*parts),
+    "generator": GeneratorNumber,
+    "unsupported": Unsupported,
+}
 
 
 def leaves(value: Value) -> Iterator[Value]:

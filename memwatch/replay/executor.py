@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,12 +20,14 @@ from memwatch.planner import Graph, Schedule, StepKind
 from memwatch.planner.peak import allocations
 from memwatch.replay.encode import GeneratorNumber, Value, Window, leaves, replace
 from memwatch.replay.errors import ReplayError
-from memwatch.replay.graph import Recorded
-from memwatch.replay.kept import Kept
 from memwatch.replay.overloads import overload_of
-from memwatch.replay.program import Call
 from memwatch.replay.rng import restore_states
 from memwatch.replay.spill import Spill
+
+if TYPE_CHECKING:
+    from memwatch.replay.graph import Recorded
+    from memwatch.replay.kept import Kept
+    from memwatch.replay.program import Call
 
 OnStep = Callable[[int], None]
 
@@ -199,9 +202,9 @@ def rebuild(window: Window, storage: torch.UntypedStorage) -> torch.Tensor:
     empty: Value = torch.empty(0, dtype=window.dtype, device=storage.device)
     tensor: torch.Tensor = empty.set_(storage, window.offset, window.size, window.stride)
     if "c" in window.flags:
-        torch._C._set_conj(tensor, True)  # type: ignore[attr-defined]  # noqa: FBT003
+        torch._C._set_conj(tensor, True)
     if "n" in window.flags:
-        torch._C._set_neg(tensor, True)  # type: ignore[attr-defined]  # noqa: FBT003
+        torch._C._set_neg(tensor, True)
     return tensor
 
 
@@ -213,17 +216,16 @@ def below_autograd() -> Iterator[None]:
         torch.no_grad(),
         torch._C.DisableTorchFunction(),
         torch._C._DisableAutocast(),
-        torch._C._AutoDispatchBelowADInplaceOrView(),  # type: ignore[attr-defined]
+        torch._C._AutoDispatchBelowADInplaceOrView(),
         torch._C._AutoDispatchBelowAutograd(),
     ):
         yield
 
 
 def _copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    return storage.clone()
+    copy: torch.UntypedStorage = storage.clone()
+    return copy
 
 
 def _same(wanted: Value, found: Value) -> bool:
-    if wanted.__class__ is not found.__class__:
-        return False
-    return bool(wanted == found or (wanted != wanted and found != found))  # noqa: PLR0124  # nan equals nan here
+    return wanted.__class__ is found.__class__ and repr(wanted) == repr(found)  # nan equals nan, 0.0 not -0.0

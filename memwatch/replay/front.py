@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 from memwatch.capture import Capture, load
@@ -17,9 +16,13 @@ from memwatch.planner.plan import OrderChoice, Plan, plan_graph
 from memwatch.planner.plan_file import fingerprint
 from memwatch.replay.graph import Recorded, recorded_program
 from memwatch.replay.inputs import check_inputs
-from memwatch.replay.kept import Kept
-from memwatch.replay.result import ReplayResult
 from memwatch.replay.run import replay_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwatch.replay.kept import Kept
+    from memwatch.replay.result import ReplayResult
 
 
 class _Recording(Protocol):

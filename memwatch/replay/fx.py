@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import fx
@@ -14,6 +13,11 @@ from memwatch.planner import Effect, Graph, OpSpec
 from memwatch.replay.cost import price
 from memwatch.replay.encode import Value, leaves
 from memwatch.replay.errors import UnsupportedOpError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwatch.planner.op import Name
 
 _COLLECTIVES: Final = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 
@@ -25,7 +29,7 @@ class _Reader:
     ops: list[OpSpec] = field(default_factory=list)
     buffers: dict[fx.Node, tuple[str, ...]] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
-    inputs: dict[str, int] = field(default_factory=dict)
+    inputs: dict[Name, int] = field(default_factory=dict)
     keep: list[str] = field(default_factory=list)
 
     def read(self, node: fx.Node) -> None:
@@ -44,7 +48,7 @@ class _Reader:
             )
 
     def _read_op(self, node: fx.Node, overload: torch._ops.OpOverload) -> None:
-        made: dict[str, int] = {}
+        made: dict[Name, int] = {}
         self.buffers[node] = tuple(self._name(node, tensor, made) for tensor in _tensors(node))
         writes = {name for used in written_nodes(node, overload) for name in self.buffers[used]}
         reads = {name for used in node.all_input_nodes for name in self.buffers[used]} - writes
@@ -55,7 +59,7 @@ class _Reader:
                 OpSpec(node.name, sorted(reads), made, cost, sorted(writes), effect=effect)
             )  # RNG ops of an FX graph have no recorded state to restore: never twice
 
-    def _name(self, node: fx.Node, tensor: torch.Tensor, new: dict[str, int]) -> str:
+    def _name(self, node: fx.Node, tensor: torch.Tensor, new: dict[Name, int]) -> str:
         storage = tensor.untyped_storage()
         name = self.names.get(storage._cdata)
         if name is None:
@@ -84,7 +88,7 @@ def graph_from_fx(module: fx.GraphModule) -> Graph:
     used = {name for op in reader.ops for name in (*op.reads, *op.writes)}
     made = {name for op in reader.ops for name in op.makes}
     keep = [name for name in dict.fromkeys(reader.keep) if name in used | made]
-    inputs = {name: nbytes for name, nbytes in reader.inputs.items() if name in used}
+    inputs: dict[Name, int] = {name: nbytes for name, nbytes in reader.inputs.items() if name in used}
     return Graph.build(reader.ops, keep, external_nbytes=inputs)
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
-from memwatch.capture import Capture
-from memwatch.capture.packed import IntArray
 from memwatch.capture.schema import NONE
 from memwatch.planner import Effect, Graph, OpSpec
 from memwatch.replay.cost import cost
@@ -17,6 +15,11 @@ from memwatch.replay.encode import GeneratorNumber, leaves
 from memwatch.replay.overloads import overload_of
 from memwatch.replay.program import Call, Program, pinned, read_program
 from memwatch.replay.workspace import workspaces
+
+if TYPE_CHECKING:
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
+    from memwatch.planner.op import Name
 
 _PURE: Final = frozenset({"aten", "prims"})
 _COLLECTIVES: Final = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
@@ -50,10 +53,7 @@ def recorded_program(capture: Capture) -> Recorded:
     program = read_program(capture)
     device = _main_device(program)
     graph = _graph(capture, program, device)
-    index = graph.buffer_index
-    buffer_of = np.full(len(index), NONE, dtype=np.int64)
-    for name, position in index.items():
-        buffer_of[position] = name
+    buffer_of = np.array(graph.buffer_names, dtype=np.int64)
     return Recorded(program, graph, buffer_of, device)
 
 
@@ -86,9 +86,11 @@ def _graph(capture: Capture, program: Program, device: str) -> Graph:
         for call, work in zip(calls, workspace, strict=True)
     ]
     used = {buffer for call in calls for buffer in (*call.reads, *call.writes)}
-    inputs = {number: size[number] for number in used if program.buffers[number].maker == NONE}
+    inputs: dict[Name, int] = {
+        number: size[number] for number in used if program.buffers[number].maker == NONE
+    }
     alive = used | {buffer for call in calls for buffer in call.makes}
-    deaths = {buffer: call for buffer, call in program.deaths.items() if buffer in alive}
+    deaths: dict[Name, int] = {buffer: call for buffer, call in program.deaths.items() if buffer in alive}
     keep = [buffer for buffer in pinned(program) if buffer in alive]
     return Graph.build(specs, keep, external_nbytes=inputs, death=deaths)
 

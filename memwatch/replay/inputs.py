@@ -6,16 +6,18 @@ from its bytes of before the first write, so that no replay, finished or failed,
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
 from memwatch.capture.schema import NONE
 from memwatch.replay.errors import ReplayError, UnsupportedOpError
-from memwatch.replay.kept import Kept
 from memwatch.replay.memory import HostBytes, checksum, copy_in, new_storage
-from memwatch.replay.program import Buffer, Program
+
+if TYPE_CHECKING:
+    from memwatch.replay.kept import Kept
+    from memwatch.replay.program import Buffer, Program
 
 _FLOATS: Final = frozenset({"float64", "float32", "float16", "bfloat16", "complex64", "complex128"})
 

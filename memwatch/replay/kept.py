@@ -7,10 +7,12 @@ lives as long as the profile object.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-import torch
+from typing import TYPE_CHECKING
 
 from memwatch.replay.memory import HostBytes
+
+if TYPE_CHECKING:
+    import torch
 
 RngStates = dict[str, HostBytes]
 """State of each generator: by device, as `cpu` or `cuda:0`, or `generator:N` for the program's own."""

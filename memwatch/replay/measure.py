@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch._C._profiler import (
@@ -22,7 +22,11 @@ from torch._C._profiler import (
 )
 
 from memwatch.errors import MemwatchError
-from memwatch.replay.encode import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwatch.replay.encode import Value
 
 
 @dataclass
@@ -39,10 +43,10 @@ def measure_peak(device: str) -> Iterator[Measured]:
     Raises:
         MemwatchError: a profiler is running already.
     """
-    if torch.autograd._profiler_enabled():
-        raise MemwatchError("a profiler is running, so the peak cannot be measured; leave its block first")
     autograd: Value = torch._C._autograd
-    config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())  # noqa: FBT003
+    if autograd._profiler_enabled():
+        raise MemwatchError("a profiler is running, so the peak cannot be measured; leave its block first")
+    config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
     measured = Measured()
     with _without_kineto_lines():
         autograd._prepare_profiler(config, {ProfilerActivity.CPU})

@@ -44,4 +44,9 @@ def checksum(storage: torch.UntypedStorage) -> int:
     if not storage.nbytes():
         return 0
     held = as_bytes(storage)
-    return zlib.crc32(memoryview((held if held.device.type == "cpu" else held.cpu()).numpy()))
+    return crc32(held.cpu().numpy())
+
+
+def crc32(held: HostBytes) -> int:
+    """Return the CRC-32 of bytes in host memory."""
+    return zlib.crc32(held.data)

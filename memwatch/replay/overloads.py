@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from memwatch.replay.errors import UnsupportedOpError
-from memwatch.replay.program import Call
+
+if TYPE_CHECKING:
+    from memwatch.replay.program import Call
 
 
-def overload_of(call: Call) -> Any:  # noqa: ANN401  # torch has no public type for an overload
+def overload_of(call: Call) -> Any:  # torch has no public type for an overload
     """Return the overload of a call.
 
     Raises:
@@ -24,7 +26,7 @@ def overload_of(call: Call) -> Any:  # noqa: ANN401  # torch has no public type 
 
 
 @functools.cache
-def _find(name: str) -> Any:  # noqa: ANN401
+def _find(name: str) -> Any:
     space, opname, overload = name.rsplit(".", 2)
     try:
         return getattr(getattr(getattr(torch.ops, space), opname), overload)

@@ -7,16 +7,20 @@ bytes the op that resized it made. Calls that make, write and tell nothing (hidd
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.capture import Capture
 from memwatch.capture.schema import NONE, OPERANDS
 from memwatch.errors import MemwatchError
 from memwatch.replay.encode import Unsupported, Value, Window, decode, leaves
 from memwatch.replay.errors import UnsupportedOpError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwatch.capture import Capture
 
 READ, WRITTEN, RESULT = (OPERANDS.index(name) for name in ("read", "written", "result"))
 _ONLY_MOVES = "aten.set_."
@@ -146,12 +150,14 @@ class _Reader:
         results = decode(result, num_arguments)
         index = len(self._calls)
         buffers: list[int] = []
-        reads, writes, resized = {}, {}, []
+        reads: dict[int, None] = {}
+        writes: dict[int, None] = {}
+        makes: dict[int, None] = {}
+        resized: list[int] = []
         for storage, access, nbytes in operands[:num_arguments]:
             buffer = self._argument(storage, nbytes, op, name, line)
             buffers.append(buffer)
             (writes if access == WRITTEN else reads)[buffer] = None
-        makes = {}
         for storage, _, nbytes in operands[num_arguments:]:
             known = self._current.get(storage)
             if known is None or self._buffers[known].nbytes != nbytes:

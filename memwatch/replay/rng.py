@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from memwatch.replay.kept import RngStates
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from memwatch.replay.kept import RngStates
 
 OWN = "generator:"
 

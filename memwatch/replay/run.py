@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memwatch.planner import Schedule
 from memwatch.replay.executor import Executor, OnStep
-from memwatch.replay.graph import Recorded
 from memwatch.replay.inputs import starting_storages
-from memwatch.replay.kept import Kept
 from memwatch.replay.measure import measure_peak
-from memwatch.replay.memory import HostBytes
 from memwatch.replay.result import ReplayResult
 from memwatch.replay.rng import default_generators, read_states, restore_states
 from memwatch.replay.verify import differing, largest_of, recorded_results, results_of, rng_differs
+
+if TYPE_CHECKING:
+    from memwatch.replay.graph import Recorded
+    from memwatch.replay.kept import Kept
+    from memwatch.replay.memory import HostBytes
 
 
 def replay_schedule(
@@ -40,15 +44,24 @@ def replay_schedule(
     """
     run = _Run(recorded, kept)
     found, outcome = run.once(schedule, on_step)
+    result = partial(
+        ReplayResult,
+        peak_increase_bytes=outcome.peak_increase_bytes,
+        planned_bytes=planned_bytes,
+        duration_s=outcome.duration_s,
+        moved_bytes=outcome.moved_bytes,
+    )
     if kept is None:
-        return _result(outcome, planned_bytes, None, math.nan, 0.0, 0)
+        return result(identical=None, max_abs_diff=math.nan, tolerance=0.0, num_checked=0, synthetic=True)
     program = recorded.program
     wanted = recorded_results(program, kept)
     wrong = differing(program, wanted, found)
     gap = largest_of(program, wrong, wanted, found)
     tolerance = run.own_difference() if wrong else 0.0
     identical = not wrong and not outcome.rng_differs
-    return _result(outcome, planned_bytes, identical, gap, tolerance, len(wanted))
+    return result(
+        identical=identical, max_abs_diff=gap, tolerance=tolerance, num_checked=len(wanted), synthetic=False
+    )
 
 
 class _Outcome:
@@ -97,17 +110,3 @@ class _Run:
         program = self._recorded.program
         (one, _), (other, _) = self.once(order), self.once(order)
         return largest_of(program, differing(program, one, other), one, other)
-
-
-def _result(
-    outcome: _Outcome,
-    planned_bytes: int,
-    identical: bool | None,
-    gap: float,
-    tolerance: float,
-    num_checked: int,
-) -> ReplayResult:
-    return ReplayResult(
-        outcome.peak_increase_bytes, planned_bytes, identical, gap, tolerance, outcome.duration_s,
-        outcome.moved_bytes, num_checked, synthetic=identical is None,
-    )  # fmt: skip

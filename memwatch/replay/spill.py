@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pathlib
 import tempfile
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from memwatch.replay.memory import HostBytes, as_bytes, copy_in, new_storage
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 
 class Spill:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 import numpy as np
 import torch
 
-from memwatch.replay.kept import Kept
-from memwatch.replay.memory import HostBytes, copy_out
+from memwatch.replay.memory import HostBytes, copy_out, crc32
 from memwatch.replay.program import Buffer, Program, pinned
 from memwatch.replay.rng import read_states
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memwatch.replay.executor import Executor
+    from memwatch.replay.kept import Kept
 
 
 def results_of(program: Program, storages: Sequence[torch.UntypedStorage | None]) -> dict[int, HostBytes]:
@@ -41,7 +41,7 @@ def differing(program: Program, wanted: dict[int, HostBytes], found: dict[int, H
     return [
         buffer
         for buffer, held in wanted.items()
-        if buffer not in unset and len(held) and not np.array_equal(held, found.get(buffer))
+        if buffer not in unset and len(held) and not np.array_equal(held, found.get(buffer, held[:0]))
     ]
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from memwatch.analysis.blocks import pair_events
-from memwatch.capture import Capture
-from memwatch.capture.packed import IntArray
+
+if TYPE_CHECKING:
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
 
 
 def workspaces(capture: Capture, device: str, ops: IntArray, made_bytes: IntArray) -> IntArray:
@@ -39,7 +43,9 @@ def workspaces(capture: Capture, device: str, ops: IntArray, made_bytes: IntArra
     order = np.concatenate([blocks.birth_order[chosen], blocks.death_order[chosen][freed]])
     change = np.concatenate([blocks.nbytes[chosen], -blocks.nbytes[chosen][freed]])
     by_time = np.lexsort((order, call))
-    return np.maximum(_peaks(call[by_time], change[by_time], len(ops)) - made_bytes, 0)
+    held = _peaks(call[by_time], change[by_time], len(ops))
+    extra: IntArray = np.maximum(held - made_bytes, 0)
+    return extra
 
 
 def _peaks(call: IntArray, change: IntArray, num_calls: int) -> IntArray:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 Step = Callable[[], object]
@@ -25,8 +25,8 @@ class Block(nn.Module):
         batch, length, width = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         scores = (q @ k.transpose(-2, -1)) / (width // self.heads) ** 0.5
-        mixed = F.dropout(scores.softmax(-1), self.dropout, self.training) @ v
-        x = x + F.dropout(
+        mixed = functional.dropout(scores.softmax(-1), self.dropout, self.training) @ v
+        x = x + functional.dropout(
             self.out(mixed.transpose(1, 2).reshape(batch, length, width)), self.dropout, self.training
         )
         return x + self.mlp(self.norm2(x))
@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 class GPT(nn.Module):
     def __init__(
-        self, layers=2, width=32, heads=2, vocabulary=64, length=16, dropout=0.1, checkpointed=False
+        self, *, layers=2, width=32, heads=2, vocabulary=64, length=16, dropout=0.1, checkpointed=False
     ):
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
@@ -50,7 +50,7 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-def _training_step(model, optimizer, batch, target, loss=F.cross_entropy) -> Step:
+def _training_step(model, optimizer, batch, target, loss=functional.cross_entropy) -> Step:
     def step():
         value = loss(model(batch).flatten(0, -2), target.flatten())
         value.backward()
@@ -78,7 +78,7 @@ class Residual(nn.Module):
         self.skip = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu_(self.body(x) + self.skip(x))
+        return functional.relu_(self.body(x) + self.skip(x))
 
 
 def resnet_sgd() -> Step:
@@ -107,9 +107,9 @@ class UNet(nn.Module):
         self.up1, self.last = nn.ConvTranspose2d(16, 4, 2, 2), nn.Conv2d(8, 2, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        one = F.relu(self.down1(x))
-        two = F.relu(self.down2(F.max_pool2d(one, 2)))
-        x = self.up2(F.relu(self.middle(F.max_pool2d(two, 2))))
+        one = functional.relu(self.down1(x))
+        two = functional.relu(self.down2(functional.max_pool2d(one, 2)))
+        x = self.up2(functional.relu(self.middle(functional.max_pool2d(two, 2))))
         x = self.up1(torch.cat([x, two], 1))
         return self.last(torch.cat([x, one], 1)).permute(0, 2, 3, 1)
 
@@ -153,7 +153,7 @@ def accumulation_with_clipping() -> Step:
 
     def step():
         for batch, target in batches:
-            (F.cross_entropy(model(batch), target) / 3).backward()
+            (functional.cross_entropy(model(batch), target) / 3).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         return norm
@@ -169,7 +169,7 @@ def autocast() -> Step:
 
     def step():
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = F.cross_entropy(model(batch), target)
+            loss = functional.cross_entropy(model(batch), target)
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -178,17 +178,17 @@ def autocast() -> Step:
 
 
 def paths_efficient(paths=10, width=256) -> Step:
-    """thunder #1337: every path is finished before the next begins."""
+    """Thunder #1337: every path is finished before the next begins."""
     torch.manual_seed(0)
     starts, first = [torch.randn(width, width) for _ in range(paths)], torch.randn(width, width)
 
     def step():
         a = first
         for t0 in starts:
-            t1 = F.relu(t0)
+            t1 = functional.relu(t0)
             t2 = torch.matmul(t1, t1)
             del t1
-            t3 = F.relu(t2)
+            t3 = functional.relu(t2)
             del t2
             a = torch.matmul(t3, a)
             del t3
@@ -198,14 +198,14 @@ def paths_efficient(paths=10, width=256) -> Step:
 
 
 def paths_inefficient(paths=10, width=256) -> Step:
-    """thunder #1337: all paths at once, stage by stage."""
+    """Thunder #1337: all paths at once, stage by stage."""
     torch.manual_seed(0)
     starts, first = [torch.randn(width, width) for _ in range(paths)], torch.randn(width, width)
 
     def step():
         a = first
-        stage = [F.relu(t0) for t0 in starts]
-        for work in (lambda t: torch.matmul(t, t), F.relu):
+        stage = [functional.relu(t0) for t0 in starts]
+        for work in (lambda t: torch.matmul(t, t), functional.relu):
             done = []
             while stage:
                 done.append(work(stage.pop()))

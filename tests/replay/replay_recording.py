@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import memwatch
 from memwatch.planner import Schedule, simulate
 from memwatch.replay.front import Replayable, replayable
-from memwatch.replay.result import ReplayResult
 from memwatch.replay.run import replay_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memwatch.replay.result import ReplayResult
 
 
 def record(step: Callable[[], object], **options) -> memwatch.Profile:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from memwatch.planner import BudgetError
-from memwatch.replay.front import plan, replay, replayable
-from memwatch.replay.measure import measure_peak
 from replay_programs import PROGRAMS, paths_efficient, paths_inefficient
 from replay_recording import record, replay_program
 
+from memwatch.planner import BudgetError
+from memwatch.replay.front import plan, replay, replayable
+from memwatch.replay.measure import measure_peak
 
 SCALAR_BYTES = (
     8  # a Python number among the arguments becomes a tensor that interception holds a little longer
@@ -71,7 +71,7 @@ def test_recompute_plan_differs_from_the_program():
 
 @pytest.mark.parametrize("paths", [paths_efficient, paths_inefficient])
 def test_parallel_paths_replay_at_three_matrices(paths):
-    """thunder #1337: both ways to write ten paths run within 0.75 MiB, whatever order they were written in."""
+    """Thunder #1337: both ways to write ten paths run within 0.75 MiB, whatever order they were written in."""
     prof = record(paths())
     planned = plan(prof)
     result = replay(planned)
@@ -94,7 +94,7 @@ def test_order_of_the_user():
 
 
 def test_one_plan_replays_twice_alike():
-    """thunder #701: a replay clears its own containers only, so the next one finds everything in place."""
+    """Thunder #701: a replay clears its own containers only, so the next one finds everything in place."""
     _, prof = recorded("gpt, checkpointed")
     planned = plan(prof)
     first, second = replay(planned), replay(planned)
@@ -105,7 +105,7 @@ def test_one_plan_replays_twice_alike():
 
 def test_offloaded_buffers_come_back():
     """A plan that may only move buffers out replays bitwise equal too, and says what it moved."""
-    step, prof = recorded("u-net")
+    _, prof = recorded("u-net")
     planned = plan(prof, budget="85%", recompute=False, offload=True)
     result = replay(planned)
     assert result.identical

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from memwatch.errors import MemwatchError
-from memwatch.replay.errors import UnsupportedOpError
-from memwatch.replay.front import plan, replayable
 from replay_recording import record, replay_program
 from torch import nn
 
+from memwatch.errors import MemwatchError
+from memwatch.replay.errors import UnsupportedOpError
+from memwatch.replay.front import plan, replayable
 
 X = torch.linspace(-2, 2, 64 * 64).reshape(64, 64)
 W = torch.linspace(-1, 1, 64 * 64).reshape(64, 64).requires_grad_()
