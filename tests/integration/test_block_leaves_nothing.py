@@ -1,0 +1,228 @@
+"""However a block ends, torch and Python are as they were, and the capture can be read."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+import torch
+from block_state import block_state, changes, module_functions
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import memwatch
+
+
+class Failing(torch.nn.Module):
+    """Raises in a module inside another, when told to."""
+
+    def __init__(self, error=None):
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8)
+        self.error = error
+
+    def forward(self, x):
+        y = self.inner(x).relu()
+        if self.error is not None:
+            raise self.error
+        return y
+
+
+class FailingBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ArithmeticError("backward")
+
+
+class FailingStep(torch.optim.SGD):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+    def zero_grad(self, set_to_none=True):
+        super().zero_grad(set_to_none)
+        for group in self.param_groups:
+            group["lr"] = "not a number"
+
+
+def step(error=None):
+    model = torch.nn.Sequential(Failing(), Failing(error))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+
+
+def fail_in_step():
+    model = torch.nn.Linear(8, 8)
+    optimizer = FailingStep(model.parameters())
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+
+
+def profile_inside():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        step()
+
+
+def modes_inside():
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    with Mode(), torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x), torch.autocast("cpu"):
+        step()
+
+
+ENDINGS = {
+    "quietly": (step, None),
+    "with an error in a module": (lambda: step(ValueError("forward")), ValueError),
+    "with an interrupt": (lambda: step(KeyboardInterrupt()), KeyboardInterrupt),
+    "with an exit": (lambda: step(SystemExit(3)), SystemExit),
+    "with an error in an op": (lambda: torch.ones(2, 3) @ torch.ones(2, 3), RuntimeError),
+    "with an error in backward": (
+        lambda: FailingBackward.apply(torch.ones(3, requires_grad=True)).sum().backward(),
+        ArithmeticError,
+    ),
+    "with an error in an optimizer": (fail_in_step, TypeError),
+    "after a torch profiler": (profile_inside, None),
+    "after other modes": (modes_inside, None),
+    "without an op": (lambda: None, None),
+}
+OPTIONS = {
+    "plain": {},
+    "with a mode": {"intercept": "mode"},
+    "with a key": {"intercept": "key"},
+    "for replay": {"replay": True},
+    "without the allocator": {"allocator": False},
+    "without stacks": {"stacks": False},
+    "into a file": {"path": "x.memwatch"},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def warmed_up():
+    """Load lazily what the first block loads."""
+    torch.set_num_threads(1)
+    for options in OPTIONS.values():
+        if "path" not in options:
+            with memwatch.profile(**options):
+                profile_inside()
+                modes_inside()
+
+
+def generator_after(work):
+    """Give the random state that the work leaves when nobody watches, and go back to before it."""
+    torch.manual_seed(0)
+    with contextlib.suppress(BaseException):
+        work()
+    state = torch.random.get_rng_state()
+    torch.manual_seed(0)
+    return state
+
+
+def check_nothing_left(before):
+    for thread in threading.enumerate():
+        if thread.name.startswith("memwatch"):
+            thread.join(10)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("memwatch")]
+    assert not changes(before, block_state())
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_block_leaves_nothing_behind(ending, options, tmp_path, monkeypatch):
+    """Same state, same functions, the program's own error, and a capture that can be read."""
+    monkeypatch.chdir(tmp_path)
+    work, error = ENDINGS[ending]
+    generator = generator_after(work)
+    before, functions = block_state(), module_functions()
+    prof = memwatch.profile(**OPTIONS[options])
+    if error is None:
+        with prof:
+            work()
+    else:
+        with pytest.raises(error) as raised, prof:
+            work()
+        assert raised.type is error
+        assert raised.value.__context__ is None
+    assert torch.equal(torch.random.get_rng_state(), generator)
+    check_nothing_left(before)
+    assert not changes(functions, module_functions())
+    assert prof.peak_bytes >= prof.baseline_bytes
+    assert "Peak" in prof.summary()
+    assert len(prof.ops) > 0 or ending == "without an op"
+
+
+def test_an_error_keeps_its_own_words_and_cause():
+    """The exception that leaves the block is the object that was raised in it, with its cause."""
+    error = ValueError("mine")
+    cause = KeyError("why")
+    with pytest.raises(ValueError, match="mine") as raised, memwatch.profile():
+        raise error from cause
+    assert raised.value is error
+    assert raised.value.__cause__ is cause
+
+
+def test_a_block_inside_a_block_is_refused_and_leaves_the_outer_one_whole():
+    """One block at a time: the error says so, whoever opens the second, and the first goes on."""
+    before = block_state()
+    with memwatch.profile() as outer:
+        torch.ones(1000)
+        for second in (memwatch.profile(), outer, memwatch.profile(intercept="mode")):
+            with pytest.raises(memwatch.MemwatchError, match="already open"), second:
+                pass
+        torch.ones(2000)
+    check_nothing_left(before)
+    assert outer.peak_bytes == 8000
+    assert len(outer.ops) == 2
+
+
+def test_a_profile_can_be_entered_again():
+    """After its end a profile may record another block; it reads the last one."""
+    prof = memwatch.profile()
+    for count in (1000, 3000):
+        with prof:
+            torch.ones(count)
+        assert prof.peak_bytes == 4 * count
+
+
+def test_reading_too_early_and_wrong_options_say_what_to_do():
+    """What cannot work is refused with the next step, before anything is switched on."""
+    before = block_state()
+    with pytest.raises(memwatch.MemwatchError, match="after its `with` block"):
+        _ = memwatch.profile().peak_bytes
+    with pytest.raises(memwatch.MemwatchError, match="inside an open"):
+        memwatch.profile().step()
+    for options, words in (
+        ({"intercept": "magic"}, "intercept"),
+        ({"path": "/nowhere/x.memwatch"}, "create it"),
+    ):
+        with pytest.raises(memwatch.MemwatchError, match=words), memwatch.profile(**options):
+            pass
+    check_nothing_left(before)
+
+
+def test_a_decorated_function_records_every_call():
+    """As a decorator it passes arguments, results and errors, and reads the last call."""
+    prof = memwatch.profile()
+
+    @prof
+    def work(count, *, fail=False):
+        """Docstring."""
+        result = torch.ones(count)
+        if fail:
+            raise ValueError
+        return result
+
+    assert work.__doc__ == "Docstring."
+    for count in (10, 20):
+        assert len(work(count)) == count
+        assert prof.peak_bytes == 4 * count
+    with pytest.raises(ValueError):  # noqa: PT011  # the very error raised above
+        work(30, fail=True)
+    assert prof.peak_bytes == 120
