@@ -9,6 +9,7 @@ is on but switched off (as FakeTensorMode does within), and a fallback is not fo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterator
@@ -127,19 +128,19 @@ class KeyInterceptor:
             return kind.call(*args, **kwargs)
 
         try:
-            KeyInterceptor._register()
-            KeyInterceptor._handler = probe
-            included = torch._C._dispatch_tls_set_dispatch_key_included
-            included(_KEY, True)
-            try:
-                sums = (torch.ones(3, requires_grad=True) * 2).sum()
-                sums.backward()
-            finally:
-                included(_KEY, False)
-                KeyInterceptor._handler = None
+            with _unseen_by_the_program():
+                KeyInterceptor._register()
+                KeyInterceptor._handler = probe
+                torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
+                try:
+                    sums = (torch.ones(3, requires_grad=True) * 2).sum()
+                    sums.backward()
+                finally:
+                    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)
+                    KeyInterceptor._handler = None
+                return sums.item() == 6 and {"aten.mul.Tensor", "aten.sum.default"} <= set(seen)
         except (RuntimeError, AttributeError, TypeError):
             return False
-        return sums.item() == 6 and {"aten.mul.Tensor", "aten.sum.default"} <= set(seen)
 
     @classmethod
     def _register(cls) -> None:
@@ -159,6 +160,14 @@ class KeyInterceptor:
             warnings.simplefilter("ignore")
             fallback.fallback(_later_kernel, "Fake")
         cls._registered = [libraries, fallback]
+
+
+@contextlib.contextmanager
+def _unseen_by_the_program() -> Iterator[None]:
+    """Run ops of memwatch's own below every mode that the program has on, with autograd as usual."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        with torch.inference_mode(False), torch.enable_grad():  # noqa: SIM117  # torch's order
+            yield
 
 
 def _kernel(kind: OpKind, *args: Any, **kwargs: Any) -> Any:

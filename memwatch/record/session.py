@@ -296,7 +296,8 @@ def choose_interceptor(intercept: str) -> Interceptor:
     """
     if intercept not in {"auto", "mode", "key"}:
         raise MemwatchError(f"intercept={intercept!r} is unknown; use 'auto', 'mode' or 'key'")
-    if intercept == "mode" or (intercept == "auto" and not KeyInterceptor.works()):
+    works = intercept != "mode" and KeyInterceptor.works()  # probes now, before anything of the block is recorded
+    if intercept == "mode" or (intercept == "auto" and not works):
         return ModeInterceptor()
     return KeyInterceptor()
 

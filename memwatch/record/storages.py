@@ -96,7 +96,7 @@ class Storages:
         else:
             passing = Passing(tensor, self._passed)
             passing.number, passing.key, passing.address = number, key, address
-            passing.nbytes = nbytes = tensor.nbytes
+            passing.nbytes = nbytes = _nbytes(tensor)
             self.live[key] = passing
             self.live_bytes += nbytes
         device = self._cpu if tensor.is_cpu else self.device_id(tensor)
@@ -170,8 +170,8 @@ class Storages:
 
     def shape_id(self, tensor: Tensor) -> int:
         """Return the string id of dtype and shape of `tensor`, as ``float32[8, 64]``."""
-        key = (tensor.dtype, tensor.shape)
         try:
+            key = (tensor.dtype, tensor.shape)
             number = self._shapes.get(key)
             if number is None:
                 text = f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"
@@ -192,6 +192,13 @@ def _data_address(tensor: Tensor) -> int:
     except (RuntimeError, NotImplementedError, TypeError):
         return 0
     return address
+
+
+def _nbytes(tensor: Tensor) -> int:
+    try:
+        return tensor.nbytes
+    except (RuntimeError, NotImplementedError):  # a nested tensor has no one size; the allocator tells its block's
+        return 0
 
 
 def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
