@@ -9,10 +9,10 @@ from memwatch.leaks import TensorLeakError, check_leaks
 weight = torch.randn(512, 512, requires_grad=True)
 
 
-def clipped_activation():
+def clipped_activation() -> float:
     y = weight.exp()
     y.register_hook(lambda grad: grad.clamp(max=y.max().item()))
-    return y.sum().item()
+    return float(y.sum())
 
 
 try:

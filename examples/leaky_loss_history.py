@@ -12,7 +12,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 history = []
 
 
-def step():
+def step() -> None:
     loss = model(torch.randn(64, 256)).pow(2).mean()
     optimizer.zero_grad()
     loss.backward()

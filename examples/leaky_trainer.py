@@ -8,12 +8,14 @@ from memwatch.leaks import find_leaks, why_alive
 
 
 class Trainer:
-    def __init__(self, model):
+    """Trains a model that knows its trainer."""
+
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
         model.trainer = self
 
 
-def one_run():
+def one_run() -> None:
     Trainer(nn.Linear(512, 512))
 
 

@@ -156,7 +156,7 @@ def instance_dict(obj: object) -> dict[str, Any] | None:
     """Return the attribute dictionary of an object, whatever its class overrides."""
     for base in mro_of(type(obj)):
         descriptor = type_dict(base).get("__dict__")
-        if type(descriptor) in (GetSetDescriptorType, MemberDescriptorType):
+        if descriptor is not None and type(descriptor) in (GetSetDescriptorType, MemberDescriptorType):
             try:
                 values = descriptor.__get__(obj)
             except (AttributeError, TypeError):

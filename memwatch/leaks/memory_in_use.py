@@ -35,6 +35,6 @@ def memory_in_use_bytes() -> int:
     if function is not None:
         info = function()
         total = info.uordblks + info.hblkhd
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         total += sum(torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count()))
     return total

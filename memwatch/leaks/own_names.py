@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from memwatch.heap.frames import is_own_code
@@ -28,7 +27,7 @@ def calling_frame() -> FrameType | None:
     """Return the innermost running call outside memwatch and contextlib."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (
-        is_own_code(frame.f_code) or Path(frame.f_code.co_filename).stem == "contextlib"
+        is_own_code(frame.f_code) or frame.f_code.co_filename.endswith("contextlib.py")
     ):
         frame = frame.f_back
     return frame

@@ -15,17 +15,16 @@ from torch.utils._python_dispatch import (
 )
 
 from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_of
-from memwatch.leaks.births import BirthBook
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from memwatch.leaks.births import Site
+    from memwatch.leaks.births import BirthBook, Site
 
 _LIBRARY: Final = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parent.parent), "<frozen")
 
 
-class BirthWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class BirthWatch(TorchDispatchMode):
     """Writes the storages that ops return into a book; changes nothing.
 
     Args:

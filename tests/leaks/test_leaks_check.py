@@ -64,9 +64,14 @@ def test_a_list_from_before_the_block_is_a_holder():
 
 def test_an_own_name_does_not_excuse_another_holder():
     """A tensor that is both a local of the block and parked elsewhere is reported for the parking."""
-    with pytest.raises(TensorLeakError, match="PARKED"), check_leaks():
-        y = WEIGHT.exp()
-        PARKED["output"] = y
+
+    def block():
+        with check_leaks():
+            y = WEIGHT.exp()
+            PARKED["output"] = y
+
+    with pytest.raises(TensorLeakError, match="PARKED"):
+        block()
 
 
 def test_cycles_are_reported_without_waiting_for_gc():
@@ -94,9 +99,14 @@ def test_an_exception_in_the_block_passes_through_when_nothing_leaks():
 
 def test_a_leak_beside_an_exception_is_chained_to_it():
     """The exception of the body is the cause of the leak error, with its own traceback."""
-    with pytest.raises(TensorLeakError) as caught, check_leaks():
+
+    @check_leaks()
+    def block():
         park()
         raise KeyError("lost")
+
+    with pytest.raises(TensorLeakError) as caught:
+        block()
     assert isinstance(caught.value.__cause__, KeyError)
     assert "KeyError" in "".join(traceback.format_exception(caught.value))
 
@@ -104,9 +114,14 @@ def test_a_leak_beside_an_exception_is_chained_to_it():
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_exits_are_never_replaced(kind):
     """Leaving the program is not the time to accuse."""
-    with pytest.raises(kind), check_leaks():
+
+    @check_leaks()
+    def block():
         park()
         raise kind
+
+    with pytest.raises(kind):
+        block()
 
 
 def test_the_decorator_keeps_the_result_and_the_signature():

@@ -230,3 +230,22 @@ def test_compiled_functions_stay_compiled_and_are_no_leak():
         compiled(torch.randn(4))
     assert find_leaks(compiled, torch.randn(4)) == []
     torch._dynamo.reset()
+
+
+def growing():
+    seen = []
+    return lambda: seen.append(torch.randn(16))
+
+
+def test_what_only_the_function_itself_holds_is_retained():
+    """A closure handed to find_leaks and known to nobody else is a holder like any."""
+    (leak,) = find_leaks(growing())
+    assert leak.kind == "retained"
+    assert "closure cell `seen` of growing.<lambda>" in leak.holder
+
+
+def test_what_only_an_argument_holds_is_retained():
+    """A list handed to find_leaks and known to nobody else is a holder like any."""
+    (leak,) = find_leaks(lambda history: history.append(torch.randn(16)), [])
+    assert leak.kind == "retained"
+    assert "argument [0]" in leak.holder
