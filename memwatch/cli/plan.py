@@ -1,0 +1,63 @@
+"""Find how low the peak of a recorded program can be: reorder, recompute, move out.
+
+The program must have been recorded with `memwatch run --replay`. Without a budget the plan is the lowest peak that
+an order alone can reach. A budget that cannot be reached is a finding: exit code 1.
+
+    memwatch plan train.4242.memwatch --budget 60% -o train.plan
+    memwatch plan train.4242.memwatch --budget "512 MiB" --offload
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memwatch.cli.files import make_room
+from memwatch.cli.numbers import positive
+from memwatch.cli.output import emit, say
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this verb."""
+    parser.add_argument("capture", type=Path, help="a file that `memwatch run --replay` wrote")
+    parser.add_argument(
+        "--budget", metavar="SIZE", help="peak increase to allow: `512 MiB`, or a share as 60%%"
+    )
+    parser.add_argument("--no-recompute", action="store_true", help="compute nothing twice")
+    parser.add_argument("--offload", action="store_true", help="allow to move storages out and back")
+    parser.add_argument(
+        "--time-limit", type=positive, default=10, metavar="S", help="seconds to search, default 10"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search, default 0")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="keep the plan for `memwatch replay`"
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace the file if it exists")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print the plan, and keep it if asked to."""
+    from memwatch import BudgetError, plan
+
+    if options.output is not None:
+        make_room(options.output, force=options.force)
+    code = 0
+    try:
+        found = plan(
+            options.capture,
+            budget=options.budget,
+            recompute=not options.no_recompute,
+            offload=options.offload,
+            time_limit_s=options.time_limit,
+            seed=options.seed,
+        )
+    except BudgetError as error:
+        say(f"error: {error}")
+        found, code = error.best, 1
+    emit(f"{found}\n")
+    if options.output is not None:
+        found.save(options.output)
+    return code

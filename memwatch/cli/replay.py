@@ -1,0 +1,33 @@
+"""Execute a plan on made-up inputs of the recorded shapes and measure its peak.
+
+memwatch plan train.4242.memwatch --budget 60% -o train.plan
+memwatch replay train.4242.memwatch --plan train.plan
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memwatch.cli.output import emit
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this verb."""
+    parser.add_argument("capture", type=Path, help="a file that `memwatch run --replay` wrote")
+    parser.add_argument(
+        "--plan", type=Path, required=True, metavar="FILE", help="what `memwatch plan -o` wrote"
+    )
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Print what the replay found; 1 if the peak is not what the plan says."""
+    from memwatch import replay
+    from memwatch.planner.plan_file import load_plan
+
+    result = replay(load_plan(options.plan), options.capture)
+    emit(f"{result}\n")
+    return int(result.peak_increase_bytes > result.planned_bytes)
