@@ -165,7 +165,7 @@ class KeyInterceptor:
 @contextlib.contextmanager
 def _unseen_by_the_program() -> Iterator[None]:
     """Run ops of memwatch's own below every mode that the program has on, with autograd as usual."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         with torch.inference_mode(False), torch.enable_grad():  # noqa: SIM117  # torch's order
             yield
 
