@@ -25,7 +25,7 @@ from memwatch.heap.frames import is_own_code, is_test_runner_code, read_locals
 from memwatch.heap.names import instance_dict
 from memwatch.record.clock import ticks
 from memwatch.record.stacks import is_user
-from memwatch.record.storages import Storages, address_of, plain_parts
+from memwatch.record.storages import NEVER, Storages, address_of, plain_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _GROWTH_RATIO: Final = 1.02
 _NEAR_RATIO: Final = 0.9
 _FRESH_RATIO: Final = 0.1
+_MAX_AGAIN: Final = 32
 _TIME_RATIO: Final = 0.05
 _ALLOWED_S: Final = 0.25
 _MAX_OBJECTS: Final = 400
@@ -79,6 +80,7 @@ class HolderLooks:
         self._high_bytes = storages.live_bytes
         self._count_at_look = storages.count
         self._born_bytes = 0
+        self._again = _MAX_AGAIN
         self._looking = False
         self._paths: dict[tuple[int, int], int] = {}
         self.due_op = -1
@@ -87,11 +89,11 @@ class HolderLooks:
 
     def start(self) -> None:
         """Begin to look at new highs."""
-        self._storages.on_birth = self.born
+        self._storages.watch(self._near(), self.born)
 
     def stop(self) -> None:
         """Look no more."""
-        self._storages.on_birth = None
+        self._storages.watch(NEVER, self.born)
 
     def iteration_starts(self) -> None:
         """Plan a look at the op, in the new iteration, at which the last one had its peak."""
@@ -99,6 +101,12 @@ class HolderLooks:
         start = self._ops_started[0]
         self.due_op = start + op - self._iteration_start if op >= 0 else -1
         self._iteration_start, self._iteration_high = start, (0, -1)
+        self._storages.watch(0 if self.due_op >= 0 else self._near(), self.born)
+
+    def _near(self) -> int:
+        """Give the live bytes from which on a birth may be worth a look: only a new high once enough was seen."""
+        ratio = _NEAR_RATIO if self._again > 0 else _GROWTH_RATIO
+        return self._base_bytes + int((self._high_bytes - self._base_bytes) * ratio)
 
     def born(self, nbytes: int) -> None:
         """Look, if this birth makes it worth while."""
@@ -112,8 +120,10 @@ class HolderLooks:
         fresh = increase >= high * _NEAR_RATIO and self._born_bytes >= high * _FRESH_RATIO
         if (grown or fresh or due) and not self._looking and (due or self._affordable(increase > 2 * high)):
             self.due_op = -1
+            self._again = _MAX_AGAIN if grown else self._again - 1
             self._high_bytes = max(self._high_bytes, self._storages.live_bytes)
             self._born_bytes = 0
+            self._storages.watch(self._near(), self.born)
             self.look()
 
     def _affordable(self, doubled: bool) -> bool:

@@ -111,7 +111,9 @@ class OpRecorder:
                 self._storages.hold = self.holds()
             phase = BACKWARD
             sequence = _current_node()._sequence_nr()
-            if sequence > _MAX_SEQUENCE:  # AccumulateGrad's, the largest unsigned number, so that it runs first
+            if (
+                sequence > _MAX_SEQUENCE
+            ):  # AccumulateGrad's, the largest unsigned number, so that it runs first
                 sequence = NONE
         stack = self._capture_stack(outer, task)
         name = self._names.get(kind)

@@ -59,7 +59,7 @@ class Session:
         self.strings = Strings()
         self.storages = Storages(self.strings, self.started)
         if options.limit_bytes is not None:
-            self.storages.limit_bytes = options.limit_bytes
+            self.storages.limit(options.limit_bytes)
         self._stacks = Stacks(self.strings, context.call_impl.__code__, enabled=options.stacks)
         self.context = context.Context(self.storages, self._stacks, self.strings, self.started)
         self.ops = OpRecorder(self.storages, self._stacks, self.context, self.strings, self.started)
@@ -296,7 +296,9 @@ def choose_interceptor(intercept: str) -> Interceptor:
     """
     if intercept not in {"auto", "mode", "key"}:
         raise MemwatchError(f"intercept={intercept!r} is unknown; use 'auto', 'mode' or 'key'")
-    works = intercept != "mode" and KeyInterceptor.works()  # probes now, before anything of the block is recorded
+    works = (
+        intercept != "mode" and KeyInterceptor.works()
+    )  # probes now, before anything of the block is recorded
     if intercept == "mode" or (intercept == "auto" and not works):
         return ModeInterceptor()
     return KeyInterceptor()

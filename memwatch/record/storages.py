@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from memwatch.record.strings import Strings
 
-_NO_LIMIT: Final = 1 << 62
+NEVER: Final = 1 << 62
+_data_address: Callable[[Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]  # copies no lazy clone
 address_of = torch._C._storage_address  # type: ignore[attr-defined]  # asks no __torch_function__, makes no object
 BY_OP, BASELINE, EXTERNAL = ORIGINS.index("op"), ORIGINS.index("baseline"), ORIGINS.index("external")
 
@@ -64,8 +65,8 @@ class Storages:
         self.count = 0
         self.unseen: set[str] = set()
         self.closed = False
-        self.on_birth: Callable[[int], None] | None = None
-        self.limit_bytes = _NO_LIMIT
+        self.limit_bytes = self._watch_bytes = self._on_birth_bytes = NEVER
+        self._on_birth: Callable[[int], None] | None = None
         self._strings = strings
         self._ops_started = ops_started
         self._cpu = strings("cpu")
@@ -80,52 +81,83 @@ class Storages:
             self.unseen.add(_kind_without_storage(tensor))
             return NONE
         known = self.live.get(key)
-        if known is None or (known.__class__ is Passing and known.address != _data_address(tensor)):
+        if known is None or (known.__class__ is Passing and known.address != _address_or_zero(tensor)):
             return self.born(tensor, key, op, origin)
         if known.__class__ is Passing and self.hold:
-            self._watch(tensor, key, known.number)
+            self._hold(tensor, key, known.number)
         return known.number
 
     def born(self, tensor: Tensor, key: int, op: int, origin: int) -> int:
         """Append the birth of the storage with address `key`, first seen as the storage of `tensor`."""
         number = self.count
         self.count = number + 1
-        address = _data_address(tensor)
-        if self.hold or not tensor.is_cpu:
-            nbytes = self._watch(tensor, key, number)
+        try:
+            address = _data_address(tensor)
+        except (RuntimeError, NotImplementedError, TypeError):
+            address = 0
+        on_cpu = tensor.is_cpu
+        if self.hold or not on_cpu:
+            storage = tensor.untyped_storage()
+            alive: Alive | Passing = Alive(storage, self._died)
+            nbytes = storage.nbytes()
         else:
-            passing = Passing(tensor, self._passed)
-            passing.number, passing.key, passing.address = number, key, address
-            passing.nbytes = nbytes = _nbytes(tensor)
-            self.live[key] = passing
-            self.live_bytes += nbytes
-        device = self._cpu if tensor.is_cpu else self.device_id(tensor)
-        self.births += (number, op, ticks(), address, nbytes, device, origin, self.shape_id(tensor))
-        if self.on_birth is not None:
-            self.on_birth(nbytes)
+            alive = Passing(tensor, self._passed)
+            alive.address = address
+            nbytes = tensor.nbytes
+        alive.number = number
+        alive.key = key
+        alive.nbytes = nbytes
+        self.live[key] = alive
+        self.live_bytes = live = self.live_bytes + nbytes
+        shape = self._shapes.get((tensor.dtype, tensor.shape))
+        self.births += (
+            number,
+            op,
+            ticks(),
+            address,
+            nbytes,
+            self._cpu if on_cpu else self.device_id(tensor),
+            origin,
+            self.shape_id(tensor) if shape is None else shape,
+        )
+        if live > self._watch_bytes:
+            self._high(nbytes)
+        return number
+
+    def watch(self, nbytes: int, on_birth: Callable[[int], None]) -> None:
+        """Call `on_birth` with the size of every storage born while more than `nbytes` bytes are live."""
+        self._on_birth, self._on_birth_bytes = on_birth, nbytes
+        self._watch_bytes = min(nbytes, self.limit_bytes)
+
+    def limit(self, nbytes: int) -> None:
+        """Raise at the birth that lifts the live bytes above `nbytes`."""
+        self.limit_bytes = nbytes
+        self._watch_bytes = min(nbytes, self._on_birth_bytes)
+
+    def _high(self, nbytes: int) -> None:
+        if self.live_bytes > self._on_birth_bytes and self._on_birth is not None:
+            self._on_birth(nbytes)
         if self.live_bytes > self.limit_bytes:
-            limit, self.limit_bytes = self.limit_bytes, _NO_LIMIT  # once: the program may handle it and go on
+            limit = self.limit_bytes
+            self.limit(NEVER)  # once: the program may handle the error and go on
             raise MemoryLimitError(
                 f"{format_bytes(self.live_bytes)} of tensors are live, more than limit_bytes={limit}; "
                 "see prof.at_peak for what they are, or raise the limit"
             )
-        return number
 
-    def _watch(self, tensor: Tensor, key: int, number: int) -> int:
+    def _hold(self, tensor: Tensor, key: int, number: int) -> None:
         storage = tensor.untyped_storage()
         alive = Alive(storage, self._died)
-        alive.number = number
-        alive.key = key
-        alive.nbytes = nbytes = storage.nbytes()
+        alive.number, alive.key, alive.nbytes = number, key, storage.nbytes()
         self.live[key] = alive
-        self.live_bytes += nbytes
-        return nbytes
+        self.live_bytes += alive.nbytes
 
     def _died(self, alive: Alive) -> None:
         if self.closed:
             return
-        if self.live.get(alive.key) is alive:
-            del self.live[alive.key]
+        key = alive.key
+        if self.live.get(key) is alive:
+            del self.live[key]
         self.live_bytes -= alive.nbytes
         self.deaths += (alive.number, self._ops_started[0], ticks())
 
@@ -143,7 +175,7 @@ class Storages:
                     del self.live[key]
                 else:
                     self.live_bytes -= known.nbytes
-                    self._watch(tensor, key, known.number)
+                    self._hold(tensor, key, known.number)
 
     def resized(self, tensor_or_storage: Any) -> None:
         """Append a resize if the storage changed its size since it was last seen."""
@@ -186,18 +218,10 @@ class Storages:
         self.live.clear()
 
 
-def _data_address(tensor: Tensor) -> int:
+def _address_or_zero(tensor: Tensor) -> int:
     try:
-        address: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]  # never copies a lazy clone
+        return _data_address(tensor)
     except (RuntimeError, NotImplementedError, TypeError):
-        return 0
-    return address
-
-
-def _nbytes(tensor: Tensor) -> int:
-    try:
-        return tensor.nbytes
-    except (RuntimeError, NotImplementedError):  # a nested tensor has no one size; the allocator tells its block's
         return 0
 
 
