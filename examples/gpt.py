@@ -67,6 +67,18 @@ def library_text() -> str:
     return "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("[a-d]*.py")))
 
 
+def train_step(model: GPT, optimizer: torch.optim.Optimizer, data: Tensor) -> float:
+    """Take one step on a batch of random pieces of the text; return the loss."""
+    starts = torch.randint(len(data) - CONTEXT - 1, (BATCH,))
+    batch = torch.stack([data[start : start + CONTEXT + 1] for start in starts])
+    logits = model(batch[:, :-1])
+    loss = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
 def main() -> None:
     torch.manual_seed(0)
     text = library_text()
@@ -78,21 +90,21 @@ def main() -> None:
 
     with memwatch.profile() as prof:
         for step in range(STEPS):
-            starts = torch.randint(len(data) - CONTEXT - 1, (BATCH,))
-            batch = torch.stack([data[start : start + CONTEXT + 1] for start in starts])
-            logits = model(batch[:, :-1])
-            loss = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            print(f"step {step:2}  loss {train_step(model, optimizer, data):.3f}")
             prof.step()
-            print(f"step {step:2}  loss {loss.item():.3f}")
 
     print(prof.summary())
     pathlib.Path("out").mkdir(exist_ok=True)
     prof.save("out/gpt.memwatch", force=True)
     prof.report("out/gpt.html", force=True)
-    print("The page: out/gpt.html")
+    print("The page, to be opened in a browser: out/gpt.html\n")
+
+    print("How low could the peak of a step be? (The first plan on a machine compiles the planner.)")
+    with memwatch.profile(replay=True) as prof:
+        train_step(model, optimizer, data)
+    plan = memwatch.plan(prof, budget="60%")
+    print(plan)
+    print(memwatch.replay(plan))
 
 
 if __name__ == "__main__":
