@@ -43,15 +43,15 @@ def _around(body: Callable[..., Any], examination: Examination) -> Callable[...,
     if inspect.iscoroutinefunction(body):
 
         @functools.wraps(body)
-        async def run_async(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401
+        async def run_async(*args: Any, **kwargs: Any) -> object:
             __tracebackhide__ = True
-            return await examination.run_async(functools.partial(body, *args, **kwargs))
+            return await examination.run_async(body, args, kwargs)
 
         return run_async
 
     @functools.wraps(body)
-    def run(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401
+    def run(*args: Any, **kwargs: Any) -> object:
         __tracebackhide__ = True
-        return examination.run(functools.partial(body, *args, **kwargs))
+        return examination.run(body, args, kwargs)
 
     return run

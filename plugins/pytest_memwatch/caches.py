@@ -19,9 +19,15 @@ _SLOTS: Final = (
 """Holders that are filled on first use and read later: mappings, memoized functions, lazy constants."""
 
 _CACHE_NAME: Final = re.compile(r"cache|memo|lazy|registry|pool", re.IGNORECASE)
+_TOOL: Final = re.compile(
+    r"\bExceptionInfo\b|<frozen importlib|\b(Magic|Async|NonCallable)*(Mock|MagicProxy)\b"
+)
+"""What pytest, the import system and unittest.mock are made of, as it shows in a cycle."""
 _PLACE: Final = re.compile(r"\(([^()]+\.py):\d+\)")
 _WRITTEN: Final = ("closure cell `", "class attribute .", "local `", "default argument `", "caller of ")
-"""References that stand in the code of the file they name; an attribute may be set from anywhere."""
+"""References that stand in the code of the file they name."""
+_SET_ANYWHERE: Final = re.compile(r"attribute \.\S+ of (?!property\b|getset_descriptor\b|function\b)")
+"""An attribute of an instance may be set by anyone, wherever its class stands."""
 
 
 def kept_by_cache(leak: Leak) -> bool:
@@ -36,18 +42,18 @@ def kept_by_cache(leak: Leak) -> bool:
 
 
 def made_by_machinery(leak: Leak) -> bool:
-    """Say whether pytest, the import system or torch closes the cycle, not the code under test.
+    """Say whether pytest, mock, the import system or torch closes the cycle, not the code under test.
 
-    `with pytest.raises(...) as info` refers to the call it stands in. A module that is imported for the first
+    `with pytest.raises(...) as info` refers to the call it stands in. Every MagicMock refers to itself, and to
+    the arguments it was called with. A module that is imported for the first
     time below a running call may keep that call's frames until gc comes by (torch.fx does, on the first
     optimizer step of a process). `torch.jit.script` and `torch.utils._pytree` define functions or classes on
     each call that refer to themselves.
     """
     if leak.kind != "cycle":
         return False
-    if any("ExceptionInfo" in line or "<frozen importlib" in line for line in leak.path):
-        return True
-    return _written_by_torch(_loop(leak))
+    loop = _loop(leak)
+    return any(_TOOL.search(line) for line in loop) or _written_by_torch(loop)
 
 
 def _loop(leak: Leak) -> list[str]:
@@ -63,6 +69,5 @@ def _written_by_torch(loop: list[str]) -> bool:
     files = [Path(place).resolve() for line in loop for place in _PLACE.findall(line)]
     if not files or not all(file.is_relative_to(home) for file in files):
         return False
-    return any(line.startswith(_WRITTEN) for line in loop) and not any(
-        line.startswith("attribute .") and not line.startswith("attribute .__") for line in loop
-    )
+    written = any(line.startswith(_WRITTEN) for line in loop)
+    return written and not any(_SET_ANYWHERE.match(line) for line in loop)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from memwatch.errors import MemwatchError
 from memwatch.sizes import format_bytes
 from pytest_memwatch.caches import kept_by_cache, made_by_machinery
 from pytest_memwatch.errors import PeakError
@@ -20,12 +23,14 @@ from pytest_memwatch.verdict import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
 
     from memwatch.leaks import Leak
     from pytest_memwatch.options import Settings
     from pytest_memwatch.plan import Plan
+
+Body = Callable[..., Any]
+"""The function of a test, called with its fixture values."""
 
 
 class Examination:
@@ -54,24 +59,36 @@ class Examination:
         if plan.allowed:
             self.data["allowed"] = plan.allowed.reason
 
-    def run(self, body: Callable[[], object]) -> object:
+    def run(self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run a body, once or several times."""
         __tracebackhide__ = True
         if self.plan.growth is not None:
-            result = self._grow(body)
+            result = self._grow(body, args, kwargs)
         else:
             with self._measuring(), self._passing():
-                result = body()
+                result = body(*args, **kwargs)
         self._judge()
         return result
 
-    async def run_async(self, body: Callable[[], Awaitable[object]]) -> object:
+    async def run_async(self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run a body inside a running event loop: always once, so leaks are judged by one pass."""
         __tracebackhide__ = True
         with self._measuring(), self._passing(force=self.plan.growth is not None):
-            result = await body()
+            result = await body(*args, **kwargs)
         self._judge()
         return result
+
+    def _explain(self, error: BaseException) -> None:
+        """Tell the author of a body that opens a profile of its own how to do it under ours."""
+        if (
+            self.measurement is not None
+            and "block is already open" in str(error)
+            and hasattr(error, "add_note")
+        ):
+            error.add_note(
+                "memwatch: the plugin measures this test with a profile; to measure a part of the test, "
+                "use the fixture `memwatch` and its profile(), or run without --memwatch and limits"
+            )
 
     def close(self) -> None:
         """Note what was measured of a body that failed by itself; drop the test's values."""
@@ -79,10 +96,17 @@ class Examination:
         if self.measurement is not None and self.measurement.readings and "peak_bytes" not in self.data:
             self._note_figures(self.measurement)
 
-    def _measuring(self) -> AbstractContextManager[object]:
-        return nullcontext() if self.measurement is None else self.measurement
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
+        __tracebackhide__ = True
+        with nullcontext() if self.measurement is None else self.measurement:
+            try:
+                yield
+            except MemwatchError as error:
+                self._explain(error)
+                raise
 
-    def _grow(self, body: Callable[[], object]) -> object:
+    def _grow(self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         __tracebackhide__ = True
         from memwatch.leaks import find_leaks
 
@@ -90,14 +114,19 @@ class Examination:
         assert check is not None
         warmup = self._settings.warmup if check.warmup is None else check.warmup
         runs = self._settings.runs if check.runs is None else check.runs
-        repeated = _Repeated(body)
+        counter = _Repeated()
+        repeated = counter.around(body)
         if self.measurement is not None:
-            with self.measurement:
-                repeated()
+            with self._measuring():
+                repeated(*args, **kwargs)
             warmup = max(0, warmup - 1)
-        self.leaks = find_leaks(repeated, warmup=warmup, runs=runs)
+        if not kwargs.keys().isdisjoint(
+            ("fn", "warmup", "runs")
+        ):  # fixtures named as arguments of find_leaks
+            repeated, args, kwargs = functools.partial(repeated, *args, **kwargs), (), {}
+        self.leaks = find_leaks(repeated, *args, warmup=warmup, runs=runs, **kwargs)
         self.data["check"] = "growth"
-        return repeated.result
+        return counter.result
 
     @contextmanager
     def _passing(self, *, force: bool = False) -> Iterator[None]:
@@ -163,7 +192,7 @@ class Examination:
                 known = {"pattern": rule.pattern, "reason": rule.reason}
                 self.data.setdefault("ignored", []).append({**leak_data(leak), **known})
             elif growth is None and made_by_machinery(leak):
-                continue
+                self.data.setdefault("machinery", []).append(leak_data(leak))
             elif growth is None and kept_by_cache(leak):
                 self.data.setdefault("kept", []).append(leak_data(leak))
             else:
@@ -198,28 +227,35 @@ class Examination:
 
 
 class _Repeated:
-    """A body that is called several times with the same fixture values."""
+    """Counts the runs of a body, and tells which one failed."""
 
-    def __init__(self, body: Callable[[], object]) -> None:
-        self._body = body
-        self._calls = 0
+    def __init__(self) -> None:
+        self.calls = 0
         self.result: object = None
 
-    def __call__(self) -> None:
-        __tracebackhide__ = True
-        self._calls += 1
-        try:
-            result = self._body()
-        except Exception as error:
-            if self._calls > 1 and hasattr(error, "add_note"):
-                error.add_note(
-                    f"memwatch: this is run {self._calls} of the body; the runs before passed. "
-                    "no_tensor_leaks runs a body several times with the same fixture values: "
-                    "make it repeatable, or write no_tensor_leaks(warmup=0, runs=1)"
-                )
-            raise
-        if self._calls == 1:  # what a body returns is pytest's business; later results are dropped
-            self.result = result
+    def around(self, body: Body) -> Body:
+        """Return the body, counting; a plain function, so that leaks held by it are followed into it."""
+
+        def repeated(*args: Any, **kwargs: Any) -> None:
+            __tracebackhide__ = True
+            self.calls += 1
+            try:
+                result = body(*args, **kwargs)
+            except Exception as error:
+                self._explain(error)
+                raise
+            if self.calls == 1:  # what a body returns is pytest's business; later results are dropped
+                self.result = result
+
+        return repeated
+
+    def _explain(self, error: Exception) -> None:
+        if self.calls > 1 and hasattr(error, "add_note"):
+            error.add_note(
+                f"memwatch: this is run {self.calls} of the body; the runs before passed. "
+                "no_tensor_leaks runs a body several times with the same fixture values: "
+                "make it repeatable, or write no_tensor_leaks(warmup=0, runs=1)"
+            )
 
 
 def _exact(nbytes: int, other: int) -> str:

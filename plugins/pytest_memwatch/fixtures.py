@@ -29,7 +29,7 @@ class Memwatch:
         self._runs = runs
 
     @contextmanager
-    def profile(self, **options: Any) -> Iterator[Profile]:  # noqa: ANN401 - those of memwatch.profile
+    def profile(self, **options: Any) -> Iterator[Profile]:
         """Profile a block of the test; the options are those of `memwatch.profile`."""
         import memwatch
 
@@ -47,10 +47,10 @@ class Memwatch:
     def assert_no_leaks(
         self,
         fn: Callable[..., Any] | None = None,
-        *args: Any,  # noqa: ANN401
+        *args: Any,
         warmup: int | None = None,
         runs: int | None = None,
-        **kwargs: Any,  # noqa: ANN401
+        **kwargs: Any,
     ) -> AbstractContextManager[object]:
         """Fail the test if a function, or a block, leaves tensors behind.
 

@@ -103,7 +103,7 @@ def register(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{_SIGNATURES[name]}: {' '.join(inspect.getdoc(marker).split())}")  # type: ignore[union-attr]
 
 
-def read_mark(mark: pytest.Mark) -> Any:  # noqa: ANN401 - one of the three dataclasses above
+def read_mark(mark: pytest.Mark) -> Any:
     """Read the arguments of one of our markers.
 
     Raises:

@@ -45,7 +45,7 @@ def _is_leak_error(error: BaseException | None) -> bool:
     return leaks is not None and isinstance(error, leaks.TensorLeakError)
 
 
-def _attach_own(report: pytest.TestReport, error: Any) -> None:  # noqa: ANN401 - a TensorLeakError
+def _attach_own(report: pytest.TestReport, error: Any) -> None:
     """Report a leak that the test itself asserted, at the place where it did."""
     data = getattr(report, "memwatch", {})
     leaks = [leak_data(leak) for leak in error.leaks]

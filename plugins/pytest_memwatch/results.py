@@ -33,8 +33,8 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...]) -> 
     The file holds `format`, `version`, `memwatch` (its version), `ignore_rules` (pattern and reason each) and
     `tests`, one object per test with `nodeid`, `outcome`, `duration_s`, `failed` ("leak", "peak" or null);
     figures in bytes (`peak_bytes`, `baseline_bytes`, `peak_increase_bytes`, `limit_bytes`, `saved_bytes`);
-    `top` (the lines that allocated most), `leaks`, `ignored`, `kept` (by caches), `allowed` and `page`.
-    What was not measured is absent.
+    `top` (the lines that allocated most), `leaks`, `ignored`, `kept` (by caches),
+    `machinery` (cycles of tools), `allowed` and `page`. What was not measured is absent.
     """
     import memwatch
 

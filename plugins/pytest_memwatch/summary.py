@@ -32,7 +32,8 @@ def summary_lines(results: Results, settings: Settings, baseline: str | None) ->
         _peaks(results, settings) if settings.measure else [],
         _comparison(results, baseline) if baseline is not None else [],
         _failures(results),
-        _noted(results, "kept", "kept by caches: filled in one run, so not counted as leaks"),
+        _noted(results, "kept", "Kept by caches: filled in one run, so not counted as leaks"),
+        _machinery(results),
         _ignored(results, settings),
         _allowed(results),
         _pages(results),
@@ -95,6 +96,14 @@ def _noted(results: Results, key: str, title: str) -> list[str]:
         total = format_bytes(sum(leak["nbytes"] for leak in leaks))
         lines.append(f"  {total:>12}  {holder}  ({len(leaks)} test{'s'[: len(leaks) != 1]})")
     return lines
+
+
+def _machinery(results: Results) -> list[str]:
+    cycles = [leak for row in results.values() for leak in row.get("machinery", [])]
+    if not cycles:
+        return []
+    total = format_bytes(sum(leak["nbytes"] for leak in cycles))
+    return [f"Not counted: {len(cycles)} cycles ({total}) closed by pytest, mock, an import or torch itself"]
 
 
 def _ignored(results: Results, settings: Settings) -> list[str]:

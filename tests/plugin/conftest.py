@@ -1,0 +1,53 @@
+"""Inner pytest sessions run in this process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+# pytester forgets what an inner session imported; torch cannot be imported twice, so all of it is imported here.
+import torch._dynamo
+import torch.nn.utils.parametrizations
+
+import memwatch.leaks
+import memwatch.report
+
+INI = """
+[pytest]
+asyncio_default_fixture_loop_scope = function
+addopts = -p no:timeout
+"""
+
+
+@pytest.fixture(autouse=True)
+def _few_threads():
+    torch.set_num_threads(1)
+    memwatch.leaks.find_leaks(lambda: None)  # its own lazy imports
+    with memwatch.profile():
+        pass
+
+
+@pytest.fixture
+def session(pytester):
+    """Run a test file in an inner session: ``session(source, *options, ini=...)``."""
+
+    def run(source, *options, ini=""):
+        pytester.makeini(INI + ini)
+        pytester.makepyfile(source)
+        return pytester.runpytest(*options)
+
+    return run
+
+
+@pytest.fixture
+def results(pytester, session):
+    """Run a test file and return its results by test name, from the JSON file."""
+
+    def run(source, *options, ini=""):
+        session(source, "--memwatch-json=out.json", *options, ini=ini)
+        data = json.loads((pytester.path / "out.json").read_text())
+        return {test["nodeid"].partition("::")[2]: test for test in data["tests"]}
+
+    return run

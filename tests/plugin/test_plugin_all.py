@@ -1,0 +1,208 @@
+"""--memwatch-leaks=all over suites that were not written for it."""
+
+from __future__ import annotations
+
+
+def test_all_checks_every_test_in_one_run(session):
+    """Unmarked tests that park tensors fail; bodies run once."""
+    result = session(
+        """
+        import torch
+        KEPT = []
+        RUNS = []
+        def test_grows(): KEPT.append(torch.ones(1000))
+        def test_clean():
+            RUNS.append(1)
+            torch.ones(1000)
+        def test_once(): assert len(RUNS) == 1
+        """,
+        "--memwatch-leaks=all",
+        "-v",
+    )
+    result.stdout.fnmatch_lines(["*::test_grows LEAK*", "*::test_clean PASSED*", "*::test_once PASSED*"])
+
+
+def test_all_by_ini(session):
+    """The ini twin switches the mode on; the option overrides it."""
+    source = """
+        import torch
+        KEPT = []
+        def test_grows(): KEPT.append(torch.ones(1000))
+        """
+    session(source, ini="memwatch_leaks = all\n").assert_outcomes(failed=1)
+    session(source, "--memwatch-leaks=marked", ini="memwatch_leaks = all\n").assert_outcomes(passed=1)
+
+
+def test_graph_kept_on_an_object_is_a_leak(session):
+    """An attribute that parks a loss with its graph fails in all mode."""
+    result = session(
+        """
+        import torch
+        class Trainer: pass
+        TRAINER = Trainer()
+        def test_step():
+            weight = torch.ones(1000, requires_grad=True)
+            TRAINER.last_loss = (weight * 2).exp().sum()
+        """,
+        "--memwatch-leaks=all",
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["Test leaked *attribute .last_loss of Trainer*"])
+
+
+INNOCENT = """
+    import contextlib, functools, logging, sys, unittest, pytest, torch
+    import torch.nn as nn
+
+    CACHE = {}
+    LAZY = None
+
+    @pytest.fixture(scope="session")
+    def weights(): return {"w": torch.ones(100)}
+    @pytest.fixture(scope="module")
+    def model():
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+        model.seen = []
+        return model
+    @pytest.fixture
+    def parts(): return []
+    @pytest.fixture(params=[2, 3])
+    def batch(request): return torch.ones(request.param, 4)
+    @functools.lru_cache(maxsize=None)
+    def positions(n): return torch.arange(n)
+
+    def test_module_cache(): CACHE["mask"] = torch.ones(100)
+    def test_memoized(): positions(100)
+    def test_lazy_constant():
+        global LAZY
+        LAZY = torch.ones(100)
+    def test_wider_fixture(weights, model, batch):
+        weights["more"] = torch.ones(100)
+        model.seen.append(model(batch))
+    def test_fixture_value(parts): parts.append(torch.ones(100))
+    def test_fixture_made_in_the_body(request):
+        request.getfixturevalue("parts").append(torch.ones(100))
+    def test_gradients(model): model(torch.ones(2, 4)).sum().backward()
+    def test_optimizer(model):
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    def test_raises():
+        x = torch.ones(100)
+        with pytest.raises(ValueError, match="bad") as info:
+            raise ValueError("bad", x)
+        assert info.value.args[1] is x
+    def test_raises_in_a_call(model):
+        with pytest.raises(RuntimeError) as info:
+            model(torch.ones(3, 3))
+        assert "shapes" in str(info.value)
+    def test_warns():
+        with pytest.warns(UserWarning) as record:
+            import warnings
+            warnings.warn(UserWarning("x", torch.ones(100)))
+    def test_logs(caplog):
+        logging.getLogger("training").warning("loss %s", torch.ones(100))
+    def test_logs_without_caplog():
+        logging.getLogger("training").warning("loss %s", torch.ones(100))
+    def test_monkeypatch(monkeypatch):
+        monkeypatch.setattr(torch, "randn", lambda *size, value=torch.ones(100): value)
+        torch.randn(3)
+    def test_prints(capsys):
+        print(torch.ones(3)); capsys.readouterr()
+    @pytest.mark.xfail(strict=True)
+    def test_expected_failure():
+        x = torch.ones(100)
+        assert x.sum() == 3
+    def test_skips():
+        x = torch.ones(100)
+        pytest.skip("no device")
+    @pytest.mark.parametrize("value", [torch.ones(3), torch.zeros(3)])
+    def test_parameters(value): assert value.shape == (3,)
+    def test_scripted():
+        torch.jit.script(nn.Linear(4, 4))(torch.ones(2, 4))
+    def test_traced():
+        torch.jit.trace(nn.Linear(4, 4), torch.ones(2, 4))(torch.ones(2, 4))
+    def test_generator():
+        def batches():
+            for _ in range(3): yield torch.ones(100)
+        next(batches())
+    def test_context():
+        with contextlib.suppress(ZeroDivisionError):
+            x = torch.ones(100); 1 / 0
+    def test_mock():
+        from unittest import mock
+        step = mock.MagicMock(return_value=torch.ones(3))
+        step(torch.ones(100))
+        with mock.patch.object(torch, "randn", step): torch.randn(torch.ones(3))
+    def test_weight_norm():
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))(torch.ones(2, 4))
+    def test_local_class():
+        class Double(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x): return x * 2
+            @staticmethod
+            def backward(ctx, grad): return grad * 2
+        Double.apply(torch.ones(3, requires_grad=True)).sum().backward()
+    def test_hook():
+        layer = nn.Linear(4, 4)
+        seen = []
+        layer.register_forward_hook(lambda module, args, out: seen.append(out.detach()))
+        layer(torch.ones(2, 4))
+    class TestMethods:
+        @classmethod
+        def setup_class(cls): cls.model = nn.Linear(4, 4)
+        def setup_method(self): self.x = torch.ones(2, 4)
+        def test_method(self): self.y = self.model(self.x)
+    class TestUnit(unittest.TestCase):
+        def setUp(self): self.x = torch.ones(2, 4)
+        def test_unit(self):
+            self.y = self.x * 2
+            with self.assertRaises(RuntimeError) as caught:
+                self.x @ self.x
+            for n in range(2):
+                with self.subTest(n=n): self.assertEqual(len(self.x), 2)
+"""
+
+
+def test_innocent_suite_raises_no_alarm(session):
+    """What pytest, mock, fixtures, caches and lazily made constants hold is understood."""
+    result = session(INNOCENT, "--memwatch-leaks=all", "-v")
+    result.assert_outcomes(
+        passed=32, skipped=1, xfailed=1, warnings=result.parseoutcomes().get("warnings", 0)
+    )
+    result.stdout.no_fnmatch_line("*LEAK*")
+
+
+def test_kept_by_caches_is_listed(session):
+    """What a cache took in one run is no leak but is told."""
+    result = session(
+        """
+        import torch
+        CACHE = {}
+        def test_cache(): CACHE["mask"] = torch.ones(1000)
+        """,
+        "--memwatch-leaks=all",
+    )
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["Kept by caches*", "*3.91 KiB  global `CACHE` of module*(1 test)"])
+
+
+def test_failing_tests_fail_for_their_own_reason(session):
+    """A failing test's locals are pinned by its traceback; neither it nor the next test is accused."""
+    result = session(
+        """
+        import torch
+        KEPT = []
+        def test_fails():
+            x = torch.ones(1000)
+            assert x.sum() == 3
+        def test_errors():
+            x = torch.ones(1000)
+            x.nothing
+        def test_after(): torch.ones(10)
+        """,
+        "--memwatch-leaks=all",
+        "-v",
+    )
+    result.stdout.fnmatch_lines(["*test_fails FAILED*", "*test_errors FAILED*", "*test_after PASSED*"])
+    result.stdout.no_fnmatch_line("*LEAK*")

@@ -1,0 +1,290 @@
+"""Leaks found by marker and by fixture."""
+
+from __future__ import annotations
+
+import pytest
+
+LEAKING = """
+    import pytest, torch
+    KEPT = []
+"""
+
+
+def test_marker_fails_a_test_whose_runs_add_tensors(session):
+    """The marker works without any option; the sentence names the holder, the section tells the rest."""
+    result = session(
+        LEAKING
+        + """
+    @pytest.mark.no_tensor_leaks
+    def test_leak():
+        KEPT.append(torch.ones(1000))
+    """
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*.py L *",
+            "Test leaked 3.91 KiB in 1 tensor on each run, kept alive by global `KEPT` of module *",
+            "*memwatch leaked tensors*",
+            "retained: 3.91 KiB in 1 tensor *",
+            "  made at: *:6 in test_leak (Tensor [[]1000[]] float32)",
+            "  path from the root:",
+            "  advice: *",
+            "*= memwatch =*",
+            "Failed for their memory: 1 leaked tensors",
+            "LEAK *::test_leak - Test *",
+        ]
+    )
+
+
+def test_cycles_and_uncollectable_loops_are_leaks(session):
+    """A reference cycle and a loop through autograd are reported with their kinds."""
+    result = session(
+        """
+        import pytest, torch
+        class Node: pass
+        @pytest.mark.no_tensor_leaks
+        def test_cycle():
+            node = Node()
+            node.me = node
+            node.value = torch.ones(1000)
+        @pytest.mark.no_tensor_leaks
+        def test_uncollectable():
+            y = torch.ones(1000, requires_grad=True) * 2
+            y.register_hook(lambda grad: grad * y)
+        """
+    )
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*freed only by gc: cycle through*", "*never freed: loop through*"])
+
+
+def test_clean_tests_pass(session):
+    """Caches that stop growing, gradients, optimizer state and returned values are no leaks."""
+    result = session(
+        """
+        import functools, pytest, torch
+        CACHE = {}
+        @functools.lru_cache
+        def table(n): return torch.arange(n)
+        @pytest.mark.no_tensor_leaks
+        def test_cache():
+            CACHE.setdefault("mask", torch.ones(100))
+            table(100)
+        @pytest.mark.no_tensor_leaks
+        def test_step():
+            model = torch.nn.Linear(4, 4)
+            optimizer = torch.optim.Adam(model.parameters())
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        """
+    )
+    result.assert_outcomes(passed=2)
+
+
+def test_body_runs_warmup_plus_runs_times_with_the_same_fixture_values(session):
+    """Fixtures are set up once; warmup and runs come from the marker, else from the options."""
+    result = session(
+        """
+        import pytest
+        @pytest.fixture
+        def calls():
+            seen = []
+            yield seen
+            print("calls:", len(seen))
+        @pytest.mark.no_tensor_leaks
+        def test_options(calls): calls.append(1)
+        @pytest.mark.no_tensor_leaks(warmup=0, runs=1)
+        def test_marker(calls): calls.append(1)
+        """,
+        "-s",
+        "--memwatch-warmup=3",
+        "--memwatch-runs=4",
+    )
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*calls: 7*", "*calls: 1*"])
+
+
+def test_growth_inside_a_fixture_value_is_a_leak(session):
+    """A model from a fixture that keeps every output is found, although pytest alone holds the model."""
+    result = session(
+        """
+        import pytest, torch
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.history = []
+            def forward(self, x):
+                y = x * 2
+                self.history.append(y)
+                return y
+        @pytest.fixture
+        def model(): return Model()
+        @pytest.mark.no_tensor_leaks
+        def test_step(model): model(torch.ones(1000))
+        """
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["Test leaked 3.91 KiB in 1 tensor on each run*argument `model` -> attribute .history of Model*"]
+    )
+
+
+def test_failure_in_a_later_run_says_which_run(session):
+    """A body that cannot be repeated fails with its own error and a note."""
+    result = session(
+        """
+        import pytest
+        DONE = []
+        @pytest.mark.no_tensor_leaks
+        def test_once():
+            assert not DONE
+            DONE.append(1)
+        """
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*this is run 2 of the body*", "FAILED *::test_once *"])
+
+
+def test_max_bytes_tolerates_small_growth(session):
+    """Growth up to max_bytes per run passes, above it fails."""
+    result = session(
+        LEAKING
+        + """
+    @pytest.mark.no_tensor_leaks(max_bytes="4 KiB")
+    def test_small():
+        KEPT.append(torch.ones(1000))
+    @pytest.mark.no_tensor_leaks(max_bytes=3999)
+    def test_large():
+        KEPT.append(torch.ones(1000))
+    """,
+        "-v",
+    )
+    result.stdout.fnmatch_lines(["*::test_small PASSED*", "*::test_large LEAK*"])
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        'ignore=["*KEPT*: kept on purpose"]',
+        'ignore="KEPT: kept on purpose"',
+        'ignore=("KEPT", "kept on purpose")',
+        'ignore=[("KEPT", "kept on purpose")]',
+        'ignore={"KEPT": "kept on purpose"}',
+    ],
+)
+def test_ignore_rules_are_listed_with_their_reason(session, rule):
+    """What a rule matches passes, and the report says why."""
+    result = session(
+        LEAKING
+        + f"""
+    @pytest.mark.no_tensor_leaks({rule})
+    def test_leak():
+        KEPT.append(torch.ones(1000))
+    """
+    )
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*= memwatch =*", "Ignore rules", "*1 leaks  *KEPT*: kept on purpose"])
+
+
+def test_ignore_rules_of_the_ini_file(session):
+    """A rule in the ini file holds for all tests, and is listed even if nothing matched."""
+    result = session(
+        LEAKING
+        + """
+    @pytest.mark.no_tensor_leaks
+    def test_leak():
+        KEPT.append(torch.ones(1000))
+    """,
+        ini="memwatch_ignore =\n    *`KEPT`*: kept on purpose\n    nothing: never seen\n",
+    )
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*1 leaks  *KEPT*: kept on purpose", "*0 leaks  nothing: never seen"])
+
+
+def test_fixture_checks_the_whole_test(session):
+    """The fixture, requested or by usefixtures, means the marker with its defaults; a closer opt-out wins."""
+    result = session(
+        LEAKING
+        + """
+    def test_requested(no_tensor_leaks):
+        KEPT.append(torch.ones(1000))
+    @pytest.mark.usefixtures("no_tensor_leaks")
+    class TestAll:
+        def test_used(self):
+            KEPT.append(torch.ones(1000))
+        @pytest.mark.allow_tensor_leaks(reason="grows on purpose")
+        def test_allowed(self):
+            KEPT.append(torch.ones(1000))
+    """,
+        "-v",
+    )
+    result.stdout.fnmatch_lines(
+        [
+            "*::test_requested LEAK*",
+            "*::test_used LEAK*",
+            "*::test_allowed PASSED*",
+            "Allowed to leak",
+            "*::test_allowed: grows on purpose",
+        ]
+    )
+
+
+def test_closest_marker_wins(session):
+    """A marker on the function beats one on the class or module; on one function, the opt-out wins."""
+    result = session(
+        LEAKING
+        + """
+    pytestmark = pytest.mark.allow_tensor_leaks(reason="a playground")
+    def test_module():
+        KEPT.append(torch.ones(1000))
+    @pytest.mark.no_tensor_leaks
+    def test_function():
+        KEPT.append(torch.ones(1000))
+    @pytest.mark.no_tensor_leaks
+    @pytest.mark.allow_tensor_leaks(reason="twice marked")
+    def test_both():
+        KEPT.append(torch.ones(1000))
+    """,
+        "-v",
+    )
+    result.stdout.fnmatch_lines(["*::test_module PASSED*", "*::test_function LEAK*", "*::test_both PASSED*"])
+
+
+def test_memwatch_fixture_asserts_parts(session):
+    """assert_no_leaks takes a function or guards a block; its failure shows the place and the letter L."""
+    result = session(
+        LEAKING
+        + """
+    def test_function(memwatch):
+        memwatch.assert_no_leaks(torch.ones, 1000)
+        memwatch.assert_no_leaks(lambda: KEPT.append(torch.ones(1000)), runs=3)
+    def test_block(memwatch):
+        with memwatch.assert_no_leaks():
+            torch.ones(10)
+        with memwatch.assert_no_leaks():
+            KEPT.append(torch.ones(1000))
+    """,
+        "-v",
+    )
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        ["*::test_function LEAK*", "*::test_block LEAK*", "> *memwatch.assert_no_leaks(lambda*"]
+    )
+
+
+def test_leaks_off_and_no_memwatch_let_markers_pass(session):
+    """--memwatch-leaks=off switches leak checks off; --no-memwatch everything."""
+    source = (
+        LEAKING
+        + """
+    @pytest.mark.no_tensor_leaks
+    def test_leak(memwatch):
+        KEPT.append(torch.ones(1000))
+    @pytest.mark.limit_peak_memory("1 B")
+    def test_peak(memwatch):
+        torch.ones(1000)
+        memwatch.assert_no_leaks(KEPT.append, torch.ones(1))
+    """
+    )
+    session(source, "--memwatch-leaks=off").assert_outcomes(passed=1, failed=1)
+    session(source, "--no-memwatch").assert_outcomes(passed=2)
