@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _NUMBER_BYTES = 8
 _ADD = "aten.add.Tensor"
+_CLONE = "aten.clone.default"
+_MAKES_SPARSE = "aten._sparse_coo_tensor_with_dims_and_tensors.default"
 
 
 class ObserverEffect(NamedTuple):
@@ -44,7 +46,7 @@ def observer_effects(frames: Frames) -> list[ObserverEffect]:
     """
     effects = _numbers(frames)
     if frames.capture.meta.get("intercept") == "mode" and frames.capture.rows("ops"):
-        effects += _formulas(frames) + _gradient_sums(frames)
+        effects += _formulas(frames) + _gradient_sums(frames) + _sparse_gradients(frames)
     return effects
 
 
@@ -124,6 +126,27 @@ def _gradient_sums(frames: Frames) -> list[ObserverEffect]:
         f"more than once allocated {format_bytes(nbytes)}; intercept='key' lets it add in place"
     )
     return [ObserverEffect((_ADD,), nbytes, text)]
+
+
+def _sparse_gradients(frames: Frames) -> list[ObserverEffect]:
+    """Find the copies of sparse gradients that a leaf would have taken as they are.
+
+    A leaf takes a sparse gradient over only if nobody else owns its indices and values, and the Python
+    objects that a mode makes of them are owners.
+    """
+    ops = frames.capture.tables["ops"]
+    names, backward = frames.strings[ops["name"]], ops["phase"] == PHASES.index("backward")
+    if not (backward & (names == _MAKES_SPARSE)).any():
+        return []
+    copies = backward & (ops["sequence"] == NONE) & (names == _CLONE)
+    nbytes = _born_in(frames, copies)
+    if not nbytes:
+        return []
+    text = (
+        f"under a dispatch mode leaves copy their sparse gradients: {int(copies.sum())} copies allocated "
+        f"{format_bytes(nbytes)}; intercept='key' lets them take the gradients over"
+    )
+    return [ObserverEffect((_CLONE,), nbytes, text)]
 
 
 def _born_in(frames: Frames, chosen: NDArray[np.bool_]) -> int:

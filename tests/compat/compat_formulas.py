@@ -7,21 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from compat_harness import EmptyMode
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 _NODE = "autograd::engine::evaluate_function: "
 _VIEWS = {"detach", "aten::detach", "aten::view", "aten::_reshape_alias", "aten::reshape", "aten::as_strided"}
 _ADD = Counter({"aten::add": 1, "aten::add_": -1})
-
-
-class EmptyMode(TorchDispatchMode):
-    """A mode that does nothing but be there."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
 
 
 @dataclass

@@ -11,9 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-_VERSION = 7
-
-
 def freeze(value: Any) -> Any:
     """Give a value of tuples and strings that is equal for two results exactly if they are equal bit for bit."""
     if isinstance(value, Tensor):
@@ -44,15 +41,6 @@ def _freeze_tensor(tensor: Tensor) -> Any:
         facts += [tensor._version if not tensor.is_inference() else "inference", _shape(tensor), _node(tensor)]
         grad = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
     return ("tensor", *facts, _bits(tensor), None if grad is None else freeze(grad))
-
-
-def without_versions(frozen: Any) -> Any:
-    """Leave the version counters out of a frozen value."""
-    if isinstance(frozen, tuple) and frozen[:1] == ("tensor",):
-        frozen = (*frozen[:_VERSION], None, *frozen[_VERSION + 1 :])
-    if isinstance(frozen, (tuple, list)):
-        return type(frozen)(without_versions(item) for item in frozen)
-    return frozen
 
 
 def _shape(tensor: Tensor) -> Any:

@@ -7,6 +7,7 @@ import copy
 import io
 import os
 import pickle
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -154,16 +155,18 @@ def test_environment_of_exceptions():
     return caught
 
 
-@unnoticed(raises=True)
+@unnoticed
 def test_recursion_error():
+    """The error is the same; its words tell in which call the limit was hit, so they are not compared."""
+
     def deeper(x):
         return deeper(x + 1)
-
-    import sys
 
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(400)
     try:
         deeper(torch.zeros(()))
+    except RecursionError as error:
+        return type(error)
     finally:
         sys.setrecursionlimit(limit)
