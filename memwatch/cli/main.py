@@ -16,7 +16,9 @@ from memwatch.errors import MemwatchError
 if TYPE_CHECKING:
     from types import ModuleType
 
-VERBS: Final = ("run", "report", "summary", "stats", "tree", "diff", "transform", "plan", "replay")
+VERBS: Final = (
+    "run", "report", "summary", "stats", "tree", "diff", "leaks", "plan", "replay", "transform",
+)  # fmt: skip
 """The verbs in the order of the help; each is a module of this package with `add_arguments` and `execute`."""
 
 Execute = Callable[[argparse.Namespace], "int | BaseException"]

@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print the plan, and keep it if asked to."""
-    from memwatch import BudgetError, plan
+    from memwatch.planner.errors import BudgetError
+    from memwatch.planner.plan import Plan
+    from memwatch.replay.front import plan
 
     if options.output is not None:
         make_room(options.output, force=options.force)
@@ -56,6 +58,8 @@ def execute(options: argparse.Namespace) -> int:
         )
     except BudgetError as error:
         say(f"error: {error}")
+        if not isinstance(error.best, Plan):
+            return 1
         found, code = error.best, 1
     emit(f"{found}\n")
     if options.output is not None:

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print what the replay found; 1 if the peak is not what the plan says."""
-    from memwatch import replay
     from memwatch.planner.plan_file import load_plan
+    from memwatch.replay.front import replay
 
     result = replay(load_plan(options.plan), options.capture)
     emit(f"{result}\n")

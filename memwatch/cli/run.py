@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
-    own = "[-o FILE] [-f] [-q] [--html[=PATH]] [--no-stacks] [--replay]"
+    own = "[-o FILE] [-f] [-q] [--html[=PATH]] [--no-stacks] [--replay] [--limit SIZE]"
     parser.usage = f"memwatch run {own} {PROGRAM_USAGE}"
     parser.add_argument("-o", "--output", metavar="FILE", help="the capture; default NAME.PID.memwatch, here")
     parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
@@ -44,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-stacks", action="store_true", help="record no call stacks: cheaper, without lines"
     )
     parser.add_argument("--replay", action="store_true", help="record what `memwatch plan` and `replay` need")
+    parser.add_argument(
+        "--limit", metavar="SIZE", help="stop at the op that lifts the live bytes above, as 2GiB"
+    )
     add_program(parser)
 
 
@@ -59,7 +62,9 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         if path is not None:
             make_room(path, force=options.force)
     again = memwatch_command()
-    recording = profile(capture.absolute(), stacks=not options.no_stacks, replay=options.replay)
+    recording = profile(
+        capture.absolute(), stacks=not options.no_stacks, replay=options.replay, limit_bytes=options.limit
+    )
     try:
         run = program.load()
     except SyntaxError as error:
@@ -67,7 +72,8 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     capture.unlink(missing_ok=True)
     recording.__enter__()
     if not options.quiet:
-        _say_at_exit(capture, page, again)
+        verbs = ["summary", *([] if page else ["report"]), *(["plan"] if options.replay else [])]
+        _say_at_exit(capture, page, [command_line(*again, verb, capture) for verb in verbs])
     write_page = functools.partial(recording.report, page, force=options.force) if page is not None else None
     return _run_inside(recording, run, write_page)
 
@@ -94,11 +100,11 @@ def _run_inside(
     return 0 if raised is None else raised
 
 
-def _say_at_exit(capture: Path, page: Path | None, again: list[str]) -> None:
-    """Name the next command in the last lines, after a traceback and what the program says when it exits."""
+def _say_at_exit(capture: Path, page: Path | None, commands: list[str]) -> None:
+    """Name the next commands in the last lines, after a traceback and what the program says when it exits."""
     process = os.getpid()
 
-    def name_next_command() -> None:
+    def name_next_commands() -> None:
         if os.getpid() != process:
             return
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or taken away by the program
@@ -106,8 +112,6 @@ def _say_at_exit(capture: Path, page: Path | None, again: list[str]) -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             say(f"wrote {capture}" + (f" and {page}" if page is not None and page.exists() else ""))
             say("next, type")
-            sys.stderr.write(f"    {command_line(*again, 'summary', capture)}\n")
-            if page is None:
-                sys.stderr.write(f"    {command_line(*again, 'report', capture)}\n")
+            sys.stderr.writelines(f"    {command}\n" for command in commands)
 
-    atexit.register(name_next_command)
+    atexit.register(name_next_commands)

@@ -1,0 +1,53 @@
+"""Run a program and report the tensors that it leaves behind.
+
+Reported are cycles, loops that the garbage collector cannot free, and tensors that something outside the program's
+own top-level names holds. Leaks are a finding: exit code 1. A program that fails ends as it would have ended.
+
+    memwatch leaks train.py --epochs 1
+    memwatch leaks -m package.train
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from memwatch.cli.output import emit
+from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
+from memwatch.cli.traceback import hide_own_frames
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this verb."""
+    parser.usage = f"memwatch leaks {PROGRAM_USAGE}"
+    add_program(parser)
+
+
+def execute(options: argparse.Namespace) -> int | BaseException:
+    """Run the program; print its leaks and give 1, or give what it raised."""
+    # imported now, before the program's folder is the first place where modules are found
+    from memwatch.leaks import TensorLeakError, check_leaks
+
+    program = chosen_program(options)
+    try:
+        run = program.load()
+    except SyntaxError as error:
+        return hide_own_frames(error)
+    try:
+        with check_leaks() as check:
+            try:
+                run()
+            except SystemExit as error:
+                if error.code not in {None, 0}:
+                    return error
+            names = vars(sys.modules["__main__"])
+            check._blocks[-1].exempt.globals |= {(id(names), name) for name in names}
+    except TensorLeakError as error:
+        emit(f"{error}\n")
+        return 1
+    except BaseException as error:
+        return hide_own_frames(error)
+    return 0

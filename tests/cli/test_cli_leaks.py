@@ -1,0 +1,53 @@
+"""`memwatch leaks`: what a program leaves behind besides its own names is a finding."""
+
+from __future__ import annotations
+
+import sys
+
+TRAINING = """
+import sys, torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+history = []
+for _ in range(3):
+    loss = model(torch.ones(2, 8)).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    history.append(loss)
+print(sys.argv[1:])
+"""
+HOOK = """
+def step():
+    y = model.weight.exp()
+    y.register_hook(lambda grad: grad * y.mean())
+step()
+"""
+PARKED = """
+import logging
+logging.parked = model(torch.ones(2, 8))
+"""
+
+
+def test_a_program_that_keeps_only_its_own_names_is_clean(shell_memwatch):
+    """Models, optimizers, results and lists at the top level are the program's own; it gets its arguments."""
+    done = shell_memwatch("leaks", "-c", TRAINING, "--epochs", "1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['--epochs', '1']\n", "")
+
+
+def test_what_outlives_the_program_is_named(shell_memwatch, tmp_path):
+    """Loops that gc cannot free and tensors parked elsewhere are told with kind and holder; exit code 1."""
+    for code, kind, holder in ((HOOK, "uncollectable:", "`y`"), (PARKED, "retained:", "parked")):
+        (tmp_path / "program.py").write_text(TRAINING + code)
+        done = shell_memwatch("leaks", "program.py")
+        assert (done.returncode, done.stderr) == (1, "")
+        assert kind in done.stdout
+        assert holder in done.stdout
+
+
+def test_a_program_that_fails_ends_as_it_would_have_ended(shell_memwatch, command, tmp_path):
+    """An error, an exit code and wrong syntax are the program's own, shown as `python` shows them."""
+    for ending in ("import sys; sys.exit(3)", "def f():\n    1 / 0\nf()", "x = = 1"):
+        (tmp_path / "program.py").write_text(ending)
+        plain, ours = command(sys.executable, "program.py"), shell_memwatch("leaks", "program.py")
+        assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)

@@ -1,0 +1,60 @@
+"""`memwatch plan` and `memwatch replay`: from a recorded run to a measured plan."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import memwatch
+from memwatch.cli.main import main
+from memwatch.planner.plan_file import load_plan
+
+
+@pytest.fixture(scope="module")
+def replayable(tmp_path_factory):
+    """A training step in a file, with what a replay needs."""
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("plan") / "step.memwatch"
+    layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(4)]
+    model = torch.nn.Sequential(*layers)
+    with memwatch.profile(path, replay=True):
+        model(torch.ones(256, 64)).sum().backward()
+    return path
+
+
+def test_a_plan_is_printed_kept_and_measured(replayable, tmp_path, capsys):
+    """The plan fits its budget, and its replay measures the peak that it says."""
+    kept = tmp_path / "step.plan"
+    assert main(["plan", str(replayable), "--budget", "70%", "-o", str(kept)]) == 0
+    plan = load_plan(kept)
+    assert plan.peak_increase_bytes <= 0.7 * plan.program_peak_increase_bytes
+    assert str(plan).splitlines()[0] in capsys.readouterr().out
+    assert main(["replay", str(replayable), "--plan", str(kept)]) == 0
+    assert "replayed: peak increase" in capsys.readouterr().out
+    assert main(["plan", str(replayable), "-o", str(kept)]) == 1
+    assert re.fullmatch(r"memwatch: error: \S+ exists; .* -f\n", capsys.readouterr().err)
+
+
+def test_a_budget_out_of_reach_is_a_finding(replayable, capsys):
+    """The error names the budget, and the lowest plan is printed all the same."""
+    assert main(["plan", str(replayable), "--budget", "1 KiB"]) == 1
+    said = capsys.readouterr()
+    assert re.match(r"memwatch: error: [^\n]*1\.00 KiB", said.err)
+    assert "peak increase" in said.out
+
+
+def test_what_cannot_be_planned_is_one_clear_line(replayable, narrow, tmp_path, capsys):
+    """A run without --replay, a budget that is none, and a plan of another program are refused."""
+    foreign = tmp_path / "foreign.plan"
+    foreign.write_text("{}")
+    for words in (
+        ["plan", str(narrow)],
+        ["plan", str(replayable), "--budget", "fish"],
+        ["replay", str(replayable), "--plan", str(foreign)],
+        ["replay", str(replayable), "--plan", str(tmp_path / "missing.plan")],
+        ["replay", str(narrow), "--plan", str(foreign)],
+    ):
+        assert main(words) == 1
+        assert re.fullmatch(r"memwatch: error: [^\n]+\n", capsys.readouterr().err)
