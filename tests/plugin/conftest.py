@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
+# pytester forgets what an inner session imported: torch cannot be imported twice, and hypothesis takes seconds.
+import hypothesis.strategies  # noqa: F401
 import pytest
 import torch
-
-# pytester forgets what an inner session imported; torch cannot be imported twice, so all of it is imported here.
 import torch._dynamo
 import torch.nn.utils.parametrizations
 
@@ -17,7 +17,7 @@ import memwatch.report
 INI = """
 [pytest]
 asyncio_default_fixture_loop_scope = function
-addopts = -p no:timeout
+addopts = -p no:timeout -p no:anyio -p no:unraisableexception
 """
 
 

@@ -25,7 +25,7 @@ def test_marker_limits_what_the_body_adds(session):
             "Test was limited to a peak of 1048576 B but its body added 1048640 B",
             "*memwatch peak memory*",
             "*1.00 MiB at the peak (cpu); not counted: * alive at entry*",
-            "*1.00 MiB  *:8 in test_large  (1 storage, aten.ones.default)",
+            "*1.00 MiB  *:7 in test_large  (1 storage, aten.ones.default)",
             "Failed for their memory: 1 exceeded their peak",
             "PEAK *::test_large - Test was*",
         ]
@@ -172,8 +172,8 @@ def test_report_lists_tests_by_peak(session):
             "*= memwatch =*",
             "Peak of the test bodies, largest first (1 of 2)",
             "5.86 KiB  *::test_large  (cpu; * at entry, 2 allocations)",
-            "*3.91 KiB  *:3 in make  (1 storage, aten.ones.default)",
-            "* from *:6 in test_large",
+            "*3.91 KiB  *:2 in make  (1 storage, aten.ones.default)",
+            "* from *:5 in test_large",
         ]
     )
     result.stdout.no_fnmatch_line("*aten.zeros*")
