@@ -16,6 +16,7 @@ from torch import Tensor
 
 from memwatch.capture.schema import NONE
 from memwatch.record.storages import BASELINE
+from memwatch.replay.blank import ONLY_ALLOCATE
 from memwatch.replay.encode import encode, leaves, unsupported_tensor
 from memwatch.replay.kept import Kept, RngStates
 from memwatch.replay.memory import checksum, copy_out, crc32
@@ -44,6 +45,7 @@ class ArgumentRecorder:
         self._strings = strings
         self._ops_started = ops_started
         self._made: set[int] = set()
+        self._blank: set[int] = set()
 
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the op through the hot path; note its arguments before and its results after."""
@@ -62,6 +64,8 @@ class ArgumentRecorder:
         result = self._ops.run(kind, args, kwargs)
         with torch._C.DisableTorchFunction():
             made = self._results_text(result, operands)
+            if traits.only_allocates:
+                self._blank.update(storage for _, storage, access, _ in operands if access == RESULT)
             if draws:
                 self.kept.rng_after[number] = {
                     name: crc32(state) for name, state in self._rng_states().items()
@@ -117,9 +121,13 @@ class ArgumentRecorder:
         )
         kept = self.kept
         for tensor, (_, number, access, _) in zip(tensors, operands, strict=True):
+            storage = tensor.untyped_storage()
+            if number in self._blank:
+                self._blank.discard(number)
+                if access == READ:
+                    kept.filled[number] = copy_out(storage)  # the host wrote it: `at::tensor`, numpy
             if number in self._made:
                 continue
-            storage = tensor.untyped_storage()
             if number not in kept.inputs:
                 kept.inputs[number] = storage
                 kept.checksums[number] = checksum(storage)
@@ -154,7 +162,7 @@ class ArgumentRecorder:
 class _Traits:
     """What an overload writes and whether it may draw random numbers, computed once."""
 
-    __slots__ = ("declared", "draws", "hidden", "training")
+    __slots__ = ("declared", "draws", "hidden", "only_allocates", "training")
 
     def __init__(self, overload: Any) -> None:
         arguments = overload._schema.arguments
@@ -166,6 +174,7 @@ class _Traits:
         )
         hidden = [] if quiet else sorted(_STATISTICS & position.keys() - set(writes))
         self.hidden: frozenset[int | str] = frozenset([*hidden, *(position[name] for name in hidden)])
+        self.only_allocates = overload._opname in ONLY_ALLOCATE
         self.training = position.get("training")
         self.draws = torch.Tag.nondeterministic_seeded in overload.tags or overload.namespace not in _KNOWN
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from memwatch.replay.blank import ONLY_ALLOCATE
 from memwatch.replay.encode import GeneratorNumber, Value, Window, leaves, replace
 from memwatch.replay.overloads import overload_of
 
@@ -21,17 +22,24 @@ if TYPE_CHECKING:
     from memwatch.replay.program import Call
 
 FLOPS_PER_BYTE: Final = 8
-_ALLOCATES_ONLY: Final = frozenset(
-    {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_"}
-)
 
 
 def cost(call: Call) -> float:
     """Return the price of computing a recorded call once, in FLOPs."""
+    return price(*_as_meta(call))
+
+
+def call_flops(call: Call) -> int:
+    """Return the FLOPs of a recorded call by torch's formulas; 0 where it has none."""
+    overload, positional, keyword, result = _as_meta(call)
+    return flops(overload, positional, keyword, result)
+
+
+def _as_meta(call: Call) -> tuple[Value, Value, dict[str, Value], Value]:
     positional, keyword, result = (
         replace(value, _meta_tensor) for value in (call.positional, list(call.keyword.values()), call.result)
     )
-    return price(overload_of(call), positional, dict(zip(call.keyword, keyword, strict=True)), result)
+    return overload_of(call), positional, dict(zip(call.keyword, keyword, strict=True)), result
 
 
 def price(overload: Value, positional: Value, keyword: dict[str, Value], result: Value) -> float:
@@ -44,7 +52,7 @@ def price(overload: Value, positional: Value, keyword: dict[str, Value], result:
         result: what it gave.
     """
     values = [_valued(item) for item in (*positional, *keyword.values())]
-    if overload._opname in _ALLOCATES_ONLY:
+    if overload._opname in ONLY_ALLOCATE or overload._opname == "resize_":
         return 0.0
     moved = sum(_span_bytes(item) for item in leaves([*values, result]) if isinstance(item, Tensor))
     named = dict(zip(keyword, values[len(positional) :], strict=True))

@@ -29,6 +29,9 @@ _NAMED: Final = {
 }
 
 
+FAKE, META = "fake tensor", "meta tensor"
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """A tensor as a window on the storage of one operand.
@@ -99,13 +102,15 @@ def _encode_tensor(tensor: Tensor, slot: int) -> dict[str, Any]:
 def unsupported_tensor(tensor: Tensor) -> str:
     """Say what kind of tensor this is if it is not simply a window on a storage; empty text if it is."""
     if isinstance(tensor, FakeTensor):
-        return "fake tensor"
+        return FAKE
     if tensor.layout is not torch.strided:
         return f"{str(tensor.layout).removeprefix('torch.')} tensor"
+    if tensor.is_nested:
+        return "nested tensor"
     if tensor.is_quantized:
         return "quantized tensor"
     if tensor.device.type == "meta":
-        return "meta tensor"
+        return META
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return f"{type(tensor).__name__} (a tensor subclass with its own dispatch)"
     return ""

@@ -18,8 +18,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from memwatch.planner import Graph, Schedule, StepKind
 from memwatch.planner.peak import allocations
+from memwatch.replay.blank import ONLY_ALLOCATE
 from memwatch.replay.encode import GeneratorNumber, Value, Window, leaves, replace
 from memwatch.replay.errors import ReplayError
+from memwatch.replay.memory import as_bytes, copy_in
 from memwatch.replay.overloads import overload_of
 from memwatch.replay.rng import restore_states
 from memwatch.replay.spill import Spill
@@ -133,10 +135,21 @@ class Executor:
         copies.clear()
         self._check(call, result)
         del result
+        if overload_of(call)._opname in ONLY_ALLOCATE:
+            self._fill()
         for buffer, storage in self._new.items():
             if buffer in bound:
                 self.storages[buffer] = storage
         self._new.clear()
+
+    def _fill(self) -> None:
+        """Write what the host wrote into memory that was only allocated; zeros where nothing is known."""
+        for buffer, storage in self._new.items():
+            number = self.recorded.program.buffers[buffer].storage
+            if self.kept is None:
+                as_bytes(storage).zero_()
+            elif number in self.kept.filled:
+                copy_in(self.kept.filled[number], storage)
 
     def _call(
         self, call: Call, overload: Callable[..., Value], copies: dict[int, torch.UntypedStorage]

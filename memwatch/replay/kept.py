@@ -26,6 +26,7 @@ class Kept:
         inputs: storages that ops read or wrote and that no recorded op made, by number.
         checksums: checksum of each input when it was first seen.
         before: bytes of the inputs that ops wrote, from before the first write.
+        filled: bytes that the host wrote into memory an op had only allocated (`empty`), by storage.
         results: bytes, at the end of the block, of every storage still alive that an op made or wrote.
         changed: inputs whose bytes changed without a recorded op.
         rng_before: generator states from before each op that may draw random numbers, by op.
@@ -36,6 +37,7 @@ class Kept:
     inputs: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     checksums: dict[int, int] = field(default_factory=dict)
     before: dict[int, HostBytes] = field(default_factory=dict)
+    filled: dict[int, HostBytes] = field(default_factory=dict)
     results: dict[int, HostBytes] = field(default_factory=dict)
     changed: set[int] = field(default_factory=set)
     rng_before: dict[int, RngStates] = field(default_factory=dict)

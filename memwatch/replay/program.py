@@ -14,7 +14,7 @@ import numpy as np
 
 from memwatch.capture.schema import NONE, OPERANDS
 from memwatch.errors import MemwatchError
-from memwatch.replay.encode import Unsupported, Value, Window, decode, leaves
+from memwatch.replay.encode import FAKE, META, Unsupported, Value, Window, decode, leaves
 from memwatch.replay.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ class _Reader:
         self._current: dict[int, int] = {}
         self._calls: list[Call] = []
         self._buffers: list[Buffer] = []
+        self._calls_without_memory = 0
 
     def read(self) -> Program:
         table = self._capture.tables["arguments"]
@@ -137,6 +138,10 @@ class _Reader:
         operands = _grouped(self._capture)
         for op, call, result, grad in zip(table["op"].tolist(), *texts, table["grad"].tolist(), strict=True):
             self._read_call(op, call, result, operands.get(op, []), grad=bool(grad))
+        if self._calls_without_memory and not self._calls:
+            raise UnsupportedOpError(
+                "every op of the capture is about fake or meta tensors, which hold no values to replay; record real ones"
+            )
         return Program(self._calls, self._with_pins(), self._deaths())
 
     def _read_call(
@@ -174,6 +179,9 @@ class _Reader:
             op, name, line, positional, dict(zip(names, values, strict=True)), results, tuple(buffers),
             tuple(reads), tuple(writes), tuple(makes), tuple(resized), grad,
         )  # fmt: skip
+        if _has_no_memory(made):
+            self._calls_without_memory += 1
+            return
         _refuse_unsupported(made)
         if makes or writes or made.tells or not name.startswith("aten."):
             self._calls.append(made)
@@ -217,6 +225,13 @@ class _Reader:
             if buffer is not None and self._buffers[buffer].maker != NONE and call >= 0:
                 found[buffer] = call
         return found
+
+
+def _has_no_memory(call: Call) -> bool:
+    """Tell calls that are about fake and meta tensors only: a compiler traces, nothing is computed."""
+    arguments = list(leaves([call.positional, list(call.keyword.values()), call.result]))
+    kinds = {item.what for item in arguments if isinstance(item, Unsupported)}
+    return bool(kinds) and kinds <= {FAKE, META} and not any(isinstance(item, Window) for item in arguments)
 
 
 def _refuse_unsupported(call: Call) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from memwatch.replay.blank import ONLY_ALLOCATE
 from memwatch.replay.memory import HostBytes, copy_out, crc32
 from memwatch.replay.program import Buffer, Program, pinned
 from memwatch.replay.rng import read_states
@@ -50,7 +51,7 @@ def _never_set(program: Program) -> set[int]:
     return {
         buffer
         for call in program.calls
-        if call.name.split(".")[1].startswith(("empty", "new_empty"))
+        if call.name.split(".")[1] in ONLY_ALLOCATE
         for buffer in call.makes
         if buffer not in written
     }

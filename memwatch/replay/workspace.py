@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -11,6 +11,10 @@ from memwatch.analysis.blocks import pair_events
 if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
+
+_SLACK_NS: Final = 2_000
+"""Ops and allocations are stamped on two clocks that are brought together; the recorder's own work around an
+op, during which nothing is allocated for the program, takes many times longer than this."""
 
 
 def workspaces(capture: Capture, device: str, ops: IntArray, made_bytes: IntArray) -> IntArray:
@@ -31,7 +35,7 @@ def workspaces(capture: Capture, device: str, ops: IntArray, made_bytes: IntArra
     blocks = pair_events(capture)
     table = capture.tables["ops"]
     row = np.searchsorted(table["op"], ops)
-    start_ns, end_ns = table["start_ns"][row], table["end_ns"][row]
+    start_ns, end_ns = table["start_ns"][row] - _SLACK_NS, table["end_ns"][row] + _SLACK_NS
     names = np.array(capture.text(blocks.device), dtype=object)
     chosen = np.flatnonzero(names == device) if len(names) else np.empty(0, dtype=np.int64)
     position = np.searchsorted(start_ns, blocks.birth_ns[chosen], side="right") - 1
