@@ -20,7 +20,7 @@ from memwatch.planner.peak import program_peak, simulate
 from memwatch.planner.plan import OrderChoice, Plan, describe_moves
 from memwatch.planner.plan_file import fingerprint
 from memwatch.planner.recompute.model import recompute_model, schedule_of
-from memwatch.planner.recompute.search import Found, RecomputeSearch, warm_up
+from memwatch.planner.recompute.search import Found, RecomputeSearch, Terms, warm_up
 from memwatch.planner.recompute.seeds import seeds
 from memwatch.sizes import format_bytes
 
@@ -74,6 +74,7 @@ class _History:
         return min(fitting, key=lambda one: one.key(budget_bytes))
 
 
+_ROUNDING = 1e-12
 _HISTORY: WeakKeyDictionary[Graph, dict[Wish, _History]] = WeakKeyDictionary()
 
 
@@ -83,26 +84,21 @@ def make_plan(graph: Graph, budget: int | float | str | None, wish: Wish) -> Pla
     warm_up()
     clock = Clock.of(wish.time_limit_s)
     history = _HISTORY.setdefault(graph, {}).setdefault(wish, _History())
-    program_bytes = program_peak(graph).peak_bytes
     if budget is None:
         result = _order(graph, wish, history, wish.time_limit_s)
-        return _plan(graph, result.order, 0.0, program_bytes, result.lower_bound_bytes, None)
+        return _plan(graph, Found(result.order, result.peak_bytes, 0.0), result.lower_bound_bytes, None)
+    program_bytes = program_peak(graph).peak_bytes
     allowed = parse_budget(budget, program_bytes - graph.baseline_bytes)
     total = allowed + graph.baseline_bytes
     can_repeat = wish.recompute or wish.offload
     if total not in history.answers:
-        search = _searcher(graph, wish, total, clock)
-        starts = _starts(graph, wish, history, total, clock)
-        found = search.run(starts, seeds(graph, total) if wish.recompute and not callable(wish.order) else ())
+        found = _search(graph, wish, history, total, clock)
         if found.peak_bytes > total:
             history.others.append(found)
-            bound = lower_bound(graph, can_repeat)
-            best = _plan(graph, found.tokens, found.duration, program_bytes, bound, None)
-            raise BudgetError(_why_not(graph, allowed, best, can_repeat), best, bound - graph.baseline_bytes)
+            best = _plan(graph, found, lower_bound(graph, can_repeat), None)
+            raise BudgetError(_why_not(graph, allowed, best, can_repeat), best, best.lower_bound_bytes)
         history.answers[total] = history.choose(total, found)
-    answer = history.answers[total]
-    bound = lower_bound(graph, can_repeat)
-    return _plan(graph, answer.tokens, answer.duration, program_bytes, bound, allowed)
+    return _plan(graph, history.answers[total], lower_bound(graph, can_repeat), allowed)
 
 
 def _order(graph: Graph, wish: Wish, history: _History, time_limit_s: float) -> OrderResult:
@@ -112,16 +108,17 @@ def _order(graph: Graph, wish: Wish, history: _History, time_limit_s: float) -> 
         elif wish.order == "auto":
             history.order = best_order(graph, time_limit_s=time_limit_s, seed=wish.seed)
         else:
-            program = np.arange(graph.num_ops)
-            history.order = custom_order(graph, lambda _: program.tolist())
+            history.order = custom_order(graph, lambda program: range(program.num_ops))
     return history.order
 
 
-def _searcher(graph: Graph, wish: Wish, budget_bytes: int, clock: Clock) -> RecomputeSearch:
+def _search(graph: Graph, wish: Wish, history: _History, budget_bytes: int, clock: Clock) -> Found:
     movable = moving.movable_buffers(graph) if wish.offload else None
     costs = moving.move_costs(graph, wish.bandwidth) if wish.offload else None
     model = recompute_model(graph, movable, costs, wish.recompute)
-    return RecomputeSearch(graph, model, budget_bytes, wish.order != "auto", wish.seed, clock)
+    search = RecomputeSearch(graph, model, Terms(budget_bytes, wish.order != "auto", wish.seed, clock))
+    checkpointed = seeds(graph, budget_bytes) if wish.recompute and not callable(wish.order) else []
+    return search.run(_starts(graph, wish, history, budget_bytes, clock), checkpointed)
 
 
 def _starts(graph: Graph, wish: Wish, history: _History, budget_bytes: int, clock: Clock) -> list[IntArray]:
@@ -129,7 +126,7 @@ def _starts(graph: Graph, wish: Wish, history: _History, budget_bytes: int, cloc
     program = np.arange(graph.num_ops)
     starts = [] if callable(wish.order) else [program]
     if starts and simulate(graph, schedule_of(graph, program)).peak_bytes <= budget_bytes:
-        return starts  # the program as it is
+        return starts
     if wish.order != "program":
         best = _order(graph, wish, history, 0.3 * clock.left_s()).order
         if not starts or not np.array_equal(best, program):
@@ -137,20 +134,19 @@ def _starts(graph: Graph, wish: Wish, history: _History, budget_bytes: int, cloc
     return starts
 
 
-def _plan(
-    graph: Graph, tokens: IntArray, duration: float, program_bytes: int, bound_bytes: int, allowed: int | None
-) -> Plan:
-    extra = duration / graph.total_cost - 1 if graph.total_cost and duration else 0.0
-    schedule = schedule_of(graph, tokens)
-    peak_bytes = simulate(graph, schedule).peak_bytes
+def _plan(graph: Graph, found: Found, bound_bytes: int, allowed: int | None) -> Plan:
+    schedule = schedule_of(graph, found.tokens)
+    extra = found.duration / graph.total_cost - 1 if graph.total_cost else 0.0
+    baseline = graph.baseline_bytes
     return Plan(
         schedule=schedule,
         order=[graph.op_names[op] for op in schedule.ops.tolist()],
         moves=describe_moves(graph, schedule),
-        peak_increase_bytes=peak_bytes - graph.baseline_bytes,
-        program_peak_increase_bytes=program_bytes - graph.baseline_bytes,
-        lower_bound_bytes=bound_bytes - graph.baseline_bytes,
-        extra_cost_ratio=max(extra, 0.0) if extra > 1e-12 else 0.0,
+        peak_increase_bytes=simulate(graph, schedule).peak_bytes - baseline,
+        program_peak_increase_bytes=program_peak(graph).peak_bytes - baseline,
+        lower_bound_bytes=bound_bytes - baseline,
+        # a sum in another order differs in the last bit; that is no cost
+        extra_cost_ratio=extra if extra > _ROUNDING else 0.0,
         moved_bytes=moving.moved_bytes(graph, schedule),
         budget_bytes=allowed,
         fingerprint=fingerprint(graph),
@@ -159,13 +155,13 @@ def _plan(
 
 
 def _why_not(graph: Graph, allowed: int, best: Plan, can_repeat: bool) -> str:
-    lowest = f"no plan fits {format_bytes(allowed)}: the lowest peak increase found is {format_bytes(best.peak_increase_bytes)}"
-    bound = best.lower_bound_bytes
-    if allowed >= bound:
-        return f"{lowest}; the bound of {format_bytes(bound)} does not exclude it, more time may help"
+    found, bound = format_bytes(best.peak_increase_bytes), format_bytes(best.lower_bound_bytes)
+    lowest = f"no plan fits {format_bytes(allowed)}: the lowest peak increase found is {found}"
+    if allowed >= best.lower_bound_bytes:
+        return f"{lowest}; the bound of {bound} does not exclude it, more time may help"
     if not can_repeat:
-        return f"{lowest}, and no order goes below {format_bytes(bound)}; allow recompute or offload"
-    if pinned_bound(graph) - graph.baseline_bytes >= bound:
-        return f"{lowest}, and what is kept at the end takes {format_bytes(bound)}; keep less"
+        return f"{lowest}, and no order goes below {bound}; allow recompute or offload"
+    if pinned_bound(graph) - graph.baseline_bytes >= best.lower_bound_bytes:
+        return f"{lowest}, and what is kept at the end takes {bound}; keep less"
     op = graph.op_names[int(working_sets(graph).argmax())]
-    return f"{lowest}, and op {op!r} alone needs {format_bytes(bound)} for its inputs, outputs and workspace"
+    return f"{lowest}, and op {op!r} alone needs {bound} for its inputs, outputs and workspace"

@@ -10,6 +10,7 @@ from memwatch.planner._numba import compiled
 
 if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
+    from memwatch.planner.recompute._draft import Draft
     from memwatch.planner.recompute.model import Model
 
 
@@ -23,10 +24,10 @@ class Events(NamedTuple):
 
 
 @compiled
-def _count(model: Model, tokens: IntArray, length: int) -> IntArray:
+def _count(model: Model, draft: Draft) -> IntArray:
     ptr = np.zeros(model.num_buffers + 1, np.int64)
-    for step in range(length):
-        token = tokens[step]
+    for step in range(draft.size[0]):
+        token = draft.tokens[step]
         if token >= model.num_ops:
             ptr[(token - model.num_ops) % model.num_buffers + 1] += 1
             continue
@@ -40,38 +41,42 @@ def _count(model: Model, tokens: IntArray, length: int) -> IntArray:
 
 
 @compiled
-def _put(events: Events, at: IntArray, buffer: int, step: int, needs: int, leaves: int) -> None:
-    slot = at[buffer]
-    events.step[slot], events.needs[slot], events.leaves[slot] = step, needs, leaves
-    at[buffer] = slot + 1
+def _put(events: Events, slot: int, step: int, versions: tuple[int, int]) -> None:
+    events.step[slot] = step
+    events.needs[slot], events.leaves[slot] = versions
 
 
 @compiled
-def list_events(model: Model, tokens: IntArray, length: int) -> Events:
+def list_events(model: Model, draft: Draft) -> Events:
     """List the touches of every buffer of a valid schedule."""
-    ptr = _count(model, tokens, length)
+    ptr = _count(model, draft)
     total = ptr[-1]
     events = Events(ptr, np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64))
     at = ptr[:-1].copy()
     on_host = np.zeros(model.num_buffers, np.int64)
-    for step in range(length):
-        token = tokens[step]
+    for step in range(draft.size[0]):
+        token = draft.tokens[step]
         if token >= model.num_ops:
             buffer = (token - model.num_ops) % model.num_buffers
             if token < model.num_ops + model.num_buffers:
                 on_host[buffer] = events.leaves[at[buffer] - 1] if at[buffer] > ptr[buffer] else 0
-                _put(events, at, buffer, step, on_host[buffer], on_host[buffer])
+                _put(events, at[buffer], step, (on_host[buffer], on_host[buffer]))
+                at[buffer] += 1
             else:
-                _put(events, at, buffer, step, -1, on_host[buffer])
+                _put(events, at[buffer], step, (-1, on_host[buffer]))
+                at[buffer] += 1
             continue
         for entry in range(model.read_ptr[token], model.read_ptr[token + 1]):
             version = model.read_version[entry]
-            _put(events, at, model.read[entry], step, version, version)
+            _put(events, at[model.read[entry]], step, (version, version))
+            at[model.read[entry]] += 1
         for entry in range(model.write_ptr[token], model.write_ptr[token + 1]):
             version = model.write_version[entry]
-            _put(events, at, model.write[entry], step, version - 1, version)
+            _put(events, at[model.write[entry]], step, (version - 1, version))
+            at[model.write[entry]] += 1
         for entry in range(model.make_ptr[token], model.make_ptr[token + 1]):
-            _put(events, at, model.make[entry], step, -1, 0)
+            _put(events, at[model.make[entry]], step, (-1, 0))
+            at[model.make[entry]] += 1
     return events
 
 
@@ -85,14 +90,14 @@ def first_at(events: Events, buffer: int, step: int) -> int:
             low = middle + 1
         else:
             high = middle
-    return low
+    return int(low)
 
 
 @compiled
 def wanted_at(model: Model, events: Events, buffer: int, step: int) -> int:
     """Return the version of a buffer that is alive just before a step because it is needed later, or -1."""
     slot = first_at(events, buffer, step)
-    return model.final[buffer] if slot == events.ptr[buffer + 1] else events.needs[slot]
+    return int(model.final[buffer] if slot == events.ptr[buffer + 1] else events.needs[slot])
 
 
 @compiled

@@ -7,268 +7,270 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from memwatch.planner._numba import compiled
-from memwatch.planner.recompute._events import first_at, left_before, list_events
-from memwatch.planner.recompute._missing import KEEP, KEEP_IF_LATE, RECOMPUTE, missing_ops, new_search
-from memwatch.planner.recompute._sweep import new_scratch, overflow, sweep
+from memwatch.planner.recompute._cuts import (
+    BUFFER,
+    SINCE,
+    UNTIL,
+    WAY,
+    Scene,
+    apply_cut,
+    cut_of,
+    gaps_at,
+    move_points,
+)
+from memwatch.planner.recompute._draft import Draft, copy, new_draft
+from memwatch.planner.recompute._events import list_events
+from memwatch.planner.recompute._missing import (
+    KEPT,
+    MOVE,
+    RECOMPUTE,
+    Cut,
+    Search,
+    missing_ops,
+    new_search,
+    price_of,
+)
+from memwatch.planner.recompute._sweep import Work, new_work, overflow, sweep
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from memwatch.planner.csr import IntArray
-    from memwatch.planner.recompute._events import Events
-    from memwatch.planner.recompute._missing import Search
-    from memwatch.planner.recompute._sweep import Scratch
     from memwatch.planner.recompute.model import Model
 
-MOVE = 3  # a way to cut: move the buffer out and back
+_TINY = 1e-9
+_MOST_GAPS = 256
+_MOST_MISSES = 6
+_AS_GOOD = 0.5  # a cut in all blocks at once may score this much worse than the best single one
 
 
 class Style(NamedTuple):
     """How the greedy search chooses."""
 
+    budget: int  # bytes
     area_power: float  # score = overflow removed ** area_power / cost
     noise: float  # scores are multiplied by 1 + noise * uniform(0, 1)
     limit: int  # the most ops one cut may add
     shortlist: int  # how many cuts are tried out per step
     max_cuts: int
+    spread: bool  # make the same cut in all repeated blocks at once
 
 
-class Cut(NamedTuple):
-    """A cut to try: `buffer` is idle from after `since` to before `until`, where `version` is wanted."""
+class Tools(NamedTuple):
+    """Working memory of the search."""
 
-    buffer: int
-    version: int
-    since: int
-    until: int
-    way: int
+    work: Work  # of the current schedule
+    trial_work: Work
+    search: Search
+    trial: Draft
+    best: Draft
 
 
-@compiled
-def gaps_at(model: Model, events: Events, step: int) -> IntArray:
-    """List the buffers idle at a step and wanted later: rows of (buffer, version, since, until)."""
-    rows = np.empty((model.num_buffers, 4), np.int64)
-    count = 0
-    for buffer in range(model.num_buffers):
-        if model.nbytes[buffer] == 0:
-            continue
-        slot = first_at(events, buffer, step)
-        end = events.ptr[buffer + 1]
-        if slot < end and events.step[slot] == step:
-            continue
-        version = model.final[buffer] if slot == end else events.needs[slot]
-        if version < 0:
-            continue
-        left, since = left_before(model, events, buffer, step)
-        if left != version:
-            continue
-        rows[count, 0], rows[count, 1], rows[count, 2] = buffer, version, since
-        rows[count, 3] = -1 if slot == end else events.step[slot]
-        count += 1
-    return rows[:count]
+class Ranking(NamedTuple):
+    """Cuts that would relieve the peak: a table, their scores, and the rows by score."""
+
+    rows: IntArray
+    score: NDArray[np.float64]
+    ranked: IntArray
+
+
+class Area(NamedTuple):
+    """Running sums over the steps: bytes above the budget, and steps above the budget."""
+
+    nbytes: IntArray
+    steps: IntArray
 
 
 @compiled
-def apply_recompute(tokens: IntArray, length: int, at: int, ops: IntArray, count: int, out: IntArray) -> int:
-    """Write the schedule with some ops inserted before a step to `out`; return its length."""
-    out[:at] = tokens[:at]
-    out[at : at + count] = ops[:count]
-    out[at + count : length + count] = tokens[at:length]
-    return length + count
+def new_tools(model: Model, room: int) -> Tools:
+    """Allocate the working memory for schedules of up to `room` steps."""
+    return Tools(
+        new_work(model, room),
+        new_work(model, room),
+        new_search(model.num_ops),
+        new_draft(room),
+        new_draft(room),
+    )
 
 
 @compiled
-def apply_move(
-    model: Model, tokens: IntArray, length: int, buffer: int, out_after: int, in_before: int, out: IntArray
-) -> int:
-    """Write the schedule with a buffer moved out after one step and back before another to `out`."""
-    out[: out_after + 1] = tokens[: out_after + 1]
-    out[out_after + 1] = model.num_ops + buffer
-    out[out_after + 2 : in_before + 1] = tokens[out_after + 1 : in_before]
-    out[in_before + 1] = model.num_ops + model.num_buffers + buffer
-    out[in_before + 2 : length + 2] = tokens[in_before:length]
-    return length + 2
+def _area(draft: Draft, work: Work, budget: int) -> Area:
+    area = Area(np.zeros(draft.size[0] + 1, np.int64), np.zeros(draft.size[0] + 1, np.int64))
+    for step in range(draft.size[0]):
+        above = max(work.live[step] - budget, 0)
+        area.nbytes[step + 1] = area.nbytes[step] + above
+        area.steps[step + 1] = area.steps[step] + (above > 0)
+    return area
 
 
 @compiled
-def move_points(
-    model: Model, tokens: IntArray, buffer: int, since: int, until: int, peak_step: int
-) -> tuple[int, int, float]:
-    """Choose where to move a buffer out and back so that computing hides the copies as far as possible.
-
-    Returns:
-        The step after which it is out, the step before which it is fetched, and the time not hidden.
-    """
-    budget, out_after = model.move_cost[buffer], since
-    while budget > 0 and out_after + 1 < peak_step:
-        out_after += 1
-        if tokens[out_after] < model.num_ops:
-            budget -= model.cost[tokens[out_after]]
-    stall, budget, in_before = max(budget, 0.0), model.move_cost[buffer], until
-    while budget > 0 and in_before - 1 > peak_step:
-        in_before -= 1
-        if tokens[in_before] < model.num_ops:
-            budget -= model.cost[tokens[in_before]]
-    return out_after, in_before, stall + max(budget, 0.0)
-
-
-@compiled
-def _prefix(live: IntArray, length: int, budget: int) -> tuple[IntArray, IntArray]:
-    """Return running sums over the steps: bytes above the budget, and steps above the budget."""
-    area, steps = np.zeros(length + 1, np.int64), np.zeros(length + 1, np.int64)
-    for step in range(length):
-        above = max(live[step] - budget, 0)
-        area[step + 1] = area[step] + above
-        steps[step + 1] = steps[step] + (above > 0)
-    return area, steps
-
-
-@compiled
-def _covered(model: Model, area: IntArray, steps: IntArray, buffer: int, since: int, until: int) -> int:
+def _covered(model: Model, area: Area, buffer: int, since: int, until: int) -> float:
     """Bound what an idle interval of a buffer contributes to the bytes above the budget."""
-    return min(model.nbytes[buffer] * (steps[until] - steps[since + 1]), area[until] - area[since + 1])
+    steps = area.steps[until] - area.steps[since + 1]
+    return float(min(model.nbytes[buffer] * steps, area.nbytes[until] - area.nbytes[since + 1]))
 
 
 @compiled
-def _candidates(
-    model: Model, tokens: IntArray, length: int, events: Events, search: Search, live: IntArray, budget: int,
-    peak_step: int, style: Style,
-) -> tuple[IntArray, IntArray]:  # fmt: skip
-    """Rank the cuts that relieve a step; rows are (buffer, version, since, until, way)."""
-    gaps = gaps_at(model, events, peak_step)
-    area, steps = _prefix(live, length, budget)
-    rows = np.empty((4 * len(gaps), 5), np.int64)
+def _worth_a_look(model: Model, area: Area, gaps: IntArray) -> IntArray:
+    """Keep the most promising gaps where there are very many."""
+    if len(gaps) <= _MOST_GAPS:
+        return gaps
+    promise = np.empty(len(gaps), np.float64)
+    for gap in range(len(gaps)):
+        producer = model.producer[gaps[gap, BUFFER]]
+        price = model.cost[producer] if producer >= 0 else 0.0
+        covered = _covered(model, area, gaps[gap, BUFFER], gaps[gap, SINCE], gaps[gap, UNTIL])
+        promise[gap] = -covered / (price + _TINY)
+    return gaps[np.argsort(promise, kind="mergesort")[:_MOST_GAPS]]
+
+
+@compiled
+def _estimate(model: Model, scene: Scene, cut: Cut, area: Area) -> tuple[float, float]:
+    """Estimate (overflow removed, price) of a cut whose missing ops were just found, or of a move."""
+    net = _covered(model, area, cut.buffer, cut.since, cut.until)
+    if cut.way == MOVE:
+        return net, move_points(model, scene.draft, cut)[2]
+    search = scene.search
+    for position in range(search.counts[KEPT]):
+        net -= _covered(model, area, search.kept[position, 0], search.kept[position, 1], cut.until)
+    return net, price_of(model, search)
+
+
+@compiled
+def _rank_cuts(model: Model, scene: Scene, work: Work, peak_step: int, style: Style) -> Ranking:
+    """Rank the cuts that relieve a step."""
+    area = _area(scene.draft, work, style.budget)
+    gaps = _worth_a_look(model, area, gaps_at(model, scene.events, scene.draft, peak_step))
+    rows = np.empty((4 * len(gaps) + 1, 6), np.int64)
     score = np.empty(4 * len(gaps), np.float64)
     count = 0
     for gap in range(len(gaps)):
-        buffer, version, since, until = gaps[gap]
-        until = length if until < 0 else until
-        covered = _covered(model, area, steps, buffer, since, until)
         before = -1
-        for way in (RECOMPUTE, KEEP_IF_LATE, KEEP, MOVE):
-            net = covered
+        for way in range(RECOMPUTE, MOVE + 1):
+            rows[count] = gaps[gap]
+            rows[count, WAY] = way
+            cut = cut_of(rows[count])
             if way == MOVE:
-                if model.movable[buffer] == 0:
+                if model.movable[cut.buffer] == 0:
                     continue
-                price = move_points(model, tokens, buffer, since, until, peak_step)[2]
             else:
-                found = missing_ops(
-                    model, events, search, buffer, version, until, peak_step, way, style.limit
-                )
+                found = missing_ops(model, scene.events, scene.search, cut, style.limit)
                 if found < 0 or found == before:
                     continue
                 before = found
-                for position in range(search.number[1]):
-                    kept, kept_since = search.kept[position]
-                    net -= _covered(model, area, steps, kept, kept_since, until)
-                price = 0.0
-                for position in range(found):
-                    price += model.cost[search.ops[position]]
-            if net <= 0:
-                continue
-            rows[count, 0], rows[count, 1], rows[count, 2] = buffer, version, since
-            rows[count, 3], rows[count, 4] = until, way
-            score[count] = np.float64(net) ** style.area_power / (price + 1e-9)
+            net, price = _estimate(model, scene, cut, area)
+            if net > 0:
+                score[count] = net**style.area_power / (price + _TINY)
+                count += 1
+    return Ranking(rows[:count], score[:count], np.argsort(-score[:count], kind="mergesort"))
+
+
+@compiled
+def _gain(model: Model, tools: Tools, budget: int, before: float) -> float:
+    """Return how much less overflow the trial has; -1 for a trial that is not valid."""
+    if sweep(model, tools.trial, tools.trial_work) < 0:
+        return -1.0
+    return before - overflow(model, tools.trial, tools.trial_work, budget)
+
+
+@compiled
+def _alike(model: Model, ranking: Ranking, chosen: int, needed: int) -> IntArray:
+    """List the cuts that do in other blocks what the chosen one does, until enough bytes are freed."""
+    row = ranking.rows[chosen]
+    kind, nbytes = model.kind[model.producer[row[BUFFER]]], model.nbytes[row[BUFFER]]
+    ranks, count = np.empty(len(ranking.rows), np.int64), 0
+    for rank in ranking.ranked:
+        other = ranking.rows[rank]
+        producer = model.producer[other[BUFFER]]
+        if producer < 0 or model.kind[producer] != kind:
+            continue
+        if other[WAY] == row[WAY] and model.nbytes[other[BUFFER]] == nbytes:
+            ranks[count] = rank
             count += 1
-    ranked = np.argsort(-score[:count], kind="mergesort")
-    return rows, ranked
+            needed -= nbytes
+            if needed <= 0:
+                break
+    # from the last to the first: the steps before a cut keep their numbers
+    untils = ranking.rows[ranks[:count], UNTIL]
+    return ranks[:count][np.argsort(-untils, kind="mergesort")]
 
 
 @compiled
-def try_cut(
-    model: Model, tokens: IntArray, length: int, events: Events, search: Search, row: IntArray, peak_step: int,
-    limit: int, out: IntArray,
-) -> tuple[int, float]:  # fmt: skip
-    """Write the schedule after a cut to `out`; return its length (0: impossible) and the price of the cut."""
-    buffer, version, since, until, way = row
-    if way == MOVE:
-        out_after, in_before, price = move_points(model, tokens, buffer, since, until, peak_step)
-        return apply_move(model, tokens, length, buffer, out_after, in_before, out), price
-    found = missing_ops(model, events, search, buffer, version, until, peak_step, way, limit)
-    if found < 0:
-        return 0, 0.0
-    price = 0.0
-    for position in range(found):
-        price += model.cost[search.ops[position]]
-    return apply_recompute(tokens, length, until, search.ops, found, out), price
+def _spread(model: Model, scene: Scene, tools: Tools, rows: IntArray, limit: int) -> float:
+    """Make several cuts in the trial; return their price."""
+    copy(scene.draft, tools.trial)
+    total = 0.0
+    for row in rows:
+        if tools.trial.size[0] + limit + 2 < len(tools.trial.tokens):
+            total += apply_cut(model, scene, tools.trial, cut_of(row), limit)[1]
+    return total
 
 
 @compiled
-def _best_cut(
-    model: Model, tokens: IntArray, length: int, scratch: Scratch, live: IntArray, search: Search, budget: int,
-    peak_step: int, style: Style, trial: IntArray, best: IntArray, trial_live: IntArray,
-) -> int:  # fmt: skip
-    """Write the best schedule that is one cut away to `best`; return its length, 0 when no cut helps."""
-    events = list_events(model, tokens, length)
-    area = overflow(model, tokens, length, live, budget)
-    rows, ranked = _candidates(model, tokens, length, events, search, live, budget, peak_step, style)
-    best_score, best_length = 0.0, 0
-    tried = 0
-    for rank in ranked:
-        if tried >= style.shortlist and best_length > 0:
-            break
-        if tried >= 4 * style.shortlist:
+def _best_cut(model: Model, draft: Draft, tools: Tools, peak_step: int, style: Style) -> bool:
+    """Write the best schedule that is one cut away to ``tools.best``; return whether any cut helps."""
+    scene = Scene(draft, list_events(model, draft), tools.search)
+    before = overflow(model, draft, tools.work, style.budget)
+    ranking = _rank_cuts(model, scene, tools.work, peak_step, style)
+    best_score, chosen, tried = 0.0, -1, 0
+    for rank in ranking.ranked:
+        if tried >= (style.shortlist if chosen >= 0 else 4 * style.shortlist):
             break
         tried += 1
-        if length + style.limit + 2 >= len(trial):
-            break
-        new_length, price = try_cut(
-            model, tokens, length, events, search, rows[rank], peak_step, style.limit, trial
-        )
-        if sweep(model, trial, new_length, scratch, trial_live) < 0:
-            continue
-        gain = area - overflow(model, trial, new_length, trial_live, budget)
+        price = _spread(model, scene, tools, ranking.rows[rank : rank + 1], style.limit)
+        gain = _gain(model, tools, style.budget, before)
         if gain <= 0:
             continue
-        score = gain**style.area_power / (price + 1e-9) * (1.0 + style.noise * np.random.random())
+        score = gain**style.area_power / (price + _TINY) * (1.0 + style.noise * np.random.random())
         if score > best_score:
-            best_score, best_length = score, new_length
-            best[:new_length] = trial[:new_length]
-    return best_length
+            best_score, chosen = score, rank
+            copy(tools.trial, tools.best)
+    if style.spread and chosen >= 0 and ranking.rows[chosen, WAY] != MOVE:
+        alike = _alike(model, ranking, chosen, tools.work.live[peak_step] - style.budget)
+        price = _spread(model, scene, tools, ranking.rows[alike], style.limit)
+        gain = _gain(model, tools, style.budget, before)
+        if gain > 0 and gain**style.area_power / (price + _TINY) > _AS_GOOD * best_score:
+            copy(tools.trial, tools.best)
+    return chosen >= 0
 
 
 @compiled
-def highest_step(live: IntArray, length: int, barred: IntArray) -> int:
+def _highest_step(draft: Draft, work: Work, barred: IntArray) -> int:
     """Return the first step with the most live bytes among those that are not barred."""
     best = -1
-    for step in range(length):
-        if barred[step] == 0 and (best < 0 or live[step] > live[best]):
+    for step in range(draft.size[0]):
+        if barred[step] == 0 and (best < 0 or work.live[step] > work.live[best]):
             best = step
     return best
 
 
 @compiled
-def fit(model: Model, tokens: IntArray, length: int, budget: int, style: Style) -> tuple[int, int]:
+def fit(model: Model, draft: Draft, style: Style) -> int:
     """Cut intervals until the schedule fits the budget or no cut helps.
 
     Args:
         model: the program.
-        tokens: the schedule, changed in place; its spare room limits how long it may grow.
-        length: how many tokens it has.
-        budget: bytes it may use.
-        style: how to choose.
+        draft: the schedule, changed in place; its spare room limits how long it may grow.
+        style: the budget, and how to choose.
 
     Returns:
-        The new length and the new peak (bytes).
+        The peak (bytes).
     """
-    scratch, search = new_scratch(model.num_buffers), new_search(model.num_ops)
-    live, trial_live = np.empty(len(tokens) + 2, np.int64), np.empty(len(tokens) + 2, np.int64)
-    trial, best = np.empty(len(tokens), np.int64), np.empty(len(tokens), np.int64)
-    barred = np.zeros(len(tokens), np.int64)
-    peak = sweep(model, tokens, length, scratch, live)
+    tools = new_tools(model, len(draft.tokens))
+    barred = np.zeros(len(draft.tokens), np.int64)
+    peak = sweep(model, draft, tools.work)
     cuts, misses = 0, 0
-    while peak > budget and cuts < style.max_cuts and misses < 6:
-        peak_step = highest_step(live, length, barred)
-        if peak_step < 0 or live[peak_step] <= budget:
+    while peak > style.budget and cuts < style.max_cuts and misses < _MOST_MISSES:
+        peak_step = _highest_step(draft, tools.work, barred)
+        if peak_step < 0 or tools.work.live[peak_step] <= style.budget:
             break
-        new_length = _best_cut(
-            model, tokens, length, scratch, live, search, budget, peak_step, style, trial, best, trial_live
-        )
-        if new_length == 0:
+        if not _best_cut(model, draft, tools, peak_step, style):
             barred[peak_step] = 1
             misses += 1
             continue
         barred[:] = 0
         misses = 0
         cuts += 1
-        length = new_length
-        tokens[:length] = best[:length]
-        peak = sweep(model, tokens, length, scratch, live)
-    return length, peak
+        copy(tools.best, draft)
+        peak = sweep(model, draft, tools.work)
+    return peak

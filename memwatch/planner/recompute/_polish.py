@@ -7,167 +7,146 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from memwatch.planner._numba import compiled
+from memwatch.planner.recompute._cuts import WAY, Scene, apply_cut, cut_of, gaps_at
+from memwatch.planner.recompute._draft import Draft, copy, load, new_draft
 from memwatch.planner.recompute._events import list_events
-from memwatch.planner.recompute._greedy import Style, fit, gaps_at, try_cut
-from memwatch.planner.recompute._missing import new_search
-from memwatch.planner.recompute._prune import computes, drop_useless, duration, may_go, prune, without
-from memwatch.planner.recompute._sweep import new_scratch, overflow, sweep
+from memwatch.planner.recompute._greedy import Style, fit
+from memwatch.planner.recompute._missing import MOVE, Search, new_search
+from memwatch.planner.recompute._prune import computes, drop_useless, duration, may_go, prune, remove_step
+from memwatch.planner.recompute._sweep import Work, new_work, overflow, sweep
 
 if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
-    from memwatch.planner.recompute._sweep import Scratch
     from memwatch.planner.recompute.model import Model
+
+_FARTHEST = 40  # steps that one step is moved by at most
 
 
 class Effort(NamedTuple):
     """How long and how widely to search."""
 
+    budget: int  # bytes
     rounds: int
     seed: int
     warmth: float  # accept a schedule dearer by this share of the cost, cooling to nothing
     limit: int  # the most ops one cut may add
 
 
+class Bench(NamedTuple):
+    """Working memory of the search."""
+
+    work: Work
+    search: Search
+    trial: Draft
+    may_shift: IntArray
+
+
 @compiled
-def shift_one(model: Model, may_shift: IntArray, tokens: IntArray, length: int) -> None:
-    """Move a random step to a random place not far away."""
-    source = np.random.randint(0, length)
-    token = tokens[source]
-    if token < model.num_ops and may_shift[token] == 0:
+def shift_one(model: Model, draft: Draft, bench: Bench) -> None:
+    """Move a random step to a random place not far away, unless that makes the schedule invalid."""
+    size = draft.size[0]
+    source = np.random.randint(0, size)
+    token = draft.tokens[source]
+    if token < model.num_ops and bench.may_shift[token] == 0:
         return
-    reach = 1 + np.random.randint(0, max(2, min(length, 40)))
+    reach = 1 + np.random.randint(0, max(2, min(size, _FARTHEST)))
     target = source + (reach if np.random.random() < 0.5 else -reach)
-    target = min(max(target, 0), length - 1)
-    step = 1 if target > source else -1
+    target = min(max(target, 0), size - 1)
+    copy(draft, bench.trial)
+    tokens, step = bench.trial.tokens, 1 if target > source else -1
     for position in range(source, target, step):
         tokens[position] = tokens[position + step]
     tokens[target] = token
+    if sweep(model, bench.trial, bench.work) >= 0:
+        copy(bench.trial, draft)
 
 
 @compiled
-def undo_some(
-    model: Model, tokens: IntArray, ids: IntArray, length: int, scratch: Scratch, live: IntArray, trial: IntArray
-) -> int:  # fmt: skip
-    """Take back random recomputes and moves, here and there or all in one window."""
-    count = computes(model, tokens, length)
-    first, last, share = 0, length, 0.0
+def undo_some(model: Model, draft: Draft, work: Work) -> None:
+    """Take back random recomputes and moves, here and there or most of one window."""
+    count = computes(model, draft)
+    first, last, share = 0, draft.size[0], 0.05 + 0.3 * np.random.random()
     if np.random.random() < 0.5:
-        width = max(4, int(length * 0.5 * np.random.random()))
-        first = np.random.randint(0, length)
-        last, share = min(length, first + width), 0.7
-    else:
-        share = 0.05 + 0.3 * np.random.random()
-    step = length - 1
-    while step >= 0:
-        if (
-            first <= step < last
-            and step < length
-            and may_go(model, tokens[step], count)
-            and np.random.random() < share
-        ):
-            length = without(model, tokens, ids, length, step, trial, ids)
-            tokens[:length] = trial[:length]
-            count = computes(model, tokens, length)
-        step -= 1
-    return drop_useless(model, tokens, ids, length, scratch, live)
+        width = max(4, int(draft.size[0] * 0.5 * np.random.random()))
+        first = np.random.randint(0, draft.size[0])
+        last, share = min(draft.size[0], first + width), 0.7
+    for step in range(last - 1, first - 1, -1):
+        if step < draft.size[0] and may_go(model, draft.tokens[step], count) and np.random.random() < share:
+            remove_step(model, draft, step)
+            count = computes(model, draft)
+    drop_useless(model, draft, work)
 
 
 @compiled
-def cut_anywhere(
-    model: Model, tokens: IntArray, length: int, limit: int, scratch: Scratch, live: IntArray, trial: IntArray
-) -> int:  # fmt: skip
-    """Cut a random idle interval at a random step."""
-    if length + limit + 2 >= len(tokens):
-        return length
-    events, search = list_events(model, tokens, length), new_search(model.num_ops)
-    step = np.random.randint(0, length)
-    gaps = gaps_at(model, events, step)
+def cut_anywhere(model: Model, draft: Draft, bench: Bench, limit: int) -> None:
+    """Cut a random idle interval at a random step, unless that makes the schedule invalid."""
+    if draft.size[0] + limit + 2 >= len(draft.tokens):
+        return
+    events = list_events(model, draft)
+    gaps = gaps_at(model, events, draft, np.random.randint(0, draft.size[0]))
     if len(gaps) == 0:
-        return length
-    row = np.empty(5, np.int64)
-    row[:4] = gaps[np.random.randint(0, len(gaps))]
-    row[3] = length if row[3] < 0 else row[3]
-    row[4] = np.random.randint(0, 3)
+        return
+    row = gaps[np.random.randint(0, len(gaps))]
+    row[WAY] = np.random.randint(0, MOVE)
     if model.movable[row[0]] == 1 and np.random.random() < 0.5:
-        row[4] = 3
-    new_length, _price = try_cut(model, tokens, length, events, search, row, step, limit, trial)
-    if new_length <= length or sweep(model, trial, new_length, scratch, live) < 0:
-        return length
-    tokens[:new_length] = trial[:new_length]
-    return new_length
+        row[WAY] = MOVE
+    copy(draft, bench.trial)
+    scene = Scene(draft, events, bench.search)
+    done = apply_cut(model, scene, bench.trial, cut_of(row), limit)[0]
+    if done and sweep(model, bench.trial, bench.work) >= 0:
+        copy(bench.trial, draft)
 
 
 @compiled
-def _value(
-    model: Model, tokens: IntArray, length: int, budget: int, scratch: Scratch, live: IntArray
-) -> tuple[float, float]:
-    """Return (bytes above the budget summed over steps, cost); overflow infinite for an invalid schedule."""
-    if sweep(model, tokens, length, scratch, live) < 0:
+def _value(model: Model, draft: Draft, work: Work, budget: int) -> tuple[float, float]:
+    """Return (bytes above the budget summed over steps, cost); infinite for an invalid schedule."""
+    if sweep(model, draft, work) < 0:
         return np.inf, np.inf
-    return overflow(model, tokens, length, live, budget), duration(model, tokens, length)
+    return overflow(model, draft, work, budget), duration(model, draft)
 
 
 @compiled
-def _disturb(
-    model: Model, may_shift: IntArray, tokens: IntArray, ids: IntArray, length: int, limit: int, scratch: Scratch,
-    live: IntArray, trial: IntArray,
-) -> int:  # fmt: skip
+def _disturb(model: Model, draft: Draft, bench: Bench, limit: int) -> None:
     choice = np.random.random()
-    if choice < 0.35:
-        return undo_some(model, tokens, ids, length, scratch, live, trial)
-    if choice < 0.6:
-        length = cut_anywhere(model, tokens, length, limit, scratch, live, trial)
-        if choice < 0.5:
-            return undo_some(model, tokens, ids, length, scratch, live, trial)
-        return length
-    for _ in range(1 + np.random.randint(0, 3)):
-        trial[:length] = tokens[:length]
-        shift_one(model, may_shift, trial, length)
-        if sweep(model, trial, length, scratch, live) >= 0:
-            tokens[:length] = trial[:length]
-    if choice < 0.8:
-        return undo_some(model, tokens, ids, length, scratch, live, trial)
-    return length
+    if 0.35 <= choice < 0.6:
+        cut_anywhere(model, draft, bench, limit)
+    if choice >= 0.6:
+        for _ in range(1 + np.random.randint(0, 3)):
+            shift_one(model, draft, bench)
+    if choice < 0.5 or 0.6 <= choice < 0.8:
+        undo_some(model, draft, bench.work)
 
 
 @compiled
-def polish(
-    model: Model, may_shift: IntArray, tokens: IntArray, length: int, budget: int, effort: Effort
-) -> int:
+def polish(model: Model, may_shift: IntArray, draft: Draft, effort: Effort) -> None:
     """Search for a cheaper schedule within a budget, or for less overflow while none fits.
 
     Args:
         model: the program.
         may_shift: ops that may change their place (1) or must stay in order (0).
-        tokens: the best schedule known, replaced by a better one; its spare room limits the length.
-        length: how many tokens it has.
-        budget: bytes it may use.
-        effort: how long to search.
-
-    Returns:
-        The length of the best schedule.
+        draft: the best schedule known, replaced by a better one; its spare room limits the length.
+        effort: the budget, and how long to search.
     """
     np.random.seed(effort.seed)
-    scratch = new_scratch(model.num_buffers)
-    live, trial = np.empty(len(tokens) + 2, np.int64), np.empty(len(tokens), np.int64)
-    now, next_ = tokens.copy(), tokens.copy()
-    ids = np.arange(len(tokens))
-    now_length, now_value = length, _value(model, tokens, length, budget, scratch, live)
+    room = len(draft.tokens)
+    bench = Bench(new_work(model, room), new_search(model.num_ops), new_draft(room), may_shift)
+    now, then = new_draft(room), new_draft(room)
+    load(now, draft.tokens[: draft.size[0]])
+    now_value = _value(model, now, bench.work, effort.budget)
     best_value = now_value
+    total = model.cost.sum()
     for turn in range(effort.rounds):
-        next_[:now_length] = now[:now_length]
-        next_length = _disturb(model, may_shift, next_, ids, now_length, effort.limit, scratch, live, trial)
-        power = 0.5 + np.random.random()
-        style = Style(power, 0.5 * np.random.random(), effort.limit, 8, 4 * model.num_ops)
-        next_length, peak = fit(model, next_, next_length, budget, style)
-        if peak <= budget:
-            next_length = prune(model, next_, next_length, budget, np.random.permutation(next_length))
-        value = _value(model, next_, next_length, budget, scratch, live)
-        allowed = effort.warmth * model.cost.sum() * (1.0 - turn / effort.rounds) * np.random.random()
+        copy(now, then)
+        _disturb(model, then, bench, effort.limit)
+        power, noise = 0.5 + np.random.random(), 0.5 * np.random.random()
+        style = Style(effort.budget, power, noise, effort.limit, 8, 4 * model.num_ops, False)
+        if fit(model, then, style) <= effort.budget:
+            prune(model, then, effort.budget, np.random.permutation(then.size[0]))
+        value = _value(model, then, bench.work, effort.budget)
+        allowed = effort.warmth * total * (1.0 - turn / effort.rounds) * np.random.random()
         if value[0] < now_value[0] or (value[0] == now_value[0] and value[1] <= now_value[1] + allowed):
-            now_length, now_value = next_length, value
-            now[:now_length] = next_[:now_length]
+            copy(then, now)
+            now_value = value
             if value < best_value:
-                best_value, length = value, next_length
-                tokens[:length] = next_[:length]
-    return length
+                best_value = value
+                copy(then, draft)

@@ -10,29 +10,34 @@ from memwatch.planner._numba import compiled
 
 if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
+    from memwatch.planner.recompute._draft import Draft
     from memwatch.planner.recompute.model import Model
 
 
-class Scratch(NamedTuple):
-    """Working memory of a sweep, one entry per buffer."""
+class Work(NamedTuple):
+    """Working memory of a sweep."""
 
-    wanted: IntArray  # version that the steps seen so far want to find, -1: none
-    until: IntArray  # last step of the allocation that is open
-    host: IntArray  # version that later reloads want to find moved out, -1: none
-
-
-@compiled
-def new_scratch(num_buffers: int) -> Scratch:
-    """Allocate the working memory of a sweep."""
-    return Scratch(
-        np.empty(num_buffers, np.int64), np.empty(num_buffers, np.int64), np.empty(num_buffers, np.int64)
-    )
+    wanted: IntArray  # buffer -> version that the steps seen so far want to find, -1: none
+    until: IntArray  # buffer -> last step of the allocation that is open
+    host: IntArray  # buffer -> version that later reloads want to find moved out, -1: none
+    live: IntArray  # step -> bytes alive while it runs
+    first: IntArray  # op -> step that computes it first
 
 
 @compiled
-def compute_backwards(model: Model, op: int, step: int, scratch: Scratch, live: IntArray) -> bool:
+def new_work(model: Model, room: int) -> Work:
+    """Allocate the working memory for schedules of up to `room` steps."""
+    return Work(
+        np.empty(model.num_buffers, np.int64), np.empty(model.num_buffers, np.int64),
+        np.empty(model.num_buffers, np.int64), np.empty(room + 2, np.int64),
+        np.empty(model.num_ops, np.int64),
+    )  # fmt: skip
+
+
+@compiled
+def compute_backwards(model: Model, op: int, step: int, work: Work) -> bool:
     """Undo one compute step: its outputs are born here, its inputs are wanted from here on."""
-    wanted, until = scratch.wanted, scratch.until
+    wanted, until, live = work.wanted, work.until, work.live
     for entry in range(model.write_ptr[op], model.write_ptr[op + 1]):
         buffer, version = model.write[entry], model.write_version[entry]
         if wanted[buffer] == -1:
@@ -59,9 +64,9 @@ def compute_backwards(model: Model, op: int, step: int, scratch: Scratch, live: 
 
 
 @compiled
-def move_backwards(model: Model, token: int, step: int, scratch: Scratch, live: IntArray) -> bool:
+def move_backwards(model: Model, token: int, step: int, work: Work) -> bool:
     """Undo one offload or reload step."""
-    wanted, until, host = scratch.wanted, scratch.until, scratch.host
+    wanted, until, host, live = work.wanted, work.until, work.host, work.live
     buffer = token - model.num_ops
     if buffer >= model.num_buffers:  # reload
         buffer -= model.num_buffers
@@ -84,67 +89,73 @@ def move_backwards(model: Model, token: int, step: int, scratch: Scratch, live: 
 
 
 @compiled
-def rewind(model: Model, tokens: IntArray, length: int, first: int, scratch: Scratch, live: IntArray) -> bool:
-    """Undo the steps from the end back to `first`; `live` then holds changes, not levels."""
-    scratch.wanted[:] = model.final
-    scratch.until[:] = length
-    scratch.host[:] = -1
-    live[: length + 2] = 0
-    for step in range(length - 1, first - 1, -1):
-        token = tokens[step]
+def begin(model: Model, draft: Draft, work: Work) -> None:
+    """Stand after the last step, where only what the program keeps is wanted."""
+    work.wanted[:] = model.final
+    work.until[:] = draft.size[0]
+    work.host[:] = -1
+    work.live[: draft.size[0] + 2] = 0
+
+
+@compiled
+def _rewind(model: Model, draft: Draft, work: Work) -> bool:
+    """Undo all steps; `live` then holds changes, not levels."""
+    begin(model, draft, work)
+    for step in range(draft.size[0] - 1, -1, -1):
+        token = draft.tokens[step]
         if token < model.num_ops:
-            if not compute_backwards(model, token, step, scratch, live):
+            if not compute_backwards(model, token, step, work):
                 return False
-        elif not move_backwards(model, token, step, scratch, live):
+        elif not move_backwards(model, token, step, work):
             return False
     return True
 
 
 @compiled
-def sweep(model: Model, tokens: IntArray, length: int, scratch: Scratch, live: IntArray) -> int:
-    """Fill `live` with the bytes alive during every step.
+def sweep(model: Model, draft: Draft, work: Work) -> int:
+    """Fill ``work.live`` with the bytes alive during every step.
 
     Returns:
         The peak (bytes), or -1 when the schedule does not compute what the program computes.
     """
-    if not rewind(model, tokens, length, 0, scratch, live):
+    if not _rewind(model, draft, work):
         return -1
-    level = model.always
+    level, live = model.always, work.live
     for buffer in range(model.num_buffers):
-        if scratch.host[buffer] != -1:
+        if work.host[buffer] != -1:
             return -1
-        version = scratch.wanted[buffer]
+        version = work.wanted[buffer]
         if version == -1:
             continue
         if version != 0 or model.external[buffer] == 0:
             return -1
         level += model.nbytes[buffer]
-        live[scratch.until[buffer] + 1] -= model.nbytes[buffer]
+        live[work.until[buffer] + 1] -= model.nbytes[buffer]
     peak = level
-    for step in range(length):
+    for step in range(draft.size[0]):
         level += live[step]
         live[step] = level
-        if tokens[step] < model.num_ops:
-            live[step] += model.workspace[tokens[step]]
+        if draft.tokens[step] < model.num_ops:
+            live[step] += model.workspace[draft.tokens[step]]
         peak = max(peak, live[step])
     return peak
 
 
 @compiled
-def overflow(model: Model, tokens: IntArray, length: int, live: IntArray, budget: int) -> float:
-    """Return the bytes above the budget, summed over the steps; 0 exactly when the schedule fits.
+def overflow(model: Model, draft: Draft, work: Work, budget: int) -> float:
+    """Return the bytes above the budget after a sweep, summed over the steps; 0 exactly when it fits.
 
     A repeated op counts by what it adds to the step it serves: otherwise a cut far above the budget
     would look bad only because its op runs where everything is far above the budget.
     """
-    first = np.full(model.num_ops, -1, np.int64)
-    for step in range(length - 1, -1, -1):
+    tokens = draft.tokens
+    for step in range(draft.size[0] - 1, -1, -1):
         if tokens[step] < model.num_ops:
-            first[tokens[step]] = step
+            work.first[tokens[step]] = step
     total, served = 0.0, 0.0
-    for step in range(length - 1, -1, -1):
-        above = max(live[step] - budget, 0)
-        if tokens[step] < model.num_ops and first[tokens[step]] == step:
+    for step in range(draft.size[0] - 1, -1, -1):
+        above = max(work.live[step] - budget, 0)
+        if tokens[step] < model.num_ops and work.first[tokens[step]] == step:
             total += above
             served = above
         else:

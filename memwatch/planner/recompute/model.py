@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from memwatch.planner.repeats import op_classes
 from memwatch.planner.schedule import Schedule, StepKind
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Model(NamedTuple):
     again: IntArray  # 1: the op may be computed again
     movable: IntArray  # 1: the buffer may be moved out
     move_cost: NDArray[np.float64]  # price of moving a buffer one way
+    kind: IntArray  # op -> class of ops that look alike
     external: IntArray  # 1: there before the first op
     final: IntArray  # version that must be there at the end, -1: none
     always: int  # bytes that no schedule can free
@@ -62,14 +64,13 @@ def recompute_model(
     """
     external = graph.buffer_producer < 0
     kept = graph.buffer_pinned | (external & ~graph.buffer_freeable)
-    fixed = external & kept
     writers = graph.writes.transpose(graph.num_buffers)
     allowed = graph.op_recomputable if recompute else np.zeros(graph.num_ops, dtype=bool)
     if movable is None:
         movable = np.zeros(graph.num_buffers, dtype=bool)
     if move_cost is None:
         move_cost = np.zeros(graph.num_buffers)
-    counted = fixed & ~movable
+    counted = external & kept  # never leaves, whatever the schedule
     return Model(
         graph.num_ops,
         graph.num_buffers,
@@ -88,8 +89,9 @@ def recompute_model(
         graph.op_workspace_bytes.astype(np.int64),
         graph.op_cost.astype(np.float64),
         allowed.astype(np.int64),
-        movable.astype(np.int64),
+        (movable & ~counted).astype(np.int64),
         np.asarray(move_cost, dtype=np.float64),
+        op_classes(graph),
         external.astype(np.int64),
         np.where(kept, graph.final_version, -1).astype(np.int64),
         int(graph.buffer_nbytes[counted].sum()),

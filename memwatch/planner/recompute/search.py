@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memwatch.planner.op import Effect
+from memwatch.planner.order.clock import Clock
 from memwatch.planner.recompute.model import Model, recompute_model
 from memwatch.planner.recompute.reorder import reorder
 
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
 
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
-    from memwatch.planner.order.clock import Clock
+    from memwatch.planner.recompute._draft import Draft
 
 # (area_power, limit): how the greedy search weighs bytes against cost, how many ops one cut may add
 _STYLES = ((1.0, 60), (1.0, 12), (0.5, 60), (2.0, 60))
 _SEEDS_TRIED = 3
 _SINK = 0.02  # share of the peak
+_LARGEST_CAREFUL = 500
 _LARGEST_REORDER = 2_000
 _LARGEST_REORDER_TWICE = 500
 _ROOM_PER_OP = 12
@@ -43,12 +45,11 @@ class Found:
         return max(self.peak_bytes - budget_bytes, 0), self.duration, self.peak_bytes
 
 
-class RecomputeSearch:
-    """One search for schedules within one budget.
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a search is to achieve.
 
-    Args:
-        graph: the program.
-        model: its recompute problem.
+    Attributes:
         budget_bytes: bytes a schedule may use, external buffers included.
         keeps_order: whether the first computation of the ops must stay in the order of the starts.
         seed: seed of the random moves.
@@ -56,14 +57,26 @@ class RecomputeSearch:
             decides their plan.
     """
 
-    def __init__(
-        self, graph: Graph, model: Model, budget_bytes: int, keeps_order: bool, seed: int, clock: Clock
-    ) -> None:
-        warm_up()
-        self._graph, self._model, self._budget = graph, model, budget_bytes
-        self._keeps_order, self._seed, self._clock = keeps_order, seed, clock
+    budget_bytes: int
+    keeps_order: bool
+    seed: int
+    clock: Clock
+
+
+class RecomputeSearch:
+    """One search for schedules within one budget.
+
+    Args:
+        graph: the program.
+        model: its recompute problem.
+        terms: what is wanted.
+    """
+
+    def __init__(self, graph: Graph, model: Model, terms: Terms) -> None:
+        self._graph, self._model, self._terms = graph, model, terms
+        self._budget, self._keeps_order, self._clock = terms.budget_bytes, terms.keeps_order, terms.clock
         free = graph.op_effect == Effect.NONE
-        self._may_shift = (free & (not keeps_order)).astype(np.int64)
+        self._may_shift = (free & (not terms.keeps_order)).astype(np.int64)
 
     def run(self, starts: Iterable[IntArray], seeds: Iterable[IntArray] = ()) -> Found:
         """Return the best schedule met: the cheapest that fits, or else the one with the lowest peak.
@@ -91,9 +104,7 @@ class RecomputeSearch:
         """Lower the peak in small steps: a budget just below it guides better than one far away."""
         while best.peak_bytes > self._budget and not self._clock.is_over():
             target = max(self._budget, int(best.peak_bytes * (1 - _SINK)))
-            step = RecomputeSearch(
-                self._graph, self._model, target, self._keeps_order, self._seed, self._clock
-            )
+            step = RecomputeSearch(self._graph, self._model, replace(self._terms, budget_bytes=target))
             lower = step.fit(best.tokens, 1.0, self._graph.num_ops)
             if lower.peak_bytes > target and self._graph.num_ops <= _LARGEST_REORDER:
                 lower = step.polish(step.reorder_and_prune(lower))
@@ -132,29 +143,28 @@ class RecomputeSearch:
 
     def _price(self, tokens: IntArray) -> Found | None:
         from memwatch.planner.recompute._prune import duration
-        from memwatch.planner.recompute._sweep import new_scratch, sweep
+        from memwatch.planner.recompute._sweep import new_work, sweep
 
-        live = np.empty(len(tokens) + 2, dtype=np.int64)
-        peak = int(sweep(self._model, tokens, len(tokens), new_scratch(self._model.num_buffers), live))
-        if peak < 0:
-            return None
-        return Found(tokens, peak, float(duration(self._model, tokens, len(tokens))))
+        draft = self._draft(tokens, 0)
+        peak = int(sweep(self._model, draft, new_work(self._model, len(tokens))))
+        return None if peak < 0 else Found(tokens, peak, float(duration(self._model, draft)))
 
     def fit(self, tokens: IntArray, area_power: float, limit: int) -> Found:
         """Cut intervals greedily, then take back what turned out not to be needed."""
         from memwatch.planner.recompute import _greedy as kernel
 
-        room = self._roomy(tokens)
-        length, peak = len(tokens), self._budget + 1
-        limit = min(limit, self._graph.num_ops)
-        shortlist = 24 if self._graph.num_ops <= 500 else 4
-        style = kernel.Style(area_power, 0.0, limit, shortlist, _CUTS_PER_CALL)
-        while peak > self._budget:
-            before = length
-            length, peak = kernel.fit(self._model, room, length, self._budget, style)
-            if length == before or self._clock.is_over():
+        num_ops = self._graph.num_ops
+        draft = self._draft(tokens, _ROOM_PER_OP * num_ops + 1_000)
+        shortlist, spread = (24, False) if num_ops <= _LARGEST_CAREFUL else (4, True)
+        style = kernel.Style(
+            self._budget, area_power, 0.0, min(limit, num_ops), shortlist, _CUTS_PER_CALL, spread
+        )
+        before = -1
+        while draft.size[0] != before and not (before >= 0 and self._clock.is_over()):
+            before = int(draft.size[0])
+            if kernel.fit(self._model, draft, style) <= self._budget:
                 break
-        return self.prune(self.evaluate(room[:length].copy()))
+        return self.prune(self.evaluate(_tokens(draft)))
 
     def prune(self, found: Found) -> Found:
         """Take back what the budget does not need: the dearest first, or the last first."""
@@ -166,10 +176,10 @@ class RecomputeSearch:
         price = np.concatenate((self._model.cost, np.full(2 * self._model.num_buffers, np.inf)))
         ranks = [last_first, np.argsort(-price[found.tokens], kind="stable")]
         results = []
-        for rank in ranks if self._graph.num_ops <= 2_000 else ranks[:1]:
-            tokens = found.tokens.copy()
-            length = kernel.prune(self._model, tokens, len(tokens), self._budget, rank)
-            results.append(self.evaluate(tokens[:length].copy()))
+        for rank in ranks if self._graph.num_ops <= _LARGEST_REORDER else ranks[:1]:
+            draft = self._draft(found.tokens, 0)
+            kernel.prune(self._model, draft, self._budget, rank)
+            results.append(self.evaluate(_tokens(draft)))
         return self._best([found, *results])
 
     def reorder_and_prune(self, found: Found) -> Found:
@@ -177,7 +187,7 @@ class RecomputeSearch:
         if self._keeps_order or self._clock.is_over():
             return found
         moves = 100 * len(found.tokens)
-        tokens = reorder(self._graph, found.tokens, self._seed, moves, self._clock.share(0.3))
+        tokens = reorder(self._graph, found.tokens, self._terms.seed, moves, self._clock.share(0.3))
         if tokens is None:
             return found
         better = self.evaluate(tokens)
@@ -192,19 +202,23 @@ class RecomputeSearch:
         num_ops = self._graph.num_ops
         rounds = int(min(1_500, 2_500_000 / max(num_ops, 1) ** 2))
         chunk = max(1, min(rounds, 2_000 // max(num_ops, 1)))
-        room, length = self._roomy(found.tokens), len(found.tokens)
+        draft = self._draft(found.tokens, _ROOM_PER_OP * num_ops + 1_000)
         for turn in range(-(-rounds // chunk)):
             if self._clock.is_over():
                 break
             warmth = _WARMTH * (1 - turn * chunk / rounds)
-            effort = kernel.Effort(chunk, self._seed * 1_000_003 + turn, warmth, min(60, num_ops))
-            length = kernel.polish(self._model, self._may_shift, room, length, self._budget, effort)
-        return self._best([found, self.evaluate(room[:length].copy())])
+            seed = (self._terms.seed * 1_000_003 + turn) % 2**32
+            effort = kernel.Effort(self._budget, chunk, seed, warmth, min(60, num_ops))
+            kernel.polish(self._model, self._may_shift, draft, effort)
+        return self._best([found, self.evaluate(_tokens(draft))])
 
-    def _roomy(self, tokens: IntArray) -> IntArray:
-        room = np.zeros(_ROOM_PER_OP * self._graph.num_ops + len(tokens) + 1_000, dtype=np.int64)
-        room[: len(tokens)] = tokens
-        return room
+    @staticmethod
+    def _draft(tokens: IntArray, spare: int) -> Draft:
+        from memwatch.planner.recompute import _draft as kernel
+
+        draft = kernel.new_draft(len(tokens) + spare)
+        kernel.load(draft, tokens)
+        return draft
 
     def _best(self, found: list[Found]) -> Found:
         return min(found, key=lambda one: one.key(self._budget))
@@ -214,12 +228,14 @@ class RecomputeSearch:
 def warm_up() -> None:
     """Compile the kernels (or load them from the cache) before a time limit starts to count."""
     from memwatch.planner.graph import Graph
-    from memwatch.planner.recompute import _greedy, _polish, _prune
 
     graph = Graph.build([("a", (), {"x": 2}, 1), ("b", ("x",), {"y": 1}, 1), ("c", ("x", "y"), {}, 1)])
     model = recompute_model(graph)
-    tokens = np.zeros(64, dtype=np.int64)
-    tokens[:3] = range(3)
-    _greedy.fit(model, tokens, 3, 1, _greedy.Style(1.0, 0.0, 3, 3, 3))
-    _prune.prune(model, tokens, 3, 100, np.arange(3))
-    _polish.polish(model, np.ones(3, dtype=np.int64), tokens, 3, 100, _polish.Effort(1, 0, 0.0, 3))
+    for budget_bytes in (1, 100):
+        search = RecomputeSearch(graph, model, Terms(budget_bytes, False, 0, Clock.of(600)))
+        start = search.evaluate(np.arange(3))
+        search.prune(search.polish(search.fit(start.tokens, 1.0, 3)))
+
+
+def _tokens(draft: Draft) -> IntArray:
+    return np.array(draft.tokens[: draft.size[0]])

@@ -1,0 +1,99 @@
+"""Kernel: the idle intervals at a step, and the two ways to cut one: compute again, or move out and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from memwatch.planner._numba import compiled
+from memwatch.planner.recompute._draft import Draft, insert
+from memwatch.planner.recompute._events import Events, first_at, left_before
+from memwatch.planner.recompute._missing import MOVE, Cut, Search, missing_ops, price_of
+
+if TYPE_CHECKING:
+    from memwatch.planner.csr import IntArray
+    from memwatch.planner.recompute.model import Model
+
+# columns of a table of cuts: the fields of a `Cut`
+BUFFER, VERSION, SINCE, UNTIL, WAY, PEAK_STEP = 0, 1, 2, 3, 4, 5
+
+
+class Scene(NamedTuple):
+    """The schedule that cuts are looked for in."""
+
+    draft: Draft
+    events: Events  # its touches
+    search: Search  # working memory
+
+
+@compiled
+def cut_of(row: IntArray) -> Cut:
+    """Read one row of a table of cuts."""
+    return Cut(row[BUFFER], row[VERSION], row[SINCE], row[UNTIL], row[WAY], row[PEAK_STEP])
+
+
+@compiled
+def gaps_at(model: Model, events: Events, draft: Draft, step: int) -> IntArray:
+    """List the buffers that are idle at a step and wanted later, as a table of cuts."""
+    rows = np.zeros((model.num_buffers, 6), np.int64)
+    count = 0
+    for buffer in range(model.num_buffers):
+        if model.nbytes[buffer] == 0:
+            continue
+        slot = first_at(events, buffer, step)
+        is_last = slot == events.ptr[buffer + 1]
+        if not is_last and events.step[slot] == step:
+            continue
+        version = model.final[buffer] if is_last else events.needs[slot]
+        if version < 0:
+            continue
+        left, since = left_before(model, events, buffer, step)
+        if left != version:
+            continue
+        row = rows[count]
+        row[BUFFER], row[VERSION], row[SINCE], row[PEAK_STEP] = buffer, version, since, step
+        row[UNTIL] = draft.size[0] if is_last else events.step[slot]
+        count += 1
+    return rows[:count]
+
+
+@compiled
+def move_points(model: Model, draft: Draft, cut: Cut) -> tuple[int, int, float]:
+    """Choose where to move a buffer out and back so that computing hides the copies as far as possible.
+
+    Returns:
+        The step before which it is out, the step before which it is fetched, and the time not hidden.
+    """
+    left, out_before = model.move_cost[cut.buffer], cut.since + 1
+    while left > 0 and out_before < cut.peak_step:
+        if draft.tokens[out_before] < model.num_ops:
+            left -= model.cost[draft.tokens[out_before]]
+        out_before += 1
+    stall, left, in_before = max(left, 0.0), model.move_cost[cut.buffer], cut.until
+    while left > 0 and in_before - 1 > cut.peak_step:
+        in_before -= 1
+        if draft.tokens[in_before] < model.num_ops:
+            left -= model.cost[draft.tokens[in_before]]
+    return out_before, in_before, stall + max(left, 0.0)
+
+
+@compiled
+def apply_cut(model: Model, scene: Scene, target: Draft, cut: Cut, limit: int) -> tuple[bool, float]:
+    """Make a cut in `target`; return whether that was possible and its price.
+
+    Up to the end of the cut, `target` must be the schedule of the scene.
+    """
+    if cut.way == MOVE:
+        out_before, in_before, price = move_points(model, target, cut)
+        token = np.empty(1, np.int64)
+        token[0] = model.num_ops + model.num_buffers + cut.buffer
+        insert(target, in_before, token)
+        token[0] = model.num_ops + cut.buffer
+        insert(target, out_before, token)
+        return True, price
+    found = missing_ops(model, scene.events, scene.search, cut, limit)
+    if found < 0:
+        return False, 0.0
+    insert(target, cut.until, scene.search.ops[:found])
+    return True, price_of(model, scene.search)
