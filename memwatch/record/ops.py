@@ -7,12 +7,14 @@ Budget: less than an empty TorchDispatchMode costs (reports/overhead.py).
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
 from memwatch.capture.schema import ACCESSES, NONE, PHASES
+from memwatch.errors import MemwatchError
 from memwatch.record.clock import ticks
 from memwatch.record.storages import BASELINE, BY_OP, Passing, Storages, address_of, plain_parts
 
@@ -40,7 +42,7 @@ _strided: Final = torch.strided
 class OpKind:
     """What the recorder needs to know of an overload, computed once."""
 
-    __slots__ = ("accesses", "call", "name", "overload", "resizes", "takes_lists", "write_names")
+    __slots__ = ("_seeing", "accesses", "call", "name", "overload", "resizes", "takes_lists", "write_names")
 
     def __init__(self, overload: Any) -> None:
         schema = overload._schema
@@ -62,6 +64,19 @@ class OpKind:
             "out" in overload._overloadname
             or overload._opname in {"resize_", "resize_as_", "set_", "_resize_output_"}
         )
+        self._seeing: OpKind | None = None
+
+    def seeing(self) -> OpKind:
+        """Give the same kind for use while __torch_function__ is off: its call alone has it on, as plainly."""
+        if self._seeing is None:
+            self._seeing = OpKind(self.overload)
+            self._seeing.call = functools.partial(_with_torch_function, self.call)
+        return self._seeing
+
+
+def _with_torch_function(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with torch._C._EnableTorchFunction():
+        return call(*args, **kwargs)
 
 
 class OpRecorder:
@@ -74,6 +89,7 @@ class OpRecorder:
         self.uses: list[int] = []
         self.on_flush: Callable[[], None] = lambda: None
         self.holds: Callable[[], bool] = lambda: True
+        self.on_error: Callable[[str, Exception], None] = lambda name, error: None
         self.flush_ops = self.flush_ticks = _NEVER
         self._storages = storages
         self._live = storages.live
@@ -84,17 +100,15 @@ class OpRecorder:
         self._ops_started = ops_started
         self._was_backward = False
 
-    def run(  # noqa: C901, PLR0912  # the hot path is one function: every call in it is paid per op
+    def run(  # noqa: C901, PLR0912, PLR0915  # the hot path is one function: every call in it is paid per op
         self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the op and record it; the op's result or exception is passed on as it is."""
         if _overrides(args) or (
             kind.takes_lists and any(_overrides(item) for item in args if item.__class__ is list)
         ):
-            with (
-                torch._C.DisableTorchFunction()
-            ):  # neither a subclass nor a mode of the program may see our look
-                return self.run(kind, args, kwargs)
+            with torch._C.DisableTorchFunction():  # no subclass nor mode of the program may see our look
+                return self.run(kind.seeing(), args, kwargs)
         context = self._context
         module, outer = context.top
         task = _graph_task()
@@ -130,20 +144,25 @@ class OpRecorder:
             raise
         end = ticks()
         self.ops += (number, name, stack, module, phase, sequence, start, end, 0)
-        self._touch(number, args, kind.accesses)
-        if kwargs:
-            self._touch(
-                number, kwargs.values(), [WRITE if name in kind.write_names else READ for name in kwargs]
-            )
-        if kind.resizes:
-            self._resized(args, kwargs)
-        if result.__class__ is Tensor and result.layout is _strided:
-            key = address_of(result)
-            known = self._live.get(key)
-            if known is None or (known.__class__ is Passing and not _lies_in(key, (args, kwargs))):
-                self.uses += (number, self._storages.born(result, key, number, BY_OP), OUTPUT)
-        elif result is not None:
-            self._made(number, result, (args, kwargs))
+        try:
+            self._touch(number, args, kind.accesses)
+            if kwargs:
+                self._touch(
+                    number, kwargs.values(), [WRITE if name in kind.write_names else READ for name in kwargs]
+                )
+            if kind.resizes:
+                self._resized(args, kwargs)
+            if result.__class__ is Tensor and result.layout is _strided:
+                key = address_of(result)
+                known = self._live.get(key)
+                if known is None or (known.__class__ is Passing and not _lies_in(key, (args, kwargs))):
+                    self.uses += (number, self._storages.born(result, key, number, BY_OP), OUTPUT)
+            elif result is not None:
+                self._made(number, result, (args, kwargs))
+        except MemwatchError:  # the limit that the program asked for
+            raise
+        except Exception as error:  # a tensor we cannot look into is no reason to stop the program
+            self.on_error(kind.name, error)
         if number >= self.flush_ops or end > self.flush_ticks:
             self.on_flush()
         return result

@@ -103,13 +103,19 @@ class Storages:
         else:
             alive = Passing(tensor, self._passed)
             alive.address = address
-            nbytes = tensor.nbytes
+            nbytes = _nbytes(tensor)
         alive.number = number
         alive.key = key
         alive.nbytes = nbytes
         self.live[key] = alive
         self.live_bytes = live = self.live_bytes + nbytes
-        shape = self._shapes.get((tensor.dtype, tensor.shape))
+        try:
+            shape = self._shapes.get((tensor.dtype, tensor.shape))
+        except (
+            RuntimeError,
+            TypeError,
+        ):  # nested tensors have no shape, symbolic ones none that can be looked up
+            shape = None
         self.births += (
             number,
             op,
@@ -222,6 +228,16 @@ def _address_or_zero(tensor: Tensor) -> int:
     try:
         return _data_address(tensor)
     except (RuntimeError, NotImplementedError, TypeError):
+        return 0
+
+
+def _nbytes(tensor: Tensor) -> int:
+    try:
+        return tensor.nbytes
+    except (
+        RuntimeError,
+        NotImplementedError,
+    ):  # a nested tensor has no one size; the allocator tells its block's
         return 0
 
 
