@@ -14,9 +14,9 @@ import torch
 
 import memwatch
 from memwatch.capture import load
-from memwatch.record.session import FLUSH_OPS
 
 RUNS = 4
+FLUSH_OPS = 10_000  # the promise: no more rows than these are lost
 # One process imports torch and forks a child per run; each says how many ops it has done, and goes on forever.
 PROGRAM = """
 import os, sys, torch, memwatch
