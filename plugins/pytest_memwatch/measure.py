@@ -92,6 +92,8 @@ def describe(measurement: Measurement, *, top: int, stack_depth: int) -> dict[st
 
 def largest_lines(reading: Reading, *, top: int, stack_depth: int) -> list[dict[str, Any]]:
     """List the lines that made what the block had allocated at its peak, largest first."""
+    from memwatch.heap.names import place
+
     there = reading.storages.loc[reading.at_peak.index]
     there = there[there["birth_event"] >= 0]
     rows: list[dict[str, Any]] = []
@@ -104,7 +106,8 @@ def largest_lines(reading: Reading, *, top: int, stack_depth: int) -> list[dict[
                 "line": str(line),
                 "op": str(group["op_name"].iloc[0]),
                 "stack": [
-                    f"{file}:{number} in {function}" for file, number, function, _ in frames[:stack_depth]
+                    f"{place(file, number)} in {function}"
+                    for file, number, function, _ in frames[:stack_depth]
                 ],
             }
         )
