@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m
 INSTALL := $(RUN) pip install --quiet -c constraints.txt
 
-.PHONY: demo test lint page programs clean
+.PHONY: demo test lint page docs programs clean
 
 demo: $(VENV)/.installed  ## train a small GPT, print its summary, write out/gpt.html
 	$(VENV)/bin/python examples/gpt.py
@@ -21,6 +21,9 @@ lint: $(VENV)/.installed-test  ## style, types and the direction of imports
 
 page:  ## bundle the script of the HTML page again
 	cd web && npm ci && npm run build
+
+docs: $(VENV)/.installed  ## write docs/tables.md from the schema again
+	$(RUN) memwatch.capture.docs > docs/tables.md
 
 programs:  ## the browser that drives the page, and graphviz
 	@for program in chromium chromedriver dot; do command -v $$program >/dev/null || missing="$$missing $$program"; done; \

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import sys
 
 import torch
@@ -20,12 +22,16 @@ for line in sys.stdin:
     if child == 0:
         break
     _, status = os.waitpid(child, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what the program may have left running
     sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
     sys.stdout.flush()
 else:
     sys.exit(0)
 
 # From here on the child is what `python -m memwatch WORDS` would be.
+os.setsid()
+signal.alarm(60)  # a program that hangs fails its test
 os.chdir(request["folder"])
 for number, name in enumerate(("/dev/null", request["stdout"], request["stderr"])):
     os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
