@@ -38,6 +38,12 @@ class Interceptor(Protocol):
     def stop(self) -> None:
         """Leave torch as it was before `start`."""
 
+    def pause(self) -> bool:
+        """Be out of the way of compiled code in this thread until `resume`; tell whether it was on."""
+
+    def resume(self) -> None:
+        """Be on again."""
+
 
 class ModeInterceptor(TorchDispatchMode):
     """Intercept with a TorchDispatchMode that dynamo ignores."""
@@ -63,6 +69,13 @@ class ModeInterceptor(TorchDispatchMode):
         """Pop the mode."""
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._handler = None
+
+    def pause(self) -> bool:
+        """Stay on: dynamo ignores this mode."""
+        return True
+
+    def resume(self) -> None:
+        """Stay on."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Hand the op to the recorder; leave tensor subclasses that dispatch on their own to themselves."""
@@ -115,6 +128,17 @@ class KeyInterceptor:
         torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)
         KeyInterceptor._handler = None
 
+    def pause(self) -> bool:
+        """Exclude the key in this thread, if it was included."""
+        included: bool = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
+        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)
+        return included
+
+    def resume(self) -> None:
+        """Include the key in this thread again."""
+        if KeyInterceptor._handler is not None:
+            torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
+
     @staticmethod
     @functools.cache
     def works() -> bool:
@@ -165,9 +189,9 @@ class KeyInterceptor:
 @contextlib.contextmanager
 def _unseen_by_the_program() -> Iterator[None]:
     """Run ops of memwatch's own below every mode that the program has on, with autograd as usual."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        with torch.inference_mode(False), torch.enable_grad():  # noqa: SIM117  # torch's order
-            yield
+    below = (torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch())
+    with below[0], below[1], torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def _kernel(kind: OpKind, *args: Any, **kwargs: Any) -> Any:

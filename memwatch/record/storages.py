@@ -67,6 +67,7 @@ class Storages:
         self.closed = False
         self.limit_bytes = self._watch_bytes = self._on_birth_bytes = NEVER
         self._on_birth: Callable[[int], None] | None = None
+        self.callbacks = (self._died, self._passed)
         self._strings = strings
         self._ops_started = ops_started
         self._cpu = strings("cpu")

@@ -55,8 +55,7 @@ def test_function_compiled_before_the_block_runs_compiled_in_it_and_after(backen
             assert torch.equal(compiled(x, w), plain)
     assert _frames() == before
     assert prof.peak_increase_bytes > 0
-    if backend == "inductor":
-        assert any("compiled code" in text for _, text in prof.notes)
+    assert any(kind == "compiled" for kind, _ in prof.notes)
 
 
 @pytest.mark.parametrize("intercept", INTERCEPTS)
@@ -117,7 +116,7 @@ def test_compiled_function_that_was_only_called_in_the_block_before(intercept):
     x, w = _data()
     with memwatch.profile(intercept=intercept):
         eager = _f(x, w)
-    compiled = torch.compile(_f, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(_f, backend="aot_eager")
     assert torch.equal(compiled(x, w), eager)
     assert _frames() == 1
 
