@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import json
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,6 +33,10 @@ _KNOWN = frozenset({"aten", "prims"})
 """Namespaces whose overloads are tagged when they draw random numbers."""
 
 
+Operand: TypeAlias = tuple[int, int, int, int]
+"""Slot, storage, access and size in bytes of one tensor of a call."""
+
+
 class ArgumentRecorder:
     """Append the rows of `arguments` and `operands`, and keep what a replay starts from."""
 
@@ -50,33 +54,47 @@ class ArgumentRecorder:
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the op through the hot path; note its arguments before and its results after."""
         number = self._ops_started[0]
-        operands: list[tuple[int, int, int, int]] = []
+        operands: list[Operand] = []
         grad = int(torch.is_grad_enabled())
+        draws = _draws(kind, args, kwargs)
         with torch._C.DisableTorchFunction():
-            traits = _traits(kind.overload)
-            call = self._call_text(args, kwargs, operands, traits.written(args, kwargs))
-            self._keep_inputs(args, kwargs, operands)
-            draws = traits.draws or any(
-                isinstance(item, torch.Generator) for item in (*args, *kwargs.values())
-            )
-            if draws:
-                self.kept.rng_before[number] = self._rng_states()
+            try:
+                call = self._before(number, kind, args, kwargs, operands, draws=draws)
+            except Exception as error:  # the program goes on; a plan of it will name this op
+                operands.clear()
+                call = json.dumps([[_refusal(error)], [], []])
         result = self._ops.run(kind, args, kwargs)
         with torch._C.DisableTorchFunction():
-            made = self._results_text(result, operands)
-            if traits.only_allocates:
-                self._blank.update(storage for _, storage, access, _ in operands if access == RESULT)
-            if draws:
-                self.kept.rng_after[number] = {
-                    name: crc32(state) for name, state in self._rng_states().items()
-                }
+            try:
+                made = self._after(number, kind, result, operands, draws=draws)
+            except Exception as error:
+                operands[:] = [operand for operand in operands if operand[2] != RESULT]
+                made = json.dumps(_refusal(error))
         self.arguments += (number, self._strings(call), self._strings(made), grad)
-        for slot, storage, access, nbytes in operands:
-            self.operands += (number, slot, storage, access, nbytes)
+        for operand in operands:
+            self.operands += (number, *operand)
         return result
 
+    def _before(
+        self, number: int, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Operand], *,
+        draws: bool,
+    ) -> str:  # fmt: skip
+        call = self._call_text(args, kwargs, operands, _traits(kind.overload).written(args, kwargs))
+        self._keep_inputs(args, kwargs, operands)
+        if draws:
+            self.kept.rng_before[number] = self._rng_states()
+        return call
+
+    def _after(self, number: int, kind: OpKind, result: Any, operands: list[Operand], *, draws: bool) -> str:
+        made = self._results_text(result, operands)
+        if _traits(kind.overload).only_allocates:
+            self._blank.update(storage for _, storage, access, _ in operands if access == RESULT)
+        if draws:
+            self.kept.rng_after[number] = {name: crc32(state) for name, state in self._rng_states().items()}
+        return made
+
     def _call_text(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[tuple[int, int, int, int]],
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Operand],
         written: frozenset[int | str],
     ) -> str:  # fmt: skip
         def slot_of(tensor: Tensor) -> int:
@@ -91,7 +109,7 @@ class ArgumentRecorder:
             named[name] = encode(value, slot_of, self._generator)
         return json.dumps([positional, list(named), list(named.values())], separators=(",", ":"))
 
-    def _results_text(self, result: Any, operands: list[tuple[int, int, int, int]]) -> str:
+    def _results_text(self, result: Any, operands: list[Operand]) -> str:
         def slot_of(tensor: Tensor) -> int:
             slot = self._operand(tensor, RESULT, operands)
             if slot >= 0:
@@ -102,7 +120,7 @@ class ArgumentRecorder:
 
         return json.dumps(encode(result, slot_of, self._generator), separators=(",", ":"))
 
-    def _operand(self, tensor: Tensor, access: int, operands: list[tuple[int, int, int, int]]) -> int:
+    def _operand(self, tensor: Tensor, access: int, operands: list[Operand]) -> int:
         if unsupported_tensor(tensor):
             return NONE
         number = self._storages.number_of(tensor, NONE, BASELINE)
@@ -111,9 +129,7 @@ class ArgumentRecorder:
         operands.append((len(operands), number, access, tensor.untyped_storage().nbytes()))
         return len(operands) - 1
 
-    def _keep_inputs(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[tuple[int, int, int, int]]
-    ) -> None:
+    def _keep_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Operand]) -> None:
         tensors = (
             item
             for item in leaves([*args, *kwargs.values()])
@@ -195,3 +211,13 @@ class _Traits:
 @cache
 def _traits(overload: Any) -> _Traits:
     return _Traits(overload)
+
+
+def _draws(kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return _traits(kind.overload).draws or any(
+        isinstance(item, torch.Generator) for item in (*args, *kwargs.values())
+    )
+
+
+def _refusal(error: Exception) -> dict[str, str]:
+    return {"unsupported": f"value that cannot be described ({type(error).__name__}: {error})"}

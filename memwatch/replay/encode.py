@@ -101,19 +101,18 @@ def _encode_tensor(tensor: Tensor, slot: int) -> dict[str, Any]:
 
 def unsupported_tensor(tensor: Tensor) -> str:
     """Say what kind of tensor this is if it is not simply a window on a storage; empty text if it is."""
-    if isinstance(tensor, FakeTensor):
-        return FAKE
-    if tensor.layout is not torch.strided:
-        return f"{str(tensor.layout).removeprefix('torch.')} tensor"
-    if tensor.is_nested:
-        return "nested tensor"
-    if tensor.is_quantized:
-        return "quantized tensor"
-    if tensor.device.type == "meta":
-        return META
-    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        return f"{type(tensor).__name__} (a tensor subclass with its own dispatch)"
-    return ""
+    kinds = (
+        (isinstance(tensor, FakeTensor), FAKE),
+        (tensor.layout is not torch.strided, f"{str(tensor.layout).removeprefix('torch.')} tensor"),
+        (tensor.is_nested, "nested tensor"),
+        (tensor.is_quantized, "quantized tensor"),
+        (tensor.device.type == "meta", META),
+        (
+            type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__,
+            f"{type(tensor).__name__} (a tensor subclass)",
+        ),
+    )
+    return next((what for holds, what in kinds if holds), "")
 
 
 def decode(text: str, first_slot: int = 0) -> Value:

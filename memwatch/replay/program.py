@@ -105,11 +105,16 @@ def read_program(capture: Capture) -> Program:
 
     Raises:
         MemwatchError: the capture was made without `replay=True`.
-        UnsupportedOpError: an op cannot be called again from what was recorded.
+        UnsupportedOpError: an op cannot be called again from what was recorded, or compiled code ran.
     """
+    for note in capture.notes:
+        if note.kind == "compiled":
+            raise UnsupportedOpError(
+                f"{note.text}; a replay needs every op, so record with torch.compiler.set_stance('force_eager')"
+            )
     if not capture.rows("arguments"):
         raise MemwatchError(
-            "the capture holds no arguments of ops; record it with memwatch.profile(replay=True)"
+            "the capture holds no arguments of ops; record a block that runs some with memwatch.profile(replay=True)"
         )
     return _Reader(capture).read()
 
@@ -140,7 +145,7 @@ class _Reader:
             self._read_call(op, call, result, operands.get(op, []), grad=bool(grad))
         if self._calls_without_memory and not self._calls:
             raise UnsupportedOpError(
-                "every op of the capture is about fake or meta tensors, which hold no values to replay; record real ones"
+                "every recorded op is about fake or meta tensors, which hold no values to replay; record real ones"
             )
         return Program(self._calls, self._with_pins(), self._deaths())
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def record(step: Callable[[], object], **options) -> memwatch.Profile:
     """Record one call of `step` with everything that a replay needs."""
-    with memwatch.profile(replay=True, **options) as prof:
+    with memwatch.profile(replay=True, **{"holders": False, **options}) as prof:
         prof.returned = step()
     return prof
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -129,10 +131,24 @@ def shapes_from_values():
     return X[X > 0].sum(), (X > 1).nonzero(), torch.unique(torch.round(X))
 
 
+def memory_filled_by_the_host():
+    """`ctc_loss` builds tensors from lists by `empty` and a plain copy; numpy can do the same."""
+    a = torch.empty(4)
+    a.numpy()[:] = 7
+    scores = X[:10, :12].reshape(10, 2, 6).log_softmax(-1)
+    return a * 2, nn.functional.ctc_loss(scores, torch.ones(2, 4, dtype=torch.long), (10, 10), (4, 3))
+
+
+def jagged():
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+    return (nested * 2).values().clone()
+
+
 PROGRAMS = [
     backward_twice, views_as_other_types, complex_views, resized_outputs, swapped_storages, sizes_of_zero,
     values_on_the_host, generators, inference, double_backward, per_sample_gradients, custom_op_in_place,
-    overlapping, data_from_the_host, an_op_that_raises, lists_of_tensors, shapes_from_values,
+    overlapping, data_from_the_host, an_op_that_raises, memory_filled_by_the_host,
+    jagged, lists_of_tensors, shapes_from_values,
 ]  # fmt: skip
 
 
@@ -169,20 +185,14 @@ def sparse():
     embedding(torch.tensor([1, 2, 3])).sum().backward()
 
 
-def fake():
-    from torch._subclasses import FakeTensorMode
-
-    with FakeTensorMode():
-        return torch.ones(3) * 2
-
-
-def jagged():
-    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
-    return (nested * 2).values().clone()
+def compressed():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the layout a beta
+        return X.to_sparse_csr() @ X
 
 
 @pytest.mark.parametrize(
-    ("program", "kind"), [(sparse, "sparse_coo tensor"), (fake, "meta tensor"), (jagged, "tensor")]
+    ("program", "kind"), [(sparse, "sparse_coo tensor"), (compressed, "sparse_csr tensor")]
 )
 def test_unsupported_tensor_is_named_when_planning(program, kind):
     """What cannot be replayed is refused before anything runs, with the op, its line and the kind of tensor."""
@@ -191,6 +201,28 @@ def test_unsupported_tensor_is_named_when_planning(program, kind):
         plan(prof)
     assert "test_replay_windows.py:" in str(caught.value)
     assert "aten." in str(caught.value)
+
+
+def test_compiled_code_is_refused():
+    """What ran inside compiled code was not recorded op by op; the plan says so and how to record it."""
+    compiled = torch.compile(lambda x: (x * 2).relu().sum(), backend="aot_eager")
+    compiled(X)
+    prof = record(lambda: compiled(X) + 1)
+    with pytest.raises(UnsupportedOpError, match="force_eager"):
+        plan(prof)
+
+
+def test_fake_tensors_have_nothing_to_replay():
+    """A block under FakeTensorMode computes no values."""
+    from torch._subclasses import FakeTensorMode
+
+    def step():
+        with FakeTensorMode():
+            return torch.ones(3) * 2
+
+    prof = record(step)
+    with pytest.raises(UnsupportedOpError, match="fake or meta tensors"):
+        plan(prof)
 
 
 def test_change_without_an_op_is_refused():
