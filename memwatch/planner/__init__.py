@@ -7,6 +7,8 @@ from memwatch.planner.op import Effect, OpSpec
 from memwatch.planner.order.custom import custom_order
 from memwatch.planner.order.portfolio import OrderResult, best_order
 from memwatch.planner.peak import PeakResult, check_schedule, program_peak, simulate
+from memwatch.planner.plan import Plan, plan_graph
+from memwatch.planner.plan_file import PlanFileError, load_plan
 from memwatch.planner.schedule import Schedule, Step, StepKind
 
 __all__ = [
@@ -18,6 +20,8 @@ __all__ = [
     "OrderError",
     "OrderResult",
     "PeakResult",
+    "Plan",
+    "PlanFileError",
     "Schedule",
     "Step",
     "StepKind",
@@ -25,7 +29,9 @@ __all__ = [
     "check_schedule",
     "cuda_block_sizes",
     "custom_order",
+    "load_plan",
     "lower_bound",
+    "plan_graph",
     "program_peak",
     "simulate",
 ]

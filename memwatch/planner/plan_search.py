@@ -115,8 +115,9 @@ def _order(graph: Graph, wish: Wish, history: _History, time_limit_s: float) -> 
 def _search(graph: Graph, wish: Wish, history: _History, budget_bytes: int, clock: Clock) -> Found:
     movable = moving.movable_buffers(graph) if wish.offload else None
     costs = moving.move_costs(graph, wish.bandwidth) if wish.offload else None
-    model = recompute_model(graph, movable, costs, wish.recompute)
-    search = RecomputeSearch(graph, model, Terms(budget_bytes, wish.order != "auto", wish.seed, clock))
+    keeps_order = wish.order != "auto"
+    model = recompute_model(graph, movable, costs, recompute=wish.recompute, keeps_order=keeps_order)
+    search = RecomputeSearch(graph, model, Terms(budget_bytes, keeps_order, wish.seed, clock))
     checkpointed = seeds(graph, budget_bytes) if wish.recompute and not callable(wish.order) else []
     return search.run(_starts(graph, wish, history, budget_bytes, clock), checkpointed)
 

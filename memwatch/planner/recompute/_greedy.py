@@ -39,9 +39,10 @@ if TYPE_CHECKING:
     from memwatch.planner.recompute.model import Model
 
 _TINY = 1e-9
-_MOST_GAPS = 256
+_MANY_GAPS = 256
+_KEPT_PER_CLASS = 16
 _MOST_MISSES = 6
-_AS_GOOD = 0.5  # a cut in all blocks at once may score this much worse than the best single one
+_AS_GOOD = 0.8  # a cut in all blocks at once may score this much worse than the best single one
 
 
 class Style(NamedTuple):
@@ -112,16 +113,22 @@ def _covered(model: Model, area: Area, buffer: int, since: int, until: int) -> f
 
 @compiled
 def _worth_a_look(model: Model, area: Area, gaps: IntArray) -> IntArray:
-    """Keep the most promising gaps where there are very many."""
-    if len(gaps) <= _MOST_GAPS:
+    """Keep the widest gaps of every class of ops where there are very many gaps."""
+    if len(gaps) <= _MANY_GAPS:
         return gaps
-    promise = np.empty(len(gaps), np.float64)
+    width = np.empty(len(gaps), np.float64)
     for gap in range(len(gaps)):
+        width[gap] = -_covered(model, area, gaps[gap, BUFFER], gaps[gap, SINCE], gaps[gap, UNTIL])
+    taken = np.zeros(model.num_ops + 1, np.int64)
+    kept, count = np.empty(len(gaps), np.int64), 0
+    for gap in np.argsort(width, kind="mergesort"):
         producer = model.producer[gaps[gap, BUFFER]]
-        price = model.cost[producer] if producer >= 0 else 0.0
-        covered = _covered(model, area, gaps[gap, BUFFER], gaps[gap, SINCE], gaps[gap, UNTIL])
-        promise[gap] = -covered / (price + _TINY)
-    return gaps[np.argsort(promise, kind="mergesort")[:_MOST_GAPS]]
+        kind = model.kind[producer] if producer >= 0 else model.num_ops
+        if taken[kind] < _KEPT_PER_CLASS:
+            taken[kind] += 1
+            kept[count] = gap
+            count += 1
+    return gaps[kept[:count]]
 
 
 @compiled

@@ -16,7 +16,6 @@ from memwatch.planner.recompute._prune import computes, drop_useless, duration, 
 from memwatch.planner.recompute._sweep import Work, new_work, overflow, sweep
 
 if TYPE_CHECKING:
-    from memwatch.planner.csr import IntArray
     from memwatch.planner.recompute.model import Model
 
 _FARTHEST = 40  # steps that one step is moved by at most
@@ -38,7 +37,6 @@ class Bench(NamedTuple):
     work: Work
     search: Search
     trial: Draft
-    may_shift: IntArray
 
 
 @compiled
@@ -47,7 +45,7 @@ def shift_one(model: Model, draft: Draft, bench: Bench) -> None:
     size = draft.size[0]
     source = np.random.randint(0, size)
     token = draft.tokens[source]
-    if token < model.num_ops and bench.may_shift[token] == 0:
+    if token < model.num_ops and model.stays[token] == 1:
         return
     reach = 1 + np.random.randint(0, max(2, min(size, _FARTHEST)))
     target = source + (reach if np.random.random() < 0.5 else -reach)
@@ -71,7 +69,7 @@ def undo_some(model: Model, draft: Draft, work: Work) -> None:
         first = np.random.randint(0, draft.size[0])
         last, share = min(draft.size[0], first + width), 0.7
     for step in range(last - 1, first - 1, -1):
-        if step < draft.size[0] and may_go(model, draft.tokens[step], count) and np.random.random() < share:
+        if step < draft.size[0] and may_go(model, draft, step, count) and np.random.random() < share:
             remove_step(model, draft, step)
             count = computes(model, draft)
     drop_useless(model, draft, work)
@@ -118,18 +116,17 @@ def _disturb(model: Model, draft: Draft, bench: Bench, limit: int) -> None:
 
 
 @compiled
-def polish(model: Model, may_shift: IntArray, draft: Draft, effort: Effort) -> None:
+def polish(model: Model, draft: Draft, effort: Effort) -> None:
     """Search for a cheaper schedule within a budget, or for less overflow while none fits.
 
     Args:
         model: the program.
-        may_shift: ops that may change their place (1) or must stay in order (0).
         draft: the best schedule known, replaced by a better one; its spare room limits the length.
         effort: the budget, and how long to search.
     """
     np.random.seed(effort.seed)
     room = len(draft.tokens)
-    bench = Bench(new_work(model, room), new_search(model.num_ops), new_draft(room), may_shift)
+    bench = Bench(new_work(model, room), new_search(model.num_ops), new_draft(room))
     now, then = new_draft(room), new_draft(room)
     load(now, draft.tokens[: draft.size[0]])
     now_value = _value(model, now, bench.work, effort.budget)

@@ -77,12 +77,15 @@ def _is_useless(model: Model, op: int, work: Work) -> bool:
 def drop_useless(model: Model, draft: Draft, work: Work) -> None:
     """Remove the repeated ops and the moves whose results nobody uses."""
     count = computes(model, draft)
+    before = count.copy()  # computations up to the step looked at
     begin(model, draft, work)
     size = at = draft.size[0]
     for step in range(size - 1, -1, -1):
         token = draft.tokens[step]
         if token < model.num_ops:
-            if count[token] > 1 and _is_useless(model, token, work):
+            before[token] -= 1
+            is_bound = model.stays[token] == 1 and before[token] == 0
+            if count[token] > 1 and not is_bound and _is_useless(model, token, work):
                 count[token] -= 1
                 continue
             compute_backwards(model, token, step, work)
@@ -113,11 +116,14 @@ def remove_step(model: Model, draft: Draft, step: int) -> None:
 
 
 @compiled
-def may_go(model: Model, token: int, count: IntArray) -> bool:
+def may_go(model: Model, draft: Draft, step: int, count: IntArray) -> bool:
     """Whether a step is a repeated op or a move out: what a schedule may do without."""
-    if token < model.num_ops:
-        return bool(count[token] > 1)
-    return bool(token < model.num_ops + model.num_buffers)
+    token = draft.tokens[step]
+    if token >= model.num_ops:
+        return bool(token < model.num_ops + model.num_buffers)
+    if count[token] < 2:
+        return False
+    return bool(model.stays[token] == 0 or np.any(draft.tokens[:step] == token))
 
 
 @compiled
@@ -139,7 +145,7 @@ def prune(model: Model, draft: Draft, budget: int, rank: IntArray) -> None:
         count = computes(model, draft)
         for original in rank:
             step = where[original]
-            if step < 0 or not may_go(model, draft.tokens[step], count):
+            if step < 0 or not may_go(model, draft, step, count):
                 continue
             copy(draft, trial)
             remove_step(model, trial, step)

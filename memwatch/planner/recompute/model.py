@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from memwatch.planner.op import Effect
 from memwatch.planner.repeats import op_classes
 from memwatch.planner.schedule import Schedule, StepKind
 
@@ -40,6 +41,7 @@ class Model(NamedTuple):
     workspace: IntArray
     cost: NDArray[np.float64]
     again: IntArray  # 1: the op may be computed again
+    stays: IntArray  # 1: the first time the op is computed keeps its place among the others
     movable: IntArray  # 1: the buffer may be moved out
     move_cost: NDArray[np.float64]  # price of moving a buffer one way
     kind: IntArray  # op -> class of ops that look alike
@@ -52,7 +54,9 @@ def recompute_model(
     graph: Graph,
     movable: NDArray[np.bool_] | None = None,
     move_cost: NDArray[np.float64] | None = None,
+    *,
     recompute: bool = True,
+    keeps_order: bool = False,
 ) -> Model:
     """Reduce a graph to its recompute problem; indices stay the same.
 
@@ -61,6 +65,7 @@ def recompute_model(
         movable: buffers that may be moved out and back; none by default.
         move_cost: price of moving each buffer one way, in the unit of the ops' costs.
         recompute: whether ops may be computed again.
+        keeps_order: whether all ops, not just those with an effect, keep their order.
     """
     external = graph.buffer_producer < 0
     kept = graph.buffer_pinned | (external & ~graph.buffer_freeable)
@@ -89,6 +94,7 @@ def recompute_model(
         graph.op_workspace_bytes.astype(np.int64),
         graph.op_cost.astype(np.float64),
         allowed.astype(np.int64),
+        ((graph.op_effect != Effect.NONE) | keeps_order).astype(np.int64),
         (movable & ~counted).astype(np.int64),
         np.asarray(move_cost, dtype=np.float64),
         op_classes(graph),

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.planner.op import Effect
 from memwatch.planner.order.clock import Clock
 from memwatch.planner.recompute.model import Model, recompute_model
 from memwatch.planner.recompute.reorder import reorder
@@ -25,6 +24,7 @@ _STYLES = ((1.0, 60), (1.0, 12), (0.5, 60), (2.0, 60))
 _SEEDS_TRIED = 3
 _SINK = 0.02  # share of the peak
 _LARGEST_CAREFUL = 500
+_LARGEST_STYLED = 5_000
 _LARGEST_REORDER = 2_000
 _LARGEST_REORDER_TWICE = 500
 _ROOM_PER_OP = 12
@@ -51,7 +51,7 @@ class Terms:
 
     Attributes:
         budget_bytes: bytes a schedule may use, external buffers included.
-        keeps_order: whether the first computation of the ops must stay in the order of the starts.
+        keeps_order: whether the starts may not be reordered; the model must say the same.
         seed: seed of the random moves.
         clock: when to stop; programs of a few hundred ops are done before, so that the seed alone
             decides their plan.
@@ -75,8 +75,6 @@ class RecomputeSearch:
     def __init__(self, graph: Graph, model: Model, terms: Terms) -> None:
         self._graph, self._model, self._terms = graph, model, terms
         self._budget, self._keeps_order, self._clock = terms.budget_bytes, terms.keeps_order, terms.clock
-        free = graph.op_effect == Effect.NONE
-        self._may_shift = (free & (not terms.keeps_order)).astype(np.int64)
 
     def run(self, starts: Iterable[IntArray], seeds: Iterable[IntArray] = ()) -> Found:
         """Return the best schedule met: the cheapest that fits, or else the one with the lowest peak.
@@ -114,7 +112,7 @@ class RecomputeSearch:
         return best
 
     def _fit_in_styles(self, begun: list[Found]) -> list[Found]:
-        styles = _STYLES if self._graph.num_ops <= _LARGEST_REORDER else _STYLES[:1]
+        styles = _STYLES if self._graph.num_ops <= _LARGEST_STYLED else _STYLES[:1]
         found = list(begun)
         for power, limit in styles:
             for one in begun:
@@ -209,7 +207,7 @@ class RecomputeSearch:
             warmth = _WARMTH * (1 - turn * chunk / rounds)
             seed = (self._terms.seed * 1_000_003 + turn) % 2**32
             effort = kernel.Effort(self._budget, chunk, seed, warmth, min(60, num_ops))
-            kernel.polish(self._model, self._may_shift, draft, effort)
+            kernel.polish(self._model, draft, effort)
         return self._best([found, self.evaluate(_tokens(draft))])
 
     @staticmethod

@@ -1,0 +1,122 @@
+"""Moving buffers out and back: what it costs, what is never moved, and when it beats computing again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from memwatch.planner import (
+    BudgetError,
+    Effect,
+    Graph,
+    GraphError,
+    OpSpec,
+    Schedule,
+    Step,
+    StepKind,
+    plan_graph,
+)
+from memwatch.planner.offload import movable_buffers, move_costs, moved_bytes
+from memwatch.planner.recompute.model import recompute_model, tokens_of
+
+KIB = 2**10
+PAGE = 4 * KIB
+
+
+def waiting(cost_of_first: float, cost_of_second: float) -> Graph:
+    """Two saved buffers wait while a large one is alive; making them again costs what the arguments say."""
+    return Graph.build(
+        [
+            OpSpec("first", (), {"a": 8 * PAGE}, cost_of_first),
+            OpSpec("second", (), {"b": 8 * PAGE}, cost_of_second),
+            OpSpec("use", ("a", "b"), {"y": PAGE}, 10.0),
+            OpSpec("large", ("y",), {"z": 16 * PAGE}, 10.0),
+            OpSpec("small", ("z",), {"s": PAGE}, 10.0),
+            OpSpec("late b", ("b", "s"), {"t": PAGE}, 10.0),
+            OpSpec("late a", ("a", "t"), {"out": PAGE}, 10.0),
+        ],
+        keep=["out"],
+    )
+
+
+def test_recompute_where_cheap_and_offload_where_dear():
+    """One plan recomputes the cheap buffer and moves the dear one (thunder #871)."""
+    graph = waiting(cost_of_first=1000.0, cost_of_second=1.0)
+    plan = plan_graph(graph, budget=18 * PAGE, offload=True, bandwidth=PAGE / 2)
+    assert plan.order.count("second") == 2
+    assert plan.order.count("first") == 1
+    assert plan.moved_bytes == 2 * 8 * PAGE
+    assert any(move.startswith("offload a") for move in plan.moves)
+    assert any(move.startswith("reload a") for move in plan.moves)
+
+
+def test_the_bandwidth_decides():
+    """A slow copy makes the plan compute again, a fast one makes it move."""
+    graph = waiting(cost_of_first=100.0, cost_of_second=100.0)
+    slow = plan_graph(graph, budget=18 * PAGE, offload=True, bandwidth=PAGE / 1000)
+    fast = plan_graph(graph, budget=18 * PAGE, offload=True, bandwidth=PAGE * 1000)
+    assert slow.moved_bytes == 0
+    assert len(slow.order) > graph.num_ops
+    assert fast.moved_bytes == 2 * 16 * PAGE
+    assert len(fast.order) == graph.num_ops
+    assert fast.extra_cost_ratio < slow.extra_cost_ratio
+
+
+def test_without_recompute_an_effect_can_still_be_moved():
+    """What must not run again can be moved: offload reaches a budget that recompute cannot."""
+    ops = [
+        OpSpec("draw", (), {"noise": 8 * PAGE}, effect=Effect.UNKNOWN),
+        OpSpec("use", ("noise",), {"y": PAGE}),
+        OpSpec("large", ("y",), {"z": 16 * PAGE}),
+        OpSpec("small", ("z",), {"s": PAGE}),
+        OpSpec("late", ("noise", "s"), {"out": PAGE}),
+    ]
+    graph = Graph.build(ops, keep=["out"])
+    with pytest.raises(BudgetError):
+        plan_graph(graph, budget=18 * PAGE)
+    plan = plan_graph(graph, budget=18 * PAGE, offload=True)
+    assert plan.moved_bytes == 2 * 8 * PAGE
+    assert plan.order == list(graph.op_names)
+
+
+def test_copies_hide_behind_computing():
+    """A move is free when enough is computed before its buffer must be out and after it is called back."""
+    from memwatch.planner.recompute import _draft
+    from memwatch.planner.recompute._prune import duration
+
+    graph = waiting(1.0, 1.0)
+    buffer = graph.buffer_index["a"]
+    steps = [Step(StepKind.COMPUTE, op) for op in range(4)]
+    steps += [Step(StepKind.OFFLOAD, buffer), Step(StepKind.COMPUTE, 4)]
+    steps += [Step(StepKind.RELOAD, buffer), Step(StepKind.COMPUTE, 5), Step(StepKind.COMPUTE, 6)]
+    schedule = Schedule.of(steps)
+    for bandwidth, stall in ((8 * PAGE / 10, 0.0), (8 * PAGE / 15, 10.0), (8 * PAGE / 5, 0.0)):
+        model = recompute_model(graph, movable_buffers(graph), move_costs(graph, bandwidth))
+        tokens = tokens_of(graph, schedule)
+        draft = _draft.new_draft(len(tokens))
+        _draft.load(draft, tokens)
+        assert duration(model, draft) == pytest.approx(graph.total_cost + stall)
+    assert moved_bytes(graph, schedule) == 16 * PAGE
+
+
+def test_small_and_external_buffers_stay():
+    """Buffers under 4 KiB are never moved, nor what the program does not own."""
+    graph = Graph.build(
+        [("a", ["weight"], {"x": PAGE}, 1), ("b", ["x"], {"y": PAGE - 1}, 1)],
+        external_nbytes={"weight": 100 * PAGE},
+    )
+    movable = dict(zip(graph.buffer_names, movable_buffers(graph).tolist(), strict=True))
+    assert movable == {"weight": False, "x": True, "y": False}
+
+
+@pytest.mark.parametrize("bandwidth", [0, -1.0, float("nan"), float("inf")])
+def test_an_impossible_bandwidth_is_refused(bandwidth):
+    """Bytes per unit of cost are a positive number."""
+    with pytest.raises(GraphError, match="bandwidth"):
+        plan_graph(waiting(1, 1), budget="80%", offload=True, bandwidth=bandwidth)
+
+
+def test_costs_follow_sizes():
+    """Half the bandwidth is twice the price."""
+    graph = waiting(1, 1)
+    assert np.allclose(move_costs(graph, 2.0) * 2, move_costs(graph, 1.0))
