@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 from memwatch.capture import Capture, load
 from memwatch.errors import MemwatchError
 from memwatch.planner import BudgetError, Graph
-from memwatch.planner.plan import OrderChoice, Plan, plan_graph
+from memwatch.planner.plan import OrderChoice, Plan, describe_moves, plan_graph
 from memwatch.planner.plan_file import fingerprint
-from memwatch.replay.graph import Recorded, recorded_program
+from memwatch.replay.graph import Recorded, in_words, recorded_program
 from memwatch.replay.inputs import check_inputs
 from memwatch.replay.run import replay_schedule
 
@@ -149,6 +149,7 @@ def replayable(source: _Recording | Capture | str | os.PathLike[str]) -> Replaya
 
 def _with_program(found: Plan, program: Replayable) -> RecordedPlan:
     values = {item.name: getattr(found, item.name) for item in dataclasses.fields(Plan)}
+    values["moves"] = describe_moves(in_words(program.recorded), found.schedule)
     return RecordedPlan(**values, program=program)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pathlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -110,3 +112,21 @@ def effect_of(call: Call) -> Effect:
     ):
         return Effect.RNG
     return Effect.NONE
+
+
+def in_words(recorded: Recorded) -> Graph:
+    """Give the same graph with names to read: what each op is, its number and its line; what made each buffer."""
+    program = recorded.program
+    ops = tuple(_op_words(call) for call in program.calls)
+    buffers = []
+    for number in recorded.buffer_of.tolist():
+        buffer = program.buffers[number]
+        maker = "an input" if buffer.maker == NONE else ops[buffer.maker]
+        buffers.append(f"{buffer.dtype} of {maker}")
+    return dataclasses.replace(recorded.graph, op_names=ops, buffer_names=tuple(buffers))
+
+
+def _op_words(call: Call) -> str:
+    space, name, _ = call.name.rsplit(".", 2)
+    place = f", {pathlib.PurePath(call.line).name}" if call.line else ""
+    return f"{name if space == 'aten' else f'{space}::{name}'} (op {call.op}{place})"

@@ -67,6 +67,7 @@ def test_recompute_plan_differs_from_the_program():
     names = {call.op: call.name for call in replayable(prof).recorded.program.calls}
     again = {names[op] for op in planned.order if planned.order.count(op) > 1}
     assert "aten.bernoulli_.float" in again
+    assert any("bernoulli_ (op" in move and "replay_programs.py:" in move for move in planned.moves)
 
 
 @pytest.mark.parametrize("paths", [paths_efficient, paths_inefficient])
