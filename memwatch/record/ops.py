@@ -124,10 +124,9 @@ class OpRecorder:
                 self._was_backward = True
                 self._storages.hold = self.holds()
             phase = BACKWARD
-            sequence = _current_node()._sequence_nr()
-            if (
-                sequence > _MAX_SEQUENCE
-            ):  # AccumulateGrad's, the largest unsigned number, so that it runs first
+            node = _current_node()  # none in the callbacks that run when backward is done, as FSDP's
+            sequence = NONE if node is None else node._sequence_nr()
+            if sequence > _MAX_SEQUENCE:  # AccumulateGrad's: the largest unsigned number
                 sequence = NONE
         stack = self._capture_stack(outer, task)
         name = self._names.get(kind)
