@@ -1,9 +1,9 @@
-// Bundles the page's script and collects the licences of every package in it.
+// Bundles the pages' scripts and collects the licences of every package in it.
 // `node build.mjs` writes them beside the template; `node build.mjs --check` only compares.
 import { createHash } from "node:crypto";
 import { readFile, readdir, writeFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
-import { dirname, join } from "node:path";
+import { basename, dirname, join } from "node:path";
 import esbuild from "esbuild";
 
 const here = dirname(fileURLToPath(import.meta.url));
@@ -11,7 +11,8 @@ const assets = join(here, "..", "memwatch", "report", "page", "assets");
 
 const result = await esbuild.build({
   absWorkingDir: here,
-  entryPoints: ["src/main.js"],
+  entryPoints: { page: "src/main.js", leaks: "src/leaks.js" },
+  outdir: assets,
   bundle: true,
   minify: true,
   format: "esm",
@@ -40,7 +41,7 @@ const style = await esbuild.transform(
   { loader: "css", minify: true, legalComments: "none" },
 );
 const built = {
-  "page.js": result.outputFiles[0].text,
+  ...Object.fromEntries(result.outputFiles.map(({ path, text }) => [basename(path), text])),
   "page.css": style.code,
   "licences.txt": await licences(Object.keys(result.metafile.inputs)),
 };

@@ -98,9 +98,9 @@ def test_hostile_names_are_text(quiet, tmp_path):
     quiet.open(page)
     names = quiet.js(SHADOW, "#panel tbody td:first-child")
     assert sorted(names) == sorted(visible(f"name {text}") for text in HOSTILE)
-    for number, word in ((5, "tensor"), (6, "module"), (7, "holder")):
+    for number, word in ((5, "tensor"), (6, "module"), (8, "holder")):
         assert sorted(quiet.column(number)) == sorted(visible(f"{word} {text}") for text in HOSTILE)
-    lines = "[...document.querySelectorAll('#panel tbody td:nth-child(8) .clip')]"
+    lines = "[...document.querySelectorAll('#panel tbody td:nth-child(9) .clip')]"
     spelled = sorted(visible(f"{text}:{index}")[:2000] for index, text in enumerate(HOSTILE))
     assert sorted(quiet.js(f"return {lines}.map((each) => each.title)")) == spelled
     for index, text in enumerate(HOSTILE):
@@ -179,7 +179,7 @@ def test_a_page_without_sources_holds_no_path(quiet, training, tmp_path):
     assert all(word not in text for word in training.meta["argv"] if "/" in word)
     quiet.open(page)
     assert quiet.live_bytes() == training.peak_bytes
-    assert any(re.fullmatch(r"file-\d+:\d+", line) for line in quiet.column(8))
+    assert any(re.fullmatch(r"file-\d+:\d+", line) for line in quiet.column(9))
 
 
 def test_the_same_reading_makes_the_same_page(training, tmp_path):

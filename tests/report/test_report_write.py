@@ -9,7 +9,7 @@ import report_readings
 
 from memwatch.errors import MemwatchError
 from memwatch.report import ReportError, html
-from memwatch.report.page import write
+from memwatch.report.page import files
 
 
 def test_an_existing_file_is_kept(tmp_path):
@@ -36,7 +36,7 @@ def test_a_failure_leaves_no_half_page(tmp_path):
     path.write_text("mine")
 
     with pytest.raises(TypeError):
-        write.write_whole(path, 3, force=True)
+        files.write_whole(path, 3, force=True)
     assert path.read_text() == "mine"
     assert os.listdir(tmp_path) == ["page.html"]
 
@@ -46,7 +46,7 @@ def test_a_file_that_appears_meanwhile_is_kept(tmp_path):
     path = tmp_path / "page.html"
     path.write_text("theirs")
     with pytest.raises(ReportError, match="exists"):
-        write.write_whole(path, "text")
+        files.write_whole(path, "text")
     assert path.read_text() == "theirs"
     assert os.listdir(tmp_path) == ["page.html"]
 

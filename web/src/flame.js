@@ -12,15 +12,17 @@ const depth = (node) => 1 + Math.max(0, ...node.children.map(depth));
 const short = (text) => (text.length > LABEL_CHARS ? `${text.slice(0, LABEL_CHARS)}…` : text);
 
 export class Flame {
-  constructor({ onCell }) {
+  // `lineage(module)` gives the names of the modules from the root to one.
+  constructor({ onCell, lineage }) {
     this.box = $("flame");
     this.onCell = onCell;
+    this.lineage = lineage;
     this.search = "";
     new ResizeObserver(() => this.#resize()).observe(this.box);
   }
 
   show(frame, order, name) {
-    this.tree = buildTree(frame, levelsOf(frame, order), name);
+    this.tree = buildTree(frame, levelsOf(frame, order), name, this.lineage);
     this.box.replaceChildren();
     this.width = this.box.clientWidth;
     const colors = new Map();

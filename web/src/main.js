@@ -3,10 +3,14 @@ import { Frame, unpackJson } from "./codec.js";
 import { Detail } from "./detail.js";
 import { $, bar, el } from "./dom.js";
 import { Flame } from "./flame.js";
+import { listenToFolds } from "./folds.js";
 import { bytes, duration, percent, whole } from "./format.js";
+import { ModuleTree, foldedRows } from "./modules.js";
+import { planCharts } from "./plan.js";
 import { state } from "./state.js";
 import { Stacks, listenToDialog, showStorage } from "./storage.js";
-import { Tables, asTree, liveColumns, moduleColumns, savedColumns, stepColumns } from "./tables.js";
+import { Tables, liveColumns, moduleColumns, savedColumns, stepColumns } from "./tables.js";
+import { listenToTheme } from "./theme.js";
 import { Timeline, listenToKeys } from "./timeline.js";
 import { ORDERS, knownOrder } from "./tree.js";
 
@@ -26,6 +30,7 @@ const detail = once(async () => {
   $("left-out").textContent = leftOut ? `${whole(leftOut)} short-lived storages are left out of zooms and live sets: they were alive at none of the maxima drawn.` : "";
   return Detail.unpack(model.blocks.detail, categories, entry, await words());
 });
+const moduleTree = once(async () => new ModuleTree(await Frame.unpack(model.blocks.modules, await words())));
 const stacks = once(async () => Stacks.unpack(model.blocks.stacks, await words()));
 let live; // the table of what is live at the instant shown
 let decoded; // the detail, once it is there
@@ -104,7 +109,8 @@ async function loadLive() {
   $("icicle-title").textContent = showsPeak() ? "What the peak is made of" : `What was live at event ${whole(event)}`;
 }
 
-const flame = new Flame({ onCell: (path) => state.set({ cell: path, tab: "live" }) });
+let modules; // the tree of the modules, once it is there
+const flame = new Flame({ onCell: (path) => state.set({ cell: path, tab: "live" }), lineage: (name) => modules.lineage(name) });
 const liveTotal = () => live.sum("nbytes");
 
 function drawFlame() {
@@ -146,10 +152,13 @@ async function showOp(op) {
   state.set({ at: decoded.highestIn(op), tab: "live", cell: "", sort: "" });
 }
 
+function moduleSummary() {
+  const button = (id, text, close) => el("button", { type: "button", class: "link", id, text, onclick: () => modules.foldAll(close) });
+  return ["Bytes at the peak by the module that made or owns them; a row includes the rows indented under it. ", button("fold-modules", "Fold all", true), " ", button("unfold-modules", "Unfold all", false)];
+}
+
 async function makeTables() {
-  const [saved, modules, steps] = await Promise.all(
-    ["saved", "modules", "steps"].map(async (name) => Frame.unpack(model.blocks[name], await words())),
-  );
+  const [saved, steps] = await Promise.all(["saved", "steps"].map(async (name) => Frame.unpack(model.blocks[name], await words())));
   const share = `${bytes(model.saved.nbytes - model.saved.held_anyway_bytes)} (${percent(model.saved.nbytes - model.saved.held_anyway_bytes, totals.peak_bytes)}) of the peak is there only for backward; ${bytes(model.saved.held_anyway_bytes)} more is saved but lives anyway (parameters, inputs, states).`;
   const listed = model.saved.listed < model.saved.tensors ? ` Of ${whole(model.saved.tensors)} saved tensors, those held at the peak are listed.` : "";
   return new Tables({
@@ -164,9 +173,9 @@ async function makeTables() {
       summary: liveSummary,
     },
     saved: { label: "Saved for backward", key: "storage", frame: () => saved, columns: (frame) => savedColumns(frame, openStorage), sort: "nbytes:desc", summary: () => [share + listed] },
-    modules: { label: "Modules", key: "module", frame: () => modules, columns: moduleColumns, sort: "inclusive_bytes:desc", arrange: asTree, summary: () => ["Bytes at the peak by the module that made or owns them; a row includes the rows indented under it."] },
+    modules: { label: "Modules", key: "module", frame: () => modules.frame, columns: () => moduleColumns(modules), sort: "inclusive_bytes:desc", arrange: (rows, filtered) => modules.arrange(rows, filtered ? new Set() : foldedRows()), summary: moduleSummary },
     steps: { label: "Steps", key: "step", frame: () => steps, columns: (frame) => stepColumns(frame, showOp), sort: "step:asc", summary: () => ["One row per prof.step(); the last ends with the block."] },
-  });
+  }, (name) => modules.lineage(name));
 }
 
 // -- wiring --------------------------------------------------------------------------------------------
@@ -194,8 +203,6 @@ function listen() {
   $("icicle-reset").addEventListener("click", () => state.set({ cell: "" }));
   $("icicle-search").addEventListener("input", (event) => flame.find(event.target.value.trim()));
   $("help-open").addEventListener("click", () => $("help").showModal());
-  $("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
   for (const link of document.querySelectorAll("[data-jump], .skip")) {
     link.addEventListener("click", (event) => {
       event.preventDefault();
@@ -204,40 +211,33 @@ function listen() {
       target.focus({ preventScroll: true });
     });
   }
-  let before;
-  window.addEventListener("beforeprint", () => {
-    before = document.documentElement.dataset.theme;
-    setTheme("light");
-  });
-  window.addEventListener("afterprint", () => setTheme(before));
 }
 
-const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-
-function setTheme(theme) {
-  if (theme) document.documentElement.dataset.theme = theme;
-  else delete document.documentElement.dataset.theme;
-  repaint();
-}
+let drawPlan;
 
 function repaint() {
   if (timeline.points) timeline.draw(timeline.points, timeline.axis, timeline.range);
   if (live) drawFlame();
+  drawPlan?.();
 }
 
 async function start() {
   drawComposition();
   listen();
+  listenToTheme(repaint);
+  listenToFolds();
   listenToKeys(timeline);
   listenToDialog();
   await drawTimeline();
   performance.mark("memwatch-first-chart");
   await loadLive();
+  modules = await moduleTree();
   $("order").value = knownOrder(state.get().order);
   drawFlame();
   const tables = await makeTables();
   tables.show();
   await drawStorage();
+  if (model.plan) drawPlan = await planCharts(model.plan, await words());
   state.listen(async (now, changed) => {
     const has = (...keys) => keys.some((key) => changed.has(key));
     if (has("at")) await loadLive();
@@ -247,7 +247,7 @@ async function start() {
     if (has("at", "order")) drawFlame();
     else if (has("cell")) flame.zoom(now.cell);
     $("icicle-reset").disabled = now.cell === "";
-    if (has("at", "cell", "order", "tab", "sort", "q")) tables.show();
+    if (has("at", "cell", "order", "tab", "sort", "q", "fold")) tables.show();
     if (has("storage")) await drawStorage();
     document.documentElement.dataset.shown = String(Number(document.documentElement.dataset.shown ?? 0) + 1);
   });

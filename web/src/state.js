@@ -1,6 +1,6 @@
 // What the page shows, kept in the URL fragment: Back, Forward, reload and a sent link all restore it.
 
-const DEFAULTS = { axis: "time", zoom: "", at: "", order: "category", cell: "", tab: "live", sort: "", q: "", storage: "" };
+const DEFAULTS = { axis: "time", zoom: "", at: "", order: "category", cell: "", tab: "live", sort: "", q: "", fold: "", storage: "" };
 const listeners = [];
 let current = read();
 

@@ -59,7 +59,7 @@ export class Table {
       const key = column.sort ?? column.name;
       const sorted = key === name ? (descending ? "descending" : "ascending") : "none";
       const label = key
-        ? el("button", { type: "button", text: column.label, onclick: () => this.onSort(key, Boolean(column.number)) })
+        ? el("button", { type: "button", text: column.label, "data-focus": `sort-${key}`, onclick: () => this.onSort(key, Boolean(column.number)) })
         : el("span", { text: column.label });
       return el("th", { scope: "col", class: column.number ? "number" : "", "aria-sort": key ? sorted : null, "data-column": column.name }, label);
     });

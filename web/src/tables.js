@@ -10,15 +10,17 @@ const range = (count) => Array.from({ length: count }, (_, index) => index);
 
 export class Tables {
   // views: {live, saved, modules, steps}, each {label, key (its column), frame(), columns(frame), sort, keys(), summary(), arrange}
-  constructor(views) {
+  constructor(views, lineage) {
     this.views = views;
+    this.lineage = lineage;
+    this.panel = $("panel");
     this.input = el("input", { type: "search", placeholder: "filter", "aria-label": "Filter the table", autocomplete: "off", spellcheck: "false", id: "filter" });
     this.input.addEventListener("input", () => state.set({ q: this.input.value }, { push: false }));
     this.count = el("span", { class: "muted", id: "row-count", role: "status" });
     this.summary = el("p", { class: "summary", id: "table-summary" });
     this.holder = el("div");
     this.clear = el("button", { type: "button", id: "clear-cell", onclick: () => state.set({ cell: "" }) });
-    $("panel").append(this.summary, el("div", { class: "tools" }, this.input, this.clear, this.count), this.holder);
+    this.panel.append(this.summary, el("div", { class: "tools" }, this.input, this.clear, this.count), this.holder);
     $("tabs").append(...Object.entries(views).map(([name, view]) => this.#tab(name, view)));
   }
 
@@ -40,16 +42,17 @@ export class Tables {
     const { tab, sort, q } = state.get();
     const name = Object.hasOwn(this.views, tab) ? tab : "live";
     const view = this.views[name];
+    const focused = this.panel.contains(document.activeElement) ? document.activeElement.dataset.focus : null; // its button is made anew
     for (const other of Object.keys(this.views)) {
       $(`tab-${other}`).setAttribute("aria-selected", String(other === name));
       $(`tab-${other}`).tabIndex = other === name ? 0 : -1;
     }
-    $("panel").setAttribute("aria-labelledby", `tab-${name}`);
+    this.panel.setAttribute("aria-labelledby", `tab-${name}`);
     const frame = view.frame();
     const [column, direction] = (sort || view.sort).split(":");
     const order = { name: frame.has(column) ? column : view.sort.split(":")[0], descending: direction === "desc" };
     const keys = view.keys?.() ?? [];
-    const matched = filterRows(frame, range(frame.rows).filter(matches(frame, keys)), q);
+    const matched = filterRows(frame, range(frame.rows).filter(matches(frame, keys, this.lineage)), q);
     const rows = sortRows(frame, matched, order.name, order.descending);
     const table = new Table(view.columns(frame), { caption: view.label, keyOf: (row) => frame.get(view.key, row), onSort: (key, number) => this.#sort(key, number, order) });
     if (this.input.value !== q) this.input.value = q;
@@ -60,7 +63,8 @@ export class Tables {
     this.table?.cleanup?.();
     this.table = table;
     this.holder.replaceChildren(table.node);
-    table.show(view.arrange ? view.arrange(frame, rows) : rows, order);
+    table.show(view.arrange ? view.arrange(rows, q !== "") : rows, order);
+    if (focused) this.panel.querySelector(`[data-focus="${CSS.escape(focused)}"]`)?.focus();
   }
 
   #sort(key, number, order) {
@@ -74,6 +78,7 @@ const line = (frame) => ({ name: "line", label: "Line", cell: (row) => clip(fram
 const size = (frame, name, label) => ({ name, label, number: true, cell: (row) => bytes(frame.get(name, row)) });
 const count = (frame, name, label) => ({ name, label, number: true, cell: (row) => orNone(frame.get(name, row)) });
 
+const phaseCell = (phase) => (phase ? el("span", {}, el("i", { class: "swatch", "data-phase": phase }), phase) : "");
 const holdersKnown = (frame) => frame.has("holder") && frame.columns.holder.values.some((code) => frame.words[code] !== "");
 
 export const liveColumns = (frame, total, open) => [
@@ -87,6 +92,7 @@ export const liveColumns = (frame, total, open) => [
   { name: "category", label: "Category", cell: (row) => el("span", { title: frame.get("rule", row) }, el("i", { class: "swatch", "data-category": frame.get("category", row) }), frame.get("category", row)) },
   text(frame, "tensor", "Tensor"),
   text(frame, "module", "Module"),
+  ...(frame.has("phase") ? [{ name: "phase", label: "Phase", cell: (row) => phaseCell(frame.get("phase", row)) }] : []),
   holdersKnown(frame) ? text(frame, "holder", "Holder") : text(frame, "op_name", "Op"),
   line(frame),
 ];
@@ -103,16 +109,8 @@ export const savedColumns = (frame, open) => [
   count(frame, "released_op", "Released at op"),
 ];
 
-export const moduleColumns = (frame) => [
-  {
-    name: "module",
-    label: "Module",
-    cell: (row) => {
-      const name = frame.get("module", row);
-      const depth = name === "" ? 0 : name.split(".").length;
-      return el("span", { class: "clip wide", title: name.slice(0, 2000), "data-depth": Math.min(depth, 12), text: name === "" ? "(root)" : name });
-    },
-  },
+export const moduleColumns = (tree, frame = tree.frame) => [
+  { name: "module", label: "Module", cell: (row) => tree.cell(row) },
   text(frame, "class_name", "Class"),
   count(frame, "calls", "Calls"),
   size(frame, "inclusive_bytes", "At the peak"),
@@ -121,25 +119,6 @@ export const moduleColumns = (frame) => [
   size(frame, "parameter_bytes", "Parameters"),
   size(frame, "born_bytes", "Ever allocated"),
 ];
-
-// Modules keep their tree whatever they are sorted by: the order holds among the children of one module.
-export function asTree(frame, rows) {
-  const byName = new Map(rows.map((row) => [frame.get("module", row), row]));
-  const children = new Map();
-  for (const row of rows) {
-    const parts = frame.get("module", row).split(".");
-    let parent = null;
-    for (let end = parts.length - 1; end > 0 && parent === null; end--) {
-      const name = parts.slice(0, end).join(".");
-      if (byName.has(name)) parent = name;
-    }
-    if (parent === null && frame.get("module", row) !== "" && byName.has("")) parent = "";
-    if (!children.has(parent)) children.set(parent, []);
-    children.get(parent).push(row);
-  }
-  const walk = (name) => (children.get(name) ?? []).flatMap((row) => [row, ...walk(frame.get("module", row))]);
-  return walk(null);
-}
 
 export const stepColumns = (frame, showOp) => [
   { name: "step", label: "Step", number: true, cell: (row) => whole(frame.get("step", row)) },

@@ -1,13 +1,14 @@
-// Groups live storages into the tree that the icicle draws. A module's name is split at its dots.
+// Groups live storages into the tree that the icicle draws. A module lies in those that hold it.
 
 export const ORDERS = {
   category: { label: "category › module › op › line", levels: ["category", "module", "op_name", "line"] },
   module: { label: "module › category › op › line", levels: ["module", "category", "op_name", "line"] },
   line: { label: "line › category › op", levels: ["line", "category", "op_name"] },
+  phase: { label: "phase › holder › line", levels: ["phase", "holder", "line"] },
   holder: { label: "holder › category › line", levels: ["holder_kind", "holder", "category", "line"] },
 };
 
-// Holders are known at the peak only.
+// Holders and phases are known at the peak only.
 export function levelsOf(frame, order) {
   const { levels } = ORDERS[knownOrder(order)];
   return levels.every((level) => frame.has(level)) ? levels : ORDERS.category.levels;
@@ -16,7 +17,7 @@ export function levelsOf(frame, order) {
 // The address may say anything.
 export const knownOrder = (order) => (Object.hasOwn(ORDERS, order) ? order : "category");
 
-export const BLANK = { module: "(top level)", op_name: "(before the block)", line: "(no line)", category: "unknown", holder: "(unknown)", holder_kind: "(unknown)" };
+export const BLANK = { module: "(top level)", op_name: "(before the block)", line: "(no line)", category: "unknown", holder: "(unknown)", holder_kind: "(unknown)", phase: "(unknown)" };
 
 function child(node, level, name, key) {
   let found = node.byKey.get(key);
@@ -27,13 +28,25 @@ function child(node, level, name, key) {
   return found;
 }
 
-// The nodes below `node` that a storage goes through at one level.
-function steps(level, text) {
-  if (level !== "module" || text === "") return [{ name: text || BLANK[level], key: `${level}=${text}` }];
+// The modules around a storage's: as the tree of modules says, or as the dots in its name do.
+function around(text, lineage) {
+  const known = lineage(text);
+  if (known.length) return known;
   const parts = text.split(".");
-  // `blocks.0` rather than a bare `0`
-  const shown = (part, index) => (index > 0 && /^\d+$/.test(part) ? `${parts[index - 1]}.${part}` : part);
-  return parts.map((part, index) => ({ name: shown(part, index), key: `module<${parts.slice(0, index + 1).join(".")}` }));
+  return parts.map((_, index) => parts.slice(0, index + 1).join("."));
+}
+
+// `blocks.0` rather than a bare `0`
+function shortModule(name, above) {
+  const local = above !== undefined && name.startsWith(`${above}.`) ? name.slice(above.length + 1) : name;
+  return /^\d+$/.test(local) ? name.split(".").slice(-2).join(".") : local;
+}
+
+// The nodes below `node` that a storage goes through at one level.
+function steps(level, text, lineage) {
+  if (level !== "module" || text === "") return [{ name: text || BLANK[level], key: `${level}=${text}` }];
+  const path = around(text, lineage);
+  return path.map((name, index) => ({ name: shortModule(name, path[index - 1]), key: `module<${name}` }));
 }
 
 function add(node, category, nbytes) {
@@ -55,7 +68,7 @@ function finish(node) {
   return { name, level, key, value, count, category, children };
 }
 
-export function buildTree(frame, levels, name) {
+export function buildTree(frame, levels, name, lineage) {
   const root = child({ byKey: new Map() }, "root", name, "root");
   for (let row = 0; row < frame.rows; row++) {
     const category = frame.get("category", row);
@@ -63,7 +76,7 @@ export function buildTree(frame, levels, name) {
     let node = root;
     add(node, category, nbytes);
     for (const level of levels) {
-      for (const step of steps(level, frame.get(level, row))) {
+      for (const step of steps(level, frame.get(level, row), lineage)) {
         node = child(node, level, step.name, step.key);
         add(node, category, nbytes);
       }
@@ -73,11 +86,11 @@ export function buildTree(frame, levels, name) {
 }
 
 // The conditions that the rows of a cell fulfil: its own key and those of the cells above it.
-export function matches(frame, keys) {
+export function matches(frame, keys, lineage) {
   const tests = keys.filter((key) => key !== "root").map((key) => {
     const [, level, sign, wanted] = /^(\w+)([=<])([^]*)$/.exec(key);
     const exact = (text) => text === wanted;
-    const below = (text) => text === wanted || text.startsWith(`${wanted}.`);
+    const below = (text) => text !== "" && around(text, lineage).includes(wanted);
     return [level, sign === "=" ? exact : below];
   });
   return (row) => tests.every(([level, test]) => test(frame.get(level, row)));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.capture.schema import CATEGORIES
@@ -11,14 +12,20 @@ from memwatch.report.page.code import CodeReader
 from memwatch.report.page.columns import Words, pack_frame
 from memwatch.report.page.curve import BINS, live_by_category, peak_keeping_events
 from memwatch.report.page.events import pack_detail
+from memwatch.report.page.leaks import leak_files, leak_model
+from memwatch.report.page.modules import module_parents
+from memwatch.report.page.plan import plan_model
 from memwatch.report.page.privacy import PUBLIC_META, PathHider, file_of
 from memwatch.report.page.stacks import pack_stacks
 from memwatch.report.source import retention_edges
 from memwatch.report.text import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from memwatch.leaks import Leak
+    from memwatch.planner.plan import Plan
+    from memwatch.report.plan.figures import Replayed
     from memwatch.report.source import Finding, Reading
 
 MODEL_VERSION: Final = 1
@@ -32,18 +39,31 @@ SAVED_ROWS: Final = 20_000
 """A longer table of saved tensors keeps, in the page, those held at the peak."""
 
 
-def page_model(reading: Reading, *, source: bool = True) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Extras:
+    """What a page shows beside the reading; see `html` for the meaning of each."""
+
+    plan: Plan | None = None
+    tradeoff: Sequence[Plan] | None = None
+    result: Replayed | None = None
+    leaks: Sequence[Leak] = ()
+    title: str = ""
+
+
+def page_model(reading: Reading, extras: Extras | None = None, *, source: bool = True) -> dict[str, Any]:
     """Turn a reading into what the page shows.
 
     Args:
         reading: the profile.
+        extras: a plan, leaks, a title.
         source: whether paths, source lines and the command line may be in the page.
 
     Returns:
         A dict of plain JSON values: `title`, `facts`, `totals`, `peak`, `overview`, `categories`, `steps`,
-        `notes`, `findings`, `saved`, and `blocks` (packed tables, see `columns`).
+        `notes`, `findings`, `saved`, `plan`, `leaks`, and `blocks` (packed tables, see `columns`).
     """
-    hide = _hider(reading, source=source)
+    extras = extras or Extras()
+    hide = _hider(reading, extras, source=source)
     words = Words(hide)
     at = peak_instant(reading)
     saved = saved_for_backward(reading)
@@ -52,8 +72,10 @@ def page_model(reading: Reading, *, source: bool = True) -> dict[str, Any]:
     )
     code = CodeReader(float(reading.meta.get("started_s", 0.0))) if source else None
     blocks = _blocks(reading, words, code)
+    plan = _plan(reading, extras, words, hide)
     return {
         "model": MODEL_VERSION,
+        "title": hide(extras.title),
         "facts": [[visible(label), hide(text)] for label, text in describe_meta(meta)],
         "totals": _totals(reading),
         "peak": _peak(at, hide),
@@ -69,14 +91,27 @@ def page_model(reading: Reading, *, source: bool = True) -> dict[str, Any]:
         },
         "notes": [[visible(kind), hide(text)] for kind, text in reading.notes],
         "findings": [_finding(finding, hide) for finding in reading.findings],
+        "together_peak_bytes": _together(reading),
+        "plan": plan,
+        "leaks": leak_model(extras.leaks, hide) if extras.leaks else None,
         "blocks": {**blocks, "words": words.pack()},
     }
 
 
-def _hider(reading: Reading, *, source: bool) -> Callable[[str], str]:
+def _plan(
+    reading: Reading, extras: Extras, words: Words, hide: Callable[[str], str]
+) -> dict[str, Any] | None:
+    if extras.plan is None:
+        return None
+    return plan_model(
+        reading, extras.plan, tradeoff=extras.tradeoff, replayed=extras.result, words=words, hide=hide
+    )
+
+
+def _hider(reading: Reading, extras: Extras, *, source: bool) -> Callable[[str], str]:
     if source:
         return visible
-    hide_paths = PathHider(_files(reading))
+    hide_paths = PathHider(_files(reading) | leak_files(extras.leaks))
     return lambda text: visible(hide_paths(text))
 
 
@@ -126,7 +161,14 @@ def _steps(reading: Reading) -> list[dict[str, Any]]:
 def _finding(finding: Finding, hide: Callable[[str], str]) -> dict[str, Any]:
     texts = {name: hide(str(getattr(finding, name))) for name in ("kind", "holder", "site", "advice")}
     edges = [hide(edge) for edge in retention_edges(finding.path)]
-    return {**texts, "nbytes": int(finding.nbytes), "path": edges}
+    predicted_bytes = getattr(finding, "predicted_peak_bytes", None)
+    return {**texts, "nbytes": int(finding.nbytes), "path": edges, "predicted_peak_bytes": predicted_bytes}
+
+
+def _together(reading: Reading) -> int | None:
+    """Give the peak with all findings mended; every finding holds the same figure."""
+    findings = reading.findings
+    return getattr(findings[0], "together_peak_bytes", None) if len(findings) > 1 else None
 
 
 def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str, Any]:
@@ -138,6 +180,7 @@ def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str
     peak.insert(0, "id", peak.index)
     modules = reading.modules.copy()
     modules.insert(0, "module", modules.index.astype(str))
+    modules["parent"] = module_parents(modules["module"].tolist(), modules["class_name"].tolist())
     steps = reading.steps.copy()
     steps.insert(0, "step", range(len(steps)))
     return {

@@ -46,22 +46,39 @@ def content_security_policy(script: str, style: str) -> str:
     )
 
 
-def render(model: dict[str, Any]) -> str:
-    """Write a page model (see `model.page_model`) as one self-contained HTML page."""
-    script, style = asset("page.js"), asset("page.css")
+def render(template: str, model: dict[str, Any], *, script: str = "page.js") -> str:
+    """Write a page model (see `model.page_model`, `leaks.leak_page_model`) as one self-contained HTML page.
+
+    Args:
+        template: name of the page's template.
+        model: plain JSON values, shown by the template and read by the script.
+        script: name of its script.
+
+    Returns:
+        The page's text.
+    """
+    code, style = asset(script), asset("page.css")
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FunctionLoader(asset),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    environment.filters |= {"bytes": format_bytes, "duration": format_duration}
-    return environment.from_string(asset("page.html.j2")).render(
+    environment.filters |= {"bytes": format_bytes, "duration": format_duration, "percent": _percent}
+    return environment.get_template(template).render(
         model=model,
-        csp=content_security_policy(script, style),
+        csp=content_security_policy(code, style),
         style=style,
-        script=script,
+        script=code,
         data=json_for_script(model),
         licences=asset("licences.txt"),
         version=__version__,
     )
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.1f} %"
 
 
 def _hash_source(text: str) -> str:

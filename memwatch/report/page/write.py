@@ -1,31 +1,80 @@
-"""Write the page to a file: whole or not at all, and never over another without being told to."""
+"""The pages that a user asks for: of a reading, and of a list of leaks."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memwatch.errors import MemwatchError
-from memwatch.report.page.model import page_model
+from memwatch.report.page.files import refuse_existing, write_whole
+from memwatch.report.page.leaks import leak_page_model
+from memwatch.report.page.model import Extras, page_model
 from memwatch.report.page.render import render
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from memwatch.leaks import Leak
+    from memwatch.planner.plan import Plan
+    from memwatch.report.plan.figures import Replayed
     from memwatch.report.source import Reading
 
 
-class ReportError(MemwatchError):
-    """A report that cannot be written where it was asked for."""
-
-
-def html(reading: Reading, path: str | os.PathLike[str], *, source: bool = True, force: bool = False) -> Path:
+def html(
+    reading: Reading,
+    path: str | os.PathLike[str],
+    *,
+    plan: Plan | None = None,
+    tradeoff: Sequence[Plan] | None = None,
+    result: Replayed | None = None,
+    leaks: Sequence[Leak] = (),
+    title: str = "",
+    source: bool = True,
+    force: bool = False,
+) -> Path:
     """Write the HTML page of a reading.
 
     Args:
         reading: a profile, from `memwatch.profile` or `memwatch.load`.
         path: the file to write.
+        plan: a plan of this reading, shown in a section of its own.
+        tradeoff: plans of this reading for other budgets; None makes them, which takes some seconds for a plan
+            that knows its program (see `trade_off`).
+        result: what `memwatch.replay` measured of the plan.
+        leaks: leaks found in the same block, shown in a section of their own.
+        title: what the page is about, as the name of a test.
         source: whether file paths, source lines and the command line may be in the page.
+        force: whether an existing file may be replaced.
+
+    Returns:
+        The path written.
+
+    Raises:
+        ReportError: the file exists and `force` is not set, or its folder cannot be written.
+        PlanMismatchError: the result is of another plan.
+    """
+    target = Path(path)
+    refuse_existing(target, force=force)
+    extras = Extras(plan, tradeoff, result, leaks, title)
+    write_whole(target, render("page.html.j2", page_model(reading, extras, source=source)), force=force)
+    return target
+
+
+def leak_page(
+    leaks: Sequence[Leak],
+    path: str | os.PathLike[str],
+    *,
+    title: str = "",
+    source: bool = True,
+    force: bool = False,
+) -> Path:
+    """Write the HTML page of a list of leaks: no profile is needed.
+
+    Args:
+        leaks: from `memwatch.find_leaks`, `check_leaks` or a `TensorLeakError`.
+        path: the file to write.
+        title: what leaked, as the name of a test or a command.
+        source: whether file paths may be in the page.
         force: whether an existing file may be replaced.
 
     Returns:
@@ -36,64 +85,6 @@ def html(reading: Reading, path: str | os.PathLike[str], *, source: bool = True,
     """
     target = Path(path)
     refuse_existing(target, force=force)
-    write_whole(target, render(page_model(reading, source=source)), force=force)
+    model = leak_page_model(leaks, title=title, source=source)
+    write_whole(target, render("leaks.html.j2", model, script="leaks.js"), force=force)
     return target
-
-
-def refuse_existing(target: Path, *, force: bool) -> None:
-    """Raise if the file is there and may not be replaced."""
-    if target.is_dir():
-        raise ReportError(f"{str(target)!r} is a directory; name a file in it")
-    if target.exists() and not force:
-        raise ReportError(
-            f"{str(target)!r} exists; choose another name, or pass force=True (-f) to replace it"
-        )
-
-
-def write_whole(target: Path, text: str, *, force: bool = False) -> None:
-    """Write a file so that a reader sees all of it or none: into a new file beside it, then renamed.
-
-    Args:
-        target: the file.
-        text: its text; written as UTF-8, what cannot be encoded is written escaped.
-        force: whether an existing file may be replaced.
-
-    Raises:
-        ReportError: as for `html`.
-    """
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".part")
-    except OSError as error:
-        raise ReportError(
-            f"cannot write {str(target)!r}: {error.strerror}; name a file in a folder you can write"
-        ) from error
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.chmod(0o666 & ~_umask())
-        if force:
-            part.replace(target)
-        else:
-            _publish_new(part, target)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _publish_new(part: Path, target: Path) -> None:
-    # a link fails where the target appeared in the meantime; a rename would silently replace it
-    try:
-        os.link(part, target)
-    except FileExistsError:
-        refuse_existing(target, force=False)
-        raise
-    except OSError:  # a file system without hard links
-        part.replace(target)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

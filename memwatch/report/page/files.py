@@ -1,0 +1,72 @@
+"""Write a page to a file: whole or not at all, and never over another without being told to."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from memwatch.errors import MemwatchError
+
+
+class ReportError(MemwatchError):
+    """A report that cannot be written where it was asked for."""
+
+
+def refuse_existing(target: Path, *, force: bool) -> None:
+    """Raise if the file is there and may not be replaced."""
+    if target.is_dir():
+        raise ReportError(f"{str(target)!r} is a directory; name a file in it")
+    if target.exists() and not force:
+        raise ReportError(
+            f"{str(target)!r} exists; choose another name, or pass force=True (-f) to replace it"
+        )
+
+
+def write_whole(target: Path, text: str, *, force: bool = False) -> None:
+    """Write a file so that a reader sees all of it or none: into a new file beside it, then renamed.
+
+    Args:
+        target: the file.
+        text: its text; written as UTF-8, what cannot be encoded is written escaped.
+        force: whether an existing file may be replaced.
+
+    Raises:
+        ReportError: the file exists and `force` is not set, or its folder cannot be written.
+    """
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".part")
+    except OSError as error:
+        raise ReportError(
+            f"cannot write {str(target)!r}: {error.strerror}; name a file in a folder you can write"
+        ) from error
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.chmod(0o666 & ~_umask())
+        if force:
+            part.replace(target)
+        else:
+            _publish_new(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _publish_new(part: Path, target: Path) -> None:
+    # a link fails where the target appeared in the meantime; a rename would silently replace it
+    try:
+        os.link(part, target)
+    except FileExistsError:
+        refuse_existing(target, force=False)
+        raise
+    except OSError:  # a file system without hard links
+        part.replace(target)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,88 @@
+"""Leaks as plain data, for the page of a profile and for a page of their own."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.report.meta import format_duration
+from memwatch.report.page.privacy import PathHider
+from memwatch.report.text import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from memwatch.leaks import Leak
+
+MODEL_VERSION: Final = 1
+KINDS: Final = {
+    "cycle": "a reference cycle: only the garbage collector frees it, some time later",
+    "uncollectable": "a loop through autograd that the garbage collector cannot see: it is never freed",
+    "retained": "a live object holds it, so it is freed only with that object",
+}
+_SOURCE: Final = re.compile(r"(\S+\.pyw?):\d+")
+
+
+def leak_page_model(leaks: Sequence[Leak], *, title: str, source: bool) -> dict[str, Any]:
+    """Turn leaks into what their own page shows: `title`, `totals`, `kinds` and `leaks`."""
+    hide = visible if source else _hider(leaks)
+    return {"model": MODEL_VERSION, "title": hide(title), **leak_model(leaks, hide)}
+
+
+def leak_model(leaks: Sequence[Leak], hide: Callable[[str], str]) -> dict[str, Any]:
+    """Turn leaks into what a section shows: `totals`, `kinds` and `leaks`, largest first.
+
+    Args:
+        leaks: the leaks.
+        hide: rewrites texts for the page.
+    """
+    ordered = sorted(leaks, key=lambda leak: -leak.nbytes)
+    return {
+        "totals": _sums(ordered) | {"per_call": any(leak.per_call for leak in ordered)},
+        "kinds": [
+            {"kind": kind, "meaning": meaning, **_sums(leak for leak in ordered if leak.kind == kind)}
+            for kind, meaning in KINDS.items()
+            if any(leak.kind == kind for leak in ordered)
+        ],
+        "leaks": [_leak(leak, hide) for leak in ordered],
+    }
+
+
+def leak_files(leaks: Iterable[Leak]) -> set[str]:
+    """Collect the source files that leaks name."""
+    texts = (text for leak in leaks for text in (leak.site or "", leak.holder, leak.advice, *leak.path))
+    return {match[1] for text in texts for match in _SOURCE.finditer(text)}
+
+
+def _sums(leaks: Iterable[Leak]) -> dict[str, int]:
+    counted = [(leak.nbytes, leak.count) for leak in leaks]
+    return {
+        "nbytes": sum(nbytes for nbytes, _ in counted),
+        "count": sum(count for _, count in counted),
+        "groups": len(counted),
+    }
+
+
+def _leak(leak: Leak, hide: Callable[[str], str]) -> dict[str, Any]:
+    # a cycle has been kept since its maker let go of it; what is retained says nothing by its age
+    held = f"{format_duration(leak.held_s * 1e9)} so far" if leak.kind == "cycle" else ""
+    return {
+        "kind": visible(leak.kind),
+        "nbytes": leak.nbytes,
+        "count": leak.count,
+        "per_call": leak.per_call,
+        "headline": hide(leak.headline()),
+        "holder": hide(leak.holder),
+        "reference": hide(leak.reference),
+        "site": hide(leak.site or ""),
+        "tensor": hide(leak.tensor),
+        "path": [hide(line) for line in leak.path],
+        "path_title": "Path from the root" if leak.kind == "retained" else "The cycle",
+        "advice": hide(leak.advice),
+        "held": held,
+    }
+
+
+def _hider(leaks: Sequence[Leak]) -> Callable[[str], str]:
+    hide_paths = PathHider(leak_files(leaks))
+    return lambda text: visible(hide_paths(text))

@@ -1,0 +1,90 @@
+"""Live bytes step by step, of the program and of its plan, on one axis; no maximum is lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pandas as pd
+
+from memwatch.planner.peak import program_peak, simulate
+from memwatch.planner.schedule import StepKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.planner.graph import Graph
+    from memwatch.planner.plan import Plan
+    from memwatch.report.plan.places import Places
+
+BINS: Final = 2000
+NONE: Final = -1
+"""Step of a curve that has ended."""
+
+
+def plan_curves(plan: Plan, places: Places, bins: int = BINS) -> pd.DataFrame | None:
+    """Give the live bytes of program and plan while each step runs, above what is live before the first.
+
+    Args:
+        plan: the plan.
+        places: names of the ops.
+        bins: most rows; where there are more steps, each row is the highest step of an equal stretch.
+
+    Returns:
+        A frame with, for the program and the plan each, the step, its live bytes and what it does; None for a
+        plan that was read from a file and knows no program.
+    """
+    graph = plan.graph
+    if graph is None:
+        return None
+    before = program_peak(graph).live_bytes - graph.baseline_bytes
+    after = simulate(graph, plan.schedule).live_bytes - graph.baseline_bytes
+    width = max(1, -(-max(len(before), len(after)) // bins))
+    rows = -(-max(len(before), len(after)) // width)
+    program_step, plan_step = _highest(before, width, rows), _highest(after, width, rows)
+    plan_words = _PlanWords(plan, graph, places)
+    curves: pd.DataFrame = pd.DataFrame(
+        {
+            "at": np.arange(rows, dtype=np.int64) * width,
+            "program_step": program_step,
+            "program_bytes": _at(before, program_step),
+            "program_what": pd.Series(
+                [str(places.of(graph.op_names[step])) if step >= 0 else "" for step in program_step.tolist()],
+                dtype="str",
+            ),
+            "plan_step": plan_step,
+            "plan_bytes": _at(after, plan_step),
+            "plan_what": pd.Series([plan_words(step) for step in plan_step.tolist()], dtype="str"),
+        }
+    )
+    return curves
+
+
+class _PlanWords:
+    """Says what a step of a plan does."""
+
+    def __init__(self, plan: Plan, graph: Graph, places: Places) -> None:
+        self._schedule, self._graph, self._places = plan.schedule, graph, places
+        self._copies = plan.schedule.copies()
+
+    def __call__(self, step: int) -> str:
+        if step < 0:
+            return ""
+        kind, index = int(self._schedule.kind[step]), int(self._schedule.index[step])
+        if kind != StepKind.COMPUTE:
+            return "moves a buffer out" if kind == StepKind.OFFLOAD else "moves a buffer back"
+        place = self._places.of(self._graph.op_names[index])
+        return f"{place}, computed again" if self._copies[step] else str(place)
+
+
+def _highest(live: NDArray[np.int64], width: int, rows: int) -> NDArray[np.int64]:
+    """Give the first highest step of each stretch of `width` steps, NONE beyond the end."""
+    lowest = np.iinfo(np.int64).min
+    padded = np.full(rows * width, lowest, dtype=np.int64)
+    padded[: len(live)] = live
+    step = padded.reshape(rows, width).argmax(axis=1) + np.arange(rows) * width
+    return np.where(step < len(live), step, NONE)
+
+
+def _at(live: NDArray[np.int64], step: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.where(step >= 0, live[np.maximum(step, 0)] if len(live) else 0, 0)

@@ -1,0 +1,195 @@
+"""What a plan does differently from the program, by module: computed again, moved out, run at another place."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from memwatch.planner.schedule import StepKind
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from memwatch.planner.op import Name
+    from memwatch.planner.plan import Plan
+    from memwatch.report.plan.places import Places
+
+_NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
+_OPS_NAMED: Final = 4
+
+
+@dataclass
+class ModuleMoves:
+    """What a plan does with the ops of one module, or of several that it treats alike.
+
+    Attributes:
+        modules: qualified names, empty for ops outside of any module.
+        recomputed: op -> how often it is computed again, all modules together.
+        cost_ratio: cost of that as a share of the program's, None where the plan does not say.
+        moved: how many buffers are moved out and back.
+        moved_bytes: bytes moved.
+        earlier, later: how many ops run at another place.
+        steps: each move in words, in the order of the plan.
+    """
+
+    modules: list[str]
+    recomputed: Counter[str] = field(default_factory=Counter)
+    cost_ratio: float | None = None
+    moved: int = 0
+    moved_bytes: int = 0
+    earlier: int = 0
+    later: int = 0
+    steps: list[str] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """Name the modules: one by its name, several by what their names share."""
+        first = self.modules[0]
+        if len(self.modules) == 1:
+            return first or "(top level)"
+        return f"{_NUMBER.sub('*', first)} ({len(self.modules)} modules)"
+
+    def words(self) -> str:
+        """Say in one sentence what is done."""
+        parts = []
+        if self.recomputed:
+            named = [
+                op if count == 1 else f"{count} x {op}"
+                for op, count in self.recomputed.most_common(_OPS_NAMED)
+            ]
+            more = ["..."] if len(self.recomputed) > _OPS_NAMED else []
+            total = self.recomputed.total()
+            parts.append(f"compute {_count(total, 'op')} again ({', '.join(named + more)})")
+        if self.moved:
+            parts.append(
+                f"move {_count(self.moved, 'buffer')} out and back ({format_bytes(self.moved_bytes)})"
+            )
+        for count, where in ((self.earlier, "earlier"), (self.later, "later")):
+            if count:
+                parts.append(f"run {_count(count, 'op')} {where}")
+        return "; ".join(parts)
+
+    def _pattern(self) -> tuple[object, ...]:
+        ops = tuple(sorted(self.recomputed.items()))
+        return (_NUMBER.sub("*", self.modules[0]), ops, self.moved, self.earlier, self.later)
+
+    def _join(self, other: ModuleMoves) -> None:
+        self.modules += other.modules
+        self.recomputed += other.recomputed
+        if other.cost_ratio is not None:
+            self.cost_ratio = (self.cost_ratio or 0.0) + other.cost_ratio
+        self.moved += other.moved
+        self.moved_bytes += other.moved_bytes
+        self.earlier += other.earlier
+        self.later += other.later
+        self.steps += other.steps
+
+
+def moves_by_module(plan: Plan, places: Places) -> list[ModuleMoves]:
+    """List what a plan does differently, dearest first; modules that are treated alike are one entry."""
+    moves = _Reader(plan, places).read()
+    joined: dict[tuple[object, ...], ModuleMoves] = {}
+    patterns = [(each._pattern(), each) for each in moves.values()]
+    for pattern, each in patterns:
+        if pattern in joined:
+            joined[pattern]._join(each)
+        else:
+            joined[pattern] = each
+    return sorted(
+        joined.values(),
+        key=lambda each: (-(each.cost_ratio or 0.0), -each.recomputed.total(), -each.moved_bytes, each.label),
+    )
+
+
+class _Reader:
+    """Walks over the steps of a plan."""
+
+    def __init__(self, plan: Plan, places: Places) -> None:
+        self._plan, self._places = plan, places
+        self._moves: dict[str, ModuleMoves] = {}
+
+    def read(self) -> dict[str, ModuleMoves]:
+        names = iter(self._plan.order)
+        copies = self._plan.schedule.copies().tolist()
+        steps = [
+            (kind, target, copy, next(names) if kind == StepKind.COMPUTE else None)
+            for (kind, target), copy in zip(self._plan.schedule, copies, strict=True)
+        ]
+        following = _following([name if not copy else None for _, _, copy, name in steps])
+        for (kind, target, copy, name), after in zip(steps, following, strict=True):
+            before = "at the end" if after is None else f"before {self._places.of(after)}"
+            if name is None:
+                self._move(kind, target, before)
+            elif copy:
+                self._recompute(target, name, before)
+        self._reorder([(target, name) for _, target, copy, name in steps if name is not None and not copy])
+        return self._moves
+
+    def _recompute(self, op: int, name: Name, before: str) -> None:
+        place = self._places.of(name)
+        moves, graph = self._of(place.module), self._plan.graph
+        moves.recomputed[place.op] += 1
+        if graph is not None and graph.total_cost:
+            moves.cost_ratio = (moves.cost_ratio or 0.0) + float(graph.op_cost[op]) / graph.total_cost
+        moves.steps.append(f"compute {place} again {before}")
+
+    def _move(self, kind: StepKind, buffer: int, before: str) -> None:
+        graph = self._plan.graph
+        producer = -1 if graph is None else int(graph.buffer_producer[buffer])
+        nbytes = 0 if graph is None else int(graph.buffer_nbytes[buffer])
+        place = None if graph is None or producer < 0 else self._places.of(graph.op_names[producer])
+        moves = self._of("" if place is None else place.module)
+        moves.moved += kind == StepKind.OFFLOAD
+        moves.moved_bytes += nbytes
+        what = f"buffer {buffer}" if place is None else f"the result of {place}"
+        verb = "out" if kind == StepKind.OFFLOAD else "back"
+        moves.steps.append(f"move {what} ({format_bytes(nbytes)}) {verb} {before}")
+
+    def _reorder(self, order: list[tuple[int, Name]]) -> None:
+        kept = _in_place([op for op, _ in order])
+        for position, (op, name) in enumerate(order):
+            if op in kept:
+                continue
+            place = self._places.of(name)
+            moves = self._of(place.module)
+            where = "earlier" if position < op else "later"
+            moves.earlier += where == "earlier"
+            moves.later += where == "later"
+            after = f", after {self._places.of(order[position - 1][1])}" if position else ", first"
+            moves.steps.append(f"run {place} {where}{after}")
+
+    def _of(self, module: str) -> ModuleMoves:
+        return self._moves.setdefault(module, ModuleMoves([module]))
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _following(names: list[Name | None]) -> list[Name | None]:
+    """Give for every step the next op that runs for the first time, None at the end."""
+    found: list[Name | None] = []
+    after: Name | None = None
+    for name in reversed(names):
+        found.append(after)
+        after = name if name is not None else after
+    return found[::-1]
+
+
+def _in_place(order: list[int]) -> set[int]:
+    """Give the most ops that keep their order: a longest increasing subsequence (patience sorting)."""
+    tops: list[int] = []
+    before: dict[int, int] = {}
+    for number in order:
+        pile = bisect_left(tops, number)
+        if pile:
+            before[number] = tops[pile - 1]
+        tops[pile : pile + 1] = [number]
+    kept = set()
+    number = tops[-1] if tops else -1
+    while tops and number >= 0:
+        kept.add(number)
+        number = before.get(number, -1)
+    return kept

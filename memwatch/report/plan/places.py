@@ -1,0 +1,45 @@
+"""Where the ops of a plan come from: name, module and line, by the op's name in the planner's graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from memwatch.report.source import Reading
+
+
+class Place(NamedTuple):
+    """One op: its name, its module and its phase, empty where unknown."""
+
+    op: str
+    module: str
+    phase: str
+
+    def __str__(self) -> str:
+        """Say it: `bmm in the backward of blocks.0`."""
+        phase = f" in the {self.phase}" if self.phase not in ("", "forward") else ""
+        return f"{self.op}{phase} of {self.module}" if self.module else f"{self.op}{phase}"
+
+
+class Places:
+    """The places of a reading's ops; without a reading an op is called what the graph calls it."""
+
+    def __init__(self, reading: Reading | None = None) -> None:
+        self._known: dict[Hashable, Place] = {}
+        if reading is not None:
+            ops = reading.ops
+            columns = (ops[name].astype(str).tolist() for name in ("name", "module", "phase"))
+            self._known = {
+                op: Place(_short(name), module, phase)
+                for op, name, module, phase in zip(ops.index.tolist(), *columns, strict=True)
+            }
+
+    def of(self, op: Hashable) -> Place:
+        """Give the place of an op."""
+        return self._known.get(op) or Place(str(op), "", "")
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("aten.").removesuffix(".default")

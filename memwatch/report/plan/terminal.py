@@ -1,0 +1,128 @@
+"""A plan as text for a terminal: before and after, what it costs, what it does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich.table import Table
+from rich.text import Text
+
+from memwatch.report.console import bar, clip, head, line_width, name, to_text
+from memwatch.report.plan.figures import PlanFigures, check_belongs, check_words, peak_words
+from memwatch.report.plan.moves import moves_by_module
+from memwatch.report.plan.places import Places
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from memwatch.planner.plan import Plan
+    from memwatch.report.plan.figures import Replayed
+    from memwatch.report.plan.moves import ModuleMoves
+    from memwatch.report.source import Reading
+
+BAR_WIDTH: Final = 30
+
+
+def plan_summary(
+    plan: Plan,
+    result: Replayed | None = None,
+    *,
+    reading: Reading | None = None,
+    tradeoff: Sequence[Plan] = (),
+    width: int | None = None,
+    color: bool | None = None,
+    rows: int = 10,
+) -> str:
+    """Say in a screenful what a plan brings, what it costs and what it does.
+
+    Args:
+        plan: what `memwatch.plan` gave.
+        result: what `memwatch.replay` measured, if it was replayed.
+        reading: the recording that was planned: it names ops and modules.
+        tradeoff: plans for other budgets, as `memwatch.report.trade_off` makes them.
+        width: characters in a line; by default the terminal's, or COLUMNS.
+        color: whether to colour; by default only on a terminal, and never with NO_COLOR.
+        rows: most rows in each table.
+
+    Returns:
+        The text, ending with a newline.
+
+    Raises:
+        PlanMismatchError: the result is of another plan.
+    """
+    if result is not None:
+        check_belongs(plan, result)
+    line = line_width(width)
+    figures = PlanFigures.of(plan)
+    parts: list[RenderableType] = [_headline(figures), "", _peaks(figures, result)]
+    moves = moves_by_module(plan, Places(reading))
+    if moves:
+        parts += ["", Text("What the plan does", style="bold"), _moves(moves, rows, line)]
+    if tradeoff:
+        parts += ["", Text("What other budgets cost", style="bold"), _tradeoff(tradeoff)]
+    return to_text(*parts, width=line, color=color)
+
+
+def _headline(figures: PlanFigures) -> Text:
+    text = Text("Plan: peak increase ")
+    text.append(format_bytes(figures.plan_bytes), style="bold green")
+    text.append(f", {100 * figures.share_ratio:.1f} % of the program's; ")
+    text.append(f"extra cost {100 * figures.extra_cost_ratio:.1f} %", style="bold")
+    if figures.moved_bytes:
+        text.append(f"; {format_bytes(figures.moved_bytes)} moved out and back")
+    return text.append(f"\nGap to the lower bound: {figures.gap_words}")
+
+
+def _peaks(figures: PlanFigures, result: Replayed | None) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    rows = [("program", figures.program_bytes, "red", ""), ("plan", figures.plan_bytes, "green", "predicted")]
+    if result is not None:
+        took = f"{peak_words(result)}; {check_words(result)}; {result.duration_s:.3f} s"
+        rows.append(("replayed", result.peak_increase_bytes, "green", took))
+    if figures.budget_bytes is not None:
+        rows.append(("budget", figures.budget_bytes, "blue", ""))
+    rows.append(("lower bound", figures.bound_bytes, "bright_black", "no plan of this kind is lower"))
+    most = max(nbytes for _, nbytes, _, _ in rows) or 1
+    for label, nbytes, style, words in rows:
+        table.add_row(label, format_bytes(nbytes), bar(nbytes / most, BAR_WIDTH, style), Text(words))
+    return table
+
+
+def _moves(moves: list[ModuleMoves], rows: int, line: int) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("Extra cost", justify="right", no_wrap=True)
+    table.add_column("Module", no_wrap=True, overflow="ellipsis")
+    table.add_column("", overflow="fold")
+    for each in moves[:rows]:
+        cost = "" if each.cost_ratio is None else f"{100 * each.cost_ratio:.1f} %"
+        table.add_row(cost, head(each.label, line // 3), Text(clip(each.words())))
+    rest = moves[rows:]
+    if rest:
+        cost_ratio = sum(each.cost_ratio or 0.0 for each in rest)
+        cost = f"{100 * cost_ratio:.1f} %" if cost_ratio else ""
+        table.add_row(cost, Text(f"{len(rest):,} more", style="dim"), "")
+    return table
+
+
+def _tradeoff(plans: Sequence[Plan]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("Budget", "Peak increase", "Share", "Extra cost"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    most = max((plan.extra_cost_ratio for plan in plans), default=0.0) or 1.0
+    for plan in plans:
+        figures = PlanFigures.of(plan)
+        budget = "lowest" if figures.budget_bytes is None else format_bytes(figures.budget_bytes)
+        cells = (budget, format_bytes(figures.plan_bytes), f"{100 * figures.share_ratio:.1f} %")
+        cost = f"{100 * figures.extra_cost_ratio:.1f} %"
+        table.add_row(
+            *(name(cell) for cell in (*cells, cost)), bar(figures.extra_cost_ratio / most, BAR_WIDTH)
+        )
+    return table

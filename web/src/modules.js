@@ -1,0 +1,86 @@
+// The tree of the modules: who is below whom, which rows are folded, and the table's rows in its order.
+import { el } from "./dom.js";
+import { state } from "./state.js";
+
+const DEPTHS = 12;
+
+export class ModuleTree {
+  constructor(frame) {
+    this.frame = frame;
+    this.parents = frame.columns.parent.values;
+    this.names = Array.from({ length: frame.rows }, (_, row) => frame.get("module", row));
+    this.rowOf = new Map(this.names.map((name, row) => [name, row]));
+    this.hasChildren = new Set(this.parents);
+  }
+
+  // The names from the root to a module.
+  lineage(name) {
+    const path = [];
+    for (let row = this.rowOf.get(name) ?? -1; row >= 0; row = this.parents[row]) path.unshift(this.names[row]);
+    return path;
+  }
+
+  depth(row) {
+    return this.lineage(this.names[row]).length - 1;
+  }
+
+  // Rows keep their tree whatever they are sorted by: the order holds among the children of one module.
+  arrange(rows, folded) {
+    const there = new Set(rows);
+    const children = new Map();
+    for (const row of rows) {
+      let parent = this.parents[row];
+      while (parent >= 0 && !there.has(parent)) parent = this.parents[parent];
+      if (!children.has(parent)) children.set(parent, []);
+      children.get(parent).push(row);
+    }
+    const walk = (parent) => (children.get(parent) ?? []).flatMap((row) => [row, ...(folded.has(row) ? [] : walk(row))]);
+    return walk(-1);
+  }
+
+  fold(row, close) {
+    const folded = foldedRows();
+    if (close === folded.has(row) || !this.hasChildren.has(row)) return;
+    if (close) folded.add(row);
+    else folded.delete(row);
+    keep(folded);
+  }
+
+  foldAll(close) {
+    keep(new Set(close ? this.names.map((_, row) => row).filter((row) => this.hasChildren.has(row)) : []));
+  }
+
+  // The first cell: an arrow that folds, and the name as deep as it lies.
+  cell(row) {
+    const name = this.names[row];
+    const label = el("span", { class: "clip wide", title: name.slice(0, 2000), text: name === "" ? "(root)" : name });
+    const depth = Math.min(this.depth(row), DEPTHS);
+    if (!this.hasChildren.has(row)) return el("span", { class: "node", "data-depth": depth }, el("span", { class: "twist" }), label);
+    const open = !foldedRows().has(row);
+    const toggle = el("button", {
+      type: "button",
+      class: "twist",
+      "aria-expanded": String(open),
+      "aria-label": `${open ? "Fold" : "Unfold"} ${name || "(root)"}`,
+      "data-focus": `fold-${row}`,
+      onclick: () => this.fold(row, open),
+      onkeydown: (event) => this.#key(event, row),
+    });
+    return el("span", { class: "node", "data-depth": depth }, toggle, label);
+  }
+
+  #key(event, row) {
+    const actions = { ArrowRight: () => this.fold(row, false), ArrowLeft: () => this.fold(row, true), ArrowDown: () => step(event.target, 1), ArrowUp: () => step(event.target, -1) };
+    if (!actions[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    actions[event.key]();
+  }
+}
+
+function step(toggle, by) {
+  const all = [...toggle.closest("table").querySelectorAll("button.twist")];
+  all[all.indexOf(toggle) + by]?.focus();
+}
+
+export const foldedRows = () => new Set(state.get().fold.split("_").filter(Boolean).map(Number));
+const keep = (folded) => state.set({ fold: [...folded].sort((a, b) => a - b).join("_") });
