@@ -198,26 +198,22 @@ def _op_at(ops: dict[str, IntArray], time_ns: IntArray) -> IntArray:
 def _place_workspace(
     ops: dict[str, IntArray], blocks: Blocks, extra: IntArray, op: IntArray, origin: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Call unnamed blocks workspace of the op that they do not outlive.
+    """Call unnamed blocks workspace of the op that they do not outlive: the one that ran, or else the next.
 
-    A block made between two ops that is freed before the op after the next one starts was made for the
-    next op's arguments: ATen wraps a Python number in a tensor of 8 bytes just before the call.
+    ATen wraps a Python number in a tensor of 8 bytes just before the call it is for, so a block may be made
+    between two ops; and the clocks of ops and events agree to a fraction of a microsecond only.
     """
     if not len(ops["op"]) or not len(extra):
         return op, origin
     birth, death = blocks.birth_ns[extra], blocks.death_ns[extra]
-    following = np.searchsorted(ops["start_ns"], birth, side="right")
     last = len(ops["op"]) - 1
-    for_next = (op == NONE) & (following <= last) & (origin == UNOBSERVED)
-    op = np.where(for_next, ops["op"][np.minimum(following, last)], op)
-    position = np.searchsorted(ops["op"], np.maximum(op, 0))
-    position = np.minimum(position, last)
-    next_start = np.where(
-        position < last, ops["start_ns"][np.minimum(position + 1, last)], np.iinfo(np.int64).max
-    )
-    short = (op != NONE) & (death != NONE) & (death <= next_start) & (origin == UNOBSERVED)
-    op = np.where(for_next & ~short, NONE, op)
-    return op, np.where(short, WORKSPACE, origin)
+    bounds = np.append(ops["start_ns"], [np.iinfo(np.int64).max] * 2)
+    row = np.searchsorted(ops["start_ns"], birth, side="right") - 1
+    told = (origin == UNOBSERVED) & (death != NONE)
+    within = told & (op != NONE) & (death <= bounds[row + 1])
+    for_next = told & ~within & (row < last) & (death <= bounds[np.minimum(row + 2, last + 1)])
+    op = np.where(for_next, ops["op"][np.minimum(row + 1, last)], op)
+    return op, np.where(within | for_next, WORKSPACE, origin)
 
 
 def _position(order: IntArray, time_ns: IntArray) -> NDArray[np.float64]:

@@ -27,11 +27,12 @@ from torch._C._profiler import (
 )
 from torch.autograd import profiler, profiler_legacy
 
-from memwatch.record.clock import Clock, Converter, ticks
+from memwatch.record.clock import Clock, ticks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from memwatch.capture.packed import IntArray
     from memwatch.record.strings import Strings
 
 _STARTERS: Final = (
@@ -41,6 +42,9 @@ _STARTERS: Final = (
 )
 _autograd: Any = torch._C._autograd
 _LOG_ERRORS_ONLY: Final = 2
+_SENTINEL_BYTES: Final = 7919
+_SENTINELS: Final = 8
+"""Blocks of that size, whose times are known, are the first and the last of every window."""
 
 
 class AllocatorChannel:
@@ -102,8 +106,7 @@ class AllocatorChannel:
             _autograd._prepare_profiler(config, {ProfilerActivity.CPU})
             _autograd._enable_profiler(config, {ProfilerActivity.CPU}, {RecordScope.BUILD_FEATURE})
         _log_level(_LOG_ERRORS_ONLY)
-        self._converter = Converter()
-        self._start = ticks()
+        self._start, self._start_sentinel = _sentinels()
         self._start_op = self._ops_started[0]
         self.running = True
 
@@ -111,20 +114,15 @@ class AllocatorChannel:
         """Close the window and emit its events."""
         if not self.running:
             return
-        end = ticks()
-        start_kineto_ns, end_kineto_ns = (
-            self._converter.to_unix_ns(self._start),
-            self._converter.to_unix_ns(end),
-        )
+        end, end_sentinel = _sentinels()
         with _quiet():
             result = _autograd._disable_profiler()
         _log_level(None)
         self.running = False
         start_ns, end_ns = self._clock.to_ns(self._start), self._clock.to_ns(end)
         events = self._events(result.experimental_event_tree())
+        events = _in_our_time(events, (start_ns, self._start_sentinel), (end_ns, end_sentinel))
         if len(events):
-            slope = (end_ns - start_ns) / max(end_kineto_ns - start_kineto_ns, 1)
-            events[:, 0] = start_ns + ((events[:, 0] - start_kineto_ns) * slope).astype(np.int64)
             self._emit(events)
         self.windows += (self._count, start_ns, end_ns, self._start_op, self._ops_started[0])
         self._count += 1
@@ -144,6 +142,37 @@ class AllocatorChannel:
             waiting.extend(node.children[::-1])
         events = np.array(rows, dtype=np.int64).reshape(-1, 5)
         return events[np.argsort(events[:, 0], kind="stable")]
+
+
+def _sentinels() -> tuple[int, int]:
+    """Allocate and free blocks of a size of their own; return the ticks of the best timed one, and which it was."""
+    timed = []
+    for number in range(_SENTINELS):
+        before = ticks()
+        torch.UntypedStorage(_SENTINEL_BYTES)
+        after = ticks()
+        timed.append((after - before, (before + after) // 2, number))
+    _, middle, number = min(timed)
+    return middle, number
+
+
+def _in_our_time(events: IntArray, first: tuple[int, int], last: tuple[int, int]) -> IntArray:
+    """Take the sentinels out of a window's events, and put the rest on the recorder's clock by them.
+
+    kineto turns ticks into nanoseconds by a line of its own for each window, which drifts from ours by
+    microseconds in a minute; two sentinels are two points of both lines.
+
+    Args:
+        events: rows of the table `allocator`, times in kineto's nanoseconds.
+        first: time in our nanoseconds of the best sentinel at the start, and its number.
+        last: the same at the end.
+    """
+    made = np.flatnonzero(events[:, 2] == _SENTINEL_BYTES)
+    first_ns, last_ns = events[made[first[1]], 0], events[made[last[1] - _SENTINELS], 0]
+    slope = (last[0] - first[0]) / max(int(last_ns - first_ns), 1)
+    events[:, 0] = first[0] + ((events[:, 0] - first_ns) * slope).astype(np.int64)
+    ours = np.concatenate([made[:_SENTINELS], made[-_SENTINELS:]])
+    return np.delete(events, np.concatenate([ours, ours + 1]), axis=0)
 
 
 @contextlib.contextmanager

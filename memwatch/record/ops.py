@@ -109,26 +109,32 @@ class OpRecorder:
         ):
             with torch._C.DisableTorchFunction():  # no subclass nor mode of the program may see our look
                 return self.run(kind.seeing(), args, kwargs)
-        context = self._context
-        module, outer = context.top
-        task = _graph_task()
-        if task == NONE:
-            if self._was_backward:
-                self._was_backward = False
-                context.backward_ended()
-            grad = _grad_enabled()
-            phase = OPTIMIZER if context.optimizing and not grad else FORWARD
-            sequence = _next_sequence() - 1 if grad else NONE
-        else:
-            if not self._was_backward:
-                self._was_backward = True
-                self._storages.hold = self.holds()
-            phase = BACKWARD
-            node = _current_node()  # none in the callbacks that run when backward is done, as FSDP's
-            sequence = NONE if node is None else node._sequence_nr()
-            if sequence > _MAX_SEQUENCE:  # AccumulateGrad's: the largest unsigned number
-                sequence = NONE
-        stack = self._capture_stack(outer, task)
+        try:
+            context = self._context
+            module, outer = context.top
+            task = _graph_task()
+            if task == NONE:
+                if self._was_backward:
+                    self._was_backward = False
+                    context.backward_ended()
+                grad = _grad_enabled()
+                phase = OPTIMIZER if context.optimizing and not grad else FORWARD
+                sequence = _next_sequence() - 1 if grad else NONE
+            else:
+                if not self._was_backward:
+                    self._was_backward = True
+                    self._storages.hold = self.holds()
+                phase = BACKWARD
+                node = _current_node()  # none in the callbacks that run when backward is done, as FSDP's
+                sequence = NONE if node is None else node._sequence_nr()
+                if sequence > _MAX_SEQUENCE:  # AccumulateGrad's: the largest unsigned number
+                    sequence = NONE
+            stack = self._capture_stack(outer, task)
+        except MemwatchError:  # the limit that the program asked for
+            raise
+        except Exception as error:
+            self.on_error(kind.name, error)
+            return kind.call(*args, **kwargs)
         name = self._names.get(kind)
         if name is None:
             name = self._names[kind] = self._strings(kind.name)

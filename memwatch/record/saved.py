@@ -54,8 +54,10 @@ class Pack:
 
 
 class _Release(weakref.ref):  # type: ignore[type-arg]  # as storages.Alive
-    __slots__ = ("number",)
+    __slots__ = ("number", "sequence", "storage")
     number: int
+    sequence: int
+    storage: int
 
 
 class SavedTensorRecorder:
@@ -71,6 +73,7 @@ class SavedTensorRecorder:
         self._count = 0
         self._outer: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         self._hooks = (self._pack, self._unpack)
+        self.callbacks = (*self._hooks, self._released)
         self._disable: Any = None
         self.closed = False
 
@@ -87,6 +90,14 @@ class SavedTensorRecorder:
         self._remove()
         self.closed = True
         self._releases.clear()
+
+    def pause(self) -> None:
+        """Take the hooks off until `resume`."""
+        self._remove()
+
+    def resume(self) -> None:
+        """Push the hooks again."""
+        _autograd._push_saved_tensors_default_hooks(*self._hooks)
 
     def _remove(self) -> None:
         above = []
@@ -122,6 +133,7 @@ class SavedTensorRecorder:
         self._count = number + 1
         release = _Release(pack, self._released)
         release.number = number
+        release.storage = release.sequence = NONE
         self._releases[number] = release
         if self._outer is None:
             pack.version = tensor._version
@@ -136,10 +148,18 @@ class SavedTensorRecorder:
             pack.output_nr = tensor.output_nr
         else:
             pack.packed = self._outer[0](tensor)
-        self._append(number, tensor)
+        self._append(number, tensor, release)
         return pack
 
-    def _append(self, number: int, tensor: Tensor) -> None:
+    def living_by_sequence(self) -> dict[int, list[int]]:
+        """Give the numbers of the storages that autograd keeps now, by the sequence number of the node."""
+        found: dict[int, list[int]] = {}
+        for release in list(self._releases.values()):
+            if release.storage != NONE:
+                found.setdefault(release.sequence, []).append(release.storage)
+        return found
+
+    def _append(self, number: int, tensor: Tensor, release: _Release) -> None:
         storages = self._storages
         started = self._ops_started[0]
         storage = storages.number_of(tensor, NONE, BASELINE) if tensor.layout is torch.strided else NONE
@@ -147,12 +167,13 @@ class SavedTensorRecorder:
             nbytes = tensor.nbytes
         except (RuntimeError, NotImplementedError):
             nbytes = 0
+        release.storage, release.sequence = storage, _autograd._get_sequence_nr() - 1
         self.packs.extend(
             (
                 number,
                 storage,
                 started,
-                _autograd._get_sequence_nr() - 1,
+                release.sequence,
                 self._context.top[0],
                 nbytes,
                 storages.shape_id(tensor),

@@ -24,6 +24,7 @@ from memwatch.record import baseline, context
 from memwatch.record.allocator import AllocatorChannel
 from memwatch.record.arguments import ArgumentRecorder
 from memwatch.record.clock import Clock, ticks
+from memwatch.record.compiled import CompiledCalls
 from memwatch.record.holders import HolderLooks
 from memwatch.record.intercept import Interceptor, KeyInterceptor, ModeInterceptor
 from memwatch.record.ops import OpRecorder
@@ -32,6 +33,7 @@ from memwatch.record.saved import SavedTensorRecorder
 from memwatch.record.stacks import Stacks
 from memwatch.record.storages import Storages
 from memwatch.record.strings import Strings
+from memwatch.record.tracing import JitTracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +84,9 @@ class Session:
         self._timer: threading.Event | None = None
         self._pid = os.getpid()
         self._window_start = 0
+        self._not_recorded: set[str] = set()
+        called_back = (*self._saved.callbacks, *self.storages.callbacks)
+        self._compiled = CompiledCalls(self.interceptor.pause, self.interceptor.resume, called_back)
 
     def start(self) -> None:
         """Switch everything on; on any failure switch off what was on."""
@@ -101,6 +106,7 @@ class Session:
                 )
             self.ops.on_flush = self._flush_in_thread
             self.ops.holds = self._holds_in_backward
+            self.ops.on_error = self._could_not_record
             self._schedule()
             if self._writer is not None:
                 self._start_timer()
@@ -109,8 +115,11 @@ class Session:
                     self.storages, self.strings, self.started, 1e9 / self._clock.ns_per_tick
                 )
                 self._switch_on(self._holders.start, self._holders.stop)
+            self._switch_on(self._compiled.start, self._compiled.stop)
             run = self.ops.run if self.arguments is None else self.arguments.run
             self._switch_on(lambda: self.interceptor.start(run), self.interceptor.stop)
+            tracing = JitTracing(self._stand_aside, functools.partial(self._go_on, run))
+            self._switch_on(tracing.start, tracing.stop)
         except BaseException:
             self._switch_off()
             raise
@@ -140,6 +149,10 @@ class Session:
         self._process.sample()
         if self._timer is not None:
             self._timer.set()
+        if self._compiled.count:
+            self.note(
+                "compiled", f"{self._compiled.count} calls of compiled code ran: only the allocator saw what they used"
+            )
         for kind in sorted(self.storages.unseen):
             self.note(
                 "unseen",
@@ -190,6 +203,22 @@ class Session:
         else:
             self._flush()
         self._schedule()
+
+    def _stand_aside(self) -> None:
+        """Look at nothing while torch.jit traces."""
+        self.note("traced", "torch.jit traced a function: only the allocator saw what that used")
+        self.interceptor.stop()
+        self._saved.pause()
+
+    def _go_on(self, run: Any) -> None:
+        self._saved.resume()
+        self.interceptor.start(run)
+
+    def _could_not_record(self, op: str, error: Exception) -> None:
+        """Say once per op that its tensors could not be looked into."""
+        if op not in self._not_recorded:
+            self._not_recorded.add(op)
+            self.note("recorder", f"{op} is not recorded whole: {type(error).__name__}: {error}")
 
     def _holds_in_backward(self) -> bool:
         """Tell whether storages are watched from birth in backward too; not where the allocator tells of deaths."""

@@ -61,7 +61,10 @@ class Stacks:
         """
         if not self.enabled:
             return NONE
-        frame: Any = sys._getframe(depth)
+        try:
+            frame: Any = sys._getframe(depth)
+        except ValueError:  # an op of a thread that C++ started, as torch.jit.fork does
+            return NONE
         engine = task != NONE and frame.f_code is _ENGINE
         if engine and task == self._task:
             return self._task_stack
