@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from compat_harness import EmptyMode
@@ -13,87 +12,53 @@ from torch.profiler import ProfilerActivity, profile
 
 _NODE = "autograd::engine::evaluate_function: "
 _VIEWS = {"detach", "aten::detach", "aten::view", "aten::_reshape_alias", "aten::reshape", "aten::as_strided"}
-_ADD = Counter({"aten::add": 1, "aten::add_": -1})
+_SHAPES_ONLY = ("View", "ReshapeAlias", "UnsafeView")
 
 
-@dataclass
-class Trace:
-    """What one run showed: the ops of the forward, and of every node with the forward op that made it."""
-
-    forward: list[str]
-    nodes: dict[int, tuple[str, list[str]]]
-    maker: dict[int, str]
-
-
-def trace(program: Callable[[], Any]) -> Trace:
-    """Run a program and read its ops; an op that dispatches to itself again counts once."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        program()
-    found = Trace([], {}, {})
-    order = 0
-    for root in _sorted(profiler.profiler.kineto_results.experimental_event_tree()):  # type: ignore[union-attr]
-        if root.tag != _EventType.TorchOp:
-            continue
-        if root.name.startswith(_NODE):
-            names: list[str] = []
-            _collect(root, root.name, names, {})
-            found.nodes[order] = (root.name.removeprefix(_NODE), names)
-            found.maker[order] = str(root.extra_fields.sequence_number)
-            order += 1
-        else:
-            found.forward.append(root.name)
-            _collect(root, root.name, found.forward, {})
-    return found
-
-
-def _collect(node: Any, parent: str, names: list[str], makers: dict[int, str]) -> None:
-    for child in _sorted(node.children):
-        if child.tag != _EventType.TorchOp:
-            continue
-        if child.name == "PythonDispatchMode":
-            _collect(child, parent, names, makers)
-            continue
-        if child.name != parent and child.name not in _VIEWS:
-            names.append(child.name)
-        _collect(child, child.name, names, makers)
-
-
-def _sorted(nodes: Any) -> list[Any]:
-    return sorted(nodes, key=lambda node: node.start_time_ns)
-
-
-@dataclass
-class Changes:
-    """Nodes whose formula ran other ops under a mode, and whether the forward or an accumulation did."""
-
-    nodes: dict[str, tuple[Counter[str], Counter[str]]]
-    forward: tuple[Counter[str], Counter[str]] | None
-    accumulates: bool
-
-
-def changes(program: Callable[[], Any]) -> Changes:
-    """Compare a program's ops plainly and under an empty mode."""
+def changed_nodes(program: Callable[[], Any]) -> set[str]:
+    """Name the autograd nodes of a program whose ops differ under an empty mode, sums of gradients aside."""
 
     def under_mode() -> Any:
         with EmptyMode():
             return program()
 
     program()
-    plain, moded = trace(program), trace(under_mode)
-    grouped: dict[str, list[Counter[str]]] = defaultdict(lambda: [Counter(), Counter()])
-    for index, run in enumerate((plain, moded)):
-        for name, ops in run.nodes.values():
-            grouped[name][index].update(ops)
-    found: dict[str, tuple[Counter[str], Counter[str]]] = {}
-    accumulates = False
-    for name, (before, after) in grouped.items():
-        lost, gained = before - after, after - before
-        added = min(lost["aten::add_"], gained["aten::add"])
-        accumulates = accumulates or added > 0
-        lost, gained = lost - Counter({"aten::add_": added}), gained - Counter({"aten::add": added})
-        lost, gained = +lost, +gained
-        if (lost or gained) and not name.startswith(("View", "ReshapeAlias", "UnsafeView")):
-            found[name] = (lost, gained)
-    before, after = Counter(plain.forward), Counter(moded.forward)
-    forward = None if before == after else (before - after, after - before)
-    return Changes(found, forward, accumulates)
+    plain, moded = _ops_of_nodes(program), _ops_of_nodes(under_mode)
+    found = set()
+    for name in {*plain, *moded}:
+        lost, gained = plain[name] - moded[name], moded[name] - plain[name]
+        sums = min(lost["aten::add_"], gained["aten::add"])  # a tensor used more than once
+        lost, gained = lost - Counter({"aten::add_": sums}), gained - Counter({"aten::add": sums})
+        if (lost or gained) and not name.startswith(_SHAPES_ONLY):
+            found.add(name)
+    return found
+
+
+def _ops_of_nodes(program: Callable[[], Any]) -> Counter[Any]:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        program()
+    found: dict[str, Counter[str]] = Counter()  # type: ignore[assignment]
+    for root in profiler.profiler.kineto_results.experimental_event_tree():  # type: ignore[union-attr]
+        if root.tag == _EventType.TorchOp and root.name.startswith(_NODE):
+            name = root.name.removeprefix(_NODE)
+            found.setdefault(name, Counter())
+            found[name].update(_names(root, root.name))
+    return _Missing(found)
+
+
+class _Missing(dict):  # type: ignore[type-arg]
+    def __missing__(self, key: str) -> Counter[str]:
+        return Counter()
+
+
+def _names(node: Any, parent: str) -> list[str]:
+    """List the ops below a node; one that dispatches to itself again counts once."""
+    names = []
+    for child in node.children:
+        if child.tag != _EventType.TorchOp:
+            continue
+        inside = parent if child.name == "PythonDispatchMode" else child.name
+        if inside not in (parent, *_VIEWS):
+            names.append(child.name)
+        names += _names(child, inside)
+    return names

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from compat_frozen import freeze
 from torch import Tensor
+
+import memwatch
 
 _GPU_ONLY = "jiterator"
 
@@ -31,7 +34,7 @@ def programs(op: Any, count: int) -> Iterator[Callable[[], Any]]:
     torch.manual_seed(0)
     samples = list(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd))
     step = max(1, len(samples) // count)
-    for sample in itertools.islice(samples, 0, None, step):
+    for sample in itertools.islice(samples, 0, step * count, step):
         yield _program(op, sample)
 
 
@@ -69,3 +72,29 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, dict):
         return [tensor for item in value.values() for tensor in _tensors(item)]
     return []
+
+
+def compare(op: Any, intercept: str, count: int) -> str:
+    """Run an entry's samples plainly and under one profile; say `equal`, `different`, or why there is no answer."""
+    samples = list(programs(op, count))
+    plain, again = _results(samples), _results(samples)
+    if not samples:
+        return "no sample"
+    if plain != again:
+        return "not repeatable"
+    with memwatch.profile(intercept=intercept, stacks=False, holders=False):
+        observed = _results(samples)
+    return "equal" if observed == plain else "different"
+
+
+def _results(samples: list[Callable[[], Any]]) -> list[Any]:
+    results = []
+    for program in samples:
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                result = freeze(program())
+            results.append((result, [(each.category, str(each.message)) for each in caught]))
+        except Exception as error:
+            results.append((type(error), str(error)))
+    return results

@@ -161,14 +161,21 @@ def test_jit_script_and_trace():
     return net, torch.jit.freeze(scripted.eval())(torch.ones(2, 6))
 
 
-@unnoticed
-def test_jit_fork():
+@pytest.mark.parametrize("intercept", INTERCEPTS)
+def test_jit_fork(intercept):
+    """TorchScript runs the forked part in a thread of its own, which has no Python frames."""
+
     @torch.jit.script
     def parallel(x: Tensor) -> Tensor:
         future = torch.jit.fork(torch.sin, x)
         return torch.jit.wait(future) + x.cos()
 
-    return parallel(torch.randn(8))
+    x = torch.randn(8)
+    plain = parallel(x)
+    with memwatch.profile(intercept=intercept) as prof:
+        observed = [parallel(x) for _ in range(3)]
+    assert all(torch.equal(out, plain) for out in observed)
+    assert not [text for kind, text in prof.notes if kind == "recorder"]
 
 
 @unnoticed

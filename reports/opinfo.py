@@ -1,0 +1,93 @@
+"""Run PyTorch's whole op database with and without memwatch and write reports/opinfo.md.
+
+For every entry with float32 samples on the CPU: forward and backward of several samples, plainly twice and
+under `memwatch.profile()` with the key and with the mode, compared bit for bit (results, gradients, version
+counters, warnings, errors). `--formulas` also finds again which autograd nodes run other ops under a mode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import re
+import sys
+import warnings
+from collections import Counter
+
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "compat"))
+
+from compat_formulas import changed_nodes  # noqa: E402  # found in tests/compat
+from compat_opinfo import compare, entries, name_of, programs  # noqa: E402
+
+from memwatch.analysis.mode_formulas import BACKWARD  # noqa: E402
+
+
+def run_all(samples: int) -> dict[str, dict[str, str]]:
+    """Give, per interceptor and entry, the verdict."""
+    verdicts: dict[str, dict[str, str]] = {"key": {}, "mode": {}}
+    for op in entries():
+        for intercept, found in verdicts.items():
+            found[name_of(op)] = compare(op, intercept, samples)
+    return verdicts
+
+
+def table(verdicts: dict[str, dict[str, str]], samples: int) -> str:
+    """Write the verdicts as Markdown."""
+    lines = [
+        "# The op database with and without memwatch",
+        "",
+        f"torch {torch.__version__}, float32 on the CPU, up to {samples} samples per entry, forward and backward.",
+        "",
+        "| interceptor | equal | different | not repeatable plainly | no sample |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for intercept, found in verdicts.items():
+        count = Counter(found.values())
+        columns = (count[name] for name in ("equal", "different", "not repeatable", "no sample"))
+        lines.append(f"| {intercept} | " + " | ".join(str(column) for column in columns) + " |")
+    for intercept, found in verdicts.items():
+        names = [name for name, verdict in found.items() if verdict == "different"]
+        lines += ["", f"Different under the {intercept}: " + (", ".join(names) if names else "none") + "."]
+    unrepeatable = [name for name, verdict in verdicts["key"].items() if verdict == "not repeatable"]
+    return "\n".join([*lines, "", "Not repeatable plainly: " + ", ".join(unrepeatable) + ".", ""])
+
+
+def formulas() -> list[str]:
+    """List the nodes that change under a mode and are not in the data, and the other way round."""
+    changed: set[str] = set()
+    for op in entries():
+        for program in programs(op, 40):
+            try:
+                changed |= changed_nodes(program)
+            except RuntimeError:  # an entry whose samples cannot be copied
+                break
+    known = {re.sub(r"[^a-z]", "", packet.removeprefix("aten.")) for packet in BACKWARD}
+    names = {re.sub(r"Backward\d*$", "", node).lower() for node in changed}
+    return [f"not in the data: {name}" for name in sorted(names - known)] + [
+        f"in the data only: {name}" for name in sorted(known - names)
+    ]
+
+
+def main() -> int:
+    """Run, print and write the table; fail if the key changed any result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", type=int, default=8, help="samples per entry")
+    parser.add_argument("--formulas", action="store_true", help="find the mode-dependent formulas again")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    if options.formulas:
+        print("\n".join(formulas()) or "the data holds exactly the formulas that change")
+        return 0
+    verdicts = run_all(options.samples)
+    text = table(verdicts, options.samples)
+    (ROOT / "reports" / "opinfo.md").write_text(text)
+    print(text)
+    return int("different" in verdicts["key"].values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
