@@ -1,11 +1,10 @@
-"""One HTML page for a failing test: its peak, and its leaks among the findings."""
+"""One HTML page for a failing test: its peak and its leaks."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,43 +23,22 @@ def page_path(folder: Path, nodeid: str) -> Path:
     return folder / f"{words[:_LONGEST]}-{digest}.html"
 
 
-@dataclass(frozen=True)
-class PageFinding:
-    """A leak in the form of the page's findings."""
-
-    kind: str
-    nbytes: int
-    holder: str
-    site: str
-    advice: str
-    path: tuple[str, ...]
-
-
-def write_page(folder: Path, nodeid: str, reading: Reading, leaks: Sequence[Leak]) -> Path:
+def write_page(folder: Path, nodeid: str, reading: Reading | None, leaks: Sequence[Leak]) -> Path:
     """Write the page of a test.
 
     Args:
         folder: made if it is missing.
         nodeid: the test.
-        reading: the profile of its body.
+        reading: the profile of its body, None if it was not measured.
         leaks: what it leaked.
 
     Returns:
         The page.
     """
-    from memwatch.reading import Reading as PlainReading
-    from memwatch.report import html
-
-    class ReadingWithLeaks(PlainReading):
-        @property
-        def findings(self) -> list[Any]:
-            return [*(_finding(leak) for leak in leaks), *super().findings]
+    from memwatch.report import html, leak_page
 
     folder.mkdir(parents=True, exist_ok=True)
-    return html(ReadingWithLeaks(reading.capture), page_path(folder, nodeid), force=True)
-
-
-def _finding(leak: Leak) -> PageFinding:
-    return PageFinding(
-        f"leak: {leak.kind}", leak.nbytes, leak.holder, leak.site or "", leak.advice, leak.path
-    )
+    path = page_path(folder, nodeid)
+    if reading is None:
+        return leak_page(leaks, path, title=nodeid, force=True)
+    return html(reading, path, leaks=leaks, title=nodeid, force=True)
