@@ -13,7 +13,7 @@ from memwatch.planner.order.anneal import anneal_order
 from memwatch.planner.order.problem import order_problem
 
 if TYPE_CHECKING:
-    from memwatch.planner.csr import IntArray
+    from memwatch.planner.csr import Csr, IntArray
     from memwatch.planner.order.clock import Clock
 
 
@@ -46,7 +46,8 @@ def augmented_graph(graph: Graph, tokens: IntArray) -> Graph | None:
             makes[buffer, instance[buffer]] = int(graph.buffer_nbytes[buffer])
         effect = Effect(int(graph.op_effect[op]))
         workspace = int(graph.op_workspace_bytes[op])
-        specs.append(OpSpec(step, reads, makes, float(graph.op_cost[op]), writes, workspace, effect, False))
+        again = bool(graph.op_recomputable[op])
+        specs.append(OpSpec(step, reads, makes, float(graph.op_cost[op]), writes, workspace, effect, again))
     external = np.flatnonzero((graph.buffer_producer < 0) & (np.diff(graph.users.indptr) > 0))
     pinned = np.flatnonzero(graph.buffer_pinned & (np.diff(graph.users.indptr) > 0))
     return Graph.build(
@@ -76,9 +77,6 @@ def _entries(graph: Graph, tokens: IntArray) -> IntArray:
     return np.asarray(start + np.arange(len(start)), dtype=np.int64)
 
 
-def _rows(part: object) -> list[list[int]]:
-    from memwatch.planner.csr import Csr
-
-    assert isinstance(part, Csr)
+def _rows(part: Csr) -> list[list[int]]:
     indices, indptr = part.indices.tolist(), part.indptr.tolist()
     return [indices[first:last] for first, last in itertools.pairwise(indptr)]

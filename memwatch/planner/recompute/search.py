@@ -11,6 +11,7 @@ import numpy as np
 from memwatch.planner.order.clock import Clock
 from memwatch.planner.recompute.model import Model, recompute_model
 from memwatch.planner.recompute.reorder import reorder
+from memwatch.planner.recompute.retention import cheaper_in_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 _STYLES = ((1.0, 60), (1.0, 12), (0.5, 60), (2.0, 60))
 _SEEDS_TRIED = 3
 _SINK = 0.02  # share of the peak
+_MOST_SINKS = 12
 _LARGEST_CAREFUL = 500
 _LARGEST_STYLED = 5_000
 _LARGEST_REORDER = 2_000
 _LARGEST_REORDER_TWICE = 500
+_LARGEST_EXACT = 100
 _ROOM_PER_OP = 12
 _CUTS_PER_CALL = 200
 _WARMTH = 0.01
@@ -96,11 +99,15 @@ class RecomputeSearch:
         best = self.polish(best)
         if self._graph.num_ops <= _LARGEST_REORDER_TWICE:
             best = self.reorder_and_prune(best)
+        if self._graph.num_ops <= _LARGEST_EXACT:
+            best = self.solve(best)
         return best if best.peak_bytes <= self._budget else self._sink(best)
 
     def _sink(self, best: Found) -> Found:
         """Lower the peak in small steps: a budget just below it guides better than one far away."""
-        while best.peak_bytes > self._budget and not self._clock.is_over():
+        for _ in range(_MOST_SINKS):
+            if best.peak_bytes <= self._budget or self._clock.is_over():
+                break
             target = max(self._budget, int(best.peak_bytes * (1 - _SINK)))
             step = RecomputeSearch(self._graph, self._model, replace(self._terms, budget_bytes=target))
             lower = step.fit(best.tokens, 1.0, self._graph.num_ops)
@@ -217,6 +224,17 @@ class RecomputeSearch:
         draft = kernel.new_draft(len(tokens) + spare)
         kernel.load(draft, tokens)
         return draft
+
+    def solve(self, found: Found) -> Found:
+        """Let CP-SAT, where it is installed, look for a cheaper schedule in the same order."""
+        if (
+            found.peak_bytes > self._budget
+            or found.duration <= self._model.cost.sum()
+            or self._clock.is_over()
+        ):
+            return found
+        tokens = cheaper_in_order(self._graph, found.tokens, self._budget, self._clock)
+        return found if tokens is None else self._best([found, self.evaluate(tokens)])
 
     def _best(self, found: list[Found]) -> Found:
         return min(found, key=lambda one: one.key(self._budget))

@@ -39,7 +39,7 @@ def seeds(graph: Graph, budget_bytes: int) -> list[IntArray]:
         budget_bytes: bytes the schedules should use, external buffers included; some use more.
     """
     found: list[IntArray] = []
-    for most in (_MOST_STAGES, max(2, int(np.sqrt(graph.num_ops)))):
+    for most in (_MOST_STAGES, min(_MOST_STAGES // 2, max(2, int(np.sqrt(graph.num_ops))))):
         stages = cut_into_stages(graph, most)
         if stages is None or len(stages.cost) < 2:
             continue

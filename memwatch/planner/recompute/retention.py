@@ -1,0 +1,231 @@
+"""CP-SAT over retention intervals: the cheapest recompute plan in a given order, proven where time allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memwatch.planner.recompute.reorder import augmented_graph
+
+if TYPE_CHECKING:
+    from memwatch.planner.csr import IntArray
+    from memwatch.planner.graph import Graph
+    from memwatch.planner.order.clock import Clock
+
+_PRICE_LEVELS = 1_000_000  # the solver counts in whole numbers
+_POLISH_EFFORT = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RetentionResult:
+    """What the solver found.
+
+    Attributes:
+        tokens: the schedule, None when none was found.
+        extra_cost: price of what it computes again.
+        bound: no schedule in this order, with so many copies per op, has a lower extra cost.
+        proven: whether the schedule is the cheapest of its kind.
+    """
+
+    tokens: IntArray | None
+    extra_cost: float
+    bound: float
+    proven: bool
+
+
+def is_available() -> bool:
+    """Whether the extra `exact` is installed."""
+    from memwatch.planner.order import cpsat
+
+    return cpsat.is_available()
+
+
+def can_model(graph: Graph) -> bool:
+    """Whether the model covers a program: no mutation, nothing external that may be freed."""
+    external = graph.buffer_producer < 0
+    return not len(graph.writes.indices) and not bool(np.any(external & graph.buffer_freeable))
+
+
+def cheaper_in_order(graph: Graph, tokens: IntArray, budget_bytes: int, clock: Clock) -> IntArray | None:
+    """Look for a cheaper schedule whose first computations come in the same order.
+
+    Args:
+        graph: the program.
+        tokens: a schedule without moves that fits the budget.
+        budget_bytes: bytes a schedule may use, external buffers included.
+        clock: when to stop.
+
+    Returns:
+        The schedule; None when none was found, the model does not cover the program, or there is no solver.
+    """
+    if not is_available() or not can_model(graph) or tokens.max(initial=0) >= graph.num_ops:
+        return None
+    order = tokens[np.sort(np.unique(tokens, return_index=True)[1])]
+    in_order = augmented_graph(graph, order)
+    assert in_order is not None, "a program without mutation has an order"
+    place = np.empty(graph.num_ops, dtype=np.int64)
+    place[order] = np.arange(graph.num_ops)
+    result = solve_retention(in_order, budget_bytes, hint=place[tokens], effort=_POLISH_EFFORT, clock=clock)
+    return None if result.tokens is None else order[result.tokens]
+
+
+def solve_retention(
+    graph: Graph,
+    budget_bytes: int,
+    *,
+    copies: int = 2,
+    hint: IntArray | None = None,
+    effort: float = 10.0,
+    clock: Clock,
+) -> RetentionResult:
+    """Find the cheapest recompute schedule that keeps program order.
+
+    Moccasin (Bartan et al., ICML 2023): the first computations stay in order; the j-th stage ends with
+    the first computation of op j, and any op before it may be computed again in that stage, at the event
+    j (j + 1) / 2 + op. Every copy of a buffer is an interval, their sum is a cumulative constraint.
+
+    Args:
+        graph: a program that `can_model` accepts.
+        budget_bytes: bytes a schedule may use, external buffers included.
+        copies: how often an op may be computed at most.
+        hint: a schedule to start from.
+        effort: deterministic time of the solver; decides the result as long as the clock does not.
+        clock: when to stop.
+    """
+    from ortools.sat.python import cp_model
+
+    model = _Model(graph, budget_bytes - graph.baseline_bytes, copies, cp_model.CpModel())
+    if hint is not None:
+        model.hint(hint)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.max_deterministic_time = effort
+    solver.parameters.max_time_in_seconds = max(clock.left_s(), 0.01)
+    status = solver.solve(model.cp)
+    bound = solver.best_objective_bound / model.scale
+    if status not in {cp_model.OPTIMAL, cp_model.FEASIBLE}:
+        return RetentionResult(None, float("inf"), bound, status == cp_model.INFEASIBLE)
+    extra = solver.objective_value / model.scale
+    return RetentionResult(model.tokens(solver), extra, bound, status == cp_model.OPTIMAL)
+
+
+class _Model:
+    """The variables of one problem; ortools has no types, hence Any."""
+
+    def __init__(self, graph: Graph, room_bytes: int, copies: int, cp: Any) -> None:
+        self.cp, self._graph, self._copies = cp, graph, copies
+        self._last = _event(graph.num_ops + 1, 0)
+        most = max(float(graph.op_cost.sum()), 1e-30)
+        self.scale = (
+            1.0 if np.all(graph.op_cost == np.round(graph.op_cost)) and most < 1e12 else _PRICE_LEVELS / most
+        )
+        self._present: list[list[Any]] = []
+        self._start: list[list[Any]] = []
+        for op in range(graph.num_ops):
+            self._add_op(op)
+        self._end = [
+            [cp.new_int_var(0, self._last, "") for _ in self._start[producer]] if producer >= 0 else []
+            for producer in graph.buffer_producer.tolist()
+        ]
+        self._add_memory(room_bytes)
+        for op in range(graph.num_ops):
+            for copy in range(len(self._start[op])):
+                self._add_inputs(op, copy)
+        self._add_kept()
+        cp.minimize(
+            sum(
+                round(float(graph.op_cost[op]) * self.scale) * present
+                for op in range(graph.num_ops)
+                for present in self._present[op][1:]
+            )
+        )
+
+    def _add_op(self, op: int) -> None:
+        from ortools.sat.python import cp_model
+
+        cp, graph = self.cp, self._graph
+        present, start = [cp.new_constant(1)], [cp.new_constant(_event(op, op))]
+        events = [_event(stage, op) for stage in range(op + 1, graph.num_ops + 1)]
+        for _ in range(self._copies - 1 if graph.op_recomputable[op] else 0):
+            is_there = cp.new_bool_var("")
+            begin = cp.new_int_var_from_domain(cp_model.Domain.from_values(events), "")
+            cp.add(begin > start[-1]).only_enforce_if(is_there)
+            cp.add_implication(is_there, present[-1])
+            present.append(is_there)
+            start.append(begin)
+        self._present.append(present)
+        self._start.append(start)
+
+    def _add_memory(self, room_bytes: int) -> None:
+        cp, graph = self.cp, self._graph
+        intervals, demands = [], []
+        for buffer in range(graph.num_buffers):
+            op = int(graph.buffer_producer[buffer])
+            for copy, end in enumerate(self._end[buffer]):
+                start, is_there = self._start[op][copy], self._present[op][copy]
+                size = cp.new_int_var(1, self._last + 1, "")
+                cp.add(end >= start).only_enforce_if(is_there)
+                intervals.append(cp.new_optional_interval_var(start, size, end + 1, is_there, ""))
+                demands.append(int(graph.buffer_nbytes[buffer]))
+        for op in np.flatnonzero(graph.op_workspace_bytes).tolist():
+            for start, is_there in zip(self._start[op], self._present[op], strict=True):
+                intervals.append(cp.new_optional_fixed_size_interval_var(start, 1, is_there, ""))
+                demands.append(int(graph.op_workspace_bytes[op]))
+        cp.add_cumulative(intervals, demands, max(room_bytes, 0))
+
+    def _add_inputs(self, op: int, copy: int) -> None:
+        """Every computation finds each of its inputs in exactly one interval."""
+        cp, start, is_there = self.cp, self._start[op][copy], self._present[op][copy]
+        for buffer in self._graph.reads.row(op).tolist():
+            producer = int(self._graph.buffer_producer[buffer])
+            if producer < 0:
+                continue
+            found = []
+            for source, end in enumerate(self._end[buffer]):
+                here = cp.new_bool_var("")
+                cp.add_implication(here, self._present[producer][source])
+                cp.add(self._start[producer][source] < start).only_enforce_if(here)
+                cp.add(end >= start).only_enforce_if(here)
+                found.append(here)
+            cp.add(sum(found) == is_there)
+
+    def _add_kept(self) -> None:
+        cp, graph = self.cp, self._graph
+        for buffer in np.flatnonzero(graph.buffer_pinned & (graph.buffer_producer >= 0)).tolist():
+            kept = []
+            for copy, end in enumerate(self._end[buffer]):
+                here = cp.new_bool_var("")
+                cp.add_implication(here, self._present[int(graph.buffer_producer[buffer])][copy])
+                cp.add(end == self._last).only_enforce_if(here)
+                kept.append(here)
+            cp.add_bool_or(kept)
+
+    def hint(self, tokens: IntArray) -> None:
+        """Start from a schedule in program order; copies beyond the most allowed are left out."""
+        times: list[list[int]] = [[] for _ in range(self._graph.num_ops)]
+        stage = 0
+        for op in tokens.tolist():
+            stage = max(stage, op)
+            is_new = not times[op]
+            times[op].append(_event(op if is_new else stage + 1 if stage == op else stage, op))
+        for op, events in enumerate(times):
+            for copy in range(1, len(self._start[op])):
+                self.cp.add_hint(self._present[op][copy], copy < len(events))
+                if copy < len(events):
+                    self.cp.add_hint(self._start[op][copy], events[copy])
+
+    def tokens(self, solver: Any) -> IntArray:
+        """Read the schedule off the solution."""
+        steps = [
+            (solver.value(start), op)
+            for op in range(self._graph.num_ops)
+            for start, present in zip(self._start[op], self._present[op], strict=True)
+            if solver.value(present)
+        ]
+        return np.array([op for _, op in sorted(steps)], dtype=np.int64)
+
+
+def _event(stage: int, op: int) -> int:
+    return stage * (stage + 1) // 2 + op
