@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.blocks import pair_events
+from memwatch.analysis.blocks import block_at, pair_events
+from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
+    from memwatch.analysis.blocks import Blocks
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
-_SLACK_NS: Final = 2_000
+_SLACK_NS: Final = 1_000
 """Ops and allocations are stamped on two clocks that are brought together; the recorder's own work around an
 op, during which nothing is allocated for the program, takes many times longer than this."""
 
@@ -35,7 +37,9 @@ def workspaces(capture: Capture, device: str, ops: IntArray, made_bytes: IntArra
     blocks = pair_events(capture)
     table = capture.tables["ops"]
     row = np.searchsorted(table["op"], ops)
-    start_ns, end_ns = table["start_ns"][row] - _SLACK_NS, table["end_ns"][row] + _SLACK_NS
+    shift_ns = _shift_ns(capture, blocks)
+    start_ns = table["start_ns"][row] - _SLACK_NS - shift_ns
+    end_ns = table["end_ns"][row] + _SLACK_NS - shift_ns
     names = np.array(capture.text(blocks.device), dtype=object)
     chosen = np.flatnonzero(names == device) if len(names) else np.empty(0, dtype=np.int64)
     position = np.searchsorted(start_ns, blocks.birth_ns[chosen], side="right") - 1
@@ -60,3 +64,25 @@ def _peaks(call: IntArray, change: IntArray, num_calls: int) -> IntArray:
     before = np.repeat(level[first] - change[first], np.diff(first, append=len(call)))
     np.maximum.at(peaks, call, level - before)
     return peaks
+
+
+def _shift_ns(capture: Capture, blocks: Blocks) -> int:
+    """Return by how much the allocator's clock must be put forward for ops to hold what they made.
+
+    A storage that an op made was allocated while the op ran; every such pair bounds the shift from both sides.
+    """
+    births, ops = capture.tables["births"], capture.tables["ops"]
+    made = np.flatnonzero((births["op"] != NONE) & (births["address"] != 0) & (births["nbytes"] > 0))
+    block = block_at(blocks, births["address"][made], births["time_ns"][made])
+    if not len(blocks):
+        return 0
+    same = (block != NONE) & (blocks.nbytes[np.maximum(block, 0)] >= births["nbytes"][made])
+    made, block = made[same], block[same]
+    if not len(made):
+        return 0
+    row = np.searchsorted(ops["op"], births["op"][made])
+    born_ns = blocks.birth_ns[block]
+    least, most = ops["start_ns"][row] - born_ns, ops["end_ns"][row] - born_ns
+    # a storage that was only first seen by the op (made by unrecorded code) bounds nothing: leave out the extremes
+    low, high = np.quantile(least, 0.98), np.quantile(most, 0.02)
+    return int((low + high) / 2) if low > high else int(min(max(0, low), high))
