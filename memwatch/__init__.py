@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memwatch.planner.plan import Plan
     from memwatch.profile import Profile, profile
     from memwatch.reading import Reading, load
+    from memwatch.replay.errors import UnsupportedOpError
     from memwatch.replay.front import plan
     from memwatch.replay.result import ReplayResult
     from memwatch.verification import verify
@@ -34,6 +35,7 @@ _HOMES = {
     "Reading": "memwatch.reading",
     "ReplayResult": "memwatch.replay.result",
     "TensorLeakError": "memwatch.leaks",
+    "UnsupportedOpError": "memwatch.replay.errors",
     "check_leaks": "memwatch.leaks",
     "find_leaks": "memwatch.leaks",
     "load": "memwatch.reading",
@@ -59,6 +61,7 @@ __all__ = [
     "Reading",
     "ReplayResult",
     "TensorLeakError",
+    "UnsupportedOpError",
     "check_leaks",
     "find_leaks",
     "load",

@@ -158,7 +158,7 @@ def load(path: str | os.PathLike[str]) -> Capture:
         with contextlib.closing(sqlite3.connect(source, timeout=_BUSY_S)) as database:
             _check_format(database, source)
             return _read(database)
-    except (sqlite3.Error, ValueError, OverflowError) as error:
+    except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
         raise CaptureError(f"{source} cannot be read as a capture: {error}; record it again") from error
 
 
@@ -173,8 +173,20 @@ def _check_format(database: sqlite3.Connection, source: pathlib.Path) -> None:
         )
 
 
+def _check_length(database: sqlite3.Connection) -> None:
+    """Refuse a file whose end is missing: SQLite reads a page that is cut off as zeros."""
+    (pages,), (page_bytes,) = (
+        database.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size")
+    )
+    (_, _, path) = database.execute("PRAGMA database_list").fetchone()
+    length_bytes = pathlib.Path(path).stat().st_size
+    if length_bytes < pages * page_bytes:
+        raise ValueError(f"it has {length_bytes} of {pages * page_bytes} bytes")
+
+
 def _read(database: sqlite3.Connection) -> Capture:
     database.execute("BEGIN")  # one snapshot for all tables, while the program may still be writing
+    _check_length(database)
     columns: dict[str, list[IntArray]] = {}
     for name in INTEGER_TABLES:
         names = RECORDED_BY_NAME[name].names
@@ -185,6 +197,8 @@ def _read(database: sqlite3.Connection) -> Capture:
     strings: dict[int, str] = {
         int(number): str(text) for number, text in database.execute("SELECT id, text FROM strings")
     }
+    if max(strings, default=-1) >= len(strings):
+        raise ValueError("its string ids have gaps")
     texts = [strings.get(number, "") for number in range(max(strings, default=-1) + 1)]
     meta = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM meta")}
     notes = [

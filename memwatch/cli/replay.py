@@ -1,7 +1,9 @@
 """Execute a plan on made-up inputs of the recorded shapes and measure its peak.
 
-memwatch plan train.4242.memwatch --budget 60% -o train.plan
-memwatch replay train.4242.memwatch --plan train.plan
+The numbers of the inputs are made up, their shapes are the recorded ones.
+
+    memwatch plan train.4242.memwatch --budget 60% -o train.plan
+    memwatch replay train.4242.memwatch --plan train.plan
 """
 
 from __future__ import annotations

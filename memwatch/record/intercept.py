@@ -16,7 +16,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 from memwatch.errors import MemwatchError
 from memwatch.record.ops import OpKind
@@ -66,8 +72,14 @@ class ModeInterceptor(TorchDispatchMode):
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
-        """Pop the mode."""
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        """Take the mode off the stack, leaving those that the program pushed later."""
+        above = []
+        if any(mode is self for mode in _get_current_dispatch_mode_stack()):
+            while _get_current_dispatch_mode() is not self:
+                above.append(_pop_mode())
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        for mode in reversed(above):
+            _push_mode(mode)
         self._handler = None
 
     def pause(self) -> bool:

@@ -106,6 +106,8 @@ class SavedTensorRecorder:
             if top[0] is self._hooks[0]:
                 break
             above.append(top)
+        else:  # the program left hooks that it had entered before the block, and so popped ours in their place
+            above = [hooks for hooks in above if self._outer is None or hooks[0] is not self._outer[0]]
         for hooks in reversed(above):
             _autograd._push_saved_tensors_default_hooks(*hooks)
 

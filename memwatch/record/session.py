@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import platform
@@ -151,7 +152,8 @@ class Session:
             self._timer.set()
         if self._compiled.count:
             self.note(
-                "compiled", f"{self._compiled.count} calls of compiled code ran: only the allocator saw what they used"
+                "compiled",
+                f"{self._compiled.count} calls of compiled code ran: only the allocator saw what they used",
             )
         for kind in sorted(self.storages.unseen):
             self.note(
@@ -311,6 +313,8 @@ class Session:
         self._recording.abandon()
         self._writer = None
         if self._allocator is not None:
+            if self._allocator.running:
+                _end_without_destructors()
             self._allocator.running = False
         self.storages.close()
         self._flushing = threading.Lock()
@@ -339,6 +343,13 @@ def _take(rows: list[int]) -> list[int]:
     taken = rows[:count]
     del rows[:count]
     return taken
+
+
+def _end_without_destructors() -> None:
+    """Let this forked child end without C++ destructors: kineto's would wait for a thread the child has not."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(libc._exit, None)
 
 
 def _forget_in_child() -> None:
