@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m
 INSTALL := $(RUN) pip install --quiet -c constraints.txt
 
-.PHONY: demo test lint page docs programs clean
+.PHONY: demo test lint page docs opinfo programs clean
 
 demo: $(VENV)/.installed  ## train a small GPT, print its summary, write out/gpt.html
 	$(VENV)/bin/python examples/gpt.py
@@ -24,6 +24,9 @@ page:  ## bundle the script of the HTML page again
 
 docs: $(VENV)/.installed  ## write docs/tables.md from the schema again
 	$(RUN) memwatch.capture.docs > docs/tables.md
+
+opinfo: $(VENV)/.installed-test  ## the whole op database of torch, plainly and observed (long)
+	$(VENV)/bin/python reports/opinfo.py
 
 programs:  ## the browser that drives the page, and graphviz
 	@for program in chromium chromedriver dot; do command -v $$program >/dev/null || missing="$$missing $$program"; done; \
@@ -47,7 +50,7 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.torch pyproject.toml
-	$(INSTALL) -e '.[test]'
+	$(INSTALL) -e '.[test,exact]'
 	touch $@
 
 clean:  ## remove what make made
