@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
@@ -13,7 +14,9 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 from torch import nn
 
+import memwatch
 from memwatch.profile import profile
+from memwatch.report import trade_off
 
 DEBIAN_PACKAGES = {"chromium": "chromium", "chromedriver": "chromium-driver"}
 FLAGS = (
@@ -76,6 +79,45 @@ def training():
             optimizer.step()
             prof.step()
     return prof
+
+
+@pytest.fixture(scope="session")
+def planned():
+    """Plan one step of a tiny GPT for 45 % of its peak, for other budgets, and replay the plan."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = TinyGPT()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        tokens = torch.randint(0, 64, (4, 32))
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    step()
+    with profile(replay=True) as prof:
+        step()
+    plan = memwatch.plan(prof, budget="45%")
+    others = trade_off(plan, shares=(80, 60, 45, 5), time_limit_s=4)
+    return SimpleNamespace(reading=prof, plan=plan, tradeoff=others, result=memwatch.replay(plan))
+
+
+@pytest.fixture(scope="session")
+def leaked():
+    """Find the leaks of a function that leaks in each of the three ways."""
+    kept = []
+
+    def leaky():
+        kept.append(torch.ones(1000))
+        ring = [torch.ones(5000)]
+        ring.append(ring)
+        weight = torch.ones(300, requires_grad=True)
+        squared = weight * weight
+        squared.register_hook(lambda grad: grad * squared.sum())
+
+    return memwatch.find_leaks(leaky)
 
 
 def find_program(name: str) -> str:

@@ -20,7 +20,7 @@ KINDS: Final = {
     "uncollectable": "a loop through autograd that the garbage collector cannot see: it is never freed",
     "retained": "a live object holds it, so it is freed only with that object",
 }
-_SOURCE: Final = re.compile(r"(\S+\.pyw?):\d+")
+_SOURCE: Final = re.compile(r"([^\s()<>'\"`]+\.pyw?)\b")
 
 
 def leak_page_model(leaks: Sequence[Leak], *, title: str, source: bool) -> dict[str, Any]:

@@ -1,0 +1,266 @@
+"""A plan as data and as text: what a report says of it is what the plan does."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import memwatch
+from memwatch.planner import Graph
+from memwatch.planner.plan_file import load_plan
+from memwatch.report import PlanMismatchError, html, plan_summary, trade_off
+from memwatch.report.page.leaks import leak_page_model
+from memwatch.report.page.modules import module_parents
+from memwatch.report.plan.curves import plan_curves
+from memwatch.report.plan.moves import _in_place, moves_by_module
+from memwatch.report.plan.places import Places
+from memwatch.report.plan.tradeoff import cheapest
+from memwatch.sizes import format_bytes
+
+
+def names(plan) -> list:
+    """Give the ops that a plan computes again, in order."""
+    seen: set = set()
+    return [name for name in plan.order if name in seen or seen.add(name)]
+
+
+@pytest.mark.parametrize("bins", [2000, 37, 1])
+def test_the_curves_hold_both_peaks(planned, bins):
+    """However few rows the curves have, the highest of each is the peak of program and plan."""
+    curves = plan_curves(planned.plan, Places(planned.reading), bins)
+    assert len(curves) <= bins
+    assert curves["program_bytes"].max() == planned.plan.program_peak_increase_bytes
+    assert curves["plan_bytes"].max() == planned.plan.peak_increase_bytes
+
+
+def test_the_program_curve_is_the_one_recorded(planned):
+    """Step for step the program's curve is, at its peak, what the recording measured."""
+    curves = plan_curves(planned.plan, Places(planned.reading))
+    assert curves["program_bytes"].max() == planned.reading.peak_increase_bytes
+    assert (curves["plan_step"] >= 0).sum() == len(planned.plan.schedule)
+    assert (curves["program_step"] >= 0).sum() == planned.plan.graph.num_ops
+    assert curves["plan_what"].str.contains("computed again").sum() == len(names(planned.plan))
+
+
+def test_every_recompute_is_told_under_its_module(planned):
+    """Counted by module, the ops computed again are those of the plan, and their costs add up to its."""
+    moves = moves_by_module(planned.plan, Places(planned.reading))
+    modules = planned.reading.ops["module"]
+    expected = sorted(modules[name] for name in names(planned.plan))
+    assert sum(each.recomputed.total() for each in moves) == len(expected) > 0
+    assert {module for each in moves for module in each.modules if each.recomputed} == set(expected)
+    assert sum(each.cost_ratio or 0 for each in moves) == pytest.approx(planned.plan.extra_cost_ratio)
+    assert all(len(each.steps) >= each.recomputed.total() for each in moves)
+
+
+def diamond(widths: dict[str, int]) -> Graph:
+    """Make wide buffers first and reduce each later, as a program that wastes memory does."""
+    makes = [(f"make{name}", [], {f"wide{name}": nbytes}, 1.0) for name, nbytes in widths.items()]
+    cuts = [(f"cut{name}", [f"wide{name}"], {f"thin{name}": 8}, 1.0) for name in widths]
+    return Graph.build([*makes, *cuts], keep=[f"thin{name}" for name in widths])
+
+
+def test_a_move_to_another_place_is_told():
+    """A plan that only reorders says how many ops run at another place, and that nothing is computed again."""
+    plan = memwatch.plan(diamond({"A": 1000, "B": 1000, "C": 1000}))
+    (moves,) = moves_by_module(plan, Places())
+    assert (moves.recomputed.total(), moves.moved) == (0, 0)
+    order = [plan.graph.op_index[name] for name in plan.order]
+    assert moves.earlier + moves.later == len(order) - longest_rise(order) > 0
+    assert re.fullmatch(r"run \d+ ops? (earlier|later)(; run \d+ ops? later)?", moves.words())
+
+
+def test_what_is_moved_out_is_told_with_its_bytes():
+    """Bytes moved out and back are those of the plan, under the op that made them."""
+    plan = memwatch.plan(chain(6, 8192), budget="75%", order="program", recompute=False, offload=True)
+    moves = moves_by_module(plan, Places())
+    assert plan.moved_bytes > 0
+    assert sum(each.moved_bytes for each in moves) == plan.moved_bytes
+    assert any("move the result of" in step for each in moves for step in each.steps)
+    assert "moved out and back" in plan_summary(plan, width=120, color=False)
+
+
+def longest_rise(order: list[int]) -> int:
+    """Length of the longest increasing subsequence, by the quadratic definition."""
+    best: list[int] = []
+    for place, number in enumerate(order):
+        best.append(1 + max((best[i] for i in range(place) if order[i] < number), default=0))
+    return max(best, default=0)
+
+
+@given(st.permutations(range(9)))
+def test_as_few_ops_as_possible_are_called_moved(order):
+    """What stays in place is in order, and no larger set of ops is."""
+    kept = _in_place(order)
+    assert [number for number in order if number in kept] == sorted(kept)
+    assert len(kept) == longest_rise(order)
+
+
+def test_modules_treated_alike_are_one_entry():
+    """Blocks of which the plan computes the same ops again are told once, with their number."""
+    plan = memwatch.plan(chain(6), budget=450, order="program")
+    again = names(plan)
+    assert len(again) > 1
+
+    class Ops(Places):
+        def of(self, op):
+            number = int(str(op).removeprefix("op"))
+            return super().of(op)._replace(op="mm", module=f"blocks.{number}")
+
+    moves = moves_by_module(plan, Ops())
+    assert [each.label for each in moves if each.recomputed] == [f"blocks.* ({len(set(again))} modules)"]
+
+
+def chain(length: int, nbytes: int = 100) -> Graph:
+    """Make a chain whose links are all needed again on the way back."""
+    ops = [(f"op{i}", [f"b{i - 1}"] if i else [], {f"b{i}": nbytes}, 1.0) for i in range(length)]
+    back = [
+        (f"op{2 * length - i}", [f"b{i}", *([f"g{i + 1}"] if i < length - 1 else [])], {f"g{i}": nbytes}, 1.0)
+        for i in reversed(range(length))
+    ]
+    return Graph.build([*ops, *back], keep=["g0"])
+
+
+def test_the_trade_off_costs_more_the_less_it_allows(planned):
+    """Each plan fits its budget; less memory never costs less; the last is the lowest that was found."""
+    plans = planned.tradeoff
+    assert len(plans) == 4
+    peaks = [plan.peak_increase_bytes for plan in plans]
+    assert peaks == sorted(peaks, reverse=True)
+    assert all(plan.peak_increase_bytes <= plan.budget_bytes for plan in plans[:-1])
+    assert plans[-1].budget_bytes is None
+    costs = [plan.extra_cost_ratio for plan in cheapest([planned.plan, *plans])]
+    assert costs == sorted(costs)
+
+
+def test_a_plan_that_another_beats_is_left_out(planned):
+    """Of two plans with the same peak only the cheaper is drawn; a higher peak at a higher cost is not."""
+    plan = planned.plan
+    dearer = replace(plan, extra_cost_ratio=plan.extra_cost_ratio + 1)
+    higher = replace(dearer, peak_increase_bytes=plan.peak_increase_bytes + 1)
+    assert cheapest([dearer, higher, plan]) == [plan]
+
+
+def test_a_plan_from_a_file_is_told_without_its_program(planned, tmp_path):
+    """Figures and moves need the plan alone; curves and other budgets need its program."""
+    planned.plan.save(tmp_path / "step.plan")
+    loaded = load_plan(tmp_path / "step.plan")
+    places = Places(planned.reading)
+    assert plan_curves(loaded, places) is None
+    assert trade_off(loaded) == []
+    told, known = (
+        {
+            label: words
+            for each in moves_by_module(plan, places)
+            for label, words in [(each.label, each.words())]
+        }
+        for plan in (loaded, planned.plan)
+    )
+    assert told == known
+    page = html(planned.reading, tmp_path / "page.html", plan=loaded)
+    assert 'id="plan-curves"' not in page.read_text(encoding="utf-8")
+
+
+def test_the_summary_says_before_after_and_measured(planned):
+    """Program, plan, replay, budget, bound, gap and cost stand in the text, and the modules by cost."""
+    plan, result = planned.plan, planned.result
+    text = plan_summary(
+        plan, result, reading=planned.reading, tradeoff=planned.tradeoff, width=120, color=False
+    )
+    for label, nbytes in {
+        "program": plan.program_peak_increase_bytes,
+        "plan": plan.peak_increase_bytes,
+        "replayed": result.peak_increase_bytes,
+        "budget": plan.budget_bytes,
+        "lower bound": plan.lower_bound_bytes,
+    }.items():
+        assert re.search(rf"^{label} +{re.escape(format_bytes(nbytes))} ", text, re.MULTILINE), label
+    assert f"extra cost {100 * plan.extra_cost_ratio:.1f} %" in text
+    assert (
+        f"Gap to the lower bound: {format_bytes(plan.peak_increase_bytes - plan.lower_bound_bytes)}" in text
+    )
+    assert f"as planned, to the byte; {result.num_checked} storages bitwise equal" in text
+    for each in moves_by_module(plan, Places(planned.reading)):
+        assert f"{each.label} " in text
+    rows = [
+        line for line in text.splitlines() if format_bytes(planned.tradeoff[0].peak_increase_bytes) in line
+    ]
+    assert rows
+
+
+def test_what_a_replay_did_not_reach_is_said(planned):
+    """A peak off the plan, a difference and made-up inputs are words of their own."""
+    result = planned.result
+    off = replace(
+        result, peak_increase_bytes=result.peak_increase_bytes + 1024, identical=False, max_abs_diff=0.5
+    )
+    text = plan_summary(planned.plan, off, width=160, color=False)
+    assert "1.00 KiB above the plan; not identical: largest difference 0.5" in text
+    made_up = replace(result, identical=None, max_abs_diff=float("nan"), synthetic=True)
+    assert "nothing to compare" in plan_summary(planned.plan, made_up, width=160, color=False)
+
+
+def test_a_result_of_another_plan_is_refused(planned, tmp_path):
+    """A measured figure never stands beside a plan that it does not belong to."""
+    other = planned.tradeoff[0]
+    with pytest.raises(PlanMismatchError, match="replay this plan"):
+        plan_summary(other, planned.result)
+    with pytest.raises(PlanMismatchError, match="replay this plan"):
+        html(planned.reading, tmp_path / "page.html", plan=other, result=planned.result, tradeoff=())
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_plan_that_changes_nothing_is_told_so(tmp_path, planned):
+    """A program that is as low as can be has no moves; neither text nor page fails."""
+    plan = memwatch.plan(Graph.build([("only", [], {"out": 100}, 1.0)], keep=["out"]))
+    assert moves_by_module(plan, Places()) == []
+    assert "Gap to the lower bound: none" in plan_summary(plan, width=100, color=False)
+    page = html(planned.reading, tmp_path / "page.html", plan=plan)
+    assert "Nothing: the ops run in the program's order" in page.read_text(encoding="utf-8")
+
+
+def test_modules_stand_under_their_root(planned):
+    """The root, listed under its class name, is the parent of what the model holds directly."""
+    modules = planned.reading.modules
+    listed = modules.index.tolist()
+    parents = module_parents(listed, modules["class_name"].tolist())
+    parent = {name: listed[row] if row >= 0 else None for name, row in zip(listed, parents, strict=True)}
+    assert parent["TinyGPT"] is None
+    assert {name for name in listed if parent[name] == "TinyGPT"} == {"embed", "blocks", "head"}
+    assert parent["blocks.0"] == "blocks"
+    assert parent["blocks.1.mlp.2"] == "blocks.1.mlp"
+
+
+def test_two_models_keep_their_trees_apart():
+    """Names that two trees share are led by their root's; the numbered root of the same class is a root too."""
+    listed = ["Net", "Net.body", "Net.body.0", "Net#2", "Net#2.body", "Net#2.body.0", "head", "Loss"]
+    classes = ["Net", "Sequential", "Linear", "Net", "Sequential", "Linear", "Linear", "Loss"]
+    assert module_parents(listed, classes) == [-1, 0, 1, -1, 3, 4, 3, -1]
+
+
+def test_a_list_of_leaks_adds_up(leaked):
+    """Totals are those of the leaks, largest first, each with its holder, its path and its advice."""
+    model = leak_page_model(leaked, title="a test", source=True)
+    assert model["totals"]["nbytes"] == sum(leak.nbytes for leak in leaked)
+    assert {each["kind"] for each in model["kinds"]} == {"cycle", "uncollectable", "retained"}
+    assert sum(each["nbytes"] for each in model["kinds"]) == model["totals"]["nbytes"]
+    sizes = [each["nbytes"] for each in model["leaks"]]
+    assert sizes == sorted(sizes, reverse=True)
+    by_holder = {each["holder"]: each for each in model["leaks"]}
+    for leak in leaked:
+        shown = by_holder[leak.holder]
+        assert (tuple(shown["path"]), shown["advice"], shown["site"]) == (leak.path, leak.advice, leak.site)
+
+
+def test_a_list_of_leaks_can_leave_its_paths_out(leaked):
+    """Without sources no file of a leak is named, neither where it was made nor on its path."""
+    text = str(leak_page_model(leaked, title=f"{__file__}::test", source=False))
+    assert "conftest.py:" in str(leak_page_model(leaked, title="", source=True))
+    assert "conftest.py" not in text
+    assert str(Path(__file__).parent) not in text
+    assert "(file-1:" in text
