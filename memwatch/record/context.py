@@ -33,13 +33,18 @@ _active: list[Context] = []
 def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Stand in for `nn.Module._call_impl` while a block is open; its code object bounds the call stacks."""
     context = _active[0] if _active else None
-    if context is None or torch.compiler.is_dynamo_compiling() or threading.get_ident() != context.thread:
+    if context is None or _is_tracing() or threading.get_ident() != context.thread:
         return _call_impl(self, *args, **kwargs)
     depth = context.enter(self, args, kwargs)
     try:
         return _call_impl(self, *args, **kwargs)
     finally:
         context.leave(depth)
+
+
+def _is_tracing() -> bool:
+    """Tell whether dynamo or torch.jit is writing down what runs: then nothing of ours may."""
+    return torch.compiler.is_dynamo_compiling() or torch._C._get_tracing_state() is not None
 
 
 class Context:
@@ -106,7 +111,7 @@ class Context:
             self.calls += (module, start_op, self._ops_started[0], depth)
 
     def _step_starts(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != self.thread or torch.compiler.is_dynamo_compiling():
+        if threading.get_ident() != self.thread or _is_tracing():
             return
         self._learn_parameters(optimizer)
         self.backward_ended()
@@ -115,7 +120,7 @@ class Context:
         self.optimizing = True
 
     def _step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != self.thread or torch.compiler.is_dynamo_compiling():
+        if threading.get_ident() != self.thread or _is_tracing():
             return
         while self._running:
             top, optimizing, module, start_op = self._running.pop()
