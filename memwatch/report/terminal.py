@@ -10,12 +10,16 @@ from rich.text import Text
 from memwatch.report.console import CATEGORY_STYLE, bar, clip, head, line_width, name, tail, to_text
 from memwatch.report.facts import bytes_by, peak_instant, saved_for_backward
 from memwatch.report.meta import format_duration
+from memwatch.report.plan.places import Places
+from memwatch.report.plan.terminal import plan_parts
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
+    from memwatch.planner.plan import Plan
+    from memwatch.report.plan.figures import Replayed
     from memwatch.report.source import Reading
 
 BAR_WIDTH: Final = 30
@@ -23,17 +27,30 @@ FIGURES_WIDTH: Final = 22
 """What a size and a share take of a line."""
 
 
-def summary(reading: Reading, *, width: int | None = None, color: bool | None = None, rows: int = 8) -> str:
-    """Say in a screenful what the peak is made of.
+def summary(
+    reading: Reading,
+    *,
+    plan: Plan | None = None,
+    result: Replayed | None = None,
+    width: int | None = None,
+    color: bool | None = None,
+    rows: int = 8,
+) -> str:
+    """Say in a screenful what the peak is made of, and how a plan lowers it.
 
     Args:
         reading: a profile, from `memwatch.profile` or `memwatch.load`.
+        plan: a plan of this reading, told after the rest.
+        result: what `memwatch.replay` measured of the plan.
         width: characters in a line; by default the terminal's, or COLUMNS.
         color: whether to colour; by default only on a terminal, and never with NO_COLOR.
         rows: most rows in each table.
 
     Returns:
         The text, ending with a newline.
+
+    Raises:
+        PlanMismatchError: the result is of another plan.
     """
     line = line_width(width)
     parts: list[RenderableType] = [_headline(reading), ""]
@@ -41,6 +58,8 @@ def summary(reading: Reading, *, width: int | None = None, color: bool | None = 
         parts += _made_of(reading, rows, line)
     if reading.findings:
         parts += ["", "Findings: each would lower the peak", _findings(reading, rows)]
+    if plan is not None:
+        parts += ["", *plan_parts(plan, result, Places(reading), rows, line)]
     if reading.notes:
         parts += ["", "What memwatch could not see, or did differently", *_notes(reading)]
     return to_text(*(_title(part) for part in parts), width=line, color=color)

@@ -113,7 +113,7 @@ def test_modules_treated_alike_are_one_entry():
             return super().of(op)._replace(op="mm", module=f"blocks.{number}")
 
     moves = moves_by_module(plan, Ops())
-    assert [each.label for each in moves if each.recomputed] == [f"blocks.* ({len(set(again))} modules)"]
+    assert [each.label for each in moves if each.recomputed] == [f"{len(set(again))} x blocks.*"]
 
 
 def chain(length: int, nbytes: int = 100) -> Graph:
@@ -191,6 +191,14 @@ def test_the_summary_says_before_after_and_measured(planned):
         line for line in text.splitlines() if format_bytes(planned.tradeoff[0].peak_increase_bytes) in line
     ]
     assert rows
+
+
+def test_the_summary_of_a_reading_can_end_with_its_plan(planned):
+    """What the peak is made of and how low it can be stand in one text."""
+    text = planned.reading.summary(plan=planned.plan, result=planned.result, width=120, color=False)
+    assert text.index("Peak ") < text.index("Plan: peak increase ")
+    assert "as planned, to the byte" in text
+    assert "Plan:" not in planned.reading.summary(width=120, color=False)
 
 
 def test_what_a_replay_did_not_reach_is_said(planned):

@@ -49,7 +49,7 @@ class ModuleMoves:
         first = self.modules[0]
         if len(self.modules) == 1:
             return first or "(top level)"
-        return f"{_NUMBER.sub('*', first)} ({len(self.modules)} modules)"
+        return f"{len(self.modules)} x {_NUMBER.sub('*', first)}"
 
     def words(self) -> str:
         """Say in one sentence what is done."""

@@ -53,17 +53,25 @@ def plan_summary(
     Raises:
         PlanMismatchError: the result is of another plan.
     """
-    if result is not None:
-        check_belongs(plan, result)
     line = line_width(width)
-    figures = PlanFigures.of(plan)
-    parts: list[RenderableType] = [_headline(figures), "", _peaks(figures, result)]
-    moves = moves_by_module(plan, Places(reading))
-    if moves:
-        parts += ["", Text("What the plan does", style="bold"), _moves(moves, rows, line)]
+    parts = plan_parts(plan, result, Places(reading), rows, line)
     if tradeoff:
         parts += ["", Text("What other budgets cost", style="bold"), _tradeoff(tradeoff)]
     return to_text(*parts, width=line, color=color)
+
+
+def plan_parts(
+    plan: Plan, result: Replayed | None, places: Places, rows: int, line: int
+) -> list[RenderableType]:
+    """Lay a plan out as parts of a text of `line` characters; see `plan_summary`."""
+    if result is not None:
+        check_belongs(plan, result)
+    figures = PlanFigures.of(plan)
+    parts: list[RenderableType] = [_headline(figures), "", _peaks(figures, result)]
+    moves = moves_by_module(plan, places)
+    if moves:
+        parts += ["", Text("What the plan does", style="bold"), _moves(moves, rows, line)]
+    return parts
 
 
 def _headline(figures: PlanFigures) -> Text:
