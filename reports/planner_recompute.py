@@ -171,21 +171,17 @@ def main() -> None:
     arguments.add_argument("--graphs", type=int, default=100)
     count = arguments.parse_args().graphs
     planned(linear_graph(4), 4)  # compiles the kernels
-    parts = [
-        (
-            "Recompute and offload plans",
-            "Written by reports/planner_recompute.py; seconds on 2 shared cores, kernels compiled.",
-        ),
-        ("Checkmate's linear graphs: recomputes", linear()),
-        ("DTR's adversary with a budget of 3 buffers", adversary()),
-        ("Transformer of 4 layers (synthetic step, 176.14 MiB in program order)", transformer()),
-        (f"Extra cost against CP-SAT on {count} graphs", against_optimum(count)),
-        ("Deep transformers", large()),
-    ]
-    text = "\n\n".join(
-        f"{'#' if not index else '##'} {title}\n\n{body}" for index, (title, body) in enumerate(parts)
-    )
-    Path(__file__).with_suffix(".md").write_text(text + "\n", encoding="utf-8")
+    parts = {
+        "Checkmate's linear graphs: recomputes": linear,
+        "DTR's adversary with a budget of 3 buffers": adversary,
+        "Transformer of 4 layers (synthetic step, 176.14 MiB in program order)": transformer,
+        "Deep transformers": large,
+        f"Extra cost against CP-SAT on {count} graphs": lambda: against_optimum(count),
+    }
+    text = "# Recompute and offload plans\n\nWritten by reports/planner_recompute.py; seconds on 2 shared cores.\n"
+    for title, measure in parts.items():
+        text += f"\n## {title}\n\n{measure()}\n"
+        Path(__file__).with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
 
 

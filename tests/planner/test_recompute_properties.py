@@ -21,7 +21,7 @@ def plan_or_best(graph: Graph, share: int, **options) -> tuple[Plan, bool]:
 
 
 @given(programs(max_ops=10), st.booleans(), st.sampled_from(["auto", "program"]), st.integers(0, 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_plans_of_any_program(graph, offload, order, seed):
     """Both simulators agree on a valid plan within its budget; a smaller budget never has a higher peak."""
     graph = graph.with_sizes(lambda nbytes: nbytes * 4096)
@@ -44,7 +44,7 @@ def test_plans_of_any_program(graph, offload, order, seed):
 
 
 @given(programs(max_ops=10), st.booleans())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_the_same_seed_gives_the_same_plan(graph, offload):
     """A copy of the program, of which nothing is remembered, gets the same plan."""
     first, _ = plan_or_best(graph, 60, offload=offload, seed=5)
@@ -53,7 +53,7 @@ def test_the_same_seed_gives_the_same_plan(graph, offload):
 
 
 @given(programs(max_ops=12), st.permutations(SHARES))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_peaks_are_monotone_whatever_the_order_of_the_questions(graph, shares):
     """Budgets asked for in any order: a smaller one never ends with a higher peak."""
     peaks = {}
