@@ -72,17 +72,24 @@ class Context:
     def start(self) -> None:
         """Begin to see module calls and optimizer steps."""
         _active.insert(0, self)
-        nn.Module._call_impl = call_impl  # type: ignore[method-assign]  # put back in `stop`
+        self.resume()
+
+    def stop(self) -> None:
+        """Leave torch as it was before `start`."""
+        _active.remove(self)
+        self.pause()
+
+    def resume(self) -> None:
+        """Put the stand-in and the optimizer hooks in place."""
+        nn.Module._call_impl = call_impl  # type: ignore[method-assign]  # put back in `pause`
         self._handles = [
             torch_optimizer.register_optimizer_step_pre_hook(self._step_starts),
             torch_optimizer.register_optimizer_step_post_hook(self._step_ended),
         ]
 
-    def stop(self) -> None:
-        """Leave torch as it was before `start`."""
-        _active.remove(self)
-        if not _active:
-            nn.Module._call_impl = _call_impl  # type: ignore[method-assign]
+    def pause(self) -> None:
+        """Take them off, for good or while compiled code runs, which guards on them."""
+        nn.Module._call_impl = _call_impl  # type: ignore[method-assign]
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

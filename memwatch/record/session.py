@@ -87,7 +87,7 @@ class Session:
         self._window_start = 0
         self._not_recorded: set[str] = set()
         called_back = (*self._saved.callbacks, *self.storages.callbacks)
-        self._compiled = CompiledCalls(self.interceptor.pause, self.interceptor.resume, called_back)
+        self._compiled = CompiledCalls(self._compiled_starts, self._compiled_ended, called_back)
 
     def start(self) -> None:
         """Switch everything on; on any failure switch off what was on."""
@@ -205,6 +205,17 @@ class Session:
         else:
             self._flush()
         self._schedule()
+
+    def _compiled_starts(self) -> bool:
+        """Be out of the way of compiled code, if it runs in the thread of the block; tell whether it does."""
+        here = threading.get_ident() == self.context.thread and self.interceptor.pause()
+        if here:
+            self.context.pause()
+        return here
+
+    def _compiled_ended(self) -> None:
+        self.context.resume()
+        self.interceptor.resume()
 
     def _stand_aside(self) -> None:
         """Look at nothing while torch.jit traces."""

@@ -49,4 +49,8 @@ def _order(events: Iterable[tuple[int, int]]) -> list[int]:
         signed = nbytes if nbytes > 0 else -live.pop(address, 0)
         if abs(signed) > _NUMBER_BYTES:
             order.append(signed)
-    return [nbytes for is_free, run in groupby(order, lambda each: each < 0) for nbytes in (sorted(run) if is_free else run)]
+    return [
+        nbytes
+        for is_free, run in groupby(order, lambda each: each < 0)
+        for nbytes in (sorted(run) if is_free else run)
+    ]

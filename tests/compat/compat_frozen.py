@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+
 def freeze(value: Any) -> Any:
     """Give a value of tuples and strings that is equal for two results exactly if they are equal bit for bit."""
     if isinstance(value, Tensor):
@@ -37,8 +38,19 @@ def freeze(value: Any) -> Any:
 
 def _freeze_tensor(tensor: Tensor) -> Any:
     with torch._C.DisableTorchFunction():
-        facts = [type(tensor), tensor.dtype, str(tensor.device), str(tensor.layout), tensor.requires_grad, tensor.is_leaf]
-        facts += [tensor._version if not tensor.is_inference() else "inference", _shape(tensor), _node(tensor)]
+        facts = [
+            type(tensor),
+            tensor.dtype,
+            str(tensor.device),
+            str(tensor.layout),
+            tensor.requires_grad,
+            tensor.is_leaf,
+        ]
+        facts += [
+            tensor._version if not tensor.is_inference() else "inference",
+            _shape(tensor),
+            _node(tensor),
+        ]
         grad = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
     return ("tensor", *facts, _bits(tensor), None if grad is None else freeze(grad))
 

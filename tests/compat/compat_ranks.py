@@ -36,7 +36,9 @@ def _train(net: nn.Module, steps: int = 2) -> Any:
         loss.backward()
         optimizer.step()
     tensors = [*net.parameters(), loss]
-    return [(tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone() for tensor in tensors]
+    return [
+        (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone() for tensor in tensors
+    ]
 
 
 def dtensor() -> Any:

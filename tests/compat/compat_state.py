@@ -48,22 +48,44 @@ def torch_state() -> dict[str, Any]:
         "function modes": torch._C._len_torch_function_stack(),
         "saved tensor hooks": autograd._top_saved_tensors_default_hooks(True),
         "saved tensor hooks enabled": autograd._saved_tensors_hooks_is_enabled(),
-        "module hooks": [_ids(getattr(module, name)) for name in dir(module) if name.startswith("_global_") and name.endswith("hooks")],
-        "optimizer hooks": [_ids(optimizer._global_optimizer_pre_hooks), _ids(optimizer._global_optimizer_post_hooks)],
+        "module hooks": [
+            _ids(getattr(module, name))
+            for name in dir(module)
+            if name.startswith("_global_") and name.endswith("hooks")
+        ],
+        "optimizer hooks": [
+            _ids(optimizer._global_optimizer_pre_hooks),
+            _ids(optimizer._global_optimizer_post_hooks),
+        ],
         "key included": torch._C._dispatch_tls_is_dispatch_key_included(_KEY),
         "key excluded": torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY),
         "profiler": autograd._profiler_enabled(),
         "profiler type": str(torch._C._autograd._profiler_type()),
         "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()),
-        "torch function": torch._C._get_torch_function_state() if hasattr(torch._C, "_get_torch_function_state") else None,
+        "torch function": torch._C._get_torch_function_state()
+        if hasattr(torch._C, "_get_torch_function_state")
+        else None,
         "defaults": (torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()),
         "determinism": (torch.are_deterministic_algorithms_enabled(), torch.is_warn_always_enabled()),
-        "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()),
+        "autocast": (
+            torch.is_autocast_enabled("cpu"),
+            torch.get_autocast_dtype("cpu"),
+            torch.is_autocast_cache_enabled(),
+        ),
         "stance": repr(torch._dynamo.eval_frame._stance) if "torch._dynamo" in sys.modules else None,
-        "python": (gc.isenabled(), gc.get_debug(), gc.get_threshold(), list(gc.callbacks), sys.getprofile(), sys.gettrace()),
+        "python": (
+            gc.isenabled(),
+            gc.get_debug(),
+            gc.get_threshold(),
+            list(gc.callbacks),
+            sys.getprofile(),
+            sys.gettrace(),
+        ),
         "hooks of python": (sys.excepthook, threading.excepthook, sys.unraisablehook),
         "warnings": (list(warnings.filters), warnings.showwarning, warnings.formatwarning),
-        "threads": sorted(thread.name for thread in threading.enumerate() if thread.is_alive()),
+        "threads of memwatch": [
+            thread.name for thread in threading.enumerate() if thread.name.startswith("memwatch")
+        ],
         "streams": (sys.stdout, sys.stderr, os.fstat(2).st_ino),
     }
 
@@ -73,7 +95,11 @@ def _ids(hooks: Any) -> list[int]:
 
 
 def _attributes(owner: Any) -> dict[str, int]:
-    return {name: id(value) for name, value in vars(owner).items() if callable(value) or isinstance(value, property)}
+    return {
+        name: id(value)
+        for name, value in vars(owner).items()
+        if callable(value) or isinstance(value, property)
+    }
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

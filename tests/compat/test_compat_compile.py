@@ -184,3 +184,34 @@ def test_fx_symbolic_trace():
     graph = torch.fx.symbolic_trace(net)
     graph(torch.randn(2, 4)).sum().backward()
     return net, graph.code
+
+
+@pytest.mark.parametrize("intercept", INTERCEPTS)
+def test_module_compiled_first_inside_the_block_stays_compiled(intercept):
+    """Module calls are traced as torch's own: what was compiled in the block is valid after it."""
+    net = nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.ReLU(), nn.Linear(16, 2)))
+    compiled, x = torch.compile(net, backend="aot_eager"), torch.randn(4, 8)
+    with memwatch.profile(intercept=intercept):
+        for _ in range(2):
+            compiled(x).sum().backward()
+    frames = _frames()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for _ in range(100):
+            compiled(x)
+    assert _frames() == frames > 0
+
+
+@pytest.mark.parametrize("intercept", INTERCEPTS)
+def test_compiled_optimizer_step(intercept):
+    """A compiled step, first compiled in the block, is the same code after it."""
+    net = nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(net.parameters(), lr=torch.tensor(0.01), capturable=False)
+    step = torch.compile(optimizer.step, backend="aot_eager")
+    net(torch.randn(2, 4)).sum().backward()
+    step()
+    step()
+    with memwatch.profile(intercept=intercept):
+        step()
+    frames = _frames()
+    step()
+    assert _frames() == frames

@@ -133,7 +133,9 @@ def test_tensor_hooks():
 def test_multi_grad_hook():
     seen = []
     x, y = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
-    torch.autograd.graph.register_multi_grad_hook((x, y), lambda grads: seen.append([g.clone() for g in grads]))
+    torch.autograd.graph.register_multi_grad_hook(
+        (x, y), lambda grads: seen.append([g.clone() for g in grads])
+    )
     (x * y).sum().backward()
     return x, y, seen
 

@@ -48,7 +48,9 @@ def test_complex():
 def test_quantized():
     x = torch.randn(4, 4)
     q = torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
-    rows = torch.quantize_per_channel(x, torch.ones(4) * 0.1, torch.zeros(4, dtype=torch.long), 0, torch.quint8)
+    rows = torch.quantize_per_channel(
+        x, torch.ones(4) * 0.1, torch.zeros(4, dtype=torch.long), 0, torch.quint8
+    )
     fake = torch.fake_quantize_per_tensor_affine(x.requires_grad_(), 0.1, 0, -128, 127)
     fake.sum().backward()
     return q, q.dequantize(), rows, rows.int_repr(), x, fake

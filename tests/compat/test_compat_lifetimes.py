@@ -35,7 +35,9 @@ def _cast() -> tuple[list[object], list[weakref.ref]]:
 
 
 @pytest.mark.parametrize("intercept", INTERCEPTS)
-@pytest.mark.parametrize("options", [{}, {"stacks": False}, {"allocator": False}, {"holders": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"stacks": False}, {"allocator": False}, {"holders": False}], ids=str
+)
 def test_objects_die_inside_the_block_as_they_do_outside(intercept, options):
     """What plainly dies by its last reference dies so in the block; what plainly needs the gc needs it there."""
     _cast()
@@ -64,7 +66,7 @@ def test_survivors_die_after_the_block(intercept):
     """The profile object, read in full, holds nothing of the program."""
     with memwatch.profile(intercept=intercept) as prof:
         things, references = _cast()
-    prof.at_peak, prof.saved, prof.modules, prof.summary()  # noqa: B018  # reading is the point
+    prof.at_peak, prof.saved, prof.modules, prof.summary()  # reading is the point
     del things
     gc.collect()
     assert [reference() for reference in references if reference() is not None] == []

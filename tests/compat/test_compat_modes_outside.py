@@ -63,7 +63,10 @@ def test_save_on_cpu_inside():
 
 @unnoticed(raises=True)
 def test_disabled_saved_tensor_hooks_inside():
-    with torch.autograd.graph.disable_saved_tensors_hooks("not here"), saved_tensors_hooks(lambda t: t, lambda t: t):
+    with (
+        torch.autograd.graph.disable_saved_tensors_hooks("not here"),
+        saved_tensors_hooks(lambda t: t, lambda t: t),
+    ):
         _step()
 
 

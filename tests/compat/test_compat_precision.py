@@ -35,7 +35,9 @@ def test_autocast_inside_checkpoint():
     return net
 
 
-@unnoticed(formula="_amp_foreach_non_finite_check_and_unscale_ leaves the version counters of the gradients alone")
+@unnoticed(
+    formula="_amp_foreach_non_finite_check_and_unscale_ leaves the version counters of the gradients alone"
+)
 def test_grad_scaler():
     net = _net()
     optimizer = torch.optim.Adam(net.parameters())

@@ -28,7 +28,9 @@ def _collapsed(counts: dict[str, int]) -> set[str]:
 
 
 STARTERS = {
-    "torch.profiler": lambda: profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True),
+    "torch.profiler": lambda: profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True
+    ),
     "torch.profiler with stacks": lambda: profile(activities=[ProfilerActivity.CPU], with_stack=True),
     "autograd profiler": lambda: autograd_profiler.profile(use_cpu=True),
 }
@@ -43,9 +45,8 @@ def plain_result():
 @pytest.mark.parametrize("name", STARTERS)
 def test_profiler_started_before_the_block(name, intercept, plain_result):
     """The program's profiler keeps its events; memwatch records the ops without the allocator and says so."""
-    with STARTERS[name]() as theirs:
-        with memwatch.profile(intercept=intercept) as prof:
-            result = _work()
+    with STARTERS[name]() as theirs, memwatch.profile(intercept=intercept) as prof:
+        result = _work()
     assert torch.equal(result, plain_result)
     assert {"aten::mm", "aten::exp", "mine"} <= _collapsed(_ops(theirs.key_averages()))
     assert len(prof.ops) > 3
@@ -94,15 +95,17 @@ def test_profiler_started_before_and_stopped_inside(intercept, plain_result):
 @pytest.mark.parametrize("intercept", INTERCEPTS)
 def test_profiler_with_a_schedule(intercept):
     ready = []
-    with memwatch.profile(intercept=intercept):
-        with profile(
+    with (
+        memwatch.profile(intercept=intercept),
+        profile(
             activities=[ProfilerActivity.CPU],
             schedule=schedule(wait=1, warmup=1, active=1, repeat=2),
             on_trace_ready=lambda each: ready.append(_collapsed(_ops(each.key_averages()))),
-        ) as theirs:
-            for _ in range(6):
-                _work()
-                theirs.step()
+        ) as theirs,
+    ):
+        for _ in range(6):
+            _work()
+            theirs.step()
     assert len(ready) == 2
     assert all({"aten::mm", "aten::exp", "mine"} <= names for names in ready)
 

@@ -147,7 +147,11 @@ def test_generators_between_forward_and_backward():
 def test_environment_of_exceptions():
     """Exceptions with tensors in their frames keep them no longer than plainly."""
     caught = []
-    for bad in (lambda: torch.ones(2) @ torch.ones(3), lambda: nn.Linear(2, 2)(torch.ones(3)), lambda: {}["no"]):
+    for bad in (
+        lambda: torch.ones(2) @ torch.ones(3),
+        lambda: nn.Linear(2, 2)(torch.ones(3)),
+        lambda: {}["no"],
+    ):
         try:
             bad()
         except Exception as error:
