@@ -43,8 +43,14 @@ def parse_bytes(size: int | float | str) -> int:
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)
         if match is None or match[2].lower() not in _UNITS:
-            raise SizeError(f"{size!r} is not a size; write a number and B, KiB, MiB, GiB, kB, MB or GB, as in '64 MiB'")
-        return int(float(match[1]) * _UNITS[match[2].lower()]) if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
+            raise SizeError(
+                f"{size!r} is not a size; write a number and B, KiB, MiB, GiB, kB, MB or GB, as in '64 MiB'"
+            )
+        return (
+            int(float(match[1]) * _UNITS[match[2].lower()])
+            if "." in match[1]
+            else int(match[1]) * _UNITS[match[2].lower()]
+        )
     if not 0 <= size < float("inf"):
         raise SizeError(f"{size!r} is not a size; it must be a finite number of bytes, zero or more")
     return int(size)

@@ -128,14 +128,18 @@ def write(results: dict[str, dict[str, dict[str, float]]], rounds: int) -> str:
     lines = [
         "# What observing costs",
         "",
-        f"Written by `python reports/overhead.py --rounds {rounds}`: torch {torch.__version__}, one thread, CPU time of the",
-        "thread, configurations interleaved in random order. *added* is the added time per step as a ratio to that of an",
-        "empty TorchDispatchMode in the same run (by minima, by medians); *total* holds enter and exit, for "
-        + ", ".join(f"{steps} steps of {name}" for name, steps in STEPS.items())
-        + ".",
+        f"Written by `python reports/overhead.py --rounds {rounds}`: torch {torch.__version__}, one thread,",
+        "CPU time of the thread, configurations interleaved in random order. *added* is the added time per step as a",
+        "ratio to that of an empty TorchDispatchMode in the same run (by minima, by medians); *total* holds enter and",
+        "exit, for " + ", ".join(f"{steps} steps of {name}" for name, steps in STEPS.items()) + ".",
     ]
     for workload, rows in results.items():
-        lines += ["", f"## {workload}", "", "| configuration | min ms | median ms | added (min) | added (median) | total ms |"]
+        lines += [
+            "",
+            f"## {workload}",
+            "",
+            "| configuration | min ms | median ms | added (min) | added (median) | total ms |",
+        ]
         lines += ["| --- | --- | --- | --- | --- | --- |"]
         for name, row in rows.items():
             lines.append(

@@ -233,10 +233,10 @@ def _variable(words: str) -> str:
 
 
 _ADVICE: Final = {
-    "drag": "never used again after its last use; drop the reference there (del it, pass a list and clear it, or return it)",
+    "drag": "never used again after its last use; drop the reference there (del it, or pass a list and clear it)",
     "lag": "made long before its first use; make each one right before it is used (a generator in place of a list)",
     "void": "never used by any op; do not make it or drop it at once",
-    "gradient": "alive in forward though the optimizer is done with them; call zero_grad(set_to_none=True) before forward",
+    "gradient": "alive in forward though the optimizer is done with them; call zero_grad() before forward",
     "graph": "saved for a backward that never ran; run this forward under torch.no_grad()",
 }
 

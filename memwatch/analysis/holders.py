@@ -91,7 +91,9 @@ class Holders:
         category, name = storages["category"].to_numpy(), storages["name"].to_numpy()
         return [self._one(life, op, str(category[life]), str(name[life])) for life in lives]
 
-    def _one(self, life: int, op: int, category: str, name: str) -> Holder:
+    def _one(  # noqa: PLR0911  # one return per kind of holder
+        self, life: int, op: int, category: str, name: str
+    ) -> Holder:
         if category in ("parameter", "buffer"):
             return Holder(f"module {category}", f"{category} `{name}`", "", "")
         if category == "optimizer state":

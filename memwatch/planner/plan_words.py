@@ -44,8 +44,10 @@ def describe_plan(plan: Plan) -> str:
     peak, program = plan.peak_increase_bytes, plan.program_peak_increase_bytes
     share = f" ({100 * peak / program:.0f}% of the program's)" if program else ""
     lines = [
-        (f"peak increase {format_bytes(peak)}{share}, program {format_bytes(program)}, "
-        f"lower bound {format_bytes(plan.lower_bound_bytes)}"),
+        (
+            f"peak increase {format_bytes(peak)}{share}, program {format_bytes(program)}, "
+            f"lower bound {format_bytes(plan.lower_bound_bytes)}"
+        ),
         f"extra cost {100 * plan.extra_cost_ratio:.1f}%",
     ]
     if plan.budget_bytes is not None:

@@ -28,7 +28,7 @@ from memwatch.record.stacks import is_user
 from memwatch.record.storages import NEVER, Storages, address_of, plain_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from memwatch.record.strings import Strings
 
@@ -256,48 +256,61 @@ def _values_of_frame(frame: FrameType) -> list[Any]:
 
 def _children(value: Any) -> Iterator[tuple[Any, ...]]:
     """Give what an object refers to, with the objects in between, without running its code."""
-    if isinstance(value, nn.Module):
-        for name, held in value.__dict__.items():
-            if name not in ("_parameters", "_buffers"):
-                yield from _unless_leaf(value.__dict__, held)
-    elif isinstance(value, dict):
-        for held in dict.values(value):
-            yield from _unless_leaf(held)
-    elif isinstance(value, _CONTAINERS):
-        for held in type(value).__iter__(value) if type(value) in _CONTAINERS else gc.get_referents(value):
-            yield from _unless_leaf(held)
-    elif isinstance(value, GeneratorType):
-        inner = value.gi_frame
-        if inner is not None:
-            for held in _values_of_frame(inner):
-                yield from _unless_leaf(inner, held)
-    elif isinstance(value, FunctionType):
-        for cell in value.__closure__ or ():
-            for held in gc.get_referents(cell):
-                yield from _unless_leaf(cell, held)
-    elif isinstance(value, MethodType):
-        yield from _unless_leaf(value.__self__)
-    elif isinstance(value, BaseException):
-        trace = value.__traceback__
-        while trace is not None:
-            yield trace, trace.tb_frame
-            trace = trace.tb_next
-    elif isinstance(value, FrameType):
-        for held in _values_of_frame(value):
-            yield from _unless_leaf(held)
+    for kind, children in _CHILDREN.items():
+        if isinstance(value, kind):
+            steps = children(value)
+            break
     else:
-        attributes = instance_dict(value)
-        if attributes is not None:
-            for held in attributes.values():
-                yield from _unless_leaf(attributes, held)
-        else:
-            for held in gc.get_referents(value):
-                yield from _unless_leaf(held)
+        steps = _of_instance(value)
+    return (step for step in steps if not isinstance(step[-1], _LEAVES))
 
 
-def _unless_leaf(*steps: Any) -> Iterator[tuple[Any, ...]]:
-    if not isinstance(steps[-1], _LEAVES):
-        yield steps
+def _of_module(module: nn.Module) -> Iterator[tuple[Any, ...]]:
+    names = module.__dict__
+    return ((names, held) for name, held in names.items() if name not in ("_parameters", "_buffers"))
+
+
+def _of_container(container: Any) -> Iterator[tuple[Any, ...]]:
+    held: Any = gc.get_referents(container)
+    if isinstance(container, dict):
+        held = dict.values(container)
+    elif type(container) in _CONTAINERS:
+        held = iter(container)
+    return ((each,) for each in held)
+
+
+def _of_generator(generator: GeneratorType[Any, Any, Any]) -> Iterator[tuple[Any, ...]]:
+    inner = generator.gi_frame
+    return iter(()) if inner is None else ((inner, held) for held in _values_of_frame(inner))
+
+
+def _of_function(function: FunctionType) -> Iterator[tuple[Any, ...]]:
+    return ((cell, held) for cell in function.__closure__ or () for held in gc.get_referents(cell))
+
+
+def _of_exception(error: BaseException) -> Iterator[tuple[Any, ...]]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace, trace.tb_frame
+        trace = trace.tb_next
+
+
+def _of_instance(value: Any) -> Iterator[tuple[Any, ...]]:
+    attributes = instance_dict(value)
+    if attributes is None:
+        return ((held,) for held in gc.get_referents(value))
+    return ((attributes, held) for held in attributes.values())
+
+
+_CHILDREN: Final[dict[Any, Callable[[Any], Iterator[tuple[Any, ...]]]]] = {
+    nn.Module: _of_module,
+    _CONTAINERS: _of_container,
+    GeneratorType: _of_generator,
+    FunctionType: _of_function,
+    MethodType: lambda method: iter([(method.__self__,)]),
+    BaseException: _of_exception,
+    FrameType: lambda frame: ((held,) for held in _values_of_frame(frame)),
+}
 
 
 def _edges(chain: Chain) -> Iterator[str]:

@@ -98,7 +98,9 @@ def compare(op: Any, intercept: str, count: int) -> str:
         observed = _results(samples)
     if observed == plain:
         return "equal"
-    if any(_results(samples) != plain for _ in range(_REPEATS)):  # as LAPACK's lstsq, by the alignment of its memory
+    if any(
+        _results(samples) != plain for _ in range(_REPEATS)
+    ):  # as LAPACK's lstsq, by the alignment of its memory
         return "not repeatable"
     if intercept == "key":
         return "different"

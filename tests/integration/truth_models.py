@@ -12,7 +12,9 @@ from torch.nn import functional as F  # noqa: N812  # torch's own convention
 Program = Callable[[], Any]
 
 
-def train(net: nn.Module, loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer, count: int = 2) -> Program:
+def train(
+    net: nn.Module, loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer, count: int = 2
+) -> Program:
     """Give a program of `count` training steps."""
 
     def run() -> Any:
@@ -89,7 +91,9 @@ class Residual(nn.Module):
 
 def resnet() -> Program:
     blocks = [Residual(8, 8, 1), Residual(8, 16, 2), Residual(16, 16, 1), Residual(16, 32, 2)]
-    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)
+    )
     x, y = torch.randn(4, 3, 32, 32), torch.randint(10, (4,))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, foreach=False)
     return train(net, lambda: F.cross_entropy(net(x), y), optimizer)
@@ -152,7 +156,11 @@ def lora() -> Program:
     down, up = nn.Linear(128, 4, bias=False), nn.Linear(4, 128, bias=False)
     x = torch.randn(16, 128)
     net = nn.ModuleList([base, down, up])
-    return train(net, lambda: (base(x) + up(down(x))).pow(2).mean(), torch.optim.AdamW([*down.parameters(), *up.parameters()]))
+    return train(
+        net,
+        lambda: (base(x) + up(down(x))).pow(2).mean(),
+        torch.optim.AdamW([*down.parameters(), *up.parameters()]),
+    )
 
 
 def sparse_embedding() -> Program:
@@ -205,7 +213,9 @@ def indexing() -> Program:
 
     def run() -> None:
         y = x * 2
-        (y[rows].sum() + y.max(1)[0].sum() + y[:32].exp().sum() + y[32:].prod(1).sum() + y.cumsum(1).sum()).backward()
+        (
+            y[rows].sum() + y.max(1)[0].sum() + y[:32].exp().sum() + y[32:].prod(1).sum() + y.cumsum(1).sum()
+        ).backward()
 
     return run
 

@@ -57,4 +57,6 @@ def vit() -> Program:
     return train(model, loss, torch.optim.AdamW(model.parameters()))
 
 
-TRANSFORMERS: dict[str, Callable[[], Program]] = {maker.__name__: maker for maker in (gpt2, llama, bert, t5, vit)}
+TRANSFORMERS: dict[str, Callable[[], Program]] = {
+    maker.__name__: maker for maker in (gpt2, llama, bert, t5, vit)
+}
