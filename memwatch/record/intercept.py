@@ -184,17 +184,18 @@ class KeyInterceptor:
         for space, name, overload in _overloads():
             if space not in libraries:
                 libraries[space] = torch._C._dispatch_library("IMPL", space, "", __file__, 0)
-            fallthrough = overload.is_view or overload._opname in _UNSEEN or space == "profiler"
-            kernel = (
-                torch.library.fallthrough_kernel
-                if fallthrough
-                else functools.partial(_kernel, OpKind(overload))
-            )
-            libraries[space].impl(name, "Fake", kernel, False)
+            if overload.is_view or overload._opname in _UNSEEN or space == "profiler":
+                libraries[space].impl(name, "Fake", torch.library.fallthrough_kernel, False)
+            elif space == "aten":
+                libraries[space].impl(name, "Fake", functools.partial(_kernel, OpKind(overload)), False)
+            else:
+                libraries[space].impl(
+                    name, "Fake", functools.partial(_careful_kernel, OpKind(overload)), True
+                )
         fallback = torch.library.Library("_", "IMPL")  # for the ops that are defined later
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            fallback.fallback(_later_kernel, "Fake")
+            fallback.fallback(_later_kernel, "Fake", with_keyset=True)
         cls._registered = [libraries, fallback]
 
 
@@ -215,14 +216,21 @@ def _kernel(kind: OpKind, *args: Any, **kwargs: Any) -> Any:
         _set_excluded(_KEY, False)
 
 
+def _careful_kernel(kind: OpKind, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    """Go on below our key: kernels above it that Python wrote would run again, and count versions twice."""
+    return _kernel(
+        kind.calling(functools.partial(kind.overload.redispatch, keyset & _BELOW)), *args, **kwargs
+    )
+
+
 _later_kinds: Final[dict[Any, OpKind]] = {}
 
 
-def _later_kernel(overload: Any, *args: Any, **kwargs: Any) -> Any:
+def _later_kernel(keyset: Any, overload: Any, *args: Any, **kwargs: Any) -> Any:
     kind = _later_kinds.get(overload)
     if kind is None:
         kind = _later_kinds[overload] = OpKind(overload)
-    return _kernel(kind, *args, **kwargs)
+    return _careful_kernel(kind, keyset, *args, **kwargs)
 
 
 def _overloads() -> Iterator[tuple[str, str, Any]]:
@@ -249,4 +257,5 @@ def _free_key() -> Any:
 
 
 _KEY: Final = _free_key()
+_BELOW: Final[Any] = None if _KEY is None else torch._C._dispatch_keyset_full_after(_KEY)
 _set_excluded: Final[Any] = torch._C._dispatch_tls_set_dispatch_key_excluded

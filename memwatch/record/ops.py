@@ -42,7 +42,17 @@ _strided: Final = torch.strided
 class OpKind:
     """What the recorder needs to know of an overload, computed once."""
 
-    __slots__ = ("_seeing", "accesses", "call", "name", "overload", "resizes", "takes_lists", "write_names")
+    __slots__ = (
+        "_calling",
+        "_seeing",
+        "accesses",
+        "call",
+        "name",
+        "overload",
+        "resizes",
+        "takes_lists",
+        "write_names",
+    )
 
     def __init__(self, overload: Any) -> None:
         schema = overload._schema
@@ -65,6 +75,16 @@ class OpKind:
             or overload._opname in {"resize_", "resize_as_", "set_", "_resize_output_"}
         )
         self._seeing: OpKind | None = None
+        self._calling: OpKind | None = None
+
+    def calling(self, call: Callable[..., Any]) -> OpKind:
+        """Give the same kind for one run with another call; the next run takes the object again."""
+        kind = self._calling
+        if kind is None:
+            kind = self._calling = OpKind(self.overload)
+        kind.call = call
+        kind._seeing = None
+        return kind
 
     def seeing(self) -> OpKind:
         """Give the same kind for use while __torch_function__ is off: its call alone has it on, as plainly."""
