@@ -9,7 +9,7 @@ import random
 import re
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,8 @@ def check(
     """
     run(program)  # first-time effects: lazy imports, warnings given once, caches
     plain = run(program)
-    expected = plain_order(_repeated(program)) if deaths else []
+    with _no_collections():
+        expected = plain_order(_repeated(program)) if deaths else []
     before = torch_state()
     prof = memwatch.profile(intercept=intercept)
     observed = run(program, lambda: prof)
@@ -99,14 +100,26 @@ def check(
         return prof
     assert observed == plain
     if deaths:
-        with memwatch.profile(intercept=intercept) as prof:
-            result = _repeated(program)()
-        del result
-        order = observed_order(prof)
-        if order != expected and intercept == "mode":
-            expected = plain_order(_under_mode(_repeated(program)))
+        with _no_collections():
+            with memwatch.profile(intercept=intercept) as prof:
+                result = _repeated(program)()
+            del result
+            order = observed_order(prof)
+            if order != expected and intercept == "mode":
+                expected = plain_order(_under_mode(_repeated(program)))
         assert mode_effects(prof) or order == expected
     return prof
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep the gc from freeing at a moment of its own."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _under_mode(program: Program) -> Program:
