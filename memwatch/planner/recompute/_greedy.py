@@ -119,12 +119,13 @@ def _worth_a_look(model: Model, area: Area, gaps: IntArray) -> IntArray:
     width = np.empty(len(gaps), np.float64)
     for gap in range(len(gaps)):
         width[gap] = -_covered(model, area, gaps[gap, BUFFER], gaps[gap, SINCE], gaps[gap, UNTIL])
+    most = max(_KEPT_PER_CLASS, model.num_ops // 500)
     taken = np.zeros(model.num_ops + 1, np.int64)
     kept, count = np.empty(len(gaps), np.int64), 0
     for gap in np.argsort(width, kind="mergesort"):
         producer = model.producer[gaps[gap, BUFFER]]
         kind = model.kind[producer] if producer >= 0 else model.num_ops
-        if taken[kind] < _KEPT_PER_CLASS:
+        if taken[kind] < most:
             taken[kind] += 1
             kept[count] = gap
             count += 1

@@ -30,6 +30,8 @@ _LARGEST_STYLED = 5_000
 _LARGEST_REORDER = 2_000
 _LARGEST_REORDER_TWICE = 500
 _LARGEST_EXACT = 100
+_LARGEST_PRUNED_WHOLE = 20_000
+_PIECE = 200
 _ROOM_PER_OP = 12
 _CUTS_PER_CALL = 200
 _WARMTH = 0.01
@@ -133,7 +135,7 @@ class RecomputeSearch:
         valid = [one for one in map(self._price, seeds) if one is not None]
         valid.sort(key=lambda one: one.key(self._budget))
         fitting = [one for one in valid if one.peak_bytes <= self._budget]
-        found = []
+        found = valid[:1]  # what a program too large for the time limit gets
         for one in [*fitting[:_SEEDS_TRIED], *valid[len(fitting) :][:_SEEDS_TRIED]]:
             if self._clock.is_over():
                 break
@@ -160,10 +162,9 @@ class RecomputeSearch:
 
         num_ops = self._graph.num_ops
         draft = self._draft(tokens, _ROOM_PER_OP * num_ops + 1_000)
+        cuts = min(_CUTS_PER_CALL, max(5, 2_000_000 // max(num_ops, 1)))  # a call cannot be interrupted
         shortlist, spread = (24, False) if num_ops <= _LARGEST_CAREFUL else (4, True)
-        style = kernel.Style(
-            self._budget, area_power, 0.0, min(limit, num_ops), shortlist, _CUTS_PER_CALL, spread
-        )
+        style = kernel.Style(self._budget, area_power, 0.0, min(limit, num_ops), shortlist, cuts, spread)
         before = -1
         while draft.size[0] != before and not (before >= 0 and self._clock.is_over()):
             before = int(draft.size[0])
@@ -177,6 +178,8 @@ class RecomputeSearch:
 
         if found.peak_bytes > self._budget:
             return found
+        if len(found.tokens) > _LARGEST_PRUNED_WHOLE:
+            return self._prune_from_the_end(found)
         last_first = np.arange(len(found.tokens))[::-1].copy()
         price = np.concatenate((self._model.cost, np.full(2 * self._model.num_buffers, np.inf)))
         ranks = [last_first, np.argsort(-price[found.tokens], kind="stable")]
@@ -186,6 +189,19 @@ class RecomputeSearch:
             kernel.prune(self._model, draft, self._budget, rank)
             results.append(self.evaluate(_tokens(draft)))
         return self._best([found, *results])
+
+    def _prune_from_the_end(self, found: Found) -> Found:
+        """Prune piece by piece, as far as the time allows."""
+        from memwatch.planner.recompute import _prune as kernel
+
+        draft = self._draft(found.tokens, 0)
+        end = int(draft.size[0])
+        while end > 0 and not self._clock.is_over():
+            end = min(end, int(draft.size[0]))
+            piece = np.arange(max(0, end - _PIECE), end)[::-1].copy()
+            kernel.prune(self._model, draft, self._budget, piece)
+            end -= _PIECE
+        return self._best([found, self.evaluate(_tokens(draft))])
 
     def reorder_and_prune(self, found: Found) -> Found:
         """Order the steps anew for a lower peak and spend the room that this leaves."""

@@ -125,6 +125,7 @@ def _rotor_seeds(graph: Graph, stages: Stages, budget_bytes: int) -> list[IntArr
 def _tokens(graph: Graph, stages: Stages, steps: list[tuple[str, int]]) -> IntArray:
     """Write the schedule of a chain as ops of the program; a first run takes every op, a later one what it may."""
     turn = int(stages.bounds[-1])
+    may_repeat = (graph.op_recomputable & (graph.writes.lengths() == 0)).tolist()
     late = turn
     done = 0
     tokens: list[int] = []
@@ -135,7 +136,7 @@ def _tokens(graph: Graph, stages: Stages, steps: list[tuple[str, int]]) -> IntAr
                 tokens += ops
                 done = stage + 1
             else:
-                tokens += [op for op in ops if graph.op_recomputable[op] and not len(graph.writes.row(op))]
+                tokens += [op for op in ops if may_repeat[op]]
             continue
         # all that can run before something of an earlier stage is needed
         until = max(late, int(stages.first_user[:stage].min(initial=graph.num_ops)))
