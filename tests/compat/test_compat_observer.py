@@ -28,7 +28,12 @@ def _sparse() -> None:
     torch.nn.Embedding(100, 16, sparse=True)(torch.arange(8)).sum().backward()
 
 
-NAMED = {_topk: "aten.topk", _used_twice: "aten.add.Tensor", _prod: "aten.prod", _sparse: "aten.clone.default"}
+NAMED = {
+    _topk: "aten.topk",
+    _used_twice: "aten.add.Tensor",
+    _prod: "aten.prod",
+    _sparse: "aten.clone.default",
+}
 
 
 @pytest.mark.parametrize("program", NAMED, ids=lambda program: program.__name__)
