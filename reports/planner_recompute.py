@@ -86,7 +86,7 @@ def against_optimum(count: int) -> str:
         auto, auto_fits, auto_seconds = planned(graph, budget)
         longest = max(longest, seconds, auto_seconds)
         hint = plan.schedule.ops if fits else None
-        result = solve_retention(graph, budget, copies=3, hint=hint, effort=20.0, clock=Clock.of(60))
+        result = solve_retention(graph, budget, copies=3, hint=hint, effort=6.0, clock=Clock.of(20))
         sizes.append(graph.num_ops)
         if result.tokens is None:
             both_out += not fits

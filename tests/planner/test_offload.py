@@ -79,6 +79,16 @@ def test_without_recompute_an_effect_can_still_be_moved():
     assert plan.order == list(graph.op_names)
 
 
+def test_moves_alone_fit_where_hiding_the_copies_would_not():
+    """A buffer is fetched late when fetching it early would not fit, even if that costs time."""
+    graph = waiting(cost_of_first=1000.0, cost_of_second=1.0)
+    plan = plan_graph(graph, budget=18 * PAGE, offload=True, recompute=False, bandwidth=PAGE / 2)
+    assert plan.peak_increase_bytes <= 18 * PAGE
+    assert len(plan.order) == graph.num_ops
+    assert plan.moved_bytes == 2 * 16 * PAGE
+    assert plan.extra_cost_ratio > 0
+
+
 def test_copies_hide_behind_computing():
     """A move is free when enough is computed before its buffer must be out and after it is called back."""
     from memwatch.planner.recompute import _draft

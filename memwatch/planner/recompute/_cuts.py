@@ -25,6 +25,8 @@ class Scene(NamedTuple):
     draft: Draft
     events: Events  # its touches
     search: Search  # working memory
+    live: IntArray  # step -> bytes alive while it runs
+    budget: int  # bytes
 
 
 @compiled
@@ -59,22 +61,25 @@ def gaps_at(model: Model, events: Events, draft: Draft, step: int) -> IntArray:
 
 
 @compiled
-def move_points(model: Model, draft: Draft, cut: Cut) -> tuple[int, int, float]:
+def move_points(model: Model, scene: Scene, cut: Cut) -> tuple[int, int, float]:
     """Choose where to move a buffer out and back so that computing hides the copies as far as possible.
+
+    While it is copied the buffer is alive: only steps that are within the budget with it can hide a copy.
 
     Returns:
         The step before which it is out, the step before which it is fetched, and the time not hidden.
     """
+    tokens, live = scene.draft.tokens, scene.live
     left, out_before = model.move_cost[cut.buffer], cut.since + 1
-    while left > 0 and out_before < cut.peak_step:
-        if draft.tokens[out_before] < model.num_ops:
-            left -= model.cost[draft.tokens[out_before]]
+    while left > 0 and out_before < cut.peak_step and live[out_before] <= scene.budget:
+        if tokens[out_before] < model.num_ops:
+            left -= model.cost[tokens[out_before]]
         out_before += 1
     stall, left, in_before = max(left, 0.0), model.move_cost[cut.buffer], cut.until
-    while left > 0 and in_before - 1 > cut.peak_step:
+    while left > 0 and in_before - 1 > cut.peak_step and live[in_before - 1] <= scene.budget:
         in_before -= 1
-        if draft.tokens[in_before] < model.num_ops:
-            left -= model.cost[draft.tokens[in_before]]
+        if tokens[in_before] < model.num_ops:
+            left -= model.cost[tokens[in_before]]
     return out_before, in_before, stall + max(left, 0.0)
 
 
@@ -85,7 +90,7 @@ def apply_cut(model: Model, scene: Scene, target: Draft, cut: Cut, limit: int) -
     Up to the end of the cut, `target` must be the schedule of the scene.
     """
     if cut.way == MOVE:
-        out_before, in_before, price = move_points(model, target, cut)
+        out_before, in_before, price = move_points(model, scene, cut)
         token = np.empty(1, np.int64)
         token[0] = model.num_ops + model.num_buffers + cut.buffer
         insert(target, in_before, token)

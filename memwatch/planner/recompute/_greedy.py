@@ -137,7 +137,7 @@ def _estimate(model: Model, scene: Scene, cut: Cut, area: Area) -> tuple[float, 
     """Estimate (overflow removed, price) of a cut whose missing ops were just found, or of a move."""
     net = _covered(model, area, cut.buffer, cut.since, cut.until)
     if cut.way == MOVE:
-        return net, move_points(model, scene.draft, cut)[2]
+        return net, move_points(model, scene, cut)[2]
     search = scene.search
     for position in range(search.counts[KEPT]):
         net -= _covered(model, area, search.kept[position, 0], search.kept[position, 1], cut.until)
@@ -217,7 +217,7 @@ def _spread(model: Model, scene: Scene, tools: Tools, rows: IntArray, limit: int
 @compiled
 def _best_cut(model: Model, draft: Draft, tools: Tools, peak_step: int, style: Style) -> bool:
     """Write the best schedule that is one cut away to ``tools.best``; return whether any cut helps."""
-    scene = Scene(draft, list_events(model, draft), tools.search)
+    scene = Scene(draft, list_events(model, draft), tools.search, tools.work.live, style.budget)
     before = overflow(model, draft, tools.work, style.budget)
     ranking = _rank_cuts(model, scene, tools.work, peak_step, style)
     best_score, chosen, tried = 0.0, -1, 0

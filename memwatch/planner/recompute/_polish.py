@@ -76,9 +76,9 @@ def undo_some(model: Model, draft: Draft, work: Work) -> None:
 
 
 @compiled
-def cut_anywhere(model: Model, draft: Draft, bench: Bench, limit: int) -> None:
+def cut_anywhere(model: Model, draft: Draft, bench: Bench, effort: Effort) -> None:
     """Cut a random idle interval at a random step, unless that makes the schedule invalid."""
-    if draft.size[0] + limit + 2 >= len(draft.tokens):
+    if draft.size[0] + effort.limit + 2 >= len(draft.tokens):
         return
     events = list_events(model, draft)
     gaps = gaps_at(model, events, draft, np.random.randint(0, draft.size[0]))
@@ -89,8 +89,10 @@ def cut_anywhere(model: Model, draft: Draft, bench: Bench, limit: int) -> None:
     if model.movable[row[0]] == 1 and np.random.random() < 0.5:
         row[WAY] = MOVE
     copy(draft, bench.trial)
-    scene = Scene(draft, events, bench.search)
-    done = apply_cut(model, scene, bench.trial, cut_of(row), limit)[0]
+    sweep(model, draft, bench.work)
+    budget = effort.budget if np.random.random() < 0.5 else -1  # -1: copy at once, hidden by nothing
+    scene = Scene(draft, events, bench.search, bench.work.live, budget)
+    done = apply_cut(model, scene, bench.trial, cut_of(row), effort.limit)[0]
     if done and sweep(model, bench.trial, bench.work) >= 0:
         copy(bench.trial, draft)
 
@@ -104,10 +106,10 @@ def _value(model: Model, draft: Draft, work: Work, budget: int) -> tuple[float, 
 
 
 @compiled
-def _disturb(model: Model, draft: Draft, bench: Bench, limit: int) -> None:
+def _disturb(model: Model, draft: Draft, bench: Bench, effort: Effort) -> None:
     choice = np.random.random()
     if 0.35 <= choice < 0.6:
-        cut_anywhere(model, draft, bench, limit)
+        cut_anywhere(model, draft, bench, effort)
     if choice >= 0.6:
         for _ in range(1 + np.random.randint(0, 3)):
             shift_one(model, draft, bench)
@@ -134,7 +136,7 @@ def polish(model: Model, draft: Draft, effort: Effort) -> None:
     total = model.cost.sum()
     for turn in range(effort.rounds):
         copy(now, then)
-        _disturb(model, then, bench, effort.limit)
+        _disturb(model, then, bench, effort)
         power, noise = 0.5 + np.random.random(), 0.5 * np.random.random()
         style = Style(effort.budget, power, noise, effort.limit, 8, 4 * model.num_ops, False)
         if fit(model, then, style) <= effort.budget:

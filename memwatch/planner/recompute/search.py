@@ -221,7 +221,7 @@ class RecomputeSearch:
         from memwatch.planner.recompute import _polish as kernel
 
         num_ops = self._graph.num_ops
-        rounds = int(min(1_500, 40 * num_ops, 2_500_000 / max(num_ops, 1) ** 2))
+        rounds = int(min(1_500, 200 + 30 * num_ops, 2_500_000 / max(num_ops, 1) ** 2))
         chunk = max(1, min(rounds, 2_000 // max(num_ops, 1)))
         draft = self._draft(found.tokens, _ROOM_PER_OP * num_ops + 1_000)
         for turn in range(-(-rounds // chunk)):
