@@ -7,21 +7,25 @@ by replaying the events without the bytes; what would not lower the peak is no f
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.biographies import DRAG, LAG, PHASE_NAMES
+from memwatch.analysis.advice import advise
+from memwatch.analysis.biographies import DRAG, LAG, PHASE_NAMES, VOID
+from memwatch.analysis.choices import Choices
 from memwatch.analysis.holders import Holder
-from memwatch.capture.schema import ACCESSES, NONE
-from memwatch.sizes import format_bytes
+from memwatch.capture.schema import ACCESSES, NONE, PHASES
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from memwatch.analysis.frames import Frames
     from memwatch.capture.packed import IntArray
 
-_LEAST_RATIO: Final = 0.02
+_LEAST_RATIO: Final = 0.05
 _MAX_ROUNDS: Final = 64
 _LEAST_WAITING: Final = 2
 _KEPT_ON_PURPOSE: Final = ("parameter", "buffer", "optimizer state", "gradient")
@@ -32,8 +36,11 @@ class Finding:
     """One thing to change, and what it would bring.
 
     Attributes:
-        kind: ``drag`` (held after the last use), ``lag`` (made long before the first use), ``void`` (never
-            used), ``gradient`` (alive in the next forward) or ``graph`` (saved for a backward that never ran).
+        kind: ``drag`` (held after the last use), ``iteration`` (the same, from one pass of a loop into the
+            next), ``lag`` (made long before the first use), ``void`` (never used), ``gradient`` (alive in the
+            next forward), ``graph`` (saved for a backward that never runs), ``retained`` (for one that ran),
+            ``optimizer`` (temporaries of a foreach step), ``workspace`` (of one op) or ``twice`` (a saved tensor
+            and a converted copy of it).
         nbytes: bytes at the peak that it is about.
         holder: who holds them.
         site: `file:line` to edit, empty if there is none.
@@ -55,8 +62,8 @@ class Finding:
     storages: tuple[int, ...] = field(repr=False)
 
     def __str__(self) -> str:
-        """Say it in one line."""
-        return f"{self.kind}: {format_bytes(self.nbytes)} held by {self.holder}; {self.advice}"
+        """Say it in one line: the variable, what it keeps, what to do and what that would bring."""
+        return f"{self.holder}{f' at {_short(self.site)}' if self.site else ''}, {self.advice}"
 
 
 @dataclass
@@ -82,7 +89,10 @@ class _Search:
         self._category = frames.storages["category"].to_numpy()
         self._event_op = frames.timeline["op"].to_numpy()
         self._least = max(int(self._curve.peak_increase_bytes * _LEAST_RATIO), 1)
-        self._never_read = _never_read(frames)
+        self._fates = _Fates(frames)
+        stacks = frames.capture.tables["stacks"]
+        files = frames.capture.text(np.unique(stacks["file"][stacks["user"] == 1]))
+        self._has_own_files = any(not Holder("", "", file, "").foreign for file in files)
         self._computed = _computed(frames)
 
     def run(self) -> list[Finding]:
@@ -98,21 +108,32 @@ class _Search:
             if not fresh:
                 break
             for found in fresh:
-                group = groups.setdefault((found.phase, _variable(found.holder.words)), found)
+                group = groups.setdefault(
+                    (found.phase, "" if found.phase == "graph" else found.holder.words), found
+                )
                 if group is not found:
                     group.lives += found.lives
                 group.nbytes = max(group.nbytes, int(self._lives.nbytes[found.lives].sum()))
                 taken.update(found.lives)
                 live = live - self._bytes_saved(found.phase, found.lives)
+        event = self._curve.peak_event
+        for choice in Choices(self._frames).at(event, np.flatnonzero(self._alive(event)).tolist()):
+            nbytes = int(self._lives.nbytes[choice.lives].sum())
+            groups[choice.phase, ""] = _Group(choice.phase, choice.holder, (), event, choice.lives, nbytes)
+            live = live - self._bytes_saved(
+                choice.phase, [life for life in choice.lives if life not in taken]
+            )
         return self._worth_telling(list(groups.values()), live)
+
+    def _alive(self, event: int) -> NDArray[np.bool_]:
+        lives = self._lives
+        dead = (lives.death_event != NONE) & (lives.death_event <= event)
+        alive: NDArray[np.bool_] = lives.counted & (lives.birth_event <= event) & ~dead
+        return alive
 
     def _candidates(self, event: int, taken: set[int]) -> list[_Group]:
         lives, op = self._lives, int(self._event_op[event])
-        alive = (
-            lives.counted
-            & (lives.birth_event <= event)
-            & ((lives.death_event == NONE) | (lives.death_event > event))
-        )
+        alive = self._alive(event)
         alive &= (lives.storage != NONE) & (lives.birth_event > 0)
         phase = self._biographies.phase_at(event)
         groups: dict[tuple[str, str], _Group] = {}
@@ -122,8 +143,10 @@ class _Search:
             verdict = self._verdict(life, int(phase[life]), op)
             if verdict is not None:
                 kind, holders = verdict
-                key = (kind, holders[0].words)
+                key = (kind, "" if kind == "graph" else holders[0].words)
                 group = groups.setdefault(key, _Group(kind, holders[0], tuple(holders[1:]), event))
+                if group.holder.kind == "autograd node" and holders[0].kind != "autograd node":
+                    group.holder = holders[0]  # a variable tells more than that there is a graph
                 group.lives.append(life)
         for group in groups.values():
             group.nbytes = int(lives.nbytes[group.lives].sum())
@@ -133,25 +156,55 @@ class _Search:
         category = str(self._category[life])
         holders = self._frames.holders
         if category == "gradient" and phase == DRAG and self._is_forward(op):
-            return "gradient", [Holder("attribute", "attribute .grad of the parameters", "", "")]
+            return "gradient", [Holder("attribute", "`.grad` of the parameters", "", "")]
         if category in _KEPT_ON_PURPOSE:
             return None
         packs = holders.packs_at(life, op)
         if packs:
-            if phase != LAG and all(self._never_read[pack] for pack in packs):
-                return "graph", [
-                    Holder(
-                        "autograd node",
-                        "the autograd graph of a forward without backward",
-                        self._line(life),
-                        "",
-                    )
-                ]
+            return self._verdict_on_saved(life, phase, op, packs)
+        return self._verdict_on_variables(life, phase, op, holders.variables(life, op))
+
+    def _verdict_on_variables(
+        self, life: int, phase: int, op: int, variables: list[Holder]
+    ) -> tuple[str, list[Holder]] | None:
+        if not variables or (self._has_own_files and variables[0].foreign):
             return None
-        variables = holders.variables(life, op)
-        if not variables or (phase == LAG and not (self._computed[life] and "\n" in variables[0].path)):
-            return None  # what waits is told of only where a container of the program holds computed results
+        on_stack = variables[0].kind == "evaluation stack"
+        if phase == VOID and on_stack:
+            return None  # a list that is being made
+        if (
+            phase == LAG
+        ):  # what waits is told of only where a container or a half-made call holds computed results
+            waits = not variables[0].path if on_stack else "\n" in variables[0].path
+            return ("lag", variables) if waits and self._computed[life] else None
+        if phase == DRAG and self._is_made_anew(life, op):
+            return "iteration", variables
         return PHASE_NAMES[phase], variables
+
+    def _verdict_on_saved(
+        self, life: int, phase: int, op: int, packs: list[int]
+    ) -> tuple[str, list[Holder]] | None:
+        fates = {self._fates.fate(pack, op) for pack in packs}
+        if phase == LAG or not fates <= {"graph", "retained"}:
+            return None
+        roots = [root for root in self._frames.holders.graph_roots(life, op) if not root.foreign]
+        nameless = Holder(
+            "autograd node", "the autograd graph of a forward without backward", self._line(life), ""
+        )
+        return ("retained" if "retained" in fates else "graph"), roots or [nameless]
+
+    def _is_made_anew(self, life: int, op: int) -> bool:
+        """Tell whether the same line makes the same again later, and this one dies no sooner."""
+        lives = self._lives
+        made = int(lives.op[life])
+        if made == NONE:
+            return False
+        stacks = self._frames.capture.tables["ops"]["stack"]
+        end = int(lives.death_event[life])
+        later = (lives.op > max(op, made)) & (lives.nbytes == lives.nbytes[life]) & (lives.storage != NONE)
+        later &= (lives.birth_event <= end) if end != NONE else True
+        rows = np.flatnonzero(later)
+        return bool(stacks[made] != NONE and (stacks[lives.op[rows]] == stacks[made]).any())
 
     def _is_forward(self, op: int) -> bool:
         return op >= 0 and self._frames.ops["phase"].iloc[op] == "forward"
@@ -166,19 +219,14 @@ class _Search:
         for life in lives:
             birth = int(told.birth_event[life])
             death = int(told.death_event[life]) if told.death_event[life] != NONE else len(change) - 1
-            if phase in ("drag", "gradient"):
+            if phase in ("drag", "gradient", "iteration", "graph", "retained"):
                 birth = max(birth, int(self._biographies.last_event[life]))
             elif phase == "lag":
                 death = min(death, int(self._biographies.first_event[life]))
-            elif phase == "graph":
-                birth = max(birth, self._last_read_event(life))
             if birth < death:
                 change[birth] += told.nbytes[life]
                 change[death] -= told.nbytes[life]
         return np.cumsum(change)[:-1]
-
-    def _last_read_event(self, life: int) -> int:
-        return int(self._biographies.last_event[life])
 
     def _worth_telling(self, groups: list[_Group], together: IntArray) -> list[Finding]:
         live = self._curve.live_bytes
@@ -188,7 +236,7 @@ class _Search:
             saved = self._bytes_saved(group.phase, group.lives)
             alone = int((live - saved).max())
             without = int((together + saved).max())
-            if group.phase == "lag" and len(group.lives) < _LEAST_WAITING:
+            if group.phase == "lag" and len(group.lives) < _LEAST_WAITING and group.holder.path:
                 continue
             if max(peak - alone, without - lowest) >= self._least:
                 found.append(self._finding(group, alone, lowest))
@@ -196,14 +244,25 @@ class _Search:
 
     def _finding(self, group: _Group, alone: int, together: int) -> Finding:
         holder = group.holder
-        also = [other.words for other in group.others if not other.in_torch]
-        words = holder.words + (f" (also by {', '.join(dict.fromkeys(also))})" if also else "")
+        also = [other.words for other in group.others if not other.foreign and other.words != holder.words]
+        words = holder.words + (f" (also held by {', '.join(dict.fromkeys(also))})" if also else "")
+        last = int(self._frames.storages["last_use_op"].iloc[group.lives[-1]])
+        last_used = str(self._frames.ops["line"].iloc[last]) if last != NONE else ""
+        advice = advise(
+            group.phase,
+            group.nbytes,
+            holder,
+            _short(last_used),
+            peak_bytes=int(self._curve.live_bytes.max()),
+            alone_bytes=alone,
+            together_bytes=together,
+        )
         return Finding(
             group.phase,
             group.nbytes,
             words,
             holder.site,
-            _advice(group, alone, together),
+            advice,
             holder.path,
             alone,
             together,
@@ -211,10 +270,29 @@ class _Search:
         )
 
 
-def _never_read(frames: Frames) -> list[bool]:
-    """Tell of each saved tensor whether autograd let go of it without ever reading it."""
-    saved = frames.saved
-    return [bool(row) for row in (saved["used_op"] == NONE) & (saved["released_op"] != NONE)]
+class _Fates:
+    """What became of saved tensors: read, never read by the backward that ran, or never reached by one."""
+
+    def __init__(self, frames: Frames) -> None:
+        tables, saved = frames.capture.tables, frames.saved
+        ops, packs, unpacks = tables["ops"], tables["packs"], tables["unpacks"]
+        self._last_read = np.full(len(packs["pack"]), NONE, dtype=np.int64)
+        read = unpacks["released"] == 0
+        np.maximum.at(self._last_read, unpacks["pack"][read], unpacks["op"][read])
+        self._released = saved["released_op"].to_numpy()
+        in_backward = ops["phase"] == PHASES.index("backward")
+        self._ran = np.isin(packs["sequence"], ops["sequence"][in_backward & (ops["sequence"] != NONE)])
+        self._ran |= np.isin(packs["sequence"], packs["sequence"][self._last_read != NONE])
+        self._in_backward = np.append(in_backward, False)
+
+    def fate(self, pack: int, op: int) -> str:
+        """Give ``graph`` for a saved tensor that no backward reaches, ``retained`` after its last, else nothing."""
+        last, released = int(self._last_read[pack]), int(self._released[pack])
+        if last != NONE:
+            return "retained" if last < op else ""
+        if self._ran[pack] or released == NONE or self._in_backward[released - 1]:
+            return ""
+        return "graph"
 
 
 def _computed(frames: Frames) -> list[bool]:
@@ -226,21 +304,6 @@ def _computed(frames: Frames) -> list[bool]:
     return [bool(row) for row in (op != NONE) & reads[np.maximum(op, 0)]]
 
 
-def _variable(words: str) -> str:
-    """Leave the line out of a holder: the same variable is seen from several lines."""
-    head, separator, _ = words.rpartition(":")
-    return head if separator else words
-
-
-_ADVICE: Final = {
-    "drag": "never used again after its last use; drop the reference there (del it, or pass a list and clear it)",
-    "lag": "made long before its first use; make each one right before it is used (a generator in place of a list)",
-    "void": "never used by any op; do not make it or drop it at once",
-    "gradient": "alive in forward though the optimizer is done with them; call zero_grad() before forward",
-    "graph": "saved for a backward that never ran; run this forward under torch.no_grad()",
-}
-
-
-def _advice(group: _Group, alone: int, together: int) -> str:
-    text = f"{_ADVICE[group.phase]}; the peak would fall to {format_bytes(alone)}"
-    return text if together >= alone else f"{text}, and to {format_bytes(together)} with all findings mended"
+def _short(site: str) -> str:
+    """Give `file:line` with the file relative to the current directory, if it lies inside."""
+    return site.removeprefix(os.getcwd() + os.sep)

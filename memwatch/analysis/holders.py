@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from memwatch.analysis.lives import WORKSPACE
-from memwatch.capture.schema import NONE
+from memwatch.capture.schema import NONE, PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memwatch.analysis.frames import Frames
+    from memwatch.capture.packed import IntArray
 
-_TORCH = ("/torch/", "\\torch\\")
+_FOREIGN: Final = ("/torch/", "\\torch\\", "site-packages", "dist-packages", "<frozen")
+_STACK: Final = "evaluation stack"
+_SMALL_RATIO: Final = 0.001
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,9 @@ class Holder:
     path: str
 
     @property
-    def in_torch(self) -> bool:
-        """Whether the holder is a variable of torch's own code, which no user edits."""
-        return any(part in self.site for part in _TORCH)
+    def foreign(self) -> bool:
+        """Whether the holder is a variable of torch's or an installed package's code, which no user edits."""
+        return any(part in self.site for part in _FOREIGN)
 
 
 class Holders:
@@ -45,27 +48,99 @@ class Holders:
         self._frames = frames
 
     @cached_property
-    def _looks(self) -> dict[int, list[int]]:
-        """Rows of the recorded table by storage."""
+    def _looks(self) -> tuple[dict[int, list[int]], IntArray, IntArray]:
+        """Rows of the recorded table by storage, the numbers of the looks and the op before which each was."""
+        table = self._frames.capture.tables["holders"]
         rows: dict[int, list[int]] = {}
-        for row, storage in enumerate(self._frames.capture.tables["holders"]["storage"].tolist()):
+        for row, storage in enumerate(table["storage"].tolist()):
             rows.setdefault(storage, []).append(row)
-        return rows
+        looks, first = np.unique(table["snapshot"], return_index=True)
+        return rows, looks, table["op"][first]
 
     def variables(self, life: int, op: int) -> list[Holder]:
         """Give the variables that held a life in the look nearest to an op, the program's own and innermost first."""
+        return [holder for holder in self._seen(life, op) if holder.kind != "graph"]
+
+    def graph_roots(self, life: int, op: int) -> list[Holder]:
+        """Give the variables whose autograd graph kept a life, in the look nearest to an op."""
+        return [holder for holder in self._seen(life, op) if holder.kind == "graph"]
+
+    def _seen(self, life: int, op: int) -> list[Holder]:
         lives, table = self._frames.lives, self._frames.capture.tables["holders"]
-        rows = self._looks.get(int(lives.storage[life]), [])
+        by_storage, looks, look_ops = self._looks
+        rows = by_storage.get(int(lives.storage[life]), [])
         if not rows:
-            return []
-        distance = np.abs(table["op"][rows] - op)
-        nearest = [row for row, far in zip(rows, distance, strict=True) if far == distance.min()]
-        text = self._frames.capture.text
-        kinds, words, sites, paths = (
-            text(table[name][nearest]) for name in ("kind", "holder", "site", "path")
+            return self._seen_of_twin(life, op)
+        # a storage is unknown to the look in the middle of which it was born
+        known = (
+            np.flatnonzero(look_ops > int(lives.op[life]) + 1)
+            if lives.op[life] != NONE
+            else np.arange(len(looks))
         )
+        chosen = table["snapshot"][rows]
+        if len(known) and lives.nbytes[life] > _SMALL_RATIO * self._frames.curve.peak_increase_bytes:
+            nearest = looks[known[np.argmin(np.abs(look_ops[known] - op))]]
+        else:
+            nearest = chosen[np.argmin(np.abs(table["op"][rows] - op))]
+        rows = [row for row, look in zip(rows, chosen, strict=True) if look == nearest]
+        text = self._frames.capture.text
+        kinds, words, sites, paths = (text(table[name][rows]) for name in ("kind", "holder", "site", "path"))
         found = dict.fromkeys(Holder(*row) for row in zip(kinds, words, sites, paths, strict=True))
-        return sorted(found, key=lambda holder: holder.in_torch)
+        placed = [self._on_stack(holder, life, op) if holder.kind == _STACK else holder for holder in found]
+        return sorted(placed, key=lambda holder: holder.foreign)
+
+    @cached_property
+    def _asked(self) -> dict[int, Holder]:
+        """What gc told of unnamed storages, by the stack that made them: it is not asked for every one."""
+        table, lives = self._frames.capture.tables["holders"], self._frames.lives
+        text, stack = self._frames.capture.text, self._frames.capture.tables["ops"]["stack"]
+        rows = np.flatnonzero(
+            np.isin(table["kind"], [n for n, t in enumerate(self._frames.strings) if t == _STACK])
+        )
+        made = lives.op[table["storage"][rows]]
+        columns = (text(table[name][rows]) for name in ("kind", "holder", "site", "path"))
+        return {
+            int(stack[op]): Holder(*row)
+            for op, *row in zip(made.tolist(), *columns, strict=True)
+            if op != NONE and stack[op] != NONE
+        }
+
+    def _seen_of_twin(self, life: int, op: int) -> list[Holder]:
+        """Give the holder of another storage that the same calls made, where gc was asked for that one only."""
+        made = int(self._frames.lives.op[life])
+        if made == NONE or not self._asked:
+            return []
+        holder = self._asked.get(int(self._frames.capture.tables["ops"]["stack"][made]))
+        return [self._on_stack(holder, life, op)] if holder is not None else []
+
+    def _on_stack(self, holder: Holder, life: int, op: int) -> Holder:
+        """Say on whose evaluation stack a value lies: of the innermost call that made it and runs still."""
+        call = self.common_call(life, op)
+        if call is None:
+            return holder
+        file, line, function = call
+        words = f"{holder.words}, on the evaluation stack of `{function}`"
+        return Holder(holder.kind, words, f"{file}:{line}", holder.path)
+
+    def common_call(self, life: int, op: int) -> tuple[str, int, str] | None:
+        """Give file, line and function of the program's innermost call that ran at birth and while an op ran."""
+        frames = self._frames
+        if op < 0 or int(frames.lives.op[life]) == NONE:
+            return None
+        stack = frames.capture.tables["ops"]["stack"]
+        birth, now = (frames.stack(int(stack[number]))[::-1] for number in (int(frames.lives.op[life]), op))
+        found = loop = None
+        for (file, line, function, user), (file_now, line_now, function_now, _) in zip(
+            birth, now, strict=False
+        ):
+            if (file, function) != (file_now, function_now):
+                return found
+            if user:
+                found = file, line_now, _spoken(function)
+                loop = found if function.endswith("comp>") else loop
+            if line != line_now:
+                return found
+        return loop or found  # the same calls once more: what the first of them made is held further out
 
     @cached_property
     def _packs(self) -> dict[int, list[tuple[int, int, int]]]:
@@ -91,9 +166,7 @@ class Holders:
         category, name = storages["category"].to_numpy(), storages["name"].to_numpy()
         return [self._one(life, op, str(category[life]), str(name[life])) for life in lives]
 
-    def _one(  # noqa: PLR0911  # one return per kind of holder
-        self, life: int, op: int, category: str, name: str
-    ) -> Holder:
+    def _one(self, life: int, op: int, category: str, name: str) -> Holder:
         if category in ("parameter", "buffer"):
             return Holder(f"module {category}", f"{category} `{name}`", "", "")
         if category == "optimizer state":
@@ -102,28 +175,46 @@ class Holders:
             return Holder("attribute", f"attribute .grad of `{name.removeprefix('grad of ')}`", "", "")
         packs = self.packs_at(life, op)
         if packs:
-            saved = self._frames.saved
-            node, module, line = (
-                str(saved[column].iloc[packs[0]]) for column in ("op_name", "module", "line")
-            )
-            behalf = f" on behalf of `{module}`" if module else ""
-            return Holder("autograd node", f"saved for the backward of {node or 'an op'}{behalf}", line, "")
+            return self._saved(life, op, packs[0])
         variables = self.variables(life, op)
-        if variables:
-            return variables[0]
-        storages = self._frames.storages
-        origin = int(self._frames.lives.origin[life])
-        if origin == WORKSPACE:
-            return Holder(
-                "kernel",
-                f"the kernel of {storages['op_name'].iloc[life]}",
-                str(storages["line"].iloc[life]),
-                "",
-            )
-        made_by = str(storages["op_name"].iloc[life]) or "no recorded op"
-        return Holder(
-            "C++ only",
-            f"C++ or an unnamed value of a running call (made by {made_by})",
-            str(storages["line"].iloc[life]),
-            "",
+        return variables[0] if variables else self._unnamed(life, op)
+
+    def _saved(self, life: int, op: int, pack: int) -> Holder:
+        saved = self._frames.saved
+        node, module, line = (str(saved[column].iloc[pack]) for column in ("op_name", "module", "line"))
+        behalf = f" on behalf of `{module}`" if module else ""
+        roots = self.graph_roots(life, op)
+        path = roots[0].path if roots else ""
+        return Holder("autograd node", f"saved for the backward of {node or 'an op'}{behalf}", line, path)
+
+    def _unnamed(self, life: int, op: int) -> Holder:
+        """Explain what no variable held: a kernel's workspace, a gradient in flight, an unnamed value of a call."""
+        frames, lives = self._frames, self._frames.lives
+        storages = frames.storages
+        born = int(lives.op[life])
+        made_by, line = str(storages["op_name"].iloc[life]), str(storages["line"].iloc[life])
+        if int(lives.origin[life]) == WORKSPACE:
+            return Holder("kernel", f"the kernel of {made_by}", line, "")
+        if born == NONE:
+            return Holder("C++ only", "C++, made where no op was recorded", line, "")
+        if born == op:
+            return Holder("running op", f"the running op {made_by}, whose result it is", line, "")
+        module = str(storages["module"].iloc[life])
+        words = (
+            f"C++ code that runs, or an unnamed value, made by {made_by}",
+            f"gradient in flight in the autograd engine, made by {made_by} in the backward"
+            + (f" of `{module}`" if module else ""),
+            f"a temporary of the optimizer's step, made by {made_by}",
         )
+        phase = int(frames.capture.tables["ops"]["phase"][born])
+        call = self.common_call(life, op) if PHASES[phase] == "forward" else None
+        if call is None:
+            return Holder("C++ only", words[phase], line, "")
+        unnamed = f"an unnamed value of the running call of `{call[2]}` or of C++ that it called"
+        return Holder(_STACK, f"{unnamed}, made by {made_by}", f"{call[0]}:{call[1]}", "")
+
+
+def _spoken(function: str) -> str:
+    """Give the name of a function as its `def` has it; a comprehension is told under the function around it."""
+    *around, name = function.replace(".<locals>", "").split(".")
+    return around[-1] if name.endswith(("comp>", "genexpr>")) and around else name

@@ -197,6 +197,10 @@ class Context:
         if torch._C._current_graph_task_id() == NONE:
             self._storages.settle()
 
+    def owned(self) -> set[int]:
+        """Give the storages known as parameters, buffers, gradients and optimizer state."""
+        return {storage for storage, role in self._seen_roles if role != INPUT}
+
     def _note_inputs(self, module: nn.Module, values: tuple[Any, ...]) -> None:
         for tensor in _tensors_in(values):
             self._role(tensor, INPUT, f"input of {type(module).__name__}")

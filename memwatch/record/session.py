@@ -113,7 +113,7 @@ class Session:
                 self._start_timer()
             if self._want_holders:
                 self._holders = HolderLooks(
-                    self.storages, self.strings, self.started, 1e9 / self._clock.ns_per_tick
+                    self.storages, self._saved, self.context, self.strings, self.started
                 )
                 self._switch_on(self._holders.start, self._holders.stop)
             self._switch_on(self._compiled.start, self._compiled.stop)

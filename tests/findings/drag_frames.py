@@ -8,7 +8,7 @@ import threading
 import torch
 from torch import nn
 
-WIDE = 512
+WIDE = 256
 
 
 def block(rows=WIDE):
@@ -49,7 +49,8 @@ def half_made_call():
 
 
 def sum_of_heavy():
-    return torch.stack([part.sum() for part in heavy()]).sum()
+    heavy()
+    return torch.zeros(())
 
 
 def call_in_order():
@@ -104,32 +105,28 @@ def module_box():
 
 
 class Pooling(nn.Module):
-    def forward(self, x):
-        self.last_features = x * 2
+    def forward(self, box):
+        self.last_features = box.pop() * 2
         pooled = self.last_features.mean(0)
-        del x
         heavy()
         return pooled
 
 
 class PoolingForgets(nn.Module):
-    def forward(self, x):
-        pooled = (x * 2).mean(0)
-        del x
+    def forward(self, box):
+        pooled = (box.pop() * 2).mean(0)
         heavy()
         return pooled
 
 
 def module_attribute():
-    source = block(WIDE)
     with torch.no_grad():
-        return Pooling()(source)
+        return Pooling()([block(4 * WIDE)])
 
 
 def module_no_attribute():
-    source = block(WIDE)
     with torch.no_grad():
-        return PoolingForgets()(source)
+        return PoolingForgets()([block(4 * WIDE)])
 
 
 def recurse(depth, tensor):
@@ -357,11 +354,13 @@ def thread_holds():
     ready, done = threading.Event(), threading.Event()
 
     def prefetch():
-        prefetched = block(4 * WIDE)
-        prefetched.sum()
+        prefetched = box.pop()
         ready.set()
         done.wait(10)
+        del prefetched
 
+    box = [block(4 * WIDE)]
+    box[0].sum()
     worker_thread = threading.Thread(target=prefetch, name="prefetcher")
     worker_thread.start()
     ready.wait(10)
@@ -374,12 +373,13 @@ def thread_drops():
     ready, done = threading.Event(), threading.Event()
 
     def prefetch():
-        prefetched = block(4 * WIDE)
-        prefetched.sum()
+        prefetched = box.pop()
         del prefetched
         ready.set()
         done.wait(10)
 
+    box = [block(4 * WIDE)]
+    box[0].sum()
     worker_thread = threading.Thread(target=prefetch, name="prefetcher")
     worker_thread.start()
     ready.wait(10)
@@ -427,9 +427,9 @@ def sorted_box():
 # name: (holding program, words that its finding must have, mended twin)
 CASES = {
     "enumerate after del": (enumerate_after_del, ("enumerate", "enumerate_after_del"), enumerate_never),
-    "half-made call": (half_made_call, ("evaluation stack", "half_made_call"), call_in_order),
+    "half-made call": (half_made_call, ("evaluation stack of `half_made_call`",), call_in_order),
     "keyword-only": (keyword_only, ("`images`, argument of", "score_keywords"), keyword_only_dropped),
-    "module arguments": (module_arguments, ("args", "forward"), module_box),
+    "module arguments": (module_arguments, ("`*args`, argument of", "`forward`"), module_box),
     "module attribute": (module_attribute, ("last_features", "forward"), module_no_attribute),
     "recursion": (recursion, ("`tensor`, argument of", "recurse"), recursion_boxed),
     "outer function": (outer_function, ("`weights`", "outer_function"), outer_function_passing),
@@ -443,8 +443,12 @@ CASES = {
         comprehension_variable_boxed,
     ),
     "last error": (retry_with_last_error, ("`last_error`", "retry_with_last_error"), retry_with_text_only),
-    "inside except": (inside_except, ("exception", "attempt_that_fails", "activations"), after_except),
+    "inside except": (
+        inside_except,
+        ("`activations`", "attempt_that_fails", "RuntimeError that is being handled"),
+        after_except,
+    ),
     "thread": (thread_holds, ("`prefetched`", "prefetch", "prefetcher"), thread_drops),
-    "star passed on": (star_passed_on, ("`*layers`", "finish"), star_box),
+    "star passed on": (star_passed_on, ("`*layers`, argument of `finish`",), star_box),
     "sort key": (sorted_key, ("`tensor`", "lambda"), sorted_box),
 }

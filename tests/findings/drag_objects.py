@@ -238,7 +238,7 @@ def hook_of_object_cleared():
 class Scale(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
-        ctx.kept_input = x * 3
+        ctx.kept_input = x.expand(BIG // 2, 2, WIDE) * 3
         return x * 2
 
     @staticmethod
@@ -258,14 +258,14 @@ class ScaleLean(torch.autograd.Function):
 
 def ctx_attribute():
     start = torch.zeros(2, WIDE, requires_grad=True)
-    y = Scale.apply(start.expand(4, 2, WIDE).repeat(512, 1, 1)).sum()
+    y = Scale.apply(start).sum()
     heavy()
     y.backward()
 
 
 def ctx_nothing():
     start = torch.zeros(2, WIDE, requires_grad=True)
-    y = ScaleLean.apply(start.expand(4, 2, WIDE).repeat(512, 1, 1)).sum()
+    y = ScaleLean.apply(start).sum()
     heavy()
     y.backward()
 
@@ -345,7 +345,7 @@ def graph_of_a_metric():
     for _ in range(3):
         losses.append(net(block()).relu().sum())
     del net
-    return sum(float(loss) for loss in losses)
+    return torch.stack(losses).sum().item()
 
 
 def numbers_of_a_metric():
@@ -354,27 +354,39 @@ def numbers_of_a_metric():
     for _ in range(3):
         with torch.no_grad():
             losses.append(net(block()).relu_().sum())
-    return sum(float(loss) for loss in losses)
+    return torch.stack(losses).sum().item()
 
 
 # name: (holding program, words that its finding must have, mended twin)
 CASES = {
-    "dataclass": (dataclass_field, ("images", "`batch`", "dataclass_field"), dataclass_field_dropped),
-    "slots": (slotted_object, ("hidden", "`state`", "slotted_object"), slotted_object_dropped),
-    "namedtuple": (named_tuple, ("scores", "`pair`", "named_tuple"), named_tuple_dropped),
+    "dataclass": (
+        dataclass_field,
+        ("`batch.images`, local variable of `dataclass_field`",),
+        dataclass_field_dropped,
+    ),
+    "slots": (
+        slotted_object,
+        ("`state.hidden`, local variable of `slotted_object`",),
+        slotted_object_dropped,
+    ),
+    "namedtuple": (named_tuple, ("`pair.scores`, local variable of `named_tuple`",), named_tuple_dropped),
     "deque": (deque_window, ("`window`", "deque_window"), deque_window_of_sums),
     "nested": (nested_containers, ("`registry`", "nested_containers"), nested_containers_dropped),
     "defaultdict": (default_dictionary, ("`groups`", "default_dictionary"), default_dictionary_of_numbers),
     "global": (global_dictionary, ("_FEATURE_CACHE", "global"), global_dictionary_cleared),
     "class attribute": (class_attribute, ("shared_table", "Registry"), class_attribute_reset),
     "lru_cache": (cached_function, ("lru_cache", "positional_table"), cached_function_cleared),
-    "partial of partial": (partial_of_partial, ("`add`", "partial_of_partial"), partial_dropped),
+    "partial of partial": (
+        partial_of_partial,
+        ("`add", "local variable of `partial_of_partial`"),
+        partial_dropped,
+    ),
     "hook": (hook_collects, ("`outputs`", "hook_collects"), hook_counts),
     "hook of an object": (hook_of_object, ("features", "hook"), hook_of_object_cleared),
     "ctx": (ctx_attribute, ("kept_input", "Scale"), ctx_nothing),
     "default argument": (default_argument, ("`table`", "lookup"), default_argument_made_late),
     "ordered dictionary": (ordered_state, ("`state_dict`", "ordered_state"), ordered_state_dropped),
-    "chain": (chain_of_objects, ("`tree`", "chain_of_objects"), chain_of_objects_cut),
+    "chain": (chain_of_objects, ("`tree.child.child.value`", "chain_of_objects"), chain_of_objects_cut),
     "own list": (own_list_class, ("`kept`", "own_list_class"), own_list_class_cleared),
     "metric with graph": (graph_of_a_metric, ("`losses`", "graph_of_a_metric"), numbers_of_a_metric),
 }

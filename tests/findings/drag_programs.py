@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-WIDE = 512
+WIDE = 256
 
 
 def block(rows=WIDE):
@@ -313,7 +313,7 @@ CASES = {
     "comprehension": (comprehension_keeps, ("parts", "comprehension_keeps"), generator_expression),
     "retry": (retry_keeps_attempts, ("attempts", "retry_keeps_attempts"), retry_keeps_none),
     "checkpoint": (checkpoint_dictionary, ("state", "checkpoint_dictionary"), checkpoint_popped),
-    "attribute": (attribute_of_trainer, ("last_batch", "keep"), no_attribute),
+    "attribute of a trainer": (attribute_of_trainer, ("last_batch", "keep"), no_attribute),
     "closure": (closure_keeps, ("table", "closure_keeps"), closure_dropped),
     "view": (whole_of_a_slice, ("view", "whole_of_a_slice"), slice_cloned),
     "conversion": (conversion_keeps_source, ("source", "conversion_keeps_source"), conversion_rebinds),

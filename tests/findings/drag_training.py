@@ -20,24 +20,39 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
 
 
+_DATA = block(16 * WIDE)
+
+
+class WithLoss(nn.Module):
+    """Gives its loss and its logits, as the models of the transformers library do."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 4 * WIDE)
+
+    def forward(self, x):
+        logits = self.head(self.body(x))
+        return {
+            "loss": functional.cross_entropy(logits, torch.zeros(len(x), dtype=torch.long)),
+            "logits": logits,
+        }
+
+
 def outputs_across_iterations():
-    model = network()
+    model = WithLoss()
     optimizer = sgd(model)
     for _ in range(3):
-        outputs = model(block(8 * WIDE)).repeat(1, 64)
-        loss = outputs.square().mean()
+        outputs = model(torch.ones(WIDE, 8))
         optimizer.zero_grad()
-        loss.backward()
+        outputs["loss"].backward()
         optimizer.step()
 
 
 def outputs_dropped_each_iteration():
-    model = network()
+    model = WithLoss()
     optimizer = sgd(model)
     for _ in range(3):
-        outputs = model(block(8 * WIDE)).repeat(1, 64)
-        loss = outputs.square().mean()
-        del outputs
+        loss = model(torch.ones(WIDE, 8))["loss"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -56,10 +71,9 @@ def loss_history_of_numbers():
     model = network()
     history = []
     for _ in range(4):
-        loss = model(block(4 * WIDE)).square().mean()
-        history.append(loss.item())
-        del loss
-    return sum(history)
+        with torch.no_grad():
+            history.append(model(block(4 * WIDE)).square().mean())
+    return torch.stack(history).sum().item()
 
 
 def running_sum():
@@ -79,9 +93,9 @@ def running_number():
     running_loss = 0.0
     optimizer = sgd(model)
     for _ in range(4):
-        loss = model(block(4 * WIDE)).square().mean()
+        with torch.no_grad():
+            loss = model(block(4 * WIDE)).square().mean()
         running_loss += loss.detach().sqrt()
-        del loss
         optimizer.zero_grad()
         optimizer.step()
     return running_loss
@@ -163,7 +177,7 @@ def no_average_copy():
 
 
 def loader_batches():
-    data = TensorDataset(block(16 * WIDE))
+    data = TensorDataset(_DATA)
     kept = []
     for (images,) in DataLoader(data, batch_size=4 * WIDE):
         images.mean()
@@ -173,10 +187,10 @@ def loader_batches():
 
 
 def loader_batches_dropped():
-    data = TensorDataset(block(16 * WIDE))
+    data = TensorDataset(_DATA)
     for (images,) in DataLoader(data, batch_size=4 * WIDE):
         images.mean()
-    del images
+        del images
     heavy()
 
 
@@ -219,22 +233,20 @@ def one_checkpoint():
 def one_hot_targets():
     labels = torch.arange(4 * WIDE) % 512
     targets = functional.one_hot(labels, 512).float()
-    weight = nn.Parameter(torch.zeros(512, 512))
-    loss = (targets @ weight).square().mean()
+    loss = targets.square().mean()
     value = loss.item()
     del loss
-    heavy()
+    heavy(64)
     return value
 
 
 def one_hot_dropped():
     labels = torch.arange(4 * WIDE) % 512
     targets = functional.one_hot(labels, 512).float()
-    weight = nn.Parameter(torch.zeros(512, 512))
-    loss = (targets @ weight).square().mean()
+    loss = targets.square().mean()
     value = loss.item()
     del loss, targets
-    heavy()
+    heavy(64)
     return value
 
 
@@ -242,9 +254,11 @@ def debug_gradients():
     model = network()
     seen = []
     out = model[0](block(4 * WIDE))
-    out.register_hook(seen.append)
-    model[2](model[1](out)).square().mean().backward()
+    handle = out.register_hook(seen.append)
+    loss = model[2](model[1](out)).square().mean()
     del out
+    loss.backward()
+    handle.remove()
     heavy(16)
 
 
@@ -252,9 +266,11 @@ def debug_gradient_norms():
     model = network()
     seen = []
     out = model[0](block(4 * WIDE))
-    out.register_hook(lambda gradient: seen.append(gradient.norm().item()))
-    model[2](model[1](out)).square().mean().backward()
+    handle = out.register_hook(lambda gradient: seen.append(gradient.norm().item()))
+    loss = model[2](model[1](out)).square().mean()
     del out
+    loss.backward()
+    handle.remove()
     heavy(16)
 
 
@@ -262,7 +278,7 @@ def retained_graph():
     model = network()
     loss = model(block(8 * WIDE)).square().mean()
     loss.backward(retain_graph=True)
-    heavy(16)
+    heavy(32)
     return loss
 
 
@@ -270,7 +286,7 @@ def released_graph():
     model = network()
     loss = model(block(8 * WIDE)).square().mean()
     loss.backward()
-    heavy(16)
+    heavy(32)
     return loss
 
 
@@ -278,7 +294,7 @@ def released_graph():
 CASES = {
     "outputs across iterations": (
         outputs_across_iterations,
-        ("`outputs`", "iteration"),
+        ("`outputs`, local variable of `outputs_across_iterations`", "next pass"),
         outputs_dropped_each_iteration,
     ),
     "loss history": (loss_history, ("`history`", "loss_history"), loss_history_of_numbers),
@@ -289,7 +305,7 @@ CASES = {
     "loader": (loader_batches, ("`kept`", "loader_batches"), loader_batches_dropped),
     "validation with graph": (
         validation_predictions,
-        ("no_grad", "validation_predictions"),
+        ("no_grad", "`predictions`", "validation_predictions"),
         validation_no_grad,
     ),
     "checkpoints": (kept_checkpoints, ("`snapshots`", "kept_checkpoints"), one_checkpoint),

@@ -1,0 +1,372 @@
+"""What running calls reach: variables, and from them containers, attributes, closures, hooks, generators.
+
+Nothing here runs code of the program: types are told by their real bases, attributes are read from the
+dictionaries and slots they lie in, and what C types hold is asked from gc.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from itertools import islice
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    ModuleType,
+)
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from memwatch.heap.frames import is_own_code, is_test_runner_code, read_locals
+from memwatch.heap.names import instance_dict
+from memwatch.heap.tensors import is_node_type, mro_of, type_dict
+from memwatch.record.stacks import is_user
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Chain = tuple[Any, ...]
+"""A source, one of its values, and what each refers to next."""
+
+_MAX_DEPTH: Final = 16
+_MAX_FRAMES: Final = 200
+_MAX_ITEMS: Final = 4096
+_PROBE_ITEMS: Final = 64
+_MAX_OBJECTS: Final = 1000
+_SEQUENCES: Final = (list, tuple, set, frozenset, deque)
+_OWNED_TABLES: Final = frozenset({"_parameters", "_buffers", "_non_persistent_buffers_set"})
+_LEAVES: Final = (
+    str, bytes, int, float, complex, type(None), ModuleType, CodeType, BuiltinFunctionType, torch.dtype,
+    torch.device, torch.Size, torch.UntypedStorage, threading.Thread, torch.optim.Optimizer,
+)  # fmt: skip  # an optimizer's state is known by role
+
+
+@dataclass
+class Source:
+    """Where looking starts: a running call, a module's namespace, or the exception that is being handled.
+
+    Attributes:
+        kind: ``frame``, ``globals`` or ``exception``.
+        name: the function, the module, or the exception's class.
+        site: `file:line` that the call has reached.
+        values: what it refers to, each with its kind and its words.
+        owner: the frame or dictionary itself.
+    """
+
+    kind: str
+    name: str
+    site: str
+    values: list[tuple[str, str, Any]] = field(default_factory=list)
+    owner: Any = None
+
+
+_is_plumbing: Final = functools.cache(is_test_runner_code)
+
+
+@functools.cache
+def is_foreign(file: str) -> bool:
+    """Tell whether a file belongs to Python, torch or an installed package: nobody edits it for one program."""
+    return not is_user(file) or "site-packages" in file or "dist-packages" in file
+
+
+def running(frame: FrameType | None) -> Iterator[FrameType]:
+    """Give a call and its callers."""
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+def sources(frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> Iterator[Source]:
+    """Give where to start: calls innermost first, the exception being handled, other threads.
+
+    Args:
+        frame: the innermost call.
+        spaces: the namespaces of the program's running functions are put here.
+    """
+    yield from _calls(frame, "", spaces)
+    handled = sys.exc_info()[1]
+    if handled is not None:
+        name = type(handled).__name__
+        yield Source("exception", name, "", [("exception", f"the {name} that is being handled", handled)])
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    others = sys._current_frames()
+    del others[threading.get_ident()]  # a call that holds its own frame would never be freed
+    for ident, innermost in others.items():
+        yield from _calls(innermost, f" in thread `{names.get(ident, ident)}`", spaces)
+
+
+def namespaces(spaces: dict[int, dict[str, Any]]) -> Iterator[Source]:
+    """Give the variables of modules as places to start from."""
+    for space in spaces.values():
+        name = str(space.get("__name__"))
+        source = Source("globals", name, f"{space.get('__file__') or ''}:1", owner=space)
+        source.values = [("global", f"global `{key}` of module `{name}`", value) for key, value in list(space.items())
+                         if type(key) is str and not key.startswith("__")]  # fmt: skip
+        yield source
+
+
+def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any]]) -> Iterator[Source]:
+    """Give the program's calls, innermost first, then those of torch and Python.
+
+    A call of torch that runs the program's code comes where it is: its variables, like the `args` of
+    `nn.Module.__call__`, are why a `del` inside frees nothing. All others explain, and nobody edits them.
+    """
+    inside: FrameType | None = None
+    others = []
+    for call in running(frame):
+        code = call.f_code
+        if is_own_code(code) or _is_plumbing(code.co_filename):
+            continue
+        user = is_user(code.co_filename)
+        if user and not is_foreign(code.co_filename):
+            spaces.setdefault(id(call.f_globals), call.f_globals)
+        if code.co_name != "<module>" and (user or inside is not None):
+            yield _call(call, thread, None if user else inside)
+        elif not user:
+            others.append(call)
+        inside = call if user else None
+    for call in others:
+        yield _call(call, thread)
+
+
+def _call(frame: FrameType, thread: str, inside: FrameType | None = None) -> Source:
+    """Describe a call; one of torch's that runs a function of the program is told under that function's line."""
+    code, shown = frame.f_code, inside or frame
+    function = _spoken(code)
+    source = Source("frame", function, f"{shown.f_code.co_filename}:{shown.f_lineno}", owner=frame)
+    called = f" (torch's, which runs `{_spoken(shown.f_code)}`)" if inside is not None else ""
+    arguments = _arguments(code)
+    for name, value in read_locals(frame).items():
+        kind = "argument" if name in arguments else "local"
+        what = "argument" if kind == "argument" else "local variable"
+        source.values.append(
+            (kind, f"`{arguments.get(name, name)}`, {what} of `{function}`{called}{thread}", value)
+        )
+    return source
+
+
+def _spoken(code: CodeType) -> str:
+    """Give the name of a function as its `def` has it; a comprehension is told under the function around it."""
+    *around, name = getattr(code, "co_qualname", code.co_name).replace(".<locals>", "").split(".")
+    return around[-1] if name.endswith(("comp>", "genexpr>")) and around else name
+
+
+def _arguments(code: CodeType) -> dict[str, str]:
+    """Give the names of a function's arguments, each as its definition shows it."""
+    count = code.co_argcount + code.co_kwonlyargcount
+    names = {name: name for name in code.co_varnames[:count]}
+    for flag, stars in ((CO_VARARGS, "*"), (CO_VARKEYWORDS, "**")):
+        if code.co_flags & flag:
+            names[code.co_varnames[count]] = stars + code.co_varnames[count]
+            count += 1
+    return names
+
+
+class Reach:
+    """One look's search; knows each type, and each object met, once.
+
+    Args:
+        seen: `id` of objects that are not looked into.
+        deep: whether to go from a module into those in it, and into objects of installed packages.
+    """
+
+    def __init__(self, seen: set[int], *, deep: bool) -> None:
+        self._seen = seen
+        self._deep = deep
+        self._kinds: dict[int, Callable[[Any], Iterator[Chain]] | None] = {}
+        self._through: dict[int, list[Chain]] = {}
+
+    def tensors(self, source: Source) -> Iterator[Chain]:
+        """Give a chain to each tensor that a source reaches, nearest first.
+
+        A tensor may be given for several sources: each of them holds it.
+        """
+        waiting: deque[Chain] = deque()
+        for _, _, value in source.values:
+            if self._step(value) is not None:
+                waiting.append((source, value))
+        for _ in range(_MAX_OBJECTS):
+            if not waiting:
+                return
+            chain = waiting.popleft()
+            value = chain[-1]
+            children = self._step(value)
+            while children is _tensor:
+                yield chain
+                if id(chain[1]) in self._through:
+                    self._through[id(chain[1])].append(chain)
+                if not waiting:
+                    return
+                chain = waiting.popleft()
+                value = chain[-1]
+                children = self._step(value)
+            passed_on = len(chain) == 2 and (
+                type(value) in (list, tuple, dict, set) or children is _exception
+            )
+            if children is None or (id(value) in self._seen and not passed_on):
+                continue  # a container passed on as an argument is held by both calls
+            if len(chain) == 2 and children is _exception:
+                for known in self._through.setdefault(id(value), []):
+                    yield source, *known[1:]  # every variable that holds an exception must let go of it
+            self._seen.add(id(value))
+            if len(chain) < _MAX_DEPTH:
+                waiting.extend(
+                    (*chain, *steps) for steps in children(value) if self._step(steps[-1]) is not None
+                )
+
+    def _step(self, value: Any) -> Callable[[Any], Iterator[Chain]] | None:
+        cls = type(value)
+        try:
+            return self._kinds[id(cls)]
+        except KeyError:
+            step = _step_of(cls)
+            if step is _module and not self._deep:
+                step = _module_itself
+            if step is _object and not self._deep and not _is_own_class(cls):
+                step = None
+            self._kinds[id(cls)] = step
+            return step
+
+
+def _step_of(cls: type) -> Callable[[Any], Iterator[Chain]] | None:
+    bases = mro_of(cls)
+    if Tensor in bases:
+        return _tensor
+    if any(leaf in bases for leaf in _LEAVES):
+        return None
+    for base, step in _STEPS:
+        if base in bases:
+            return step
+    return _node if is_node_type(cls) else _object
+
+
+def _tensor(value: Any) -> Iterator[Chain]:
+    yield from ()
+
+
+def _node(value: Any) -> Iterator[Chain]:
+    attributes = instance_dict(value)  # an autograd ctx; what else nodes hold is found by walking the graph
+    if attributes:
+        for held in list(attributes.values()):
+            yield attributes, held
+
+
+def _module(value: Any) -> Iterator[Chain]:
+    attributes = instance_dict(value) or {}
+    for name, held in list(attributes.items()):
+        if name not in _OWNED_TABLES and not (type(held) in (dict, set, list) and not held):
+            yield attributes, held
+
+
+def _module_itself(value: Any) -> Iterator[Chain]:
+    for steps in _module(value):
+        if steps[-1] is not steps[0].get("_modules"):
+            yield steps
+
+
+def _mapping(value: Any) -> Iterator[Chain]:
+    if gc.is_tracked(value):
+        yield from _items(dict.values(value))
+        yield from _extra(value)
+
+
+def _sequence(value: Any) -> Iterator[Chain]:
+    if gc.is_tracked(value):
+        kind = next(base for base in _SEQUENCES if base in mro_of(type(value)))
+        yield from _items(kind.__iter__(value))
+        yield from _extra(value)
+
+
+def _items(values: Any) -> Iterator[Chain]:
+    """Give items; of a long container of numbers or text only some are looked at."""
+    plain = 0
+    for held in islice(values, _MAX_ITEMS):
+        plain = plain + 1 if type(held) in (int, float, str, bool, bytes) else -_MAX_ITEMS
+        if plain > _PROBE_ITEMS:
+            return
+        yield (held,)
+
+
+def _extra(value: Any) -> Iterator[Chain]:
+    if type(value) not in _PLAIN:
+        attributes = instance_dict(value)
+        if attributes:
+            for held in list(attributes.values()):
+                yield attributes, held
+
+
+def _function(value: Any) -> Iterator[Chain]:
+    function: FunctionType = value
+    for cell in function.__closure__ or ():
+        for held in gc.get_referents(cell):
+            yield function.__closure__, cell, held
+    for held in function.__defaults__ or ():
+        yield function.__defaults__, held
+    for table in (function.__kwdefaults__, function.__dict__):
+        for held in list((table or {}).values()):
+            yield table, held
+
+
+def _exception(value: Any) -> Iterator[Chain]:
+    fields = BaseException.__dict__
+    steps: tuple[Any, ...] = ()
+    trace = fields["__traceback__"].__get__(value)
+    while trace is not None:
+        steps = (*steps, trace)
+        yield *steps, trace.tb_frame
+        trace = trace.tb_next
+    for name in ("__context__", "__cause__", "args"):
+        yield (fields[name].__get__(value),)
+    yield from _extra(value)
+
+
+def _frame(value: Any) -> Iterator[Chain]:
+    for held in read_locals(value).values():
+        yield (held,)
+
+
+def _is_own_class(cls: type) -> bool:
+    """Tell whether a class is of the program, or one of Python's that hold what they are given."""
+    name = type_dict(cls).get("__module__")
+    module = sys.modules.get(name) if type(name) is str else None
+    file = (instance_dict(module) or {}).get("__file__")
+    return not is_foreign(file) if type(file) is str else True
+
+
+def _class(value: Any) -> Iterator[Chain]:
+    if type_dict(value).get("__module__") != "builtins" and _is_own_class(value):
+        for held in list(type_dict(value).values()):
+            yield (held,)
+
+
+def _object(value: Any) -> Iterator[Chain]:
+    attributes = instance_dict(value)
+    if attributes:
+        for held in list(attributes.values()):
+            yield attributes, held
+    for held in gc.get_referents(value):
+        if held is not attributes and type not in mro_of(type(held)):
+            yield (held,)
+
+
+_PLAIN: Final = (list, tuple, dict, set, frozenset, deque)
+_STEPS: Final[tuple[tuple[type, Callable[[Any], Iterator[Chain]]], ...]] = (
+    (nn.Module, _module),
+    (dict, _mapping),
+    *((base, _sequence) for base in _SEQUENCES),
+    (FunctionType, _function),
+    (BaseException, _exception),
+    (FrameType, _frame),
+    (type, _class),
+)

@@ -1,0 +1,187 @@
+"""Looks leave the program alone: they run none of its code and let nothing live longer; they come when they should."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import memwatch
+
+WIDE = 256
+ran: list[str] = []
+
+
+class Watchful(type):
+    """A class that notices when it is asked about."""
+
+    def __instancecheck__(cls, instance):
+        ran.append("__instancecheck__")
+        return super().__instancecheck__(instance)
+
+
+def noticing(name):
+    def method(self, *args, **kwargs):
+        ran.append(name)
+        raise RuntimeError(name)
+
+    return method
+
+
+NAMES = ("__getattr__", "__repr__", "__str__", "__eq__", "__hash__", "__len__", "__iter__", "__bool__", "__getitem__",
+         "__contains__", "__call__", "__dir__", "__sizeof__", "__format__", "__index__")  # fmt: skip
+
+
+def hostile(base, **more):
+    """Make a class that notes every look at its objects that runs its code."""
+    members = {name: noticing(name) for name in NAMES}
+    members["secret"] = property(noticing("property"))
+    members["__class__"] = property(noticing("__class__"))
+    members["__dict__"] = property(noticing("__dict__")) if base is object and more.get("slots") else None
+    members = {name: value for name, value in members.items() if value is not None}
+    return Watchful("Hostile", (base,), members)
+
+
+class HostileTensor(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        ran.append(f"__torch_function__ {func}")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    def __repr__(self, *args, **kwargs):
+        ran.append("__repr__ of a tensor")
+        return "tensor"
+
+
+def heavy(count=12):
+    return [torch.ones(WIDE, WIDE) for _ in range(count)]
+
+
+@pytest.mark.parametrize("base", [object, list, dict, tuple, set, Exception])
+def test_looks_run_no_code_of_the_objects_they_meet(base):
+    """Neither attribute access nor any special method or property of a hostile class runs."""
+    kind = hostile(base)
+    thing = kind.__new__(kind)
+    tensor = torch.ones(4 * WIDE, WIDE)
+    if base is list:
+        list.append(thing, tensor)
+    elif base is dict:
+        dict.__setitem__(thing, "key", tensor)
+    else:
+        object.__setattr__(thing, "held", tensor)
+    del tensor
+    ran.clear()
+    with memwatch.profile() as prof:
+        heavy()
+    assert ran == []
+    assert prof.capture.meta["holder_looks"] > 0
+    assert not any("Hostile" in finding.holder for finding in prof.findings)
+
+
+def test_looks_run_no_torch_function():
+    """A tensor subclass in a variable is not asked."""
+    held = torch.ones(WIDE, WIDE).as_subclass(HostileTensor)
+    ran.clear()
+    with memwatch.profile():
+        heavy()
+    told = list(ran)
+    assert told == []
+    del held
+
+
+def test_looks_run_no_unpack_hook_and_no_node_property():
+    """Saved tensors are known from their packs; the unpack hook runs in backward only."""
+    x = torch.ones(WIDE, WIDE, requires_grad=True)
+    with (
+        memwatch.profile() as prof,
+        torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: tensor, lambda tensor: ran.append("unpack") or tensor
+        ),
+    ):
+        ran.clear()
+        y = x.exp().sum()
+        heavy()
+        assert ran == []
+        y.backward()
+        assert ran == ["unpack"]
+    assert prof.capture.meta["holder_looks"] > 0
+
+
+def test_looks_prolong_no_life():
+    """What the program drops dies at once, whatever a look has seen, in frames, generators, exceptions and closures."""
+
+    def rows():
+        table = torch.ones(2 * WIDE, WIDE)
+        gone.append(weakref.ref(table))
+        yield 1
+
+    gone: list[weakref.ref] = []
+    gc.collect()
+    gc.disable()
+    try:
+        with memwatch.profile():
+            local = torch.ones(2 * WIDE, WIDE)
+            gone.append(weakref.ref(local))
+            boxed = [torch.ones(2 * WIDE, WIDE)]
+            gone.append(weakref.ref(boxed[0]))
+            generator = rows()
+            next(generator)
+            score = scorer(torch.ones(2 * WIDE, WIDE))
+            gone.append(weakref.ref(score.__closure__[0].cell_contents))
+            error = None
+            try:
+                failing(gone)
+            except ValueError as caught:
+                error = caught
+            heavy(32)
+            del local, boxed, generator, score, error
+            assert [reference() is None for reference in gone] == [True] * 5
+    finally:
+        gc.enable()
+
+
+def scorer(kept):
+    def score():
+        return kept.sum()
+
+    return score
+
+
+def failing(gone):
+    lost = torch.ones(2 * WIDE, WIDE)
+    gone.append(weakref.ref(lost))
+    raise ValueError("no data")
+
+
+def test_looks_leave_no_garbage():
+    """After a block nothing is left for the garbage collector that a look made."""
+    heavy()
+    gc.collect()
+    gc.disable()
+    try:
+        with memwatch.profile():
+            for batch in (torch.ones(4 * WIDE, WIDE) for _ in range(2)):
+                heavy()
+                del batch
+        before = {id(obj) for obj in gc.get_objects() if isinstance(obj, torch.Tensor)}
+        gc.collect()
+        after = {id(obj) for obj in gc.get_objects() if isinstance(obj, torch.Tensor)}
+    finally:
+        gc.enable()
+    assert before == after
+
+
+def test_with_step_a_look_is_taken_at_the_peak_op_of_the_iteration_before():
+    """From the second iteration on, one look lies exactly at the op that made the peak."""
+    model = nn.Sequential(nn.Linear(WIDE, 4 * WIDE), nn.ReLU(), nn.Linear(4 * WIDE, WIDE))
+    with memwatch.profile() as prof:
+        for _ in range(4):
+            with torch.no_grad():
+                model(torch.ones(8 * WIDE, WIDE)).sum()
+            prof.step()
+    looked = set(prof.capture.tables["holders"]["op"].tolist())
+    peak_op = int(prof.ops[prof.ops["step"] == 2]["peak_bytes"].idxmax())
+    assert any(abs(op - peak_op) <= 1 for op in looked)
