@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
+import re
 import sqlite3
 import tempfile
 import threading
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _APPLICATION_ID: Final = 0x6D656D77  # "memw", so that a foreign database is told from a capture
 _BUSY_S: Final = 10.0
+_SURROGATES: Final = re.compile("[\\ud800-\\udfff]")
 
 
 class CaptureError(MemwatchError):
@@ -79,7 +81,7 @@ class CaptureWriter:
                 for name, rows in tables.items():
                     marks = ", ".join("?" * len(RECORDED_BY_NAME[name].columns))
                     insert = f'INSERT INTO "{name}" VALUES ({marks})'  # noqa: S608  # the schema's own name
-                    self._database.executemany(insert, rows)
+                    self._database.executemany(insert, map(_storable, rows))
                 self._database.execute("COMMIT")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
@@ -92,13 +94,30 @@ class CaptureWriter:
             self._database.execute("BEGIN IMMEDIATE")
             self._database.execute("DELETE FROM meta")
             rows = [(key, json.dumps(value)) for key, value in meta.items()]
-            self._database.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+            self._database.executemany("INSERT INTO meta VALUES (?, ?)", map(_storable, rows))
             self._database.execute("COMMIT")
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
             self._database.close()
+
+
+def _storable(row: Iterable[Any]) -> tuple[Any, ...]:
+    """Give a row that SQLite takes: a file name may hold bytes that are no text, which are kept as a blob."""
+    row = tuple(row)
+    if not any(isinstance(value, str) and not value.isascii() for value in row):
+        return row
+    return tuple(
+        value.encode("utf-8", "surrogatepass")
+        if isinstance(value, str) and _SURROGATES.search(value)
+        else value
+        for value in row
+    )
+
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else str(value)
 
 
 def save(capture: Capture, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -195,14 +214,16 @@ def _read(database: sqlite3.Connection) -> Capture:
         rows = database.execute(select).fetchall()
         columns[name] = list(np.array(rows, dtype=np.int64).reshape(-1, len(names)).T)
     strings: dict[int, str] = {
-        int(number): str(text) for number, text in database.execute("SELECT id, text FROM strings")
+        int(number): _text(text) for number, text in database.execute("SELECT id, text FROM strings")
     }
     if max(strings, default=-1) >= len(strings):
         raise ValueError("its string ids have gaps")
     texts = [strings.get(number, "") for number in range(max(strings, default=-1) + 1)]
-    meta = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM meta")}
+    meta = {
+        _text(key): json.loads(_text(value)) for key, value in database.execute("SELECT key, value FROM meta")
+    }
     notes = [
-        Note(op, kind, text)
+        Note(op, _text(kind), _text(text))
         for op, kind, text in database.execute("SELECT op, kind, text FROM notes ORDER BY rowid")
     ]
     return Capture.from_columns(columns, texts, meta, notes)
