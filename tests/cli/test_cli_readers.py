@@ -85,7 +85,7 @@ def test_diff_adds_up_and_fails_only_above_the_share(narrow, wide, capsys):
     assert deltas == sorted(deltas, reverse=True)
     growth = 100 * (new / old - 1)
     for words, code in (([narrow, wide], 1), ([wide, narrow], 0), ([narrow, narrow], 0)):
-        assert main(["diff", "--fail-above", "5%", *map(str, words)]) == code
+        assert main(["diff", "--fail-above", f"{growth / 2}%", *map(str, words)]) == code
     for allowed, code in ((growth + 0.01, 0), (growth - 0.01, 1)):
         assert main(["diff", "--fail-above", f"{allowed}%", str(narrow), str(wide)]) == code
 
