@@ -76,9 +76,10 @@ def advise(
     if phase == "drag" and last_used and not holder.foreign:
         do += f" (last used at {last_used})"
     text = f"keeps {format_bytes(nbytes)} {_WHAT[phase]}; {do}"
+    alone, together = format_bytes(alone_bytes), format_bytes(together_bytes)
     if alone_bytes < peak_bytes:
-        text += f"; the peak would fall to {format_bytes(alone_bytes)}"
-        also = f", and to {format_bytes(together_bytes)} with all findings mended"
+        text += f"; the peak would fall to {alone}"
+        also = f", and to {together} with all findings mended"
     else:
-        also = f"; the peak would fall to {format_bytes(together_bytes)} with all findings mended"
-    return text if together_bytes >= alone_bytes else text + also
+        also = f"; the peak would fall to {together} with all findings mended"
+    return text if together == alone else text + also

@@ -9,11 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from memwatch.analysis.holders import Holder
 from memwatch.analysis.lives import WORKSPACE
-from memwatch.capture.schema import ACCESSES, NONE, PHASES
+from memwatch.capture.schema import ACCESSES, NONE
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from memwatch.analysis.frames import Frames
 
 _OPTIMIZER_RATIO: Final = 0.2
@@ -24,7 +28,7 @@ _CONVERSIONS: Final = ("aten._to_copy", "aten.clone", "aten.copy", "aten.contigu
 
 @dataclass(frozen=True)
 class Choice:
-    """Pieces of memory that another choice would not have made."""
+    """Pieces of memory, of the whole capture, that another choice would not have made."""
 
     phase: str
     holder: Holder
@@ -36,67 +40,72 @@ class Choices:
 
     def __init__(self, frames: Frames) -> None:
         self._frames = frames
-        self._increase = frames.curve.peak_increase_bytes
+        self._ops = frames.ops
+        self._op_name = frames.storages["op_name"].to_numpy()
+        self._category = frames.storages["category"].to_numpy()
 
-    def at(self, event: int, alive: list[int]) -> list[Choice]:
-        """Give the choices that matter at an event, of the lives that are live then."""
-        op = int(self._frames.timeline["op"].iloc[event])
+    def at(self, event: int, alive: NDArray[np.bool_]) -> list[tuple[Choice, int]]:
+        """Give the choices that matter at an event, each with its bytes there.
+
+        Args:
+            event: row of the timeline.
+            alive: which lives are live then.
+        """
+        frames = self._frames
+        op = int(frames.timeline["op"].iloc[event])
         if op < 0:
             return []
-        found = (self._optimizer(op, alive), self._workspace(op, alive), self._twice(op, alive))
+        found = (self._optimizer(op), self._workspace(op), self._twice())
         least = (_OPTIMIZER_RATIO, _WORKSPACE_RATIO, _TWICE_RATIO)
-        nbytes = self._frames.lives.nbytes
+        sizes = [
+            int(frames.lives.nbytes[[life for life in choice.lives if alive[life]]].sum()) for choice in found
+        ]
+        increase = max(frames.curve.peak_increase_bytes, 1)
         return [
-            choice
-            for choice, ratio in zip(found, least, strict=True)
-            if choice.lives and int(nbytes[choice.lives].sum()) >= ratio * self._increase
+            (choice, nbytes)
+            for choice, nbytes, ratio in zip(found, sizes, least, strict=True)
+            if nbytes >= ratio * increase
         ]
 
-    def _optimizer(self, op: int, alive: list[int]) -> Choice:
-        """Find the temporaries of a foreach step: of each op all but the largest, for one is needed at a time."""
-        frames, lives = self._frames, self._frames.lives
-        ops, storages = frames.ops, frames.storages
-        holder = Holder(
-            "optimizer",
-            "the optimizer's step, which works on all parameters at once",
-            str(ops["line"].iloc[op]),
-            "",
-        )
-        if ops["phase"].iloc[op] != PHASES[2]:
+    def _optimizer(self, op: int) -> Choice:
+        """Find the temporaries of foreach steps: of each op all but the largest, for one is needed at a time."""
+        lives = self._frames.lives
+        words = "the optimizer's step, which works on all parameters at once,"
+        holder = Holder("optimizer", words, str(self._ops["line"].iloc[op]), "")
+        if self._ops["phase"].iloc[op] != "optimizer":
             return Choice("optimizer", holder, [])
-        temporary = storages["category"].isin(["temporary", "workspace"]).to_numpy()
-        foreach = storages["op_name"].str.contains("_foreach_").to_numpy()
+        temporary = np.isin(self._category, ["temporary", "workspace"]) & (lives.op != NONE)
         by_op: dict[int, list[int]] = {}
-        for life in alive:
-            if temporary[life] and foreach[life]:
+        for life in np.flatnonzero(temporary).tolist():
+            if "_foreach_" in self._op_name[life]:
                 by_op.setdefault(int(lives.op[life]), []).append(life)
         many = (sorted(group, key=lambda life: -int(lives.nbytes[life]))[1:] for group in by_op.values())
         return Choice("optimizer", holder, [life for group in many for life in group])
 
-    def _workspace(self, op: int, alive: list[int]) -> Choice:
-        frames = self._frames
-        name, line = str(frames.ops["name"].iloc[op]), str(frames.ops["line"].iloc[op])
-        found = [life for life in alive if int(frames.lives.origin[life]) == WORKSPACE]
-        return Choice("workspace", Holder("kernel", f"the kernel of {name}", line, ""), found)
+    def _workspace(self, op: int) -> Choice:
+        """Find the workspace of an op, each time that the same line runs it."""
+        lives = self._frames.lives
+        name, line = (str(self._ops[column].iloc[op]) for column in ("name", "line"))
+        same = ((self._ops["name"] == name) & (self._ops["line"] == line)).to_numpy()
+        found = np.flatnonzero(
+            (lives.origin == WORKSPACE) & (lives.op != NONE) & same[np.maximum(lives.op, 0)]
+        )
+        return Choice("workspace", Holder("kernel", f"the kernel of {name}", line, ""), found.tolist())
 
-    def _twice(self, op: int, alive: list[int]) -> Choice:
+    def _twice(self) -> Choice:
         """Find saved tensors that were made by converting another saved tensor."""
         frames, lives = self._frames, self._frames.lives
-        saved = {life for life in alive if frames.holders.packs_at(life, op)}
-        uses, category = frames.capture.tables["uses"], frames.storages["category"]
+        saved = set(frames.saved["storage"].tolist()) - {NONE}
+        uses = frames.capture.tables["uses"]
         reads = uses["access"] == ACCESSES.index("read")
+        sources = dict(zip(uses["op"][reads].tolist(), uses["storage"][reads].tolist(), strict=True))
         found = []
         for life in saved:
-            made, name = int(lives.op[life]), str(frames.storages["op_name"].iloc[life])
-            if made == NONE or not name.startswith(_CONVERSIONS):
-                continue
-            sources = uses["storage"][reads & (uses["op"] == made)].tolist()
-            if any(source in saved and category.iloc[source] == "activation" for source in sources):
+            source = sources.get(int(lives.op[life]), NONE)
+            converted = self._op_name[life].startswith(_CONVERSIONS)
+            if converted and source in saved and self._category[source] == "activation":
                 found.append(life)
-        line = (
-            str(frames.storages["line"].iloc[max(found, key=lambda life: int(lives.nbytes[life]))])
-            if found
-            else ""
-        )
+        largest = max(found, key=lambda life: int(lives.nbytes[life]), default=NONE)
+        line = str(frames.storages["line"].iloc[largest]) if found else ""
         words = "autograd, which saves a tensor and a converted copy of it,"
         return Choice("twice", Holder("autograd node", words, line, ""), found)

@@ -117,8 +117,7 @@ class _Search:
                 taken.update(found.lives)
                 live = live - self._bytes_saved(found.phase, found.lives)
         event = self._curve.peak_event
-        for choice in Choices(self._frames).at(event, np.flatnonzero(self._alive(event)).tolist()):
-            nbytes = int(self._lives.nbytes[choice.lives].sum())
+        for choice, nbytes in Choices(self._frames).at(event, self._alive(event)):
             groups[choice.phase, ""] = _Group(choice.phase, choice.holder, (), event, choice.lives, nbytes)
             live = live - self._bytes_saved(
                 choice.phase, [life for life in choice.lives if life not in taken]
@@ -289,7 +288,7 @@ class _Fates:
         """Give ``graph`` for a saved tensor that no backward reaches, ``retained`` after its last, else nothing."""
         last, released = int(self._last_read[pack]), int(self._released[pack])
         if last != NONE:
-            return "retained" if last < op else ""
+            return "retained" if last < op and not self._in_backward[op] else ""
         if self._ran[pack] or released == NONE or self._in_backward[released - 1]:
             return ""
         return "graph"

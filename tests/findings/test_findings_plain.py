@@ -1,0 +1,232 @@
+"""Plain training has no findings; what costs memory by a choice, or by keeping a graph, has one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import memwatch
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.cells, self.head = (
+            nn.Embedding(50, 32),
+            nn.LSTM(32, 64, 2, batch_first=True),
+            nn.Linear(64, 50),
+        )
+
+    def forward(self, tokens):
+        return self.head(self.cells(self.embed(tokens))[0]).flatten(0, 1)
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, norm_first=True)
+        self.embed, self.body = (
+            nn.Embedding(50, 64),
+            nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+        )
+        self.head = nn.Linear(64, 50)
+
+    def forward(self, tokens):
+        return self.head(self.body(self.embed(tokens))).flatten(0, 1)
+
+
+class UNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down, self.middle, self.up = (
+            nn.Conv2d(3, 16, 3, padding=1),
+            nn.Conv2d(16, 16, 3, padding=1),
+            nn.Conv2d(32, 2, 3, padding=1),
+        )
+
+    def forward(self, images):
+        skip = self.down(images).relu()
+        deep = functional.interpolate(self.middle(functional.max_pool2d(skip, 2)).relu(), scale_factor=2)
+        return self.up(torch.cat([skip, deep], 1)).permute(0, 2, 3, 1).flatten(0, 2)
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.head = nn.Linear(64, 4), nn.Linear(64, 50)
+        self.experts = nn.ModuleList(
+            [nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)) for _ in range(4)]
+        )
+
+    def forward(self, x):
+        weight, choice = self.gate(x).softmax(-1).max(-1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = (choice == number).nonzero().squeeze(1)
+            out = out.index_add(0, rows, weight[rows, None].to(x.dtype) * expert(x[rows]).to(x.dtype))
+        return self.head(out)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3)]
+        )
+        self.head = nn.Linear(64, 50)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return self.head(x)
+
+
+def perceptron():
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 50))
+
+
+def tokens():
+    return torch.randint(0, 50, (8, 16)), torch.randint(0, 50, (128,))
+
+
+def vectors():
+    return torch.randn(128, 64), torch.randint(0, 50, (128,))
+
+
+def images():
+    return torch.randn(4, 3, 16, 16), torch.randint(0, 2, (4 * 16 * 16,))
+
+
+MODELS = {
+    "MLP": (perceptron, vectors),
+    "LSTM": (Recurrent, tokens),
+    "transformer": (Transformer, tokens),
+    "U-Net": (UNet, images),
+    "MoE": (Experts, vectors),
+    "checkpointed": (Checkpointed, vectors),
+}
+
+
+def plain(model, optimizer, inputs, labels):
+    optimizer.zero_grad()
+    loss = functional.cross_entropy(model(inputs), labels)
+    loss.backward()
+    optimizer.step()
+
+
+def with_autocast(model, optimizer, inputs, labels):
+    scaler = torch.amp.GradScaler("cpu")
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = functional.cross_entropy(model(inputs), labels)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def accumulating(model, optimizer, inputs, labels):
+    optimizer.zero_grad()
+    for part, of_part in ((inputs, labels), (inputs.clone(), labels)):
+        loss = functional.cross_entropy(model(part), of_part) / 2
+        loss.backward()
+    optimizer.step()
+
+
+def with_closure(model, optimizer, inputs, labels):
+    def closure():
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+STYLES = {
+    "AdamW": (torch.optim.AdamW, plain),
+    "autocast": (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), with_autocast),
+    "accumulation": (lambda parameters: torch.optim.Adam(parameters, fused=True), accumulating),
+    "LBFGS": (lambda parameters: torch.optim.LBFGS(parameters, max_iter=2), with_closure),
+}
+
+
+EVERY_STYLE = ("MLP", "transformer")
+RUNS = [
+    (name, style)
+    for name in MODELS
+    for style in STYLES
+    if name in EVERY_STYLE or style in ("AdamW", "autocast")
+]
+
+
+@pytest.mark.parametrize(("name", "style"), RUNS)
+def test_plain_training_has_no_findings(name, style):
+    """Nothing is told of a training loop as the tutorials have it, whether iterations are marked or not."""
+    torch.manual_seed(0)
+    make, batch = MODELS[name]
+    make_optimizer, step = STYLES[style]
+    with memwatch.profile() as prof:
+        model = make()
+        optimizer = make_optimizer(model.parameters())
+        for _ in range(3):
+            step(model, optimizer, *batch())
+            if style in ("AdamW", "accumulation"):
+                prof.step()
+    assert [str(finding) for finding in prof.findings] == []
+
+
+def kinds(prof):
+    return {finding.kind for finding in prof.findings}
+
+
+def test_a_foreach_step_is_told_of_where_its_temporaries_make_the_peak():
+    """Many parameters at once: the step's temporaries are the peak, and foreach=False would not make them."""
+    model = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(12)])
+
+    def train(**choice):
+        optimizer = torch.optim.Adam(model.parameters(), **choice)
+        with memwatch.profile() as prof:
+            for _ in range(2):
+                model(torch.ones(2, 256)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return prof
+
+    many, one = train(foreach=True), train(foreach=False)
+    (finding,) = (finding for finding in many.findings if finding.kind == "optimizer")
+    assert "foreach=False" in finding.advice
+    assert finding.predicted_peak_bytes < many.peak_bytes
+    assert kinds(one) == set()
+    assert many.peak_increase_bytes > one.peak_increase_bytes
+
+
+def test_a_converted_copy_that_autograd_saves_too_is_told_of():
+    """One activation in two dtypes, both saved: converting first saves one of them."""
+    x = torch.ones(1024, 256, requires_grad=True)
+    with memwatch.profile() as prof:
+        hidden = x * 2
+        exact = hidden.sin().sum()
+        rough = hidden.double().cos().sum()
+        del hidden
+        (exact + rough).backward()
+    assert "twice" in kinds(prof)
+
+
+def test_every_byte_at_the_peak_has_a_holder():
+    """No row of at_peak is without a holder; what C++ alone holds is explained by what made it."""
+    torch.manual_seed(0)
+    model = Transformer()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with memwatch.profile() as prof:
+        for _ in range(3):
+            plain(model, optimizer, *tokens())
+    peak = prof.at_peak
+    assert (peak["holder"] != "").all()
+    assert (peak["holder_kind"] != "unknown").all()
+    only = peak[peak["holder_kind"] == "C++ only"]["holder"]
+    assert only.str.contains("made by aten.|made where no op").all()
+    saved = peak[peak["holder_kind"] == "autograd node"]
+    assert saved["path"].str.contains("local variable of|argument of").any()
