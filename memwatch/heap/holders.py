@@ -119,7 +119,8 @@ def _holder(steps: list[Step]) -> Holder:
     last = telling[-1]
     kind = next((kind for words, kind in _KINDS if words in last.words), "attribute")
     if any("attribute .state of" in step.words for step in telling) and kind == "item":
-        kind = "optimizer state"
+        # an optimizer's state is keyed by the parameters: a path may end at a key as well as at a value
+        kind = "parameter" if last.target.startswith("Parameter") else "optimizer state"
     known = [step for step in reversed(telling) if step.file is not None]
     where = known[0] if known else last
     return Holder(kind, last.words, _function(telling[0]), where.file, where.line, tuple(telling))
