@@ -39,7 +39,7 @@ _DROP: Final = {
     "closure cell": "do not capture it, or pass what is needed as an argument",
     "generator": "`del` it in the generator before the yield",
     "exception": "keep the exception's text instead of the exception, and work after the `except` block",
-    "global": "remove it from the module's variable after its last use",
+    "global": "`del` or empty it after its last use",
     "cache": "call cache_clear(), or do not cache tensors",
     "hook": "let the hook keep less, or remove the hook",
     "autograd ctx": "do not keep it on ctx, or use ctx.save_for_backward()",

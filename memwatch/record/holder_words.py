@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _UNSPOKEN: Final = (FunctionType, MethodType, CellType, FrameType)
 _PLACE: Final = re.compile(r" \([^()]*\)")
 _LOCAL: Final = re.compile(r"^(?:local|argument) (`[^`]+`) of ")
+_OWNER: Final = re.compile(
+    r" of ((?:suspended (?:async )?(?:generator|coroutine) )?)(?:[\w<>]+\.)*([\w<>]+)$"
+)
 _ITEM: Final = (
     "item [",
     "value of key",
@@ -31,7 +34,6 @@ _ITEM: Final = (
     "call of traceback",
 )
 _KINDS: Final = (
-    ("hooks", "hook"),
     ("(ctx)", "autograd ctx"),
     ("closure cell", "closure cell"),
     ("suspended", "generator"),
@@ -66,11 +68,15 @@ def describe(chain: Chain) -> Words:
     if not telling:
         return Words(kind, head, source.site, path)
     words, site = telling[-1]
-    kind = next(
-        (kind for part, kind in _KINDS if any(part in edge for edge, _ in reversed(edges))), "attribute"
-    )
+    words_inside_out = [edge for edge, _ in reversed(edges)]
+    if any("hooks" in edge for edge in words_inside_out):
+        kind = "hook"
+    else:
+        known = (kind for edge in words_inside_out for part, kind in _KINDS if part in edge)
+        kind = next(known, "attribute")
     words = _LOCAL.sub(r"\1, local variable of ", _PLACE.sub("", words))
-    of_hook = ", of a hook" if any("hooks" in edge for edge, _ in edges) else ""
+    words = _OWNER.sub(r" of \1`\2`", words)
+    of_hook = ", of a hook" if kind == "hook" else ""
     return Words(kind, f"{words}{of_hook}, reached from {head}", site or source.site, path)
 
 

@@ -40,6 +40,7 @@ _MAX_HOLDERS: Final = 6
 _SMALL_RATIO: Final = 0.001
 _UNNAMED_RATIO: Final = 0.1
 _ASK_RATIO: Final = 0.03
+_LOOKS_BETWEEN_SEARCHES: Final = 4
 _FREE_ASKS: Final = 2
 _FREE_LOOKS: Final = 24
 
@@ -75,7 +76,7 @@ class HolderLooks:
         self._looking = False
         self._told: dict[int, list[Row]] = {}
         self._unnamed: set[int] = set()
-        self._ask_ticks = self._asked_count = 0
+        self._ask_ticks = self._asked_count = self._count_at_search = 0
         self._due_op = -1
         self._iteration_start = 0
         self._iteration_high = (0, -1)
@@ -132,6 +133,14 @@ class HolderLooks:
         free = self._asked_count < _FREE_ASKS
         return free or self._ask_ticks <= _ASK_RATIO * (ticks() - self._start_ticks)
 
+    def search_again(self) -> bool:
+        """Tell whether it is time to look anew for what gc was asked about: a value gets a variable in the end."""
+        waiting = self._count_at_search + _LOOKS_BETWEEN_SEARCHES <= self.count
+        if waiting and not self._unnamed.isdisjoint(self._told):
+            self._count_at_search = self.count
+            return True
+        return False
+
     def asked(self, spent_ticks: int) -> None:
         """Note what it took."""
         self._asked_count += 1
@@ -164,6 +173,7 @@ class _Look:
         self._smallest = max(int((storages.live_bytes - looks._base_bytes) * _SMALL_RATIO), 1)
         self._found: dict[int, int] = {}
         self._deep = False
+        self._told_now: dict[int, list[Row]] = {}
         self._graphs = Graphs()
         self._saved = looks._saved.living_by_sequence()
         self._in_graph: set[tuple[int, int]] = set()
@@ -174,12 +184,14 @@ class _Look:
         spaces: dict[int, dict[str, Any]] = {}
         self._search(Reach(set(calls), deep=False), sources(frame, spaces))
         fresh = self._unnamed()
-        if fresh:
+        if fresh or self._looks.search_again():
             self._deep = True
             reach = Reach(calls, deep=True)
             self._search(reach, sources(frame, spaces))
             self._search(reach, namespaces(spaces))
-            self._ask(fresh, frame)
+            self._looks._told.update(self._told_now)
+            if fresh:
+                self._ask(fresh, frame)
 
     def _search(self, reach: Reach, places: Iterable[Source]) -> None:
         for source in places:
@@ -198,7 +210,7 @@ class _Look:
                 row = row or self._words(chain)
                 self._append(number, row)
                 if self._deep:
-                    self._looks._told.setdefault(number, []).append(row)
+                    self._told_now.setdefault(number, []).append(row)
         if not self._deep:
             self._graph(source, chain)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import sys
 import threading
 from collections import deque
@@ -109,11 +110,18 @@ def sources(frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> Itera
 def namespaces(spaces: dict[int, dict[str, Any]]) -> Iterator[Source]:
     """Give the variables of modules as places to start from."""
     for space in spaces.values():
-        name = str(space.get("__name__"))
-        source = Source("globals", name, f"{space.get('__file__') or ''}:1", owner=space)
-        source.values = [("global", f"global `{key}` of module `{name}`", value) for key, value in list(space.items())
-                         if type(key) is str and not key.startswith("__")]  # fmt: skip
-        yield source
+        yield _namespace(space, f"{space.get('__file__') or ''}:1")
+
+
+def _namespace(space: dict[str, Any], site: str) -> Source:
+    name = str(space.get("__name__"))
+    source = Source("globals", name, site, owner=space)
+    source.values = [
+        ("global", f"global `{key}` of module `{name}`", value)
+        for key, value in list(space.items())
+        if type(key) is str and not key.startswith("__")
+    ]
+    return source
 
 
 def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any]]) -> Iterator[Source]:
@@ -131,7 +139,9 @@ def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any
         user = is_user(code.co_filename)
         if user and not is_foreign(code.co_filename):
             spaces.setdefault(id(call.f_globals), call.f_globals)
-        if code.co_name != "<module>" and (user or inside is not None):
+        if code.co_name == "<module>" and user:
+            yield _namespace(call.f_globals, f"{code.co_filename}:{call.f_lineno}")
+        elif user or inside is not None:
             yield _call(call, thread, None if user else inside)
         elif not user:
             others.append(call)
@@ -145,7 +155,8 @@ def _call(frame: FrameType, thread: str, inside: FrameType | None = None) -> Sou
     code, shown = frame.f_code, inside or frame
     function = _spoken(code)
     source = Source("frame", function, f"{shown.f_code.co_filename}:{shown.f_lineno}", owner=frame)
-    called = f" (torch's, which runs `{_spoken(shown.f_code)}`)" if inside is not None else ""
+    owner = "torch" if f"{os.sep}torch{os.sep}" in code.co_filename else "Python"
+    called = f" ({owner}'s, which runs `{_spoken(shown.f_code)}`)" if inside is not None else ""
     arguments = _arguments(code)
     for name, value in read_locals(frame).items():
         kind = "argument" if name in arguments else "local"
@@ -356,7 +367,7 @@ def _object(value: Any) -> Iterator[Chain]:
         for held in list(attributes.values()):
             yield attributes, held
     for held in gc.get_referents(value):
-        if held is not attributes and type not in mro_of(type(held)):
+        if held is not attributes and type(held) is not FrameType and type not in mro_of(type(held)):
             yield (held,)
 
 

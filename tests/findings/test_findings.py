@@ -8,6 +8,7 @@ import drag_arguments
 import drag_frames
 import drag_objects
 import drag_programs
+import drag_python
 import drag_training
 import pytest
 import torch
@@ -16,12 +17,13 @@ from seed_thunder import memory_peak_efficient_func, memory_peak_inefficient_fun
 import memwatch
 
 MIB = 2**20
-MODULES = (drag_arguments, drag_frames, drag_objects, drag_programs, drag_training)
+MODULES = (drag_arguments, drag_frames, drag_objects, drag_programs, drag_python, drag_training)
 CASES = {name: case for module in MODULES for name, case in module.CASES.items()}
 # twins that differ in more than one reference, or free in another thread, which the allocator tells only by the clock
 OTHERWISE_DIFFERENT = {
     "half-made call", "recursion", "ordered dictionary", "loss history", "running sum", "GAN", "average",
-    "validation with graph", "checkpoints", "thread", "*args", "**kwargs", "method", "map", "view", "graph never used",
+    "validation with graph", "checkpoints", "thread", "with a name", "with no name",
+    "*args", "**kwargs", "method", "map", "view", "graph never used",
 }  # fmt: skip
 
 
