@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.findings import Finding
 
+_UNFINISHED = (
+    "The block has not ended in this capture: the program was killed or still runs. "
+    "It holds everything up to the last flush."
+)
+
 
 class Reading:
     """Read a capture: totals in bytes, tables as DataFrames, summary, page and file."""
@@ -112,7 +117,8 @@ class Reading:
     @property
     def notes(self) -> list[tuple[str, str]]:
         """What memwatch could not see or changed by looking: (kind, sentence)."""
-        recorded = [(note.kind, note.text) for note in self.capture.notes]
+        recorded = [] if self.meta.get("complete", True) else [("unfinished", _UNFINISHED)]
+        recorded += [(note.kind, note.text) for note in self.capture.notes]
         unseen = unrecorded(self._frames)
         recorded += [("unseen", unseen.text)] if unseen is not None else []
         return recorded + [("observer", effect.text) for effect in observer_effects(self._frames)]

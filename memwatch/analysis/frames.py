@@ -308,8 +308,10 @@ class Frames:
         bounds = np.column_stack([first, np.maximum(after, first)]).ravel()
         most = np.maximum.reduceat(padded, np.minimum(bounds, len(padded) - 1))[::2] if count else live
         peak = np.maximum(np.maximum(np.where(after > first, most, before), before), live)
-        is_workspace = self.lives.origin[curve.life] == WORKSPACE
-        is_workspace[0] = False
+        origin = np.append(
+            self.lives.origin, UNOBSERVED
+        )  # the last stands for the first event, which is no life's
+        is_workspace = origin[curve.life] == WORKSPACE
         held = np.append(np.cumsum(np.where(is_workspace, curve.delta_bytes, 0)), 0)
         work = np.maximum.reduceat(held, np.minimum(bounds, len(held) - 1))[::2] if count else live
         return live, peak, np.where(after > first, np.maximum(work, 0), 0)

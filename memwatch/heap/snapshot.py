@@ -48,7 +48,7 @@ class Snapshot:
     def _take(self, extra: Iterable[object], held: Iterable[tuple[str, object]]) -> None:
         self.objects: list[Any] = gc.get_objects()
         self.young = set(map(id, gc.get_objects(0)))  # ids stay theirs: the list above holds the objects
-        self.objects += _frozen(self.objects)
+        self.objects += _frozen(self.objects, ours=[self.objects, self.young])
         self.objects += extra
         self._type_ids = np.fromiter(map(id, map(type, self.objects)), dtype=np.int64)
         self._types = {id(cls): cls for cls in set(map(type, self.objects))}
@@ -211,11 +211,14 @@ def _sorted_edges(
     return parents[order], children[order]
 
 
-def _frozen(listed: Sequence[object]) -> list[object]:
-    """Find the objects that ``gc.freeze`` took out of gc's lists, by following references."""
+def _frozen(listed: Sequence[object], ours: Iterable[object]) -> list[object]:
+    """Find the objects that ``gc.freeze`` took out of gc's lists, by following references.
+
+    What is the snapshot's own is left out: it holds everything, and would be on the way to anything.
+    """
     if not gc.get_freeze_count():
         return []
-    known = {id(obj) for obj in listed}
+    known = {id(obj) for obj in chain(listed, ours)}
     found: list[object] = []
     todo: list[object] = [*sys.modules.values(), *chain(listed)]
     while todo:

@@ -67,8 +67,24 @@ def test_a_killed_run_loses_no_more_than_its_last_rows(tmp_path):
         assert len(ops) >= said[path] - FLUSH_OPS
         assert capture.meta["complete"] is False
         reading = memwatch.load(path)
-        assert reading.peak_bytes >= 0
+        assert reading.notes[0][0] == "unfinished"
         assert "Peak" in reading.summary()
+
+
+def test_a_run_killed_before_its_first_flush_reads_as_an_unfinished_one(tmp_path):
+    """No row was written yet: every reading works, and says that the block has not ended."""
+    path = tmp_path / "early.memwatch"
+    if (child := os.fork()) == 0:
+        with memwatch.profile(path):
+            torch.ones(3)
+            os._exit(0)
+    os.waitpid(child, 0)
+    reading = memwatch.load(path)
+    assert len(reading.ops) == len(reading.storages) == len(reading.at_peak) == 0
+    assert [kind for kind, _ in reading.notes] == ["unfinished"]
+    assert "has not ended" in reading.summary()
+    reading.report(tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size > 0
 
 
 def test_a_file_can_be_read_while_it_is_written(tmp_path):

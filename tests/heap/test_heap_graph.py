@@ -59,6 +59,20 @@ def test_frozen_objects_are_followed():
     assert "global `BIG`" in text
 
 
+def test_a_frozen_heap_does_not_hold_the_snapshot():
+    """While objects are frozen, no path goes through the snapshot's own lists."""
+    tensor = torch.randn(4)
+    ring = [tensor]
+    ring.append(ring)
+    gc.freeze()
+    try:
+        with Snapshot() as snapshot:
+            held = [type(obj) for obj in snapshot.objects if obj is snapshot.objects or obj is snapshot.young]
+    finally:
+        gc.unfreeze()
+    assert held == []
+
+
 def test_reading_autograd_edges_changes_nothing():
     """No hook is added, no unpack hook is called, no warning is given."""
     calls = []

@@ -259,10 +259,10 @@ def test_a_list_of_leaks_adds_up(leaked):
     assert sum(each["nbytes"] for each in model["kinds"]) == model["totals"]["nbytes"]
     sizes = [each["nbytes"] for each in model["leaks"]]
     assert sizes == sorted(sizes, reverse=True)
-    by_holder = {each["holder"]: each for each in model["leaks"]}
-    for leak in leaked:
-        shown = by_holder[leak.holder]
-        assert (tuple(shown["path"]), shown["advice"], shown["site"]) == (leak.path, leak.advice, leak.site)
+    shown = sorted(
+        (each["site"], each["holder"], tuple(each["path"]), each["advice"]) for each in model["leaks"]
+    )
+    assert shown == sorted((leak.site, leak.holder, leak.path, leak.advice) for leak in leaked)
 
 
 def test_a_list_of_leaks_can_leave_its_paths_out(leaked):
