@@ -47,16 +47,18 @@ def price(overload: Value, positional: Value, keyword: dict[str, Value], result:
 
     Args:
         overload: the op.
-        positional: its positional arguments; tensors of any device, or FX nodes with their value.
+        positional: its positional arguments; tensors of any device.
         keyword: its keyword arguments.
         result: what it gave.
     """
-    values = [_valued(item) for item in (*positional, *keyword.values())]
     if overload._opname in ONLY_ALLOCATE or overload._opname == "resize_":
         return 0.0
-    moved = sum(_span_bytes(item) for item in leaves([*values, result]) if isinstance(item, Tensor))
-    named = dict(zip(keyword, values[len(positional) :], strict=True))
-    return float(flops(overload, values[: len(positional)], named, result) + FLOPS_PER_BYTE * moved)
+    moved = sum(
+        _span_bytes(item)
+        for item in leaves([positional, *keyword.values(), result])
+        if isinstance(item, Tensor)
+    )
+    return float(flops(overload, positional, keyword, result) + FLOPS_PER_BYTE * moved)
 
 
 def flops(overload: Value, positional: Value, keyword: dict[str, Value], result: Value) -> int:
@@ -70,13 +72,6 @@ def flops(overload: Value, positional: Value, keyword: dict[str, Value], result:
         out = tuple(result) if isinstance(result, list) else result
         return int(formula(*positional, **keyword, out_val=out))
     return 0
-
-
-def _valued(item: Value) -> Value:
-    """Give the value of an FX node, and anything else as it is."""
-    if isinstance(item, (list, tuple)):
-        return [_valued(inner) for inner in item]
-    return item.meta.get("val") if isinstance(item, torch.fx.Node) else item
 
 
 def _span_bytes(tensor: Tensor) -> int:

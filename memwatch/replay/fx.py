@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import fx
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+from torch.fx.experimental.symbolic_shapes import optimization_hint
 
 from memwatch.planner import Effect, Graph, OpSpec
 from memwatch.replay.cost import price
@@ -19,7 +21,13 @@ if TYPE_CHECKING:
 
     from memwatch.planner.op import Name
 
+BOUNDARY: Final = "the code between forward and backward"
+"""Name of the op that stands for it: it reads what the forward gives and makes the tangents."""
+
 _COLLECTIVES: Final = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+_SYMBOLS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_UNKNOWN_SIZE: Final = 4096
+"""Elements that a dimension without a hint is taken to have."""
 
 
 @dataclass
@@ -30,34 +38,53 @@ class _Reader:
     buffers: dict[fx.Node, tuple[str, ...]] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     inputs: dict[Name, int] = field(default_factory=dict)
+    tangents: dict[Name, int] = field(default_factory=dict)
     keep: list[str] = field(default_factory=list)
 
     def read(self, node: fx.Node) -> None:
         if node.op in {"placeholder", "get_attr"}:
-            self.buffers[node] = tuple(self._name(node, tensor, self.inputs) for tensor in _tensors(node))
+            new = self.tangents if is_tangent(node) else self.inputs
+            self.buffers[node] = tuple(self._name(node, tensor, new) for tensor in _tensors(node))
         elif node.op == "output":
             self.keep = [name for used in node.all_input_nodes for name in self.buffers[used]]
         elif node.target is operator.getitem:
-            self.buffers[node] = tuple(self._name(node, tensor, self.inputs) for tensor in _tensors(node))
-        elif isinstance(node.target, torch._ops.OpOverload):
-            self._read_op(node, node.target)
+            self.buffers[node] = self._item(node)
+        elif is_op(node):
+            self._read_op(node)
         else:
             raise UnsupportedOpError(
                 f"node {node.name!r} calls {node.target!r}, which is no ATen op; trace the model with make_fx, "
                 "torch.export or a torch.compile backend on top of AOTAutograd"
             )
 
-    def _read_op(self, node: fx.Node, overload: torch._ops.OpOverload) -> None:
+    def cross(self, outputs: list[fx.Node], mutated: list[fx.Node]) -> None:
+        """Leave the forward: its outputs are there, mutated inputs are written, the tangents are handed in."""
+        written = {name for node in mutated for name in self.buffers[node]}
+        given = {name for node in outputs for name in self.buffers[node]} - written
+        spec = OpSpec(
+            BOUNDARY, sorted(given), dict(self.tangents), 0.0, sorted(written), effect=Effect.UNKNOWN
+        )  # fmt: skip
+        self.ops.append(spec)
+
+    def _item(self, node: fx.Node) -> tuple[str, ...]:
+        found = tuple(self.names[tensor.untyped_storage()._cdata] for tensor in _tensors(node))
+        return found or self.buffers[node.all_input_nodes[0]]  # a number waits for the op that gives it
+
+    def _read_op(self, node: fx.Node) -> None:
         made: dict[Name, int] = {}
-        self.buffers[node] = tuple(self._name(node, tensor, made) for tensor in _tensors(node))
-        writes = {name for used in written_nodes(node, overload) for name in self.buffers[used]}
-        reads = {name for used in node.all_input_nodes for name in self.buffers[used]} - writes
-        effect = _effect(node, overload)
+        mine = [self._name(node, tensor, made) for tensor in _tensors(node)]
+        if not mine:  # whoever uses a number waits for it, though it takes no memory
+            mine, made = [f"{node.name}.value"], {f"{node.name}.value": 0}
+        self.buffers[node] = tuple(mine)
+        writes = {name for used in written_nodes(node) for name in self.buffers[used]}
+        reads = {name for used in node.all_input_nodes for name in self.buffers[used]} - writes - made.keys()
+        effect = _effect(node)
         if made or writes or effect is not Effect.NONE:
-            cost = price(overload, node.args, node.kwargs, node.meta.get("val"))
-            self.ops.append(
-                OpSpec(node.name, sorted(reads), made, cost, sorted(writes), effect=effect)
-            )  # RNG ops of an FX graph have no recorded state to restore: never twice
+            spec = OpSpec(
+                node.name, sorted(reads), made, _price(node), sorted(writes), effect=effect,
+                recomputable=None if list(_tensors(node)) else False,
+            )  # fmt: skip
+            self.ops.append(spec)  # RNG ops of an FX graph have no recorded state to restore: never twice
 
     def _name(self, node: fx.Node, tensor: torch.Tensor, new: dict[Name, int]) -> str:
         storage = tensor.untyped_storage()
@@ -65,16 +92,18 @@ class _Reader:
         if name is None:
             count = len(self.names)
             name = self.names[storage._cdata] = f"{node.name}.{count}"
-            new[name] = int(storage.nbytes())
+            new[name] = hinted(storage.nbytes())
         return name
 
 
-def graph_from_fx(module: fx.GraphModule) -> Graph:
+def graph_from_fx(module: fx.GraphModule, num_fwd_outputs: int | None = None) -> Graph:
     """Describe an FX graph of ATen ops to the planner.
 
     Args:
         module: as `make_fx`, `torch.export` or AOTAutograd trace it: every node holds its (fake) value in
             ``meta["val"]``. Placeholders and attributes are inputs, what the output returns is kept.
+        num_fwd_outputs: for the joint graph of a forward and its backward, how many of the outputs the
+            forward gives. An op named `BOUNDARY` then stands between the two.
 
     Returns:
         A graph whose ops carry the names of the nodes; views are folded away.
@@ -83,7 +112,11 @@ def graph_from_fx(module: fx.GraphModule) -> Graph:
         UnsupportedOpError: a node is no ATen op or holds no value.
     """
     reader = _Reader()
+    crossing = None if num_fwd_outputs is None else crossing_node(module.graph)
+    outputs = list(leaves(module.graph.output_node().args))[:num_fwd_outputs]
     for node in module.graph.nodes:
+        if node is crossing:
+            reader.cross([item for item in outputs if isinstance(item, fx.Node)], _mutated(module.graph))
         reader.read(node)
     used = {name for op in reader.ops for name in (*op.reads, *op.writes)}
     made = {name for op in reader.ops for name in op.makes}
@@ -92,18 +125,58 @@ def graph_from_fx(module: fx.GraphModule) -> Graph:
     return Graph.build(reader.ops, keep, external_nbytes=inputs)
 
 
-def written_nodes(node: fx.Node, overload: torch._ops.OpOverload) -> Iterator[fx.Node]:
+def crossing_node(graph: fx.Graph) -> fx.Node:
+    """Return the first node of a joint graph that computes with a tangent: all forward outputs come before."""
+    node: fx.Node
+    for node in graph.nodes:
+        if node.op != "placeholder" and any(is_tangent(used) for used in node.all_input_nodes):
+            return node
+    node = graph.output_node()
+    return node
+
+
+def _mutated(graph: fx.Graph) -> list[fx.Node]:
+    """Give the inputs that AOTAutograd writes after the forward, with what the forward computed for them."""
+    outputs = graph.output_node().meta.get("desc", ())
+    written = {item.mutated_input for item in leaves(outputs) if isinstance(item, InputMutationAOTOutput)}
+    return [node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in written]
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """Whether a node of a joint graph is a gradient that is handed to the backward."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def is_op(node: fx.Node) -> bool:
+    """Whether a node is something to run: an ATen op, an op with subgraphs, or arithmetic of symbolic sizes."""
+    if isinstance(node.target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+        return True
+    return node.op == "call_function" and isinstance(node.meta.get("val"), (*_SYMBOLS, int, float, bool))
+
+
+def written_nodes(node: fx.Node) -> Iterator[fx.Node]:
     """Give the nodes that a call writes in place."""
-    for position, argument in enumerate(overload._schema.arguments):
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return
+    for position, argument in enumerate(node.target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
             yield from (item for item in leaves(value) if isinstance(item, fx.Node))
+
+
+def hinted(size: Value) -> int:
+    """Return a size as a number; a symbolic one has the value that it was traced with."""
+    return (
+        int(optimization_hint(size, fallback=_UNKNOWN_SIZE)) if isinstance(size, torch.SymInt) else int(size)
+    )
 
 
 def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
     value: Value = node.meta.get("val", node.meta.get("example_value"))
     if value is None and node.op == "get_attr":
         value = getattr(node.graph.owning_module, str(node.target), None)
+        if isinstance(value, torch.nn.Module):  # the subgraph of an op
+            value = ()
     if value is None and node.op != "call_function":
         raise UnsupportedOpError(
             f"node {node.name!r} holds no value; trace with fake tensors, so that sizes are known"
@@ -111,12 +184,40 @@ def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
     return (item for item in leaves(value) if isinstance(item, torch.Tensor))
 
 
-def _effect(node: fx.Node, overload: torch._ops.OpOverload) -> Effect:
+def _effect(node: fx.Node) -> Effect:
+    overload = node.target
+    if isinstance(overload, torch._ops.HigherOrderOperator):
+        return Effect.UNKNOWN
+    if not isinstance(overload, torch._ops.OpOverload):
+        return Effect.NONE
     if overload.namespace in _COLLECTIVES:
         return Effect.COLLECTIVE
-    if overload.namespace not in {"aten", "prims"}:
+    only_acts = not overload._schema.returns and not list(written_nodes(node))
+    if overload.namespace not in {"aten", "prims"} or only_acts:
         return Effect.UNKNOWN
     values = [item for item in leaves(node.meta.get("val")) if item is not None]
     if any(not isinstance(item, torch.Tensor) for item in values):
-        return Effect.ITEM
+        return Effect.NONE if overload._opname.startswith("sym_") else Effect.ITEM
     return Effect.RNG if torch.Tag.nondeterministic_seeded in overload.tags else Effect.NONE
+
+
+def _price(node: fx.Node) -> float:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return 0.0
+    return price(node.target, _sized(node.args), _sized(node.kwargs), _sized(node.meta.get("val")))
+
+
+def _sized(value: Value) -> Value:
+    """Put tensors of plain sizes in the place of nodes and of tensors with symbolic sizes."""
+    if isinstance(value, fx.Node):
+        return _sized(value.meta.get("val"))
+    if isinstance(value, dict):
+        return {name: _sized(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_sized(item) for item in value]
+    if isinstance(value, torch.SymInt):
+        return hinted(value)
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        size, stride = (tuple(hinted(item) for item in items) for items in (value.shape, value.stride()))
+        return torch.empty_strided(size, stride, dtype=value.dtype, device="meta")
+    return value

@@ -1,0 +1,158 @@
+"""The torch.compile backend "memwatch": forward and backward planned as one program within a budget.
+
+AOTAutograd traces the joint graph of forward and backward. It is planned like a recorded program, with the
+code between the two as an op of its own, and cut there: what the plan keeps across is what autograd saves,
+what it computes again is part of the backward, where the plan put it. The graphs run op by op in the planned
+order with the kernels of eager PyTorch, so that results are bitwise those of the model itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
+from torch._functorch.partitioners import _extract_fwd_bwd_modules, default_partition
+from torch.fx.experimental.proxy_tensor import py_sym_types
+
+from memwatch.errors import MemwatchError
+from memwatch.planner import BudgetError, Plan, plan_graph
+from memwatch.planner.budget import parse_budget
+from memwatch.replay.errors import UnsupportedOpError
+from memwatch.replay.fx import graph_from_fx
+from memwatch.replay.rewrite import rewritten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import fx
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """What ``torch.compile(..., backend="memwatch", options={...})`` understands.
+
+    Attributes:
+        budget: peak increase allowed to each compiled graph, forward and backward together: bytes,
+            ``"512 MiB"``, or ``"60%"`` of what the graph takes in its own order. None: order alone.
+        order: ``"auto"`` or ``"program"``.
+        recompute: whether ops may be computed again.
+        time_limit_s: when to stop searching (seconds).
+        seed: seed of the search.
+        strict: whether a budget that cannot be reached is an error; otherwise the lowest plan is taken,
+            with a warning.
+    """
+
+    budget: int | float | str | None = None
+    order: str = "auto"
+    recompute: bool = True
+    time_limit_s: float = 10.0
+    seed: int = 0
+    strict: bool = False
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any] | None) -> BackendOptions:
+        """Check the options of a user.
+
+        Raises:
+            MemwatchError: there is no such option, or a value means nothing.
+        """
+        known = [entry.name for entry in fields(cls)]
+        for name in options or {}:
+            if name not in known:
+                raise MemwatchError(f"the backend memwatch has no option {name!r}; it has {', '.join(known)}")
+        found = cls(**(options or {}))
+        if found.budget is not None:
+            parse_budget(found.budget, 0)
+        return found
+
+
+def memwatch_backend(
+    module: fx.GraphModule,
+    inputs: list[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph of dynamo; `torch.compile(model, backend="memwatch")` calls it.
+
+    Args:
+        module: the graph.
+        inputs: its fake inputs.
+        options: see `BackendOptions`.
+        mode: modes are presets of other backends; only "default" exists here.
+
+    Raises:
+        MemwatchError: an option that does not exist.
+        BudgetError: with the option `strict`, a graph cannot be run within the budget.
+    """
+    if mode not in (None, "default"):
+        raise MemwatchError(f"the backend memwatch has no mode {mode!r}; give options={{'budget': ...}}")
+    planner = _Planner(BackendOptions.read(options))
+    compiled: Callable[..., Any] = aot_autograd(
+        fw_compiler=boxed_nop,
+        bw_compiler=boxed_nop,
+        inference_compiler=planner.inference,
+        partition_fn=planner.partition,
+    )(module, inputs)
+    return compiled
+
+
+class _Planner:
+    """Plans the graphs of one compilation."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        self._options = options
+
+    def partition(
+        self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **others: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Plan a joint graph and cut it into forward and backward."""
+        try:
+            plan = self._plan(joint, num_fwd_outputs)
+        except UnsupportedOpError as error:
+            _warn_unplanned(error)
+            return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
+        written = rewritten(joint, plan, num_fwd_outputs)
+        symbols = [node for node in written.saved if _is_symbol(node)]
+        tensors = [node for node in written.saved if not _is_symbol(node)]
+        return _extract_fwd_bwd_modules(
+            written.module, tensors, symbols, num_fwd_outputs=num_fwd_outputs
+        )  # fmt: skip
+
+    def inference(self, module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """Plan a graph without backward."""
+        try:
+            module = rewritten(module, self._plan(module, None)).module
+        except UnsupportedOpError as error:
+            _warn_unplanned(error)
+        return boxed_nop(module, inputs)
+
+    def _plan(self, module: fx.GraphModule, num_fwd_outputs: int | None) -> Plan:
+        graph = graph_from_fx(module, num_fwd_outputs)
+        options = self._options
+        try:
+            plan = plan_graph(
+                graph, budget=options.budget, order=options.order, recompute=options.recompute,
+                time_limit_s=options.time_limit_s, seed=options.seed,
+            )  # fmt: skip
+        except BudgetError as error:
+            if options.strict or not isinstance(error.best, Plan):
+                raise
+            warnings.warn(f"torch.compile, backend memwatch: {error}; this plan is taken", stacklevel=2)
+            plan = error.best
+        _log.info("%s ops planned: %s", graph.num_ops, plan)
+        return plan
+
+
+def _is_symbol(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (*py_sym_types, int, float, bool))
+
+
+def _warn_unplanned(error: UnsupportedOpError) -> None:
+    warnings.warn(f"torch.compile, backend memwatch: {error}; the graph runs in its own order", stacklevel=2)

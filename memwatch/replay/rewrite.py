@@ -1,0 +1,121 @@
+"""Write a plan of an FX graph as an FX graph: its ops in the planned order, a repeated one as a node of its own.
+
+Views are no ops of a plan. They are made again from their base, next to the ops that use them, so that none
+of them keeps an old copy of a recomputed buffer alive.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import fx
+
+from memwatch.replay.encode import Value, leaves
+from memwatch.replay.fx import BOUNDARY, is_tangent
+
+if TYPE_CHECKING:
+    from memwatch.planner import Plan
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A planned graph.
+
+    Attributes:
+        module: the graph with its ops in the planned order.
+        saved: nodes of it that run before the boundary and are used after it, in order.
+    """
+
+    module: fx.GraphModule
+    saved: list[fx.Node]
+
+
+def rewritten(module: fx.GraphModule, plan: Plan, num_fwd_outputs: int | None = None) -> Rewritten:
+    """Write a plan of a graph as a graph.
+
+    Args:
+        module: the graph that the plan was made of.
+        plan: what `plan_graph(graph_from_fx(module, num_fwd_outputs))` gave; without moves.
+        num_fwd_outputs: for a joint graph, how many of the outputs the forward gives.
+    """
+    writer = _Writer(module.graph, plan, num_fwd_outputs)
+    for name in plan.order:
+        writer.step(name)
+    writer.finish()
+    new = fx.GraphModule(module, writer.graph)
+    new.meta.update(module.meta)
+    new.graph.lint()
+    return Rewritten(new, list(writer.saved))
+
+
+@dataclass
+class _Writer:
+    """Copies nodes; `now` holds the last copy of every op, input and item of a tuple."""
+
+    old: fx.Graph
+    plan: Plan
+    num_fwd_outputs: int | None
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    now: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    saved: dict[fx.Node, None] = field(default_factory=dict)
+    _views: dict[tuple[fx.Node, tuple[fx.Node, ...]], fx.Node] = field(default_factory=dict)
+    _early: set[fx.Node] = field(default_factory=set)
+    _given: list[Value] = field(default_factory=list)
+    _crossed: bool = False
+
+    def __post_init__(self) -> None:
+        self._nodes = {node.name: node for node in self.old.nodes}
+        for node in self.old.nodes:
+            if node.op in {"placeholder", "get_attr"}:
+                self.now[node] = self.graph.node_copy(node)
+
+    def step(self, name: object) -> None:
+        """Write one step of the plan."""
+        if name == BOUNDARY:
+            self._given = [self._value(item) for item in self._outputs()[: self.num_fwd_outputs]]
+            self._early.update(node for node in self.graph.nodes if not is_tangent(node))
+            self._crossed = True
+            return
+        node = self._nodes[str(name)]
+        self.now[node] = self._copy(node)
+        for user in node.users:
+            if user.target is operator.getitem:  # at once, so that the tuple keeps no item alive
+                self.now[user] = self._copy(user)
+
+    def finish(self) -> None:
+        """Write the outputs."""
+        rest = [self._value(item) for item in self._outputs()[len(self._given) :]]
+        end = self.old.output_node()
+        result = self._fill(end.args[0], iter([*self._given, *rest]))
+        self.graph.output(result).meta.update(end.meta)
+
+    def _outputs(self) -> list[Value]:
+        return list(leaves(self.old.output_node().args[0]))
+
+    def _fill(self, shape: Value, values: Value) -> Value:
+        if isinstance(shape, (list, tuple)):
+            return type(shape)(self._fill(item, values) for item in shape)
+        return next(values)
+
+    def _value(self, item: Value) -> Value:
+        return self._current(item) if isinstance(item, fx.Node) else item
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        return self.graph.node_copy(node, self._current)
+
+    def _current(self, node: fx.Node) -> fx.Node:
+        """Return the node that now stands for an old one, made now if it is a view."""
+        found = self.now.get(node)
+        if found is None:
+            sources = tuple(self._current(used) for used in node.all_input_nodes)
+            found = self._views.get((node, sources))
+            if found is None or (self._crossed and found in self._early):
+                found = self.graph.node_copy(
+                    node, dict(zip(node.all_input_nodes, sources, strict=True)).__getitem__
+                )
+                self._views[node, sources] = found
+        elif self._crossed and found in self._early and found.op != "get_attr":
+            self.saved[found] = None
+        return found
