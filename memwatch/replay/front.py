@@ -6,6 +6,7 @@ import dataclasses
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -20,9 +21,11 @@ from memwatch.replay.run import replay_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from memwatch.replay.kept import Kept
     from memwatch.replay.result import ReplayResult
+    from memwatch.replay.selective import Regions
 
 
 class _Recording(Protocol):
@@ -40,6 +43,7 @@ Source: TypeAlias = "_Recording | Capture | Graph | str | os.PathLike[str]"
 class Replayable:
     """A recorded program with what replaying it starts from; `kept` is None when only the capture is there."""
 
+    capture: Capture
     recorded: Recorded
     kept: Kept | None
 
@@ -49,6 +53,24 @@ class RecordedPlan(Plan):
     """A plan of a recorded program; it keeps what the recording kept, so that it can be replayed."""
 
     program: Replayable | None = field(default=None, repr=False)
+
+    def checkpoint_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Give the contexts of one region that torch checkpoints as the plan says.
+
+        Pass the method itself: ``checkpoint(block, x, use_reentrant=False,
+        context_fn=plan.checkpoint_contexts)``. What the plan keeps for the backward is saved, all else of
+        the region is computed again when the backward reaches it. Record the program without checkpoints;
+        the regions are found again by the ops they call, and one that was not recorded is computed again
+        as a whole. The order of the plan and its moves are not part of it.
+        """
+        return self._regions.contexts()
+
+    @cached_property
+    def _regions(self) -> Regions:
+        from memwatch.replay.selective import recorded_regions
+
+        assert self.program is not None, "a recorded plan has a program"
+        return recorded_regions(self.program.capture, self.program.recorded, self.schedule)
 
 
 _known: WeakKeyDictionary[Any, tuple[Capture, Replayable]] = WeakKeyDictionary()
@@ -135,7 +157,7 @@ def replayable(source: _Recording | Capture | str | os.PathLike[str]) -> Replaya
     if isinstance(source, (str, os.PathLike)):
         source = load(source)
     if isinstance(source, Capture):
-        return Replayable(recorded_program(source), None)
+        return Replayable(source, recorded_program(source), None)
     capture = source.capture
     known = _known.get(source)
     if known is None or known[0] is not capture:
@@ -143,7 +165,7 @@ def replayable(source: _Recording | Capture | str | os.PathLike[str]) -> Replaya
         recorded = recorded_program(capture)
         if kept is not None:
             check_inputs(recorded.program, kept)
-        known = _known[source] = (capture, Replayable(recorded, kept))
+        known = _known[source] = (capture, Replayable(capture, recorded, kept))
     return known[1]
 
 

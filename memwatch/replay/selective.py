@@ -1,0 +1,165 @@
+"""A plan as policy of torch's selective checkpointing: what the plan keeps for the backward is saved.
+
+Each checkpointed region of a running program is found again among the recorded forward ops by what it calls:
+ops of the same name with the same arguments (tensors by type, size, stride and offset), one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, create_selective_checkpoint_contexts
+
+from memwatch.capture.schema import PHASES
+from memwatch.planner import StepKind
+from memwatch.planner.peak import allocations
+from memwatch.replay.encode import encode
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from torch._ops import OpOverload
+
+    from memwatch.capture import Capture
+    from memwatch.planner import Schedule
+    from memwatch.replay.graph import Recorded
+
+Key: TypeAlias = tuple[str, str]
+"""Name and arguments of an op."""
+
+
+def key_of(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
+    """Write down a call as the recording does."""
+    positional, named = (encode(list(values), _slot, _slot) for values in (args, kwargs.values()))
+    return str(op), json.dumps([positional, list(kwargs), named], separators=(",", ":"))
+
+
+def _slot(_: object) -> int:
+    return 0  # which storage or generator is not part of the text
+
+
+@dataclass
+class Regions:
+    """Finds checkpointed regions among the recorded forward ops, in the order in which they run.
+
+    Attributes:
+        keys: what the forward calls, op by op.
+        saved: whether the plan keeps what the op made for the backward.
+    """
+
+    keys: list[Key]
+    saved: list[bool]
+    _places: dict[Key, list[int]] = field(default_factory=dict)
+    _no_start: set[int] = field(default_factory=set)
+    _next: int = 0
+
+    def __post_init__(self) -> None:
+        for place, key in enumerate(self.keys):
+            self._places.setdefault(key, []).append(place)
+
+    def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Give the two contexts of one checkpointed region: of its forward and of its recomputation."""
+        region = Region(self)
+
+        def policy(_: object, op: OpOverload, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            is_saved = region.is_saved(key_of(op, args, kwargs))
+            return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+        contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(policy)
+        return contexts
+
+    def find(self, seen: list[Key]) -> int:
+        """Return where the last of some consecutive calls was recorded, -1 if nowhere.
+
+        The first place after the last region is taken, as programs repeat their forward.
+        """
+        places = [place for place in self._places.get(seen[-1], ()) if self._fits(place, seen)]
+        return next((place for place in places if place >= self._next), places[0] if places else -1)
+
+    def _fits(self, place: int, seen: list[Key]) -> bool:
+        start = place - len(seen) + 1
+        return start >= 0 and start not in self._no_start and self.keys[start : place + 1] == seen
+
+    def refuse(self, start: int) -> None:
+        """Note that no region starts there, though its first ops are the same."""
+        self._no_start.add(start)
+
+    def leave(self, place: int) -> None:
+        """Note where a region has come to; the next one is looked for after it."""
+        self._next = place + 1
+
+
+@dataclass
+class Region:
+    """One run of a checkpointed region."""
+
+    regions: Regions
+    _seen: list[Key] = field(default_factory=list)
+    _place: int = -1
+
+    def is_saved(self, key: Key) -> bool:
+        """Whether the plan keeps what this call makes; not for calls that were never recorded."""
+        regions, place = self.regions, self._place + 1
+        self._seen.append(key)
+        if len(self._seen) == 1 or place >= len(regions.keys) or regions.keys[place] != key:
+            if self._place >= 0:
+                regions.refuse(place - len(self._seen) + 1)
+            place = regions.find(self._seen)
+            if place < 0:  # a call that is not in the recording: go on behind it
+                self._seen.clear()
+                self._place = -1
+                return False
+        self._place = place
+        regions.leave(place)
+        return regions.saved[place]
+
+
+def recorded_regions(capture: Capture, recorded: Recorded, schedule: Schedule) -> Regions:
+    """Prepare the policy of a plan.
+
+    Args:
+        capture: the recording.
+        recorded: its program.
+        schedule: the plan's steps.
+    """
+    ignored = {str(op) for op in SAC_IGNORED_OPS}
+    kept = _kept_ops(capture, recorded, schedule)
+    arguments = capture.tables["arguments"]
+    calls = dict(zip(arguments["op"].tolist(), capture.text(arguments["call"]), strict=True))
+    keys, saved = [], []
+    ops = capture.tables["ops"]
+    names = dict(zip(ops["op"].tolist(), capture.text(ops["name"]), strict=True))
+    for op in _in_phase(capture, "forward"):
+        name = names[op]
+        if name not in ignored and op in calls:
+            keys.append((name, calls[op]))
+            saved.append(op in kept)
+    return Regions(keys, saved)
+
+
+def _in_phase(capture: Capture, phase: str) -> list[int]:
+    ops = capture.tables["ops"]
+    found: list[int] = ops["op"][ops["phase"] == PHASES.index(phase)].tolist()
+    return found
+
+
+def _kept_ops(capture: Capture, recorded: Recorded, schedule: Schedule) -> set[int]:
+    """Give the forward ops most of whose memory waits, in the plan, from their first run for the backward."""
+    graph, calls = recorded.graph, recorded.program.calls
+    backward = set(_in_phase(capture, "backward"))
+    is_late = np.array([call.op in backward for call in calls], dtype=bool)
+    computed = np.where(schedule.kind == StepKind.COMPUTE, schedule.index, -1)
+    late_steps = np.flatnonzero((computed >= 0) & is_late[np.maximum(computed, 0)])
+    if not len(late_steps):
+        return set()
+    held = allocations(graph, schedule)
+    crosses = (held.first_step >= 0) & (held.first_step < late_steps[0]) & (held.last_step >= late_steps[0])
+    mutated = graph.final_version[held.buffer] > 0  # a saved tensor must not change
+    maker = computed[held.first_step[crosses & ~mutated]]
+    nbytes = np.bincount(maker, graph.buffer_nbytes[held.buffer[crosses & ~mutated]], graph.num_ops)
+    made = graph.makes.sum_per_row(graph.buffer_nbytes)
+    chosen = (nbytes > 0) & (2 * nbytes >= made) & ~is_late & (graph.writes.lengths() == 0)
+    return {calls[index].op for index in np.flatnonzero(chosen).tolist()}
