@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from torch._C import _functorch
 
 from memwatch.heap.node_hooks import node_hooks
 from memwatch.heap.tensors import is_python_node, is_tensor, mro_of, storage_of, type_dict
@@ -70,6 +71,8 @@ def _tensor_edges(tensor: Any) -> Iterator[CppEdge]:
     )
     if _read(_TENSOR, "layout", tensor) is not torch.strided:
         yield from _sparse_parts(tensor)
+    if _functorch.is_functorch_wrapped_tensor(tensor):
+        yield CppEdge("value wrapped by torch.func", _functorch.get_unwrapped(tensor))
 
 
 def _sparse_parts(tensor: torch.Tensor) -> Iterator[CppEdge]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import functools
 import threading
 import weakref
@@ -13,6 +15,7 @@ from types import (
     FrameType,
     FunctionType,
     GeneratorType,
+    GetSetDescriptorType,
     MethodType,
     ModuleType,
     TracebackType,
@@ -276,6 +279,26 @@ def _lru_cache(chain: Sequence[Any], at: int) -> Named | None:
     return f"{word} kept by lru_cache of {owner}", 1, NOWHERE
 
 
+def _context(chain: Sequence[Any], at: int) -> Named | None:
+    # a context keeps its values in a tree of C nodes: name the variable and pass over the tree
+    for steps, value in enumerate(chain[at + 1 :], start=1):
+        for variable, held in chain[at].items():
+            if held is value:
+                return f"ContextVar {variable.name!r} of a Context", steps, NOWHERE
+    return None
+
+
+def _future(chain: Sequence[Any], at: int) -> Named | None:
+    future, child = chain[at], chain[at + 1]
+    if asyncio.Task in mro_of(type(future)) and asyncio.Task.get_coro(future) is child:
+        return f"coroutine of {describe(future)}", 1, NOWHERE
+    for name in ("_result", "_exception", "_callbacks", "_loop", "_context"):
+        descriptor = type_dict(asyncio.Future).get(name)
+        if type(descriptor) is GetSetDescriptorType and descriptor.__get__(future) is child:
+            return f"attribute .{name} of {describe(future)}", 1, NOWHERE
+    return _instance(chain, at)
+
+
 def _thread_local(chain: Sequence[Any], at: int) -> Named | None:
     # local -> its dictionaries by thread -> the dictionary of one thread -> value
     values, value = _after(chain, at, 2), _after(chain, at, 3)
@@ -338,6 +361,8 @@ _NAMERS: Final[dict[type, Callable[[Sequence[Any], int], Named | None]]] = {
     tuple: _sequence,
     deque: _sequence,
     threading.local: _thread_local,
+    contextvars.Context: _context,
+    asyncio.Future: _future,
     set: _set,
     frozenset: _set,
 }

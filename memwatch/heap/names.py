@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from functools import partial
 from pathlib import Path
 from types import (
@@ -22,6 +23,7 @@ from types import (
 )
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
 from memwatch.heap.tensors import is_node, is_tensor, mro_of, quiet, storage_bytes, type_dict
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 _TYPE_NAME: Final = type.__dict__["__qualname__"].__get__
 _MAX_KEY: Final = 60
-_SIZED: Final = (list, tuple, dict, set, frozenset)
+_SIZED: Final = (list, tuple, dict, set, frozenset, deque)
 
 
 def type_name(cls: type) -> str:
@@ -105,10 +107,22 @@ def describe(obj: object) -> str:  # noqa: PLR0911 - one return per kind of obje
         return f"storage of {format_bytes(storage_bytes(obj))}"  # type: ignore[arg-type]
     if is_node(obj):
         return type_name(cls)
+    if np.ndarray in bases:
+        return _describe_array(obj)
     for kind in _SIZED:
         if kind in bases:
-            return f"{type_name(cls)} of {kind.__len__(obj)}"  # type: ignore[arg-type]
+            return f"{type_name(cls)} of {kind.__len__(obj)}{_bound(obj)}"  # type: ignore[arg-type]
     return type_name(cls)
+
+
+def _bound(obj: object) -> str:
+    most = deque.__dict__["maxlen"].__get__(obj) if deque in mro_of(type(obj)) else None
+    return "" if most is None else f" (maxlen {most})"
+
+
+def _describe_array(array: Any) -> str:
+    shape, dtype = (np.ndarray.__dict__[name].__get__(array) for name in ("shape", "dtype"))
+    return f"{type_name(type(array))} [{', '.join(map(str, shape))}] {dtype}"
 
 
 def _describe_tensor(tensor: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import signal
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ class Root:
     """One place that keeps objects alive by itself.
 
     Attributes:
-        kind: "frame", "modules", "exception", "context", "atexit", "thread local" or "torch state".
+        kind: "frame", "modules", "exception", "context", "atexit", "handlers", "thread local" or "torch state".
         name: what a person calls it, such as ``train (train.py:41)``.
         entries: the objects it holds, each with the words for the reference.
         file: source file of a frame, else None.
@@ -61,7 +62,7 @@ def find_roots(objects: Iterable[object] = ()) -> list[Root]:
         Roots, running calls first; drop them soon, they hold what they list.
     """
     roots = [*frame_roots(), *_module_roots()]
-    roots += [_exceptions(), _context(), _atexit(), _torch_state(), _thread_locals(objects)]
+    roots += [_exceptions(), _context(), _atexit(), _handlers(), _torch_state(), _thread_locals(objects)]
     return [root for root in roots if root.entries]
 
 
@@ -153,6 +154,19 @@ def _atexit() -> Root:
     if atexit._ncallbacks():
         atexit.unregister(listener)  # type: ignore[arg-type]
     return Root("atexit", "atexit", [("atexit callback", callback) for callback in listener.seen])
+
+
+def _handlers() -> Root:
+    """List the functions that the interpreter itself calls."""
+    entries: list[tuple[str, object]] = [
+        (f"handler of {number.name}", signal.getsignal(number)) for number in signal.Signals
+    ]
+    entries += [("trace function (sys.settrace)", sys.gettrace())]
+    entries += [("profile function (sys.setprofile)", sys.getprofile())]
+    entries += [
+        ("asynchronous generator hook (sys.set_asyncgen_hooks)", hook) for hook in sys.get_asyncgen_hooks()
+    ]
+    return Root("handlers", "handlers", [entry for entry in entries if callable(entry[1])])
 
 
 def _thread_locals(objects: Iterable[object]) -> Root:

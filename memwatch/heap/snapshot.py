@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from memwatch.heap.autograd import autograd_edges
+from memwatch.heap.foreign import foreign_edges, is_foreign_type, untracked
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.roots import Root, find_roots, is_own_module, is_runner_module
 from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, mro_of, quiet, type_dict
@@ -36,16 +37,24 @@ class Snapshot:
     Args:
         extra: objects to list even if gc does not show them.
         held: what the caller holds, each with its name; it counts as a root of the program.
+        deep: True to look also into what gc does not track: numpy arrays, and tuples and dictionaries around
+            them. Takes half as long again.
     """
 
-    def __init__(self, extra: Iterable[object] = (), held: Iterable[tuple[str, object]] = ()) -> None:
+    def __init__(
+        self,
+        extra: Iterable[object] = (),
+        held: Iterable[tuple[str, object]] = (),
+        *,
+        deep: bool = False,
+    ) -> None:
         pause_gc()  # a collection now would run the program's finalizers, and take longer than the snapshot
         try:
-            self._take(extra, held)
+            self._take(extra, held, deep=deep)
         finally:
             resume_gc()
 
-    def _take(self, extra: Iterable[object], held: Iterable[tuple[str, object]]) -> None:
+    def _take(self, extra: Iterable[object], held: Iterable[tuple[str, object]], *, deep: bool) -> None:
         self.objects: list[Any] = gc.get_objects()
         self.young = set(map(id, gc.get_objects(0)))  # ids stay theirs: the list above holds the objects
         self.objects += _frozen(self.objects, ours=[self.objects, self.young])
@@ -57,7 +66,7 @@ class Snapshot:
         self.roots += [Root("held", "what the caller holds", entries)] if (entries := list(held)) else []
         self.labels: dict[tuple[int, int], tuple[str, bool]] = {}
         self.first_gc_end = len(self.objects)
-        hidden = self._autograd()
+        hidden = [*self._autograd(), *self._foreign(deep=deep)]
         self.first_root = len(self.objects)
         self.objects += self.roots
         self._build(hidden)
@@ -82,7 +91,7 @@ class Snapshot:
     def _autograd(self) -> list[tuple[object, object]]:
         """Follow the C++ edges from all tensors and nodes, adding the objects gc does not list."""
         wanted = TypeFilter()
-        todo = self._of_types(lambda cls: is_node_type(cls) or torch.Tensor in mro_of(cls))
+        todo = self.of_types(lambda cls: is_node_type(cls) or torch.Tensor in mro_of(cls))
         edges: list[tuple[object, object]] = []
         with quiet():
             while todo:
@@ -94,6 +103,18 @@ class Snapshot:
                         self._known.add(id(child))
                         self.objects.append(child)
                         todo.append(child) if wanted(child) and not is_storage(child) else None
+        return edges
+
+    def _foreign(self, *, deep: bool) -> list[tuple[object, object]]:
+        """List the edges of the C code of others, having added what they hang on."""
+        if deep:
+            entries = [value for root in self.roots for _, value in root.entries]
+            self.objects += untracked([*self.objects, entries], self._known)
+        edges = []
+        for parent in [*self.of_types(is_foreign_type), *self.objects[self.first_gc_end :]]:
+            for label, child, unseen in foreign_edges(parent) if is_foreign_type(type(parent)) else ():
+                edges.append((parent, child))
+                self.labels.setdefault((id(parent), id(child)), (label, unseen))
         return edges
 
     def _build(self, hidden: list[tuple[object, object]]) -> None:
@@ -138,9 +159,10 @@ class Snapshot:
 
     def instances(self, base: type) -> list[Any]:
         """Return the objects gc lists whose real class derives from a class."""
-        return self._of_types(lambda cls: base in mro_of(cls))
+        return self.of_types(lambda cls: base in mro_of(cls))
 
-    def _of_types(self, wanted: Callable[[type], bool]) -> list[Any]:
+    def of_types(self, wanted: Callable[[type], bool]) -> list[Any]:
+        """Return the objects gc lists whose real class is wanted."""
         ids = [type_id for type_id, cls in self._types.items() if wanted(cls)]
         places = np.flatnonzero(np.isin(self._type_ids, ids))
         return [self.objects[place] for place in places]

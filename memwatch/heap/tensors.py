@@ -86,7 +86,7 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
     Call it under :func:`quiet`: a subclass would otherwise be asked.
     """
-    if "__tensor_flatten__" in _flatten_names(type(tensor)):
+    if is_composed(type(tensor)):
         return None  # the storages are those of the inner tensors
     try:
         return _UNTYPED_STORAGE(tensor)
@@ -94,12 +94,9 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
 
 
-def _flatten_names(cls: type) -> set[str]:
-    return (
-        {"__tensor_flatten__"}
-        if any("__tensor_flatten__" in type_dict(base) for base in mro_of(cls))
-        else set()
-    )
+def is_composed(cls: type) -> bool:
+    """Say whether tensors of a class consist of inner tensors, which it names by ``__tensor_flatten__``."""
+    return any("__tensor_flatten__" in type_dict(base) for base in mro_of(cls))
 
 
 def storage_bytes(storage: torch.UntypedStorage) -> int:

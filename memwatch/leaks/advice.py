@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 _RULES: Final = (
@@ -46,7 +47,19 @@ _RULES: Final = (
         "saved tensors[",
         "save the output itself, not a view of it, with `ctx.save_for_backward`; or detach what is saved",
     ),
+    (
+        "numpy .base",
+        "a numpy array shares the tensor's memory and keeps the tensor: store a copy (`.numpy().copy()`) or a number",
+    ),
+    (
+        "wrapped by torch.func",
+        "a tensor from inside a torch.func transform keeps what it wraps: return it from the function instead",
+    ),
     ("(ctx)", "do not store tensors as attributes of `ctx`: use `ctx.save_for_backward`"),
+    (
+        "args of exception",
+        "the exception keeps its arguments: give it text (`str(tensor.shape)`), not tensors",
+    ),
     (
         "exception",
         (
@@ -86,6 +99,7 @@ _RULES: Final = (
         "in thread",
         "a running thread keeps its arguments and local variables: end it, or drop the tensor inside it",
     ),
+    ("handler of SIG", "a signal handler lives until another one replaces it: let it refer to no tensors"),
     (
         "atexit",
         (
@@ -119,10 +133,18 @@ _RULES: Final = (
     ),
     ("bound method", "the bound method keeps its object: store a `weakref.WeakMethod`, or drop it after use"),
     ("LogRecord", "a log record keeps its arguments: log numbers (`.item()`), not tensors"),
-    ("hooks", "the hook keeps what it refers to: call `handle.remove()` when done"),
+    ("_hooks of", "the hook keeps what it refers to: call `handle.remove()` when done"),
     (
         "attribute .state of",
         "optimizer state of a parameter that was dropped or replaced: delete it (`del optimizer.state[old]`)",
+    ),
+    (
+        "bases or __mro__",
+        "every class refers to itself, so a class made per call is a cycle: define it once, outside the function",
+    ),
+    (
+        "class of",
+        "every class refers to itself, so a class made per call is a cycle: define it once, outside the function",
     ),
     (
         "item [",
@@ -136,6 +158,10 @@ _RULES: Final = (
         "the dictionary keeps each entry: bound it, delete entries after use, or key a `WeakKeyDictionary`",
     ),
     ("attribute", "the object keeps the tensor: delete the attribute after use, or store `.detach()`"),
+    (
+        "local `",
+        "a local variable leads back to its own call: delete it before the function returns (`del frame`, `del err`)",
+    ),
     ("global", "the module keeps the tensor: delete the name after use, or store a number"),
     (
         "C code",
@@ -156,12 +182,17 @@ def advice_for(holder: str, path: tuple[str, ...] = (), *, graph: bool = False) 
         One sentence.
     """
     for words, advice in _RULES:
-        if words in holder:
+        if _names(words, holder):
             more = (
                 "; keeping the graph keeps every activation: store `.detach()` or `.item()`" if graph else ""
             )
             return advice if "detach" in advice else advice + more
     for words, advice in _RULES:
-        if any(words in line for line in path):
+        if any(_names(words, line) for line in path):
             return advice
     return "cut this reference after the last use of the tensor"
+
+
+def _names(words: str, text: str) -> bool:
+    """Say whether a text has these words; an attribute that a user happened to call `grad` is another thing."""
+    return re.search(f"(?<!attribute ){re.escape(words)}", text) is not None

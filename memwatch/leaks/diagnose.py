@@ -1,50 +1,36 @@
-"""From surviving storages to leaks: which kind, held by which reference, grouped by the line to edit."""
+"""From surviving storages to findings: which kind, and held by which reference."""
 
 from __future__ import annotations
 
 import re
-import time
-from collections import deque
 from dataclasses import dataclass, field
-from functools import _lru_cache_wrapper
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch.heap.names import describe, place
+from memwatch.heap.names import describe, type_name
 from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.pause import collect
 from memwatch.heap.roots import Root
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
-from memwatch.heap.tensors import is_tensor, mro_of, quiet, storage_of
-from memwatch.leaks.advice import advice_for
-from memwatch.leaks.holders import edge_to_cut, entry_step, holder_words
-from memwatch.leaks.leak import Leak
-from memwatch.leaks.legit import Exempt, exempt_edges
+from memwatch.heap.tensors import is_tensor, quiet, storage_of
+from memwatch.leaks.finding import Finding
+from memwatch.leaks.groups import leaks_of
+from memwatch.leaks.holders import edge_to_cut, entry_step
+from memwatch.leaks.legit import own_edges, state_edges, state_storages
 from memwatch.leaks.loops import Loops
+from memwatch.leaks.tolerated import is_bounded, is_import, is_torchs_own
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from memwatch.heap.search import Tree
     from memwatch.leaks.births import Birth
+    from memwatch.leaks.leak import Leak
+    from memwatch.leaks.legit import Edges, Exempt
 
-_SMALL_BOUND: Final = 64
 _NUMBERS: Final = re.compile(r"\d+|'[^']*'")
-
-
-@dataclass(slots=True)
-class Finding:
-    """One surviving storage with the words that explain it; holds text and weak references only."""
-
-    birth: Birth
-    key: object
-    steps: list[Step]
-    holder: Step | None
-    tensor: str
-    kind: str = "retained"
-    looped: bool = False
 
 
 @dataclass(slots=True)
@@ -58,6 +44,11 @@ class Diagnosis:
 
     retained: list[Finding] = field(default_factory=list)
     unreachable: list[Finding] = field(default_factory=list)
+
+    def add(self, finding: Finding | None, *, reachable: bool = True) -> None:
+        """Take a finding, unless it was tolerated."""
+        if finding is not None:
+            (self.retained if reachable else self.unreachable).append(finding)
 
 
 def diagnose(
@@ -82,7 +73,11 @@ def diagnose(
     Returns:
         Leaks, largest first.
     """
-    diagnosis = _look(births, exempt, held)
+    look = _Look(births, exempt, held, per_call=per_call)
+    diagnosis = look.take()
+    if diagnosis is None:  # something holds a survivor that gc does not show: look closer
+        diagnosis = look.take(deep=True)
+    assert diagnosis is not None
     if diagnosis.unreachable:
         collect()
         for finding in diagnosis.unreachable:
@@ -91,40 +86,75 @@ def diagnose(
                 finding.kind = "cycle"
         if not per_call:  # held by C++ alone, once: a cache of torch, an open autocast context
             diagnosis.unreachable = [f for f in diagnosis.unreachable if f.kind != "retained"]
-    groups: dict[object, list[Finding]] = {}
-    for finding in diagnosis.retained + diagnosis.unreachable:
-        groups.setdefault((finding.kind, finding.key), []).append(finding)
     measured = set(range(first_run, first_run + runs))
-    leaks = [
-        _leak(group, runs if per_call else 1, per_call=per_call)
-        for group in groups.values()
-        if not per_call or measured <= {finding.birth.run for finding in group}
-    ]
-    return sorted(leaks, key=lambda leak: -leak.nbytes)
+    return leaks_of(diagnosis.retained + diagnosis.unreachable, measured, per_call=per_call)
 
 
-def _look(births: Sequence[Birth], exempt: Exempt, held: Sequence[tuple[str, object]]) -> Diagnosis:
-    diagnosis = Diagnosis()
-    with Snapshot([storage for birth in births if (storage := birth.ref()) is not None], held) as snapshot:
-        closed = snapshot.barriers()
-        program = search(snapshot, snapshot.root_groups(), closed=closed, cut=exempt_edges(snapshot, exempt))
-        everyone = search(snapshot, [*snapshot.root_groups(runner=True), snapshot.positions(exempt.objects)])
+class _Look:
+    """Looks at the heap for the holders of survivors."""
+
+    def __init__(
+        self,
+        births: Sequence[Birth],
+        exempt: Exempt,
+        held: Sequence[tuple[str, object]],
+        *,
+        per_call: bool,
+    ) -> None:
+        self._births = births
+        self._exempt = exempt
+        self._held = held
+        self._per_call = per_call
+
+    def take(self, *, deep: bool = False) -> Diagnosis | None:
+        """Explain the survivors, or return None if only a deep look can tell who holds one."""
+        storages = (storage for birth in self._births if (storage := birth.ref()) is not None)
+        with Snapshot(storages, self._held, deep=deep) as snapshot:
+            return self._explain(snapshot, deep=deep)
+
+    def _explain(self, snapshot: Snapshot, *, deep: bool) -> Diagnosis | None:
+        diagnosis = Diagnosis()
+        state = state_edges(snapshot) if self._exempt.state else set()
+        ways = self._ways(snapshot, state)
+        legitimate = state_storages(snapshot, state)
+        exempt = snapshot.positions(self._exempt.objects)
+        everyone = search(snapshot, [*snapshot.root_groups(runner=True), exempt])
         loops: Loops | None = None
         old = _old_storages(snapshot)
-        for birth in births:
+        for birth in self._births:
             position = snapshot.position(birth.ref())
             if position < 0 or (not birth.certain and position in old):
                 continue
-            if program.reaches(position):
-                finding = _retained(snapshot, program.path(position), birth)
-                if finding is not None:
-                    diagnosis.retained.append(finding)
+            way = next((number for number, tree in enumerate(ways) if tree.reaches(position)), None)
+            if way is not None:
+                if way == 0 or position not in legitimate:
+                    diagnosis.add(self._retained(snapshot, ways[way].path(position), birth))
             elif not everyone.reaches(position):
                 loops = loops or Loops(snapshot, everyone)
-                finding = _unreachable(snapshot, loops, position, birth)
-                if finding is not None:
-                    diagnosis.unreachable.append(finding)
-    return diagnosis
+                loop, chain = loops.find(position)
+                if not loop and not deep:
+                    return None
+                diagnosis.add(_unreachable(snapshot, loop, chain, birth), reachable=False)
+        return diagnosis
+
+    def _ways(self, snapshot: Snapshot, state: Edges) -> list[Tree]:
+        """Search from the program's roots: past what is legitimate, then through the state of models too.
+
+        A parameter is no leak, but what hangs on it may be one: a graph behind its gradient, its attributes.
+        """
+        groups, closed = snapshot.root_groups(), snapshot.barriers()
+        own = own_edges(snapshot, self._exempt)
+        cuts = [own | state, own] if state else [own]
+        return [search(snapshot, groups, closed=closed, cut=cut) for cut in cuts]
+
+    def _retained(self, snapshot: Snapshot, chain: list[int], birth: Birth) -> Finding | None:
+        objects = [snapshot.objects[place] for place in chain]
+        if any(map(is_bounded, objects)) if self._per_call else is_torchs_own(objects):
+            return None
+        steps = steps_of(snapshot, chain)
+        step = entry_step(steps, [not snapshot.is_old(position) for position in chain])
+        key = (_identity(snapshot, chain[step.start]), _pattern(step.words)) if step else None
+        return Finding(birth, key, _to_tensor(steps), step, _tensor_words(objects))
 
 
 def _old_storages(snapshot: Snapshot) -> set[int]:
@@ -139,35 +169,16 @@ def _old_storages(snapshot: Snapshot) -> set[int]:
     return set(snapshot.positions(old))
 
 
-def _retained(snapshot: Snapshot, chain: list[int], birth: Birth) -> Finding | None:
-    objects = [snapshot.objects[place_] for place_ in chain]
-    if any(_is_small_cache(obj) for obj in objects):
-        return None
-    steps = steps_of(snapshot, chain)
-    step = entry_step(steps, [not snapshot.is_old(position) for position in chain])
-    key = (_identity(objects[step.start]), _pattern(step.words)) if step else None
-    return Finding(birth, key, _to_tensor(steps), step, _tensor_words(objects))
+def _identity(snapshot: Snapshot, owner: int) -> object:
+    """Tell the owners of a reference apart, except where each run has its own: threads, modules made anew."""
+    obj = snapshot.objects[owner]
+    if type(obj) is Root:
+        return obj.kind
+    return id(obj) if snapshot.is_old(owner) else type_name(type(obj))
 
 
-def _identity(owner: Any) -> object:
-    # the calls of many threads are different frames but one line to edit
-    return owner.kind if type(owner) is Root else id(owner)
-
-
-def _is_small_cache(obj: Any) -> bool:
-    cls = type(obj)
-    if cls is _lru_cache_wrapper:
-        size = obj.cache_parameters()["maxsize"]
-        return size is not None and (size <= _SMALL_BOUND or obj.cache_info().currsize >= size)
-    if deque in mro_of(cls):
-        limit = deque.maxlen.__get__(obj)
-        return limit is not None and (limit <= _SMALL_BOUND or deque.__len__(obj) >= limit)
-    return False
-
-
-def _unreachable(snapshot: Snapshot, loops: Loops, position: int, birth: Birth) -> Finding | None:
-    loop, chain = loops.find(position)
-    if any(_is_import(snapshot.objects[place_]) for place_ in [*loop, *chain]):
+def _unreachable(snapshot: Snapshot, loop: list[int], chain: list[int], birth: Birth) -> Finding | None:
+    if any(is_import(snapshot.objects[place_]) for place_ in [*loop, *chain]):
         return None
     objects = [snapshot.objects[place_] for place_ in chain]
     steps = steps_of(snapshot, loop) if loop else []
@@ -178,12 +189,6 @@ def _unreachable(snapshot: Snapshot, loops: Loops, position: int, birth: Birth) 
     return Finding(
         birth, key, steps + _marked(tail, loop=bool(loop)), holder, _tensor_words(objects), looped=looped
     )
-
-
-def _is_import(obj: object) -> bool:
-    # A module that keeps a frame while it is being imported ties up, once, the frames of whoever imported it: torch
-    # does so when the first optimizer step or checkpoint of a process loads torch._dynamo.
-    return type(obj) is FrameType and obj.f_code.co_filename.startswith("<frozen importlib")
 
 
 def _marked(tail: list[Step], *, loop: bool) -> list[Step]:
@@ -206,39 +211,3 @@ def _tensor_words(objects: list[Any]) -> str:
 def _pattern(words: str) -> str:
     """Blank out indices, keys and sizes: entries 17 and 18 of one list are one leak."""
     return _NUMBERS.sub("*", words)
-
-
-def _leak(group: list[Finding], runs: int, *, per_call: bool) -> Leak:
-    first = max(
-        group, key=lambda finding: (finding.birth.site is not None, finding.birth.nbytes, -len(finding.steps))
-    )
-    shown = min(group, key=lambda finding: (len(finding.steps), -finding.birth.nbytes))
-    path = tuple(str(step) for step in shown.steps) or ("no Python reference: held by C code alone",)
-    holder = holder_words(shown.steps, shown.holder, first.kind)
-    return Leak(
-        kind=first.kind,  # type: ignore[arg-type]
-        nbytes=sum(finding.birth.nbytes for finding in group) // runs,
-        count=max(1, len(group) // runs),
-        holder=holder,
-        path=path,
-        site=_site(group),
-        advice=advice_for(holder, path, graph=_keeps_graph(group)),
-        tensor=first.tensor,
-        held_s=time.monotonic() - min(finding.birth.time_s for finding in group),
-        per_call=per_call,
-        reference=shown.holder.words if shown.holder else holder,
-        keeps_graph=_keeps_graph(group),
-    )
-
-
-def _keeps_graph(group: list[Finding]) -> bool:
-    return any(".grad_fn of" in step.words for finding in group for step in finding.steps)
-
-
-def _site(group: list[Finding]) -> str | None:
-    """Return the line that made what is held first: the tensor itself, rather than its activations."""
-    known = [finding for finding in group if finding.birth.site is not None]
-    if not known:
-        return None
-    file, line, function = min(known, key=lambda finding: len(finding.steps)).birth.site  # type: ignore[misc]
-    return f"{place(file, line)} in {function}"

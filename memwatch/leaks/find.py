@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -83,8 +84,8 @@ class _Runs:
         self.warmup = warmup
         self.young = YoungWatch()
         self.book = BirthBook()
-        self._alive_after: list[int] = []
-        self._lost: dict[int, int] = {}
+        self._alive_after: list[Counter[int]] = []  # survivors after each run, counted by size
+        self._lost: Counter[int] = Counter()
         # With no call to look at first, the births of the only one must be watched.
         self._suspicious = warmup + runs == 1
 
@@ -100,15 +101,13 @@ class _Runs:
                 watch.stop()
         else:
             fn(*args, **kwargs)
-        known = {id(birth): birth.nbytes for birth in self.book.births.values() if birth.run < run}
+        before_run = {id(birth): birth.nbytes for birth in self.book.births.values() if birth.run < run}
         self._note(run)
         alive = self.book.alive()
         for birth in alive:
-            known.pop(id(birth), None)
-        self._lost = {}
-        for nbytes in known.values():
-            self._lost[nbytes] = self._lost.get(nbytes, 0) + 1
-        self._alive_after.append(len(alive))
+            before_run.pop(id(birth), None)
+        self._lost = Counter(before_run.values())
+        self._alive_after.append(Counter(birth.nbytes for birth in alive))
         self._suspicious = bool(alive) or memory_in_use_bytes() - before > _NOISE_BYTES
 
     def _note(self, run: int) -> None:
@@ -118,13 +117,23 @@ class _Runs:
                 self.book.add(storage, run)
 
     def grown(self) -> list[Birth]:
-        """Return the survivors of the measured calls, if every measured call added some."""
-        counts = [0, *self._alive_after][self.warmup :]
-        if any(later <= earlier for earlier, later in pairwise(counts)):
-            return []
-        last = len(self._alive_after) - 1
-        measured = [birth for birth in self.book.births.values() if birth.run >= self.warmup and birth.alive]
-        fresh: dict[int, int] = {}
-        for birth in measured:
-            fresh[birth.nbytes] = fresh.get(birth.nbytes, 0) + (birth.run == last)
-        return [birth for birth in measured if fresh[birth.nbytes] > self._lost.get(birth.nbytes, 0)]
+        """Return the survivors of the measured calls, if every measured call added some.
+
+        Counted are all survivors, less those that only took the place of dead ones; and each size by itself, for
+        something else may shrink meanwhile, such as what the first calls left.
+        """
+        counts = [Counter[int](), *self._alive_after][self.warmup :]
+        sizes = {size for size in counts[-1] if _rising([count[size] for count in counts])}
+        if _rising([count.total() for count in counts]):
+            fresh = Counter(
+                birth.nbytes for birth in self._measured() if birth.run == len(self._alive_after) - 1
+            )
+            sizes |= {size for size in counts[-1] if fresh[size] > self._lost[size]}
+        return [birth for birth in self._measured() if birth.nbytes in sizes]
+
+    def _measured(self) -> list[Birth]:
+        return [birth for birth in self.book.births.values() if birth.run >= self.warmup and birth.alive]
+
+
+def _rising(counts: list[int]) -> bool:
+    return all(earlier < later for earlier, later in pairwise(counts))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from memwatch.heap.names import instance_dict
+from memwatch.heap.names import attributes, instance_dict
 from memwatch.heap.search import search
-from memwatch.heap.tensors import is_tensor, mro_of
+from memwatch.heap.tensors import is_composed, is_node_type, is_storage, is_tensor, mro_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,14 +37,61 @@ class Exempt:
     state: bool = True
 
 
-def exempt_edges(snapshot: Snapshot, exempt: Exempt) -> set[tuple[int, int]]:
-    """Find the references that a check looks past, as (parent, child) positions."""
-    cut = set(_own_names(snapshot, exempt))
-    if exempt.state:
-        cut |= set(_module_state(snapshot))
-        alive = search(snapshot, snapshot.root_groups(), closed=_optimizers(snapshot))
-        cut |= set(_optimizer_state(snapshot, alive))
-    return {(parent, child) for parent, child in cut if parent >= 0 and child >= 0}
+Edges = set[tuple[int, int]]
+"""References as (parent, child) positions."""
+
+
+def own_edges(snapshot: Snapshot, exempt: Exempt) -> Edges:
+    """Find the references from names that the block itself bound, and from the exception in flight."""
+    return _known(_own_names(snapshot, exempt))
+
+
+def state_edges(snapshot: Snapshot) -> Edges:
+    """Find the references to parameters, buffers, gradients and the optimizer state of living parameters."""
+    alive = search(snapshot, snapshot.root_groups(), closed=_optimizers(snapshot))
+    return _known([*_module_state(snapshot), *_optimizer_state(snapshot, alive)])
+
+
+def state_storages(snapshot: Snapshot, edges: Edges) -> set[int]:
+    """Return the positions of the storages that the targets of state edges are made of.
+
+    What else hangs on them is not meant: a parameter's attributes, its hooks, the graph behind a gradient.
+    """
+    found: set[int] = set()
+    slots = []
+    for _, child in edges:
+        if is_tensor(snapshot.objects[child]):
+            found.update(_parts(snapshot, child))
+        else:
+            slots.append(child)
+    if slots:
+        beyond = [
+            *snapshot.instances(torch.nn.Module),
+            *snapshot.instances(type),
+            *snapshot.of_types(is_node_type),
+        ]
+        tree = search(snapshot, [slots], closed=set(snapshot.positions(map(id, beyond))))
+        storages = snapshot.positions(map(id, snapshot.storages()))
+        found.update(position for position in storages if tree.reaches(position))
+    return found
+
+
+def _parts(snapshot: Snapshot, tensor: int) -> Iterable[int]:
+    """Yield the storages of one tensor: its own, and those of the tensors it is composed of."""
+    for child in map(int, snapshot.referents(tensor)):
+        label = snapshot.label(tensor, child)
+        if is_storage(snapshot.objects[child]):
+            yield child
+        elif label is not None and label[0].startswith("sparse"):
+            yield from _parts(snapshot, child)
+    if is_composed(type(snapshot.objects[tensor])):
+        inner = [value for _, value in attributes(snapshot.objects[tensor]) if is_tensor(value)]
+        for part in snapshot.positions(map(id, inner)):
+            yield from _parts(snapshot, part)
+
+
+def _known(edges: Iterable[tuple[int, int]]) -> Edges:
+    return {(parent, child) for parent, child in edges if parent >= 0 and child >= 0}
 
 
 def _own_names(snapshot: Snapshot, exempt: Exempt) -> Iterable[tuple[int, int]]:

@@ -1,0 +1,83 @@
+"""References in C that are not autograd's and that gc never shows: numpy arrays, torch futures.
+
+numpy does not take part in garbage collection. ``tensor.numpy()`` refers to the tensor, an array of objects to
+each of them, and neither shows; nor do the tuples and dictionaries around arrays, which gc does not track.
+"""
+
+from __future__ import annotations
+
+import gc
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from memwatch.heap.autograd import CppEdge
+from memwatch.heap.tensors import mro_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_BASE: Final = np.ndarray.__dict__["base"]
+_DTYPE: Final = np.ndarray.__dict__["dtype"]
+_CHUNK: Final = 10_000  # objects whose references are listed at a time
+
+
+def is_foreign_type(cls: type) -> bool:
+    """Say whether a class keeps references that gc does not show and that :func:`foreign_edges` reads."""
+    bases = mro_of(cls)
+    return np.ndarray in bases or torch._C.Future in bases
+
+
+def foreign_edges(obj: Any) -> list[CppEdge]:
+    """List what a numpy array or a finished torch future holds; no Python code of a subclass runs."""
+    if torch._C.Future in mro_of(type(obj)):
+        return _result(obj)
+    edges = [] if (base := _BASE.__get__(obj)) is None else [CppEdge("numpy .base", base, hidden=False)]
+    if _DTYPE.__get__(obj) == np.object_:
+        items = np.ndarray.tolist(np.ndarray.reshape(obj, -1))
+        edges += [CppEdge(f"item [{place}]", item, hidden=False) for place, item in enumerate(items)]
+    return edges
+
+
+def _result(future: Any) -> list[CppEdge]:
+    try:
+        done = torch._C.Future.done(future)
+        return [CppEdge("result", torch._C.Future.value(future), hidden=False)] if done else []
+    except Exception:  # the error that the future was given, of any class
+        return []
+
+
+def untracked(listed: Sequence[object], known: set[int]) -> list[object]:
+    """Find the arrays, and the tuples and dictionaries without gc's attention, that listed objects refer to.
+
+    Args:
+        listed: where to look.
+        known: ``id`` of the objects that are listed already; those found are added.
+
+    Returns:
+        Objects that gc does not list.
+    """
+    arrays = set(_array_types(np.ndarray))
+    kinds = {dict, tuple, *arrays}
+    found: list[object] = []
+    todo: Sequence[object] = listed
+    while todo:
+        fresh: dict[int, object] = {}
+        for start in range(0, len(todo), _CHUNK):
+            part = todo[start : start + _CHUNK]
+            behind = chain.from_iterable(
+                [edge.target for edge in foreign_edges(obj)] for obj in part if type(obj) in arrays
+            )
+            for obj in chain(gc.get_referents(*part), behind):
+                if type(obj) in kinds and id(obj) not in known:
+                    fresh[id(obj)] = obj
+        known.update(fresh)
+        todo = list(fresh.values())
+        found += todo
+    return found
+
+
+def _array_types(cls: type) -> list[type]:
+    return [cls, *chain.from_iterable(map(_array_types, type.__subclasses__(cls)))]
