@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memwatch.planner.last_large import last_large_bound
 from memwatch.planner.order.problem import Problem, order_problem
 
 if TYPE_CHECKING:
@@ -42,16 +43,19 @@ def must_live_bound(graph: Graph) -> int:
     return max(graph.baseline_bytes, must_live_bytes(order_problem(graph)))
 
 
-def lower_bound(graph: Graph, recompute: bool) -> int:
+def lower_bound(graph: Graph, recompute: bool, offload: bool = False) -> int:
     """Return the best bound there is (bytes).
 
     Args:
         graph: the program.
-        recompute: whether ops may be computed again or buffers moved out; only the working set and what
-            is kept count then.
+        recompute: whether ops may be computed again.
+        offload: whether buffers may be moved out and back; only the largest working set and what is kept
+            count then.
     """
     bound = max(working_set_bound(graph), pinned_bound(graph))
-    return bound if recompute else max(bound, must_live_bound(graph))
+    if offload:
+        return bound
+    return max(bound, last_large_bound(graph, working_sets(graph)) if recompute else must_live_bound(graph))
 
 
 def must_live_bytes(problem: Problem) -> int:

@@ -59,6 +59,13 @@ class _History:
     order: OrderResult | None = None
     answers: dict[int, Found] = field(default_factory=dict)
     others: list[Found] = field(default_factory=list)
+    bound_bytes: int | None = None
+
+    def bound(self, graph: Graph, wish: Wish) -> int:
+        """Return the bound on all plans of this wish; it is computed once."""
+        if self.bound_bytes is None:
+            self.bound_bytes = lower_bound(graph, wish.recompute, wish.offload)
+        return self.bound_bytes
 
     def choose(self, budget_bytes: int, found: Found) -> Found:
         """Return the cheapest known schedule between the peaks of smaller and of larger budgets."""
@@ -90,15 +97,14 @@ def make_plan(graph: Graph, budget: int | float | str | None, wish: Wish) -> Pla
     program_bytes = program_peak(graph).peak_bytes
     allowed = parse_budget(budget, program_bytes - graph.baseline_bytes)
     total = allowed + graph.baseline_bytes
-    can_repeat = wish.recompute or wish.offload
     if total not in history.answers:
         found = _search(graph, wish, history, total, clock)
         if found.peak_bytes > total:
             history.others.append(found)
-            best = _plan(graph, found, lower_bound(graph, can_repeat), None)
-            raise BudgetError(_why_not(graph, allowed, best, can_repeat), best, best.lower_bound_bytes)
+            best = _plan(graph, found, history.bound(graph, wish), None)
+            raise BudgetError(_why_not(graph, allowed, best, wish), best, best.lower_bound_bytes)
         history.answers[total] = history.choose(total, found)
-    return _plan(graph, history.answers[total], lower_bound(graph, can_repeat), allowed)
+    return _plan(graph, history.answers[total], history.bound(graph, wish), allowed)
 
 
 def _order(graph: Graph, wish: Wish, history: _History, time_limit_s: float) -> OrderResult:
@@ -155,14 +161,19 @@ def _plan(graph: Graph, found: Found, bound_bytes: int, allowed: int | None) -> 
     )
 
 
-def _why_not(graph: Graph, allowed: int, best: Plan, can_repeat: bool) -> str:
+def _why_not(graph: Graph, allowed: int, best: Plan, wish: Wish) -> str:
     found, bound = format_bytes(best.peak_increase_bytes), format_bytes(best.lower_bound_bytes)
     lowest = f"no plan fits {format_bytes(allowed)}: the lowest peak increase found is {found}"
     if allowed >= best.lower_bound_bytes:
         return f"{lowest}; the bound of {bound} does not exclude it, more time may help"
-    if not can_repeat:
+    if not (wish.recompute or wish.offload):
         return f"{lowest}, and no order goes below {bound}; allow recompute or offload"
-    if pinned_bound(graph) - graph.baseline_bytes >= best.lower_bound_bytes:
+    bound_bytes = best.lower_bound_bytes + graph.baseline_bytes
+    if pinned_bound(graph) >= bound_bytes:
         return f"{lowest}, and what is kept at the end takes {bound}; keep less"
+    if int(working_sets(graph).max(initial=0)) < bound_bytes:
+        return (
+            f"{lowest}, and what must wait beside the last of the large ops makes it {bound}; allow offload"
+        )
     op = graph.op_names[int(working_sets(graph).argmax())]
     return f"{lowest}, and op {op!r} alone needs {bound} for its inputs, outputs and workspace"
