@@ -11,6 +11,7 @@ from memwatch.errors import MemoryLimitError, MemwatchError
 from memwatch.reading import Reading
 from memwatch.record.options import Options
 from memwatch.record.session import Session
+from memwatch.record.uninterrupted import uninterrupted
 from memwatch.sizes import parse_bytes
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ class Profile(Reading):
         """Stop recording; an exception of the block passes unchanged."""
         session, self._session = self._session, None
         if session is not None:
-            self._result = session.stop()
-            self._kept = None if session.arguments is None else session.arguments.kept
+            with uninterrupted():
+                self._result = session.stop()
+                self._kept = None if session.arguments is None else session.arguments.kept
             if error is not None and _is_out_of_memory(error) and hasattr(error, "add_note"):  # Python 3.11
                 error.add_note(self.summary(color=False))
 

@@ -28,6 +28,7 @@ from torch._C._profiler import (
 from torch.autograd import profiler, profiler_legacy
 
 from memwatch.record.clock import Clock, ticks
+from memwatch.record.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,7 +91,8 @@ class AllocatorChannel:
         @functools.wraps(original)
         def start_profiler(*args: Any, **kwargs: Any) -> Any:
             if self.running:
-                self.close()
+                with uninterrupted():
+                    self.close()
                 self.stepped_aside = True
                 self._note("allocator", "the program started a torch profiler: allocator events end there")
             return original(*args, **kwargs)
@@ -121,7 +123,11 @@ class AllocatorChannel:
         self.running = False
         start_ns, end_ns = self._clock.to_ns(self._start), self._clock.to_ns(end)
         events = self._events(result.experimental_event_tree())
-        events = _in_our_time(events, (start_ns, self._start_sentinel), (end_ns, end_sentinel))
+        ours = np.flatnonzero(events[:, 2] == _SENTINEL_BYTES)
+        if len(ours) < 2 * _SENTINELS:
+            self._note("allocator", "torch's profiler lost the allocator events of a part of the block")
+            return
+        events = _in_our_time(events, ours, (start_ns, self._start_sentinel), (end_ns, end_sentinel))
         if len(events):
             self._emit(events)
         self.windows += (self._count, start_ns, end_ns, self._start_op, self._ops_started[0])
@@ -156,7 +162,7 @@ def _sentinels() -> tuple[int, int]:
     return middle, number
 
 
-def _in_our_time(events: IntArray, first: tuple[int, int], last: tuple[int, int]) -> IntArray:
+def _in_our_time(events: IntArray, made: IntArray, first: tuple[int, int], last: tuple[int, int]) -> IntArray:
     """Take the sentinels out of a window's events, and put the rest on the recorder's clock by them.
 
     kineto turns ticks into nanoseconds by a line of its own for each window, which drifts from ours by
@@ -164,10 +170,10 @@ def _in_our_time(events: IntArray, first: tuple[int, int], last: tuple[int, int]
 
     Args:
         events: rows of the table `allocator`, times in kineto's nanoseconds.
+        made: the rows in which the sentinels are made.
         first: time in our nanoseconds of the best sentinel at the start, and its number.
         last: the same at the end.
     """
-    made = np.flatnonzero(events[:, 2] == _SENTINEL_BYTES)
     first_ns, last_ns = events[made[first[1]], 0], events[made[last[1] - _SENTINELS], 0]
     slope = (last[0] - first[0]) / max(int(last_ns - first_ns), 1)
     events[:, 0] = first[0] + ((events[:, 0] - first_ns) * slope).astype(np.int64)

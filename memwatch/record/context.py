@@ -16,7 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from memwatch.capture.schema import NONE, ROLES
 from memwatch.record.clock import ticks
-from memwatch.record.storages import BASELINE, Storages, plain_parts
+from memwatch.record.storages import BASELINE, Alive, Storages, address_of, plain_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,8 +35,9 @@ def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     context = _active[0] if _active else None
     if context is None or _is_tracing() or threading.get_ident() != context.thread:
         return _call_impl(self, *args, **kwargs)
-    depth = context.enter(self, args, kwargs)
+    depth = context.depth
     try:
+        context.enter(self, args, kwargs)
         return _call_impl(self, *args, **kwargs)
     finally:
         context.leave(depth)
@@ -53,6 +54,7 @@ class Context:
     def __init__(self, storages: Storages, stacks: Stacks, strings: Strings, ops_started: list[int]) -> None:
         self.top: tuple[int, int] = _OUTSIDE
         self.optimizing = False
+        self.in_backward = False
         self.thread = threading.get_ident()
         self.modules: list[int] = []
         self.calls: list[int] = []
@@ -68,6 +70,7 @@ class Context:
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._seen_roles: set[tuple[int, int]] = set()
         self._handles: list[Any] = []
+        self._born_before_step = 0
 
     def start(self) -> None:
         """Begin to see module calls and optimizer steps."""
@@ -94,23 +97,28 @@ class Context:
             handle.remove()
         self._handles.clear()
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Push a module call; return the depth to `leave` to."""
+    @property
+    def depth(self) -> int:
+        """How many module calls and optimizer steps are running."""
+        return len(self._running)
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Push a module call."""
         known = self._module_ids.get(id(module))
         if known is None or known[0]() is not module:
             self.register(module, parent=self.top[0])
             known = self._module_ids[id(module)]
         if self.top is _OUTSIDE:
             self._note_inputs(module, (*args, *kwargs.values()))
-        depth = len(self._running)
         stack = self._stacks.capture(self.top[1], NONE, 3)
         self._running.append((self.top, self.optimizing, known[1], self._ops_started[0]))
         self.top = (known[1], stack)
         self.optimizing = False
-        return depth
 
     def leave(self, depth: int) -> None:
-        """Pop the module call at `depth`, and whatever an exception left above it."""
+        """Pop the module call at `depth`, if it was pushed, and whatever an exception left above it."""
+        if len(self._running) <= depth:
+            return
         top, optimizing, module, start_op = self._running[depth]
         del self._running[depth:]
         self.top, self.optimizing = top, optimizing
@@ -122,6 +130,7 @@ class Context:
             return
         self._learn_parameters(optimizer)
         self.backward_ended()
+        self._born_before_step = self._storages.count
         self._running.append((self.top, self.optimizing, NONE, self._ops_started[0]))
         self.top = (self.top[0], self._stacks.capture(self.top[1], NONE, 3))
         self.optimizing = True
@@ -136,7 +145,9 @@ class Context:
                 name = self._strings(f"{type(optimizer).__name__}.step")
                 self.steps += (start_op, ticks(), name, self._ops_started[0])
                 break
-        self.learn_state(optimizer)
+        newest = next(reversed(self._storages.live.values()), None)  # the one born last of those that live
+        if newest is not None and newest.number >= self._born_before_step:
+            self.learn_state(optimizer)
 
     def register(self, root: nn.Module, *, parent: int = NONE) -> None:
         """Give `root` and all its children ids and names, and its parameters and buffers their roles."""
@@ -176,6 +187,7 @@ class Context:
 
     def learn_state(self, optimizer: Any) -> None:
         """Note the role of every tensor in the optimizer's state, named as ``adamw.exp_avg[layers.0.weight]``."""
+        self._storages.bury()
         kind = type(optimizer).__name__.lower()
         for parameter, state in list(optimizer.state.items()):
             if not isinstance(state, dict):
@@ -185,25 +197,40 @@ class Context:
             for slot, value in state.items():
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
                     if isinstance(tensor, Tensor):
-                        self._role(tensor, STATE, f"{kind}.{slot}[{owner}]")
+                        self._note(tensor, STATE, f"{kind}.{slot}[{owner}]")
 
     def backward_ended(self) -> None:
         """Note which storages are the gradients of known parameters, and let the recorder hold what is left."""
+        self.in_backward = False
+        self._storages.bury()
         with torch._C.DisableTorchFunction():
             for reference, name in list(self._parameters.values()):
                 parameter = reference()
                 if parameter is not None and parameter.is_leaf and (grad := parameter.grad) is not None:
-                    self._role(grad, GRADIENT, f"grad of {name}")
+                    self._note(grad, GRADIENT, f"grad of {name}")
         if torch._C._current_graph_task_id() == NONE:
             self._storages.settle()
 
-    def owned(self) -> set[int]:
-        """Give the storages known as parameters, buffers, gradients and optimizer state."""
-        return {storage for storage, role in self._seen_roles if role != INPUT}
+    def owns(self, storage: int) -> bool:
+        """Tell whether a storage is known as a parameter, a buffer, a gradient or optimizer state."""
+        return any((storage, role) in self._seen_roles for role in (PARAMETER, BUFFER, GRADIENT, STATE))
 
     def _note_inputs(self, module: nn.Module, values: tuple[Any, ...]) -> None:
         for tensor in _tensors_in(values):
             self._role(tensor, INPUT, f"input of {type(module).__name__}")
+
+    def _note(self, tensor: Tensor, role: int, name: str) -> None:
+        """Note the role of a tensor, as cheaply as can be where it is plain and its storage is watched."""
+        alive = None
+        if tensor.__class__ is Tensor:
+            try:
+                alive = self._storages.live.get(address_of(tensor))
+            except (RuntimeError, NotImplementedError):
+                pass
+        if alive.__class__ is not Alive:
+            self._role(tensor, role, name)
+        elif (alive.number, role) not in self._seen_roles:
+            self._add(alive.number, role, name)
 
     def _role(self, tensor: Tensor, role: int, name: str) -> None:
         with torch._C.DisableTorchFunction():
@@ -214,8 +241,11 @@ class Context:
             for part in parts:
                 storage = self._storages.number_of(part, NONE, BASELINE)
                 if storage != NONE and (storage, role) not in self._seen_roles:
-                    self._seen_roles.add((storage, role))
-                    self.roles += (storage, role, self._strings(name), self._ops_started[0])
+                    self._add(storage, role, name)
+
+    def _add(self, storage: int, role: int, name: str) -> None:
+        self._seen_roles.add((storage, role))
+        self.roles += (storage, role, self._strings(name), self._ops_started[0])
 
 
 def _tensors_in(values: Any) -> Iterator[Tensor]:

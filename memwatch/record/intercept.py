@@ -208,8 +208,8 @@ def _unseen_by_the_program() -> Iterator[None]:
 
 
 def _kernel(kind: OpKind, *args: Any, **kwargs: Any) -> Any:
-    _set_excluded(_KEY, True)
     try:
+        _set_excluded(_KEY, True)  # within: a signal's handler may raise as it returns
         handler = KeyInterceptor._handler
         return kind.call(*args, **kwargs) if handler is None else handler(kind, args, kwargs)
     finally:

@@ -113,12 +113,12 @@ class OpRecorder:
         self.flush_ops = self.flush_ticks = _NEVER
         self._storages = storages
         self._live = storages.live
+        self._dead = storages.dead
         self._capture_stack = stacks.capture
         self._context = context
         self._strings = strings
         self._names: dict[OpKind, int] = {}
         self._ops_started = ops_started
-        self._was_backward = False
 
     def run(  # noqa: C901, PLR0912, PLR0915  # the hot path is one function: every call in it is paid per op
         self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -130,19 +130,20 @@ class OpRecorder:
             with torch._C.DisableTorchFunction():  # no subclass nor mode of the program may see our look
                 return self.run(kind.seeing(), args, kwargs)
         try:
+            if self._dead:
+                self._storages.bury()
             context = self._context
             module, outer = context.top
             task = _graph_task()
             if task == NONE:
-                if self._was_backward:
-                    self._was_backward = False
+                if context.in_backward:
                     context.backward_ended()
                 grad = _grad_enabled()
                 phase = OPTIMIZER if context.optimizing and not grad else FORWARD
                 sequence = _next_sequence() - 1 if grad else NONE
             else:
-                if not self._was_backward:
-                    self._was_backward = True
+                if not context.in_backward:
+                    context.in_backward = True
                     self._storages.hold = self.holds()
                 phase = BACKWARD
                 node = _current_node()  # none in the callbacks that run when backward is done, as FSDP's
@@ -158,19 +159,30 @@ class OpRecorder:
         name = self._names.get(kind)
         if name is None:
             name = self._names[kind] = self._strings(kind.name)
+        start = ticks()
         started = self._ops_started
         number = started[0]
         started[0] = number + 1
-        start = ticks()
-        try:
+        try:  # no call out of it until the row is written: a signal's handler may raise at any
             result = kind.call(*args, **kwargs)
+            end = ticks()
         except BaseException:
             self.ops += (number, name, stack, module, phase, sequence, start, ticks(), 1)
             raise
-        end = ticks()
         self.ops += (number, name, stack, module, phase, sequence, start, end, 0)
         try:
-            self._touch(number, args, kind.accesses)
+            if self._dead:  # an address may be in use again
+                self._storages.bury()
+            live, uses = self._live, self.uses
+            for argument, access in zip(args, kind.accesses):  # noqa: B905  # trailing ones may be left out
+                cls = argument.__class__
+                if cls is Tensor or cls is _Parameter:
+                    try:
+                        uses += (number, live[address_of(argument)].number, access)
+                    except (KeyError, NotImplementedError, RuntimeError):
+                        self._touch_slowly(number, argument, access)
+                elif cls is list or cls is tuple or isinstance(argument, Tensor):
+                    self._touch(number, (argument,), (access,))
             if kwargs:
                 self._touch(
                     number, kwargs.values(), [WRITE if name in kind.write_names else READ for name in kwargs]
@@ -179,9 +191,9 @@ class OpRecorder:
                 self._resized(args, kwargs)
             if result.__class__ is Tensor and result.layout is _strided:
                 key = address_of(result)
-                known = self._live.get(key)
+                known = live.get(key)
                 if known is None or (known.__class__ is Passing and not _lies_in(key, (args, kwargs))):
-                    self.uses += (number, self._storages.born(result, key, number, BY_OP), OUTPUT)
+                    uses += (number, self._storages.born(result, key, number, BY_OP, end), OUTPUT)
             elif result is not None:
                 self._made(number, result, (args, kwargs))
         except MemwatchError:  # the limit that the program asked for
@@ -227,7 +239,7 @@ class OpRecorder:
                     continue
                 known = self._live.get(key)
                 if known is None or (known.__class__ is Passing and not _lies_in(key, given)):
-                    self.uses += (number, self._storages.born(part, key, number, BY_OP), OUTPUT)
+                    self.uses += (number, self._storages.born(part, key, number, BY_OP, ticks()), OUTPUT)
         elif result.__class__ is tuple or result.__class__ is list:
             for item in result:
                 self._made(number, item, given)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from memwatch.record.context import Context
 
 _autograd: Any = torch._C._autograd
+_next_sequence = _autograd._get_sequence_nr
+_node_kinds: dict[type, tuple[str, bool]] = {}
 _MODIFIED = "one of the variables needed for gradient computation has been modified by an inplace operation: "
 _HINT = (
     " Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
@@ -73,7 +75,8 @@ class SavedTensorRecorder:
         self._count = 0
         self._outer: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         self._hooks = (self._pack, self._unpack)
-        self.callbacks = (*self._hooks, self._released)
+        self.callbacks = self._hooks
+        storages.on_release = self._released
         self._disable: Any = None
         self.closed = False
 
@@ -131,61 +134,53 @@ class SavedTensorRecorder:
 
     def _pack(self, tensor: Tensor) -> Any:
         pack = Pack()
-        pack.number = number = self._count
-        self._count = number + 1
-        release = _Release(pack, self._released)
-        release.number = number
-        release.storage = release.sequence = NONE
-        self._releases[number] = release
         if self._outer is None:
             pack.version = tensor._version
             node = tensor.grad_fn
-            if node is None or _is_surely_input(node):
-                pack.packed = tensor
-                pack.original = lambda: tensor
+            if node is None:
+                pack.packed, pack.original, pack.node_name = tensor, lambda: tensor, None
             else:
-                pack.packed = tensor.detach()
-                pack.original = _nothing if _is_newest(node) else weakref.ref(tensor)
-            pack.node_name = None if node is None else node.name()
+                pack.node_name, written = _kind_of(node)
+                newest = node._sequence_nr() == _next_sequence() - 1
+                if newest or written or forward_ad._current_level >= 0:
+                    pack.packed = tensor.detach()
+                    pack.original = _nothing if newest else weakref.ref(tensor)
+                else:
+                    pack.packed, pack.original = tensor, lambda: tensor
             pack.output_nr = tensor.output_nr
         else:
             pack.packed = self._outer[0](tensor)
-        self._append(number, tensor, release)
+        self._append(pack, tensor)
         return pack
 
     def living_by_sequence(self) -> dict[int, list[int]]:
         """Give the numbers of the storages that autograd keeps now, by the sequence number of the node."""
         found: dict[int, list[int]] = {}
         for release in list(self._releases.values()):
-            if release.storage != NONE:
+            if release.storage != NONE and release() is not None:
                 found.setdefault(release.sequence, []).append(release.storage)
         return found
 
-    def _append(self, number: int, tensor: Tensor, release: _Release) -> None:
+    def _append(self, pack: Pack, tensor: Tensor) -> None:
         storages = self._storages
-        started = self._ops_started[0]
         storage = storages.number_of(tensor, NONE, BASELINE) if tensor.layout is torch.strided else NONE
         try:
             nbytes = tensor.nbytes
         except (RuntimeError, NotImplementedError):
             nbytes = 0
-        release.storage, release.sequence = storage, _autograd._get_sequence_nr() - 1
-        self.packs.extend(
-            (
-                number,
-                storage,
-                started,
-                release.sequence,
-                self._context.top[0],
-                nbytes,
-                storages.shape_id(tensor),
-                ticks(),
-            )
-        )
+        sequence, shape, at = _next_sequence() - 1, storages.shape_id(tensor), ticks()
+        op, module = self._ops_started[0], self._context.top[0]
+        release = _Release(pack, storages.dead.append)
+        # no call until all is written: a signal's handler may raise at any
+        pack.number = release.number = number = self._count
+        release.storage, release.sequence = storage, sequence
+        self._count = number + 1
+        self._releases[number] = release
+        self.packs += (number, storage, op, sequence, module, nbytes, shape, at)
 
     def _unpack(self, pack: Pack) -> Tensor:
         if not self.closed:
-            self.unpacks.extend((pack.number, self._ops_started[0], ticks(), 0))
+            self.unpacks += (pack.number, self._ops_started[0], ticks(), 0)
         if self._outer is not None:
             result: Tensor = self._outer[1](pack.packed)
             return result
@@ -194,31 +189,33 @@ class SavedTensorRecorder:
             raise RuntimeError(_inplace_error(pack))
         return packed
 
-    def _released(self, release: _Release) -> None:
+    def _released(self, release: _Release, op: int, at: int) -> None:
         if not self.closed:
+            self.unpacks += (release.number, op, at, 1)
             del self._releases[release.number]
-            self.unpacks.extend((release.number, self._ops_started[0], ticks(), 1))
 
 
 def _nothing() -> None:
     return None
 
 
-def _is_newest(node: Any) -> bool:
-    """Tell whether a node is the one that was made last, so that a tensor of it that is saved now is its output."""
-    newest: bool = node._sequence_nr() == _autograd._get_sequence_nr() - 1
-    return newest
+def _kind_of(node: Any) -> tuple[str, bool]:
+    """Give the name of a node, and whether its function is one written in Python or C++ by a library.
 
-
-def _is_surely_input(node: Any) -> bool:
-    """Tell whether a tensor made by `node` cannot be an output of the node that saves it.
-
-    Keeping an input lets backward find it as autograd would; keeping an output would leak it. Between the
-    making of a node and the saving of its outputs others are made only by Functions written in Python or
-    C++ (whose names tell) and under forward-mode AD.
+    A tensor may be kept as it is where it is surely an input of the node that saves it, which lets backward
+    find it as autograd would; keeping a node's own output would leak it. An output is saved while its node is
+    the newest one, but for functions written in Python or C++, which make other nodes in between, and under
+    forward-mode AD.
     """
-    written = isinstance(node, torch.autograd.function.BackwardCFunction) or "::" in node.name()
-    return not _is_newest(node) and not written and forward_ad._current_level < 0
+    cls = type(node)
+    known = _node_kinds.get(cls)
+    if known is None:
+        name = node.name()
+        in_python = issubclass(cls, torch.autograd.function.BackwardCFunction)
+        known = name, in_python or "::" in name
+        if cls.__name__ == name and not in_python:  # torch's own class, one for this function
+            _node_kinds[cls] = known
+    return known
 
 
 def _inplace_error(pack: Pack) -> str:

@@ -35,6 +35,7 @@ from memwatch.record.stacks import Stacks
 from memwatch.record.storages import Storages
 from memwatch.record.strings import Strings
 from memwatch.record.tracing import JitTracing
+from memwatch.record.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +87,7 @@ class Session:
         self._pid = os.getpid()
         self._window_start = 0
         self._not_recorded: set[str] = set()
-        called_back = (*self._saved.callbacks, *self.storages.callbacks)
+        called_back = self._saved.callbacks
         self._compiled = CompiledCalls(self._compiled_starts, self._compiled_ended, called_back)
 
     def start(self) -> None:
@@ -195,6 +196,10 @@ class Session:
         )
 
     def _flush_in_thread(self) -> None:
+        with uninterrupted():
+            self._flush_window()
+
+    def _flush_window(self) -> None:
         allocator = self._allocator
         full = self.started[0] - self._window_start >= WINDOW_OPS or self._writer is not None
         if allocator is not None and full and allocator.running and torch._C._current_graph_task_id() == -1:

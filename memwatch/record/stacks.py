@@ -46,6 +46,7 @@ class Stacks:
         self._ids: dict[tuple[int, ...], int] = {}
         self._keys: list[tuple[int, ...]] = []
         self._codes: dict[int, CodeType] = {}
+        self._last: dict[tuple[int, int, int], tuple[int, tuple[tuple[CodeType, int], ...]]] = {}
         self._written = 0
         self._frames: dict[tuple[int, int], tuple[int, int, int, int] | None] = {}
         self._task = self._task_stack = NONE
@@ -68,34 +69,50 @@ class Stacks:
         engine = task != NONE and frame.f_code is _ENGINE
         if engine and task == self._task:
             return self._task_stack
-        key = [outer]
-        bounds = self._bounds
-        for _ in range(_MAX_DEPTH):
-            if frame is None:
-                key[0] = NONE
-                break
-            address = id(frame.f_code)
-            if address in bounds:
-                break
-            key.append(address)
-            key.append(frame.f_lasti)
-            frame = frame.f_back
-        else:
-            key[0] = NONE
-        number = self._intern(tuple(key), depth + 1)
+        here = (id(frame.f_code), frame.f_lasti, outer)
+        last = self._last.get(here)
+        if last is not None:
+            caller = frame.f_back
+            for code, offset in last[1]:
+                if caller is None or caller.f_code is not code or caller.f_lasti != offset:
+                    break
+                caller = caller.f_back
+            else:
+                if caller is None or id(caller.f_code) in self._bounds:
+                    return last[0]
+        number = self._walk(frame, outer, here)
         if engine:
             self._task, self._task_stack = task, number
         return number
 
-    def _intern(self, key: tuple[int, ...], depth: int) -> int:
+    def _walk(self, innermost: Any, outer: int, here: tuple[int, int, int]) -> int:
+        """Follow the callers to the boundary; remember them for the next op that runs at the same place."""
+        frame = innermost
+        key, callers = [outer], []
+        for _ in range(_MAX_DEPTH):
+            if frame is None:
+                key[0] = NONE
+                break
+            code, offset = frame.f_code, frame.f_lasti
+            if id(code) in self._bounds:
+                break
+            key += (id(code), offset)
+            callers.append((code, offset))
+            frame = frame.f_back
+        else:
+            key[0] = NONE
+        number = self._intern(tuple(key), innermost)
+        self._last[here] = (number, tuple(callers[1:]))
+        return number
+
+    def _intern(self, key: tuple[int, ...], frame: Any) -> int:
         number = self._ids.get(key)
         if number is None:
-            number = self._ids[key] = len(self._keys)
-            self._keys.append(key)
-            frame: Any = sys._getframe(depth)
             for address in key[1::2]:  # keeping the code object keeps its address from being used again
                 self._codes[address] = frame.f_code
                 frame = frame.f_back
+            number = self._ids[key] = len(self._keys)
+            self._keys += (key,)
         return number
 
     def unwritten_rows(self) -> list[int]:

@@ -2,6 +2,8 @@
 
 The address of the C++ storage names it while it lives. Its Python object lives exactly as long (TORCH_FACTS:
 it is preserved), so a weak reference's callback marks the death, in whatever thread the last reference goes.
+That callback is `deque.append`, and the rows are written when the next op starts or ends: in a callback
+written in Python a Ctrl-C of the user's would be raised, and lost.
 
 But the Python object counts as an owner, and autograd adds a gradient in place only to a storage with one
 owner. So while backward runs, a new storage gets no Python object (`hold` is off): its tensor is watched
@@ -11,6 +13,7 @@ until backward has ended, and the allocator's events tell when the memory was fr
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -64,10 +67,10 @@ class Storages:
         self.live_bytes = 0
         self.count = 0
         self.unseen: set[str] = set()
-        self.closed = False
         self.limit_bytes = self._watch_bytes = self._on_birth_bytes = NEVER
         self._on_birth: Callable[[int], None] | None = None
-        self.callbacks = (self._died, self._passed)
+        self.dead: deque[Any] = deque()
+        self.on_release: Callable[[Any, int, int], None] = lambda release, op, at: None
         self._strings = strings
         self._ops_started = ops_started
         self._cpu = strings("cpu")
@@ -81,52 +84,44 @@ class Storages:
         except (NotImplementedError, RuntimeError):
             self.unseen.add(_kind_without_storage(tensor))
             return NONE
+        self.bury()
         known = self.live.get(key)
         if known is None or (known.__class__ is Passing and known.address != _address_or_zero(tensor)):
-            return self.born(tensor, key, op, origin)
+            return self.born(tensor, key, op, origin, ticks())
         if known.__class__ is Passing and self.hold:
             self._hold(tensor, key, known.number)
         return known.number
 
-    def born(self, tensor: Tensor, key: int, op: int, origin: int) -> int:
-        """Append the birth of the storage with address `key`, first seen as the storage of `tensor`."""
-        number = self.count
-        self.count = number + 1
+    def born(self, tensor: Tensor, key: int, op: int, origin: int, at: int) -> int:
+        """Append the birth, at `at` ticks, of the storage with address `key`, first seen as that of `tensor`."""
         try:
             address = _data_address(tensor)
         except (RuntimeError, NotImplementedError, TypeError):
             address = 0
         on_cpu = tensor.is_cpu
-        if self.hold or not on_cpu:
-            storage = tensor.untyped_storage()
-            alive: Alive | Passing = Alive(storage, self._died)
-            nbytes = storage.nbytes()
-        else:
-            alive = Passing(tensor, self._passed)
-            alive.address = address
-            nbytes = _nbytes(tensor)
-        alive.number = number
-        alive.key = key
-        alive.nbytes = nbytes
-        self.live[key] = alive
-        self.live_bytes = live = self.live_bytes + nbytes
+        device = self._cpu if on_cpu else self.device_id(tensor)
         try:
             shape = self._shapes.get((tensor.dtype, tensor.shape))
-        except (
-            RuntimeError,
-            TypeError,
-        ):  # nested tensors have no shape, symbolic ones none that can be looked up
+        except (RuntimeError, TypeError):  # nested tensors have no shape, symbolic ones none to look up
             shape = None
-        self.births += (
-            number,
-            op,
-            ticks(),
-            address,
-            nbytes,
-            self._cpu if on_cpu else self.device_id(tensor),
-            origin,
-            self.shape_id(tensor) if shape is None else shape,
-        )
+        if shape is None:
+            shape = self.shape_id(tensor)
+        if self.hold or not on_cpu:
+            storage = tensor.untyped_storage()
+            nbytes = storage.nbytes()
+            alive: Alive | Passing = Alive(storage, self.dead.append)
+        else:
+            nbytes = _nbytes(tensor)
+            alive = Passing(tensor, self.dead.append)
+            alive.address = address
+        # no call until all is written: a signal's handler may raise at any
+        alive.number = number = self.count
+        alive.key = key
+        alive.nbytes = nbytes
+        self.count = number + 1
+        self.live[key] = alive
+        self.live_bytes = live = self.live_bytes + nbytes
+        self.births += (number, op, at, address, nbytes, device, origin, shape)
         if live > self._watch_bytes:
             self._high(nbytes)
         return number
@@ -154,26 +149,35 @@ class Storages:
 
     def _hold(self, tensor: Tensor, key: int, number: int) -> None:
         storage = tensor.untyped_storage()
-        alive = Alive(storage, self._died)
-        alive.number, alive.key, alive.nbytes = number, key, storage.nbytes()
+        nbytes = storage.nbytes()
+        alive = Alive(storage, self.dead.append)
+        alive.number, alive.key, alive.nbytes = number, key, nbytes
         self.live[key] = alive
-        self.live_bytes += alive.nbytes
+        self.live_bytes += nbytes
 
-    def _died(self, alive: Alive) -> None:
-        if self.closed:
+    def bury(self) -> None:
+        """Append the deaths since the last time, as of now."""
+        dead = self.dead
+        if not dead:
             return
-        key = alive.key
-        if self.live.get(key) is alive:
-            del self.live[key]
-        self.live_bytes -= alive.nbytes
-        self.deaths += (alive.number, self._ops_started[0], ticks())
-
-    def _passed(self, passing: Passing) -> None:
-        """Count the bytes of a passing storage as gone; it stays known, for another tensor may show it still."""
-        self.live_bytes -= passing.nbytes
+        at, op = ticks(), self._ops_started[0]
+        while dead:  # each is taken off after it is written, with no call between
+            gone = dead[0]
+            kind = gone.__class__
+            if kind is Alive:
+                if self.live.get(gone.key) is gone:
+                    del self.live[gone.key]
+                self.live_bytes -= gone.nbytes
+                self.deaths += (gone.number, op, at)
+            elif kind is Passing:  # it stays known, for another tensor may show its storage still
+                self.live_bytes -= gone.nbytes
+            else:
+                self.on_release(gone, op, at)
+            del dead[0]
 
     def settle(self) -> None:
         """Watch the storages that backward made and left, now that a Python object of them does no harm."""
+        self.bury()
         self.hold = True
         for key, known in list(self.live.items()):
             if known.__class__ is Passing:
@@ -187,6 +191,7 @@ class Storages:
     def resized(self, tensor_or_storage: Any) -> None:
         """Append a resize if the storage changed its size since it was last seen."""
         storage = tensor_or_storage
+        self.bury()
         try:
             if isinstance(storage, Tensor):
                 storage = storage.untyped_storage()
@@ -195,7 +200,7 @@ class Storages:
                 self.live_bytes += nbytes - alive.nbytes
                 alive.nbytes = nbytes
                 address = storage.data_ptr() if nbytes else 0
-                self.resizes.extend((alive.number, self._ops_started[0], ticks(), nbytes, address))
+                self.resizes += (alive.number, self._ops_started[0], ticks(), nbytes, address)
         except (NotImplementedError, RuntimeError):
             return
 
@@ -221,7 +226,7 @@ class Storages:
 
     def close(self) -> None:
         """Stop listening to deaths; what is still alive was alive at the end."""
-        self.closed = True
+        self.bury()
         self.live.clear()
 
 

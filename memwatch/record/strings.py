@@ -17,5 +17,5 @@ class Strings:
         number = self._ids.get(text)
         if number is None:
             number = self._ids[text] = len(self.texts)
-            self.texts.append(text)
+            self.texts += (text,)  # no call: a signal's handler may raise at any
         return number

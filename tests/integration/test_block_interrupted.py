@@ -1,0 +1,61 @@
+"""A signal's handler that raises, as that of Ctrl-C, raises in the program, wherever memwatch is just then."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import memwatch
+
+SIGNALS = 300
+FLUSH_EVERY_OPS = 40  # as often as a flush can be hit
+
+
+class Interrupted(BaseException):
+    """Raised by the handler of the test."""
+
+
+@pytest.fixture
+def alarm():
+    """Let the alarm clock raise; give the list of the times it did."""
+    rung = []
+
+    def ring(number, frame):
+        rung.append(number)
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, ring)
+    yield rung
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("intercept", ["key", "mode"])
+def test_no_interrupt_is_lost(intercept, alarm, monkeypatch, tmp_path):
+    """Each of many interrupts reaches the program, none is swallowed, and the capture stays whole."""
+    monkeypatch.setattr("memwatch.record.session.FLUSH_OPS", FLUSH_EVERY_OPS)
+    swallowed = []
+    monkeypatch.setattr("sys.unraisablehook", swallowed.append)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    rng = random.Random(0)
+    caught = 0
+    with memwatch.profile(tmp_path / "a.memwatch", intercept=intercept) as prof:
+        while caught < SIGNALS:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 2e-3))
+                while len(alarm) == caught:
+                    model(torch.ones(2, 4)).sum().backward()
+            except Interrupted:
+                caught += 1
+            assert len(alarm) == caught
+    assert swallowed == []
+    recorded = prof.capture.tables
+    for table, numbers in (("ops", "op"), ("births", "storage"), ("packs", "pack")):
+        rows = recorded[table][numbers]
+        np.testing.assert_array_equal(rows, np.arange(len(rows)))
+    assert prof.notes == []
+    assert prof.summary()
