@@ -155,10 +155,12 @@ def _class(chain: Sequence[Any], at: int) -> Named | None:
         if found:
             if cls is weakref.finalize and name == "_registry":
                 return "registry of weakref.finalize callbacks", 2, NOWHERE
+            if name in ("__dict__", "__weakref__"):  # every class has them, and each refers to its class
+                return f"{name} descriptor of class {type_name(cls)}", 2, class_place(cls)
             word = "attribute" if name in type_dict(cls) else "entry"
             return f"class {word} .{name} of class {type_name(cls)}", 2, class_place(cls)
     if type(child) is tuple:
-        return f"bases or __mro__ of class {type_name(cls)}", 1, class_place(cls)
+        return f"__mro__ or bases of class {type_name(cls)}", min(2, len(chain) - 1 - at), class_place(cls)
     return f"reference from class {type_name(cls)}", 1, class_place(cls)
 
 

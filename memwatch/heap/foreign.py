@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from torch.jit._script import RecursiveScriptModule
 
 from memwatch.heap.autograd import CppEdge
+from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import mro_of
 
 if TYPE_CHECKING:
@@ -27,13 +29,16 @@ _CHUNK: Final = 10_000  # objects whose references are listed at a time
 def is_foreign_type(cls: type) -> bool:
     """Say whether a class keeps references that gc does not show and that :func:`foreign_edges` reads."""
     bases = mro_of(cls)
-    return np.ndarray in bases or torch._C.Future in bases
+    return np.ndarray in bases or torch._C.Future in bases or RecursiveScriptModule in bases
 
 
 def foreign_edges(obj: Any) -> list[CppEdge]:
-    """List what a numpy array or a finished torch future holds; no Python code of a subclass runs."""
-    if torch._C.Future in mro_of(type(obj)):
+    """List what a numpy array, a finished torch future or a scripted module holds; no code of a subclass runs."""
+    bases = mro_of(type(obj))
+    if torch._C.Future in bases:
         return _result(obj)
+    if RecursiveScriptModule in bases:
+        return _scripted(obj)
     edges = [] if (base := _BASE.__get__(obj)) is None else [CppEdge("numpy .base", base, hidden=False)]
     if _DTYPE.__get__(obj) == np.object_:
         items = np.ndarray.tolist(np.ndarray.reshape(obj, -1))
@@ -47,6 +52,21 @@ def _result(future: Any) -> list[CppEdge]:
         return [CppEdge("result", torch._C.Future.value(future), hidden=False)] if done else []
     except Exception:  # the error that the future was given, of any class
         return []
+
+
+def _scripted(module: Any) -> list[CppEdge]:
+    inside = (instance_dict(module) or {}).get("_c")
+    if type(inside) is not torch._C.ScriptModule:
+        return []
+    tables: tuple[tuple[str, Any], ...] = (
+        ("parameter", torch._C.ParameterDict),
+        ("buffer", torch._C.BufferDict),
+    )
+    return [
+        CppEdge(f"{word} {name!r}", tensor, hidden=False)
+        for word, table in tables
+        for name, tensor in table(inside).items()
+    ]
 
 
 def untracked(listed: Sequence[object], known: set[int]) -> list[object]:

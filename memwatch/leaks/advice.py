@@ -1,16 +1,22 @@
-"""One sentence of advice for a leak, chosen by the words of the reference that holds it."""
+"""One sentence of advice for a leak, chosen by the words of the references that hold it."""
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-_RULES: Final = (
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Rules = tuple[tuple[str, str], ...]
+"""Words of a reference and the sentence for it; the first that fits counts."""
+
+_MECHANISMS: Final[Rules] = (
     (
         "node hooks (register_hook)",
         (
-            "a hook on `grad_fn` that refers to the tensor keeps both for ever: call `handle.remove()`, or "
-            "let the hook use only its arguments"
+            "a hook on `grad_fn` that refers to the tensor keeps both for ever: call `handle.remove()`, or let the "
+            "hook use only its arguments"
         ),
     ),
     (
@@ -23,15 +29,15 @@ _RULES: Final = (
     (
         "post-accumulate-grad hooks",
         (
-            "a post-accumulate hook must not refer to its own parameter: use the parameter it is called "
-            "with, or `weakref.ref`"
+            "a post-accumulate hook must not refer to its own parameter: use the parameter it is called with, or "
+            "`weakref.ref`"
         ),
     ),
     (
         "tensor hooks",
         (
-            "a tensor hook must not refer to its own tensor: use the gradient it is called with, a "
-            "`weakref.ref`, or `handle.remove()` after backward"
+            "a tensor hook must not refer to its own tensor: use the gradient it is called with, a `weakref.ref`, or "
+            "`handle.remove()` after backward"
         ),
     ),
     (
@@ -63,15 +69,15 @@ _RULES: Final = (
     (
         "exception",
         (
-            "the exception keeps its traceback, and so every local variable of the failed calls: clear it "
-            "(`del err`, `err.__traceback__ = None`), or keep `str(err)`"
+            "the exception keeps its traceback, and so every local variable of the failed calls: clear it (`del err`, "
+            "`err.__traceback__ = None`), or keep `str(err)`"
         ),
     ),
     (
         "sys.last_",
         (
-            "the interactive shell keeps the last exception with all its local variables: `del "
-            "sys.last_value, sys.last_traceback`"
+            "the interactive shell keeps the last exception with all its local variables: "
+            "`del sys.last_value, sys.last_traceback`"
         ),
     ),
     (
@@ -89,8 +95,8 @@ _RULES: Final = (
     (
         "lru_cache",
         (
-            "the cache keeps its arguments and results: give it a small `maxsize`, call `cache_clear()`, or "
-            "key it by plain values"
+            "the cache keeps its arguments and results: give it a small `maxsize`, call `cache_clear()`, or key it by "
+            "plain values"
         ),
     ),
     ("ContextVar", "reset the variable after use: `token = var.set(...)` ... `var.reset(token)`"),
@@ -102,97 +108,129 @@ _RULES: Final = (
     ("handler of SIG", "a signal handler lives until another one replaces it: let it refer to no tensors"),
     (
         "atexit",
-        (
-            "a function registered with atexit lives until the program ends: unregister it, or give it a "
-            "weak reference"
-        ),
+        "a function registered with atexit lives until the program ends: unregister it, or give it a weak reference",
     ),
     ("weakref.finalize", "a finalizer keeps its arguments until its object dies: do not hand it the tensor"),
     ("suspended", "a suspended generator keeps its local variables: exhaust it, or call `close()`"),
     ("functools.partial", "the partial keeps its arguments: drop the partial, or bind a weak reference"),
+    ("LogRecord", "a log record keeps its arguments: log numbers (`.item()`), not tensors"),
     (
         "default argument",
         "a default argument lives as long as its function: use None and make the value inside",
+    ),
+)
+"""How a reference works decides, wherever on the path it stands."""
+
+_GRAPH: Final = (
+    "a tensor with its graph is kept, and so every activation: store `value.detach()` or `value.item()`"
+)
+_RETAINED: Final[Rules] = (
+    (
+        "closure cell",
+        "the inner function keeps what it closes over: pass it as an argument, or delete the name after use",
+    ),
+    ("next_functions", _GRAPH),
+    (".grad_fn", _GRAPH),
+    (
+        ".grad of",
+        (
+            "with `create_graph=True` the gradient refers back to the parameter: use `torch.autograd.grad`, or set "
+            "`.grad = None` after use"
+        ),
+    ),
+    ("bound method", "the bound method keeps its object: store a `weakref.WeakMethod`, or drop it after use"),
+    ("_hooks of", "the hook keeps what it refers to: call `handle.remove()` when done"),
+    (
+        "attribute .state of",
+        "optimizer state that grows, or of a parameter that was replaced: delete it (`del optimizer.state[old]`)",
     ),
     (
         "class attribute",
         "a class attribute lives as long as the class: keep the value on an instance, or delete it after use",
     ),
     (
-        "closure cell",
-        "the inner function keeps what it closes over: pass it as an argument, or delete the name after use",
-    ),
-    ("next_functions", "a tensor with its graph is kept: store `value.detach()` or `value.item()`"),
-    (".grad_fn", "a tensor with its graph is kept: store `value.detach()` or `value.item()`"),
-    (
-        ".grad of",
-        (
-            "with `create_graph=True` the gradient refers back to the parameter: use `torch.autograd.grad`, "
-            "or set `.grad = None` after use"
-        ),
-    ),
-    ("bound method", "the bound method keeps its object: store a `weakref.WeakMethod`, or drop it after use"),
-    ("LogRecord", "a log record keeps its arguments: log numbers (`.item()`), not tensors"),
-    ("_hooks of", "the hook keeps what it refers to: call `handle.remove()` when done"),
-    (
-        "attribute .state of",
-        "optimizer state of a parameter that was dropped or replaced: delete it (`del optimizer.state[old]`)",
-    ),
-    (
-        "bases or __mro__",
-        "every class refers to itself, so a class made per call is a cycle: define it once, outside the function",
-    ),
-    (
-        "class of",
-        "every class refers to itself, so a class made per call is a cycle: define it once, outside the function",
-    ),
-    (
         "item [",
-        (
-            "the container grows and keeps each entry: store `.item()` or `.detach()`, or bound it "
-            "(`deque(maxlen=...)`)"
-        ),
+        "the container grows and keeps each entry: store `.item()` or `.detach()`, or bound it (`deque(maxlen=...)`)",
     ),
     (
         "key ",
         "the dictionary keeps each entry: bound it, delete entries after use, or key a `WeakKeyDictionary`",
     ),
+    ("member of", "the set keeps each entry: discard it after use, or use a `weakref.WeakSet`"),
+    ("buffer '", "the buffer keeps what it is assigned: assign `value.detach()`"),
     ("attribute", "the object keeps the tensor: delete the attribute after use, or store `.detach()`"),
-    (
-        "local `",
-        "a local variable leads back to its own call: delete it before the function returns (`del frame`, `del err`)",
-    ),
+    ("reference from", "the iterator or container keeps what it was given: drop it after use"),
     ("global", "the module keeps the tensor: delete the name after use, or store a number"),
+    ("argument `", "the argument keeps it: drop the tensor when the call is over"),
+    ("local `", "the local variable keeps it: delete the name after use"),
     (
         "C code",
         "no Python reference holds it: look for a C++ cache or an open context (autocast, graph capture)",
     ),
 )
+_CLASS: Final = (
+    "every class refers to itself, so a class made per call is a cycle: define it once, outside the function"
+)
+_LOOPED: Final[Rules] = (
+    (
+        "closure cell",
+        "the inner function closes over what leads back to it: pass that as an argument, or delete the name after use",
+    ),
+    *((words, advice) for words, advice in _RETAINED if words in {".grad of", "bound method", "_hooks of"}),
+    (
+        "`self` of bound",
+        "the bound method keeps its object: store a `weakref.WeakMethod`, or drop it after use",
+    ),
+    (" of class ", _CLASS),
+    (
+        "local `",
+        "a local variable leads back to its own call: delete it before the function returns (`del frame`, `del err`)",
+    ),
+    (
+        "attribute",
+        "the object leads back to itself: make this reference weak (`weakref.ref`), or delete it after use",
+    ),
+    (
+        "item [",
+        "the container leads back to itself: hold the entry by `weakref.ref`, or clear the container after use",
+    ),
+    ("key ", "the dictionary leads back to itself: hold the entry by `weakref.ref`, or delete it after use"),
+    ("global", "the module leads back to itself: delete this name after use"),
+)
 
 
-def advice_for(holder: str, path: tuple[str, ...] = (), *, graph: bool = False) -> str:
-    """Choose the sentence for a holder.
+def advice_for(
+    kind: str, reference: str, holder: str, path: tuple[str, ...] = (), *, graph: bool = False
+) -> str:
+    """Choose the sentence for a leak.
 
     Args:
-        holder: the words of the reference to cut.
-        path: the whole path, asked where the holder alone says too little.
+        kind: the leak's kind.
+        reference: the words of the reference to cut.
+        holder: the words of all references that matter.
+        path: the whole path, asked where those say too little.
         graph: True if the tensor is kept together with its autograd graph.
 
     Returns:
         One sentence.
     """
-    for words, advice in _RULES:
-        if _names(words, holder):
-            more = (
-                "; keeping the graph keeps every activation: store `.detach()` or `.item()`" if graph else ""
-            )
-            return advice if "detach" in advice else advice + more
-    for words, advice in _RULES:
-        if any(_names(words, line) for line in path):
-            return advice
-    return "cut this reference after the last use of the tensor"
+    places = (holder, *path)
+    if kind != "retained":
+        return (
+            _first(_MECHANISMS, places)
+            or _first(_LOOPED, (reference, *places))
+            or "cut this reference after the last use of the tensor"
+        )
+    found = _first(_MECHANISMS, (holder,)) or _first(_RETAINED, (holder,)) or _first(_MECHANISMS, path)
+    if found is None:
+        return "cut this reference after the last use of the tensor"
+    return found if not graph or "detach" in found else f"{found}; {_GRAPH}"
 
 
-def _names(words: str, text: str) -> bool:
-    """Say whether a text has these words; an attribute that a user happened to call `grad` is another thing."""
-    return re.search(f"(?<!attribute ){re.escape(words)}", text) is not None
+def _first(rules: Rules, texts: Iterable[str]) -> str | None:
+    for text in texts:
+        for words, advice in rules:
+            # an attribute that a user happened to call `grad` or `metadata` is another thing
+            if re.search(f"(?<!attribute ){re.escape(words)}", text):
+                return advice
+    return None

@@ -70,6 +70,7 @@ def _leak(group: list[Finding], runs: int, *, per_call: bool) -> Leak:
     )
     path = tuple(str(step) for step in shown.steps) or ("no Python reference: held by C code alone",)
     holder = holder_words(shown.steps, shown.holder, shown.kind)
+    reference = shown.holder.words if shown.holder else holder
     keeps_graph = any(".grad_fn of" in step.words for finding in group for step in finding.steps)
     return Leak(
         kind=shown.kind,
@@ -78,11 +79,11 @@ def _leak(group: list[Finding], runs: int, *, per_call: bool) -> Leak:
         holder=holder,
         path=path,
         site=_site(group),
-        advice=advice_for(holder, path, graph=keeps_graph),
+        advice=advice_for(shown.kind, reference, holder, path, graph=keeps_graph),
         tensor=largest.tensor,
         held_s=time.monotonic() - min(finding.birth.time_s for finding in group),
         per_call=per_call,
-        reference=shown.holder.words if shown.holder else holder,
+        reference=reference,
         keeps_graph=keeps_graph,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ _PREFERENCE: Final = (
 )
 _PLUMBING: Final = (
     "attribute .__",
-    "bases or __mro__",
     "class of",
     "__dict__ of",
     "contents of",
@@ -46,12 +46,19 @@ def edge_to_cut(steps: Sequence[Step]) -> Step | None:
 
 
 def _rank(step: Step) -> tuple[int, int]:
+    if " of class " in step.words and step.words.startswith("__"):  # what every class refers to itself by
+        return len(_PREFERENCE), 0
     if step.words.startswith(_PLUMBING):
         return len(_PREFERENCE) + 1, 0
     return next((n for n, word in enumerate(_PREFERENCE) if word in step.words), len(_PREFERENCE)), step.start
 
 
+_HOOK_NUMBER: Final = re.compile(r"value of key \d+ of OrderedDict")
+
+
 def _telling(step: Step) -> bool:
+    if _HOOK_NUMBER.match(step.words):
+        return False
     return not step.words.startswith("(and from") and _rank(step)[0] < len(_PREFERENCE)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from memwatch.heap.foreign import foreign_edges, is_foreign_type
 from memwatch.heap.names import attributes, instance_dict
 from memwatch.heap.search import search
 from memwatch.heap.tensors import is_composed, is_node_type, is_storage, is_tensor, mro_of
@@ -126,6 +127,9 @@ def _module_state(snapshot: Snapshot) -> Iterable[tuple[int, int]]:
             if type(table) is dict or type(table).__name__ == "OrderedDict":
                 place = snapshot.position(table)
                 yield from ((place, snapshot.position(tensor)) for tensor in dict.values(table))  # type: ignore[arg-type]
+        if is_foreign_type(type(module)):  # scripted: the tables are in C++
+            place = snapshot.position(module)
+            yield from ((place, snapshot.position(edge.target)) for edge in foreign_edges(module))
     for tensor in snapshot.instances(torch.Tensor):
         grad = _TENSOR["_grad"].__get__(tensor) if _TENSOR["is_leaf"].__get__(tensor) else None
         if grad is not None and _TENSOR["grad_fn"].__get__(grad) is None:

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
     from memwatch.leaks.births import BirthBook, Site
 
-_LIBRARY: Final = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parent.parent), "<frozen")
+_LIBRARY: Final = (
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).resolve().parent.parent),
+    "<frozen",
+    "<eval_with_key>",  # the code that torch.fx writes
+)
 
 
 class BirthWatch(TorchDispatchMode):
