@@ -221,12 +221,10 @@ class Context:
 
     def _note(self, tensor: Tensor, role: int, name: str) -> None:
         """Note the role of a tensor, as cheaply as can be where it is plain and its storage is watched."""
-        alive = None
-        if tensor.__class__ is Tensor:
-            try:
-                alive = self._storages.live.get(address_of(tensor))
-            except (RuntimeError, NotImplementedError):
-                pass
+        try:
+            alive = self._storages.live.get(address_of(tensor)) if tensor.__class__ is Tensor else None
+        except (RuntimeError, NotImplementedError):
+            alive = None
         if alive.__class__ is not Alive:
             self._role(tensor, role, name)
         elif (alive.number, role) not in self._seen_roles:
