@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from memwatch.errors import MemwatchError
 from memwatch.sizes import format_bytes
 from pytest_memwatch.caches import kept_by_cache, made_by_machinery
 from pytest_memwatch.errors import PeakError
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from memwatch.leaks import Leak
+    from memwatch.profile import Profile
     from pytest_memwatch.options import Settings
     from pytest_memwatch.plan import Plan
 
@@ -78,17 +78,12 @@ class Examination:
         self._judge()
         return result
 
-    def _explain(self, error: BaseException) -> None:
-        """Tell the author of a body that opens a profile of its own how to do it under ours."""
-        if (
-            self.measurement is not None
-            and "block is already open" in str(error)
-            and hasattr(error, "add_note")
-        ):
-            error.add_note(
-                "memwatch: the plugin measures this test with a profile; to measure a part of the test, "
-                "use the fixture `memwatch` and its profile(), or run without --memwatch and limits"
-            )
+    @property
+    def reading(self) -> Profile | None:
+        """The part of the body with the highest peak, if it was measured."""
+        if self.measurement is None or not self.measurement.readings:
+            return None
+        return self.measurement.highest
 
     def close(self) -> None:
         """Note what was measured of a body that failed by itself; drop the test's values."""
@@ -100,11 +95,7 @@ class Examination:
     def _measuring(self) -> Iterator[None]:
         __tracebackhide__ = True
         with nullcontext() if self.measurement is None else self.measurement:
-            try:
-                yield
-            except MemwatchError as error:
-                self._explain(error)
-                raise
+            yield
 
     def _grow(self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         __tracebackhide__ = True

@@ -15,14 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from memwatch.profile import Profile
-    from pytest_memwatch.measure import Measurement
 
 
 class Memwatch:
     """Measures and checks parts of a test."""
 
     def __init__(self, *, enabled: bool, warmup: int, runs: int) -> None:
-        self.measurement: Measurement | None = None
         self._profiles: list[Profile] = []
         self._enabled = enabled
         self._warmup = warmup
@@ -33,16 +31,12 @@ class Memwatch:
         """Profile a block of the test; the options are those of `memwatch.profile`."""
         import memwatch
 
-        paused = self.measurement is not None and self.measurement.pause()
         profile = memwatch.profile(**options)
         try:
             with profile:
                 yield profile
         finally:
             self._profiles.append(profile)
-            if paused and self.measurement is not None:
-                self.measurement.adopt(profile)
-                self.measurement.resume()
 
     def assert_no_leaks(
         self,
@@ -105,12 +99,7 @@ class Memwatch:
 def memwatch_fixture(request: pytest.FixtureRequest) -> Memwatch:
     """Measure or check parts of the test: .profile(), .assert_no_leaks(), .peak_bytes."""
     settings = request.config.stash[SETTINGS]
-    helper = Memwatch(enabled=settings.enabled, warmup=settings.warmup, runs=settings.runs)
-    request.node.stash[HELPER] = helper
-    return helper
-
-
-HELPER = pytest.StashKey[Memwatch]()
+    return Memwatch(enabled=settings.enabled, warmup=settings.warmup, runs=settings.runs)
 
 
 @pytest.fixture

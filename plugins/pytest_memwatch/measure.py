@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from memwatch.profile import Profile
@@ -12,40 +15,65 @@ if TYPE_CHECKING:
 
 
 class Measurement:
-    """Profiles a block; stands back while the block has a profile of its own: only one can be open."""
+    """Profiles a block; steps aside while the block has a profile of its own: only one can be open.
+
+    Attributes:
+        readings: the finished profiles, those of the block itself included.
+        own: how many of them the block opened itself.
+    """
 
     def __init__(self) -> None:
         self.readings: list[Profile] = []
+        self.own = 0
         self._open: Profile | None = None
+        self._restore: Callable[[], None] | None = None
 
     def __enter__(self) -> Measurement:
-        self.resume()
+        self._resume()
+        self._restore = _step_aside(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.pause()
+        if self._restore is not None:
+            self._restore()
+        self._pause()
 
-    def resume(self) -> None:
-        """Go on measuring."""
+    def _resume(self) -> None:
         import memwatch
 
         self._open = memwatch.profile(holders=False)
         self._open.__enter__()
 
-    def pause(self) -> bool:
-        """Stop measuring, and say whether that was necessary."""
+    def owns(self, profile: Profile) -> bool:
+        """Say whether a profile is the measurement's, not the block's."""
+        return profile is self._open
+
+    def _pause(self) -> bool:
         profile, self._open = self._open, None
         if profile is None:
             return False
         profile.__exit__(None, None, None)
-        self.adopt(profile)
+        self.readings.append(profile)
         return True
 
-    def adopt(self, profile: Profile) -> None:
-        """Count a finished profile as a part of the block."""
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Make room for entering a profile of the block; go on if that fails."""
+        paused = self._pause()
+        try:
+            yield
+        except BaseException:
+            if paused:
+                self._resume()
+            raise
+
+    def left(self, profile: Profile) -> None:
+        """Count a profile of the block, now that it has ended, and go on."""
+        self.own += 1
         self.readings.append(profile)
+        self._resume()
 
     @property
     def highest(self) -> Profile:
@@ -58,6 +86,36 @@ class Measurement:
         return max(
             reading.baseline_bytes - first + _increase_bytes(reading, device) for reading in self.readings
         )
+
+
+def _step_aside(measurement: Measurement) -> Callable[[], None]:
+    """Let profiles that the block opens take the measurement's place; return what undoes that."""
+    from memwatch.profile import Profile
+
+    enter, leave = Profile.__enter__, Profile.__exit__
+    inside: list[Profile] = []
+
+    @functools.wraps(enter)
+    def entering(self: Profile) -> Profile:
+        if inside or measurement.owns(self):  # a block that nests profiles: that is for memwatch to refuse
+            return enter(self)
+        with measurement.aside():
+            entered = enter(self)
+        inside.append(self)
+        return entered
+
+    @functools.wraps(leave)
+    def leaving(self: Profile, *error: Any) -> None:
+        leave(self, *error)
+        if self in inside:
+            inside.remove(self)
+            measurement.left(self)
+
+    def restore() -> None:
+        Profile.__enter__, Profile.__exit__ = enter, leave  # type: ignore[method-assign]
+
+    Profile.__enter__, Profile.__exit__ = entering, leaving  # type: ignore[method-assign]
+    return restore
 
 
 def _increase_bytes(reading: Reading, device: str | None) -> int:
@@ -86,6 +144,7 @@ def describe(measurement: Measurement, *, top: int, stack_depth: int) -> dict[st
         "peak_increase_bytes": int(measurement.peak_increase_bytes()),
         "device": reading.device,
         "allocations": int(sum((part.timeline["delta_bytes"] > 0).sum() for part in measurement.readings)),
+        "own_profiles": measurement.own,
         "top": largest_lines(reading, top=top, stack_depth=stack_depth),
     }
 

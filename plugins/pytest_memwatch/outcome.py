@@ -11,33 +11,42 @@ from pytest_memwatch.options import SETTINGS
 from pytest_memwatch.verdict import LEAK_SECTION, leak_data, leak_section
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwatch.leaks import Leak
+    from memwatch.profile import Profile
     from pytest_memwatch.examine import Examination
 
-EXAMINATION: Final = pytest.StashKey["Examination"]()
+EXAMINATION: Final[pytest.StashKey[Examination]] = pytest.StashKey()
 
 
 def attach(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Put what was found on the report as plain data, which travels from a worker to the controller."""
     examination = item.stash.get(EXAMINATION, None)
     error = None if call.excinfo is None else call.excinfo.value
-    if examination is None:
-        if report.failed and _is_leak_error(error):
-            _attach_own(report, error)
-        return
-    del item.stash[EXAMINATION]
-    examination.close()
-    data = examination.data
-    report.memwatch = data  # type: ignore[attr-defined]
-    if error is not None and error is examination.error:
+    data: dict[str, Any] = {"failed": None}
+    leaks: Sequence[Leak] = ()
+    reading = None
+    if examination is not None:
+        del item.stash[EXAMINATION]
+        examination.close()
+        data, leaks, reading = examination.data, examination.leaks, examination.reading
+    if examination is not None and error is not None and error is examination.error:
         report.sections += examination.sections
         if report.failed:
             report.longrepr = examination.sentence  # the traceback would show our own calls only
     elif report.failed and _is_leak_error(error):
-        _attach_own(report, error)
+        leaks = error.leaks  # type: ignore[union-attr]
+        # the test asserted it itself: its traceback shows where
+        data.update(failed="leak", leaks=[leak_data(leak) for leak in leaks])
+        report.sections.append((LEAK_SECTION, leak_section(leaks)))
+    elif examination is None:
+        return
     if not report.failed:
         data["failed"] = None
-    elif item.config.stash[SETTINGS].html is not None:
-        _add_page(item, examination, data)
+    elif reading is not None or leaks:
+        _add_page(item, reading, leaks, data)
+    report.memwatch = data  # type: ignore[attr-defined]
 
 
 def _is_leak_error(error: BaseException | None) -> bool:
@@ -45,24 +54,16 @@ def _is_leak_error(error: BaseException | None) -> bool:
     return leaks is not None and isinstance(error, leaks.TensorLeakError)
 
 
-def _attach_own(report: pytest.TestReport, error: Any) -> None:
-    """Report a leak that the test itself asserted, at the place where it did."""
-    data = getattr(report, "memwatch", {})
-    leaks = [leak_data(leak) for leak in error.leaks]
-    report.memwatch = {**data, "failed": "leak", "leaks": leaks}  # type: ignore[attr-defined]
-    report.sections.append((LEAK_SECTION, leak_section(error.leaks)))
-
-
-def _add_page(item: pytest.Item, examination: Examination, data: dict[str, Any]) -> None:
-    if examination.measurement is None or not examination.measurement.readings:
+def _add_page(
+    item: pytest.Item, reading: Profile | None, leaks: Sequence[Leak], data: dict[str, Any]
+) -> None:
+    folder = item.config.stash[SETTINGS].html
+    if folder is None:
         return
     from memwatch.errors import MemwatchError
     from pytest_memwatch.pages import write_page
 
-    folder = item.config.stash[SETTINGS].html
-    assert folder is not None
     try:
-        page = write_page(folder, item.nodeid, examination.measurement.highest, examination.leaks)
-        data["page"] = str(page)
+        data["page"] = str(write_page(folder, item.nodeid, reading, leaks))
     except (MemwatchError, OSError) as error:
         data["page_error"] = str(error)

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_memwatch.baselines import Baseline, load_baseline, save_baseline
 from pytest_memwatch.body import examined, is_unittest
-from pytest_memwatch.fixtures import HELPER, memwatch_fixture, no_tensor_leaks
+from pytest_memwatch.fixtures import memwatch_fixture, no_tensor_leaks
 from pytest_memwatch.markers import check_marks, register
 from pytest_memwatch.options import SETTINGS, add_options, read_settings
 from pytest_memwatch.outcome import EXAMINATION, attach
@@ -69,8 +69,6 @@ def _examining(item: pytest.Item) -> AbstractContextManager[None]:
     arguments = {**getattr(getattr(item, "callspec", None), "params", {}), **item.funcargs}
     examination = Examination(plan, settings, arguments, saved_bytes)
     item.stash[EXAMINATION] = examination
-    if HELPER in item.stash:
-        item.stash[HELPER].measurement = examination.measurement
     return examined(item, examination)
 
 

@@ -53,6 +53,8 @@ def _peaks(results: Results, settings: Settings) -> list[str]:
     for node in shown:
         row = measured[node]
         entry = f"{format_bytes(row['baseline_bytes'])} at entry, {row['allocations']} allocations"
+        if row["own_profiles"]:  # ours stepped aside for them; their figures are counted in
+            entry += f", {row['own_profiles']} of the test's own profiles"
         lines += [
             "",
             f"{format_bytes(row['peak_increase_bytes'])}  {node}  ({row['device']}; {entry})",

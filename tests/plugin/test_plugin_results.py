@@ -71,6 +71,33 @@ def test_one_page_per_failing_test(session, pytester):
     result.stdout.fnmatch_lines(["Pages of failing tests", f"*{leak.name}"])
 
 
+def test_a_leak_that_a_test_asserts_itself_gets_its_page_too(session, pytester):
+    """check_leaks and assert_no_leaks in a body, async bodies and cycles: the page holds the leak's path and advice."""
+    session(
+        """
+        import pytest, torch
+        from memwatch.leaks import check_leaks
+        KEPT = []
+        def test_checked():
+            with check_leaks(): KEPT.append(torch.ones(1000))
+        def test_asserted(memwatch): memwatch.assert_no_leaks(lambda: KEPT.append(torch.ones(1000)))
+        @pytest.mark.asyncio
+        @pytest.mark.no_tensor_leaks
+        async def test_awaited(): KEPT.append(torch.ones(1000))
+        """,
+        "--memwatch-html=pages",
+    ).assert_outcomes(failed=3)
+    pages = {
+        page.name.split(".py-")[1].rpartition("-")[0]: page
+        for page in pytester.path.joinpath("pages").iterdir()
+    }
+    assert sorted(pages) == ["test_asserted", "test_awaited", "test_checked"]
+    for page in pages.values():
+        text = page.read_text(encoding="utf-8")
+        for words in ("global `KEPT` of module", "3.91 KiB", "the container grows and keeps each entry"):
+            assert words in text, (page.name, words)
+
+
 def test_pages_are_written_again(session, pytester):
     """A second run replaces the page of the first."""
     source = "import torch\ndef test_fails():\n    torch.ones(3)\n    assert False\n"

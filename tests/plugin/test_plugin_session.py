@@ -190,18 +190,64 @@ def test_own_check_leaks_gets_the_letter(session):
     result.stdout.fnmatch_lines(["*.py L *", ">*with check_leaks()*", "*memwatch leaked tensors*"])
 
 
-def test_profile_in_the_body_is_explained(session):
-    """A body that opens a profile of its own under --memwatch is told about the fixture."""
-    result = session(
-        """
-        import memwatch
-        def test_block():
-            with memwatch.profile(): pass
-        """,
-        "--memwatch",
-    )
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*use the fixture `memwatch`*"])
+OWN_PROFILES = """
+    import memwatch, pytest, torch
+    from memwatch import profile
+    def test_block():
+        x = torch.ones(1000)
+        with profile(stacks=False, holders=False, allocator=False) as first: y = torch.ones(2000)
+        del y
+        with profile() as second: torch.ones(10)
+        assert first.peak_increase_bytes == 8000
+        assert second.peak_increase_bytes == 40
+    @profile()
+    def measured(n): return torch.ones(n)
+    def test_decorated(): measured(100)
+    def test_fixture(memwatch):
+        with memwatch.profile() as prof: torch.ones(50)
+        assert prof.peak_increase_bytes == memwatch.peak_increase_bytes == 200
+    def test_error_inside():
+        with pytest.raises(ZeroDivisionError), profile(): 1 / 0
+        torch.ones(25)
+    def test_refused():
+        with pytest.raises(memwatch.MemwatchError), profile(intercept="magic"): pass
+        torch.ones(75)
+    def test_nested():
+        with profile(), pytest.raises(memwatch.MemwatchError, match="already open"), profile(): pass
+    """
+
+
+def test_the_measurement_steps_aside_for_profiles_of_the_body(session, results):
+    """Only one profile can be open: the test's own take the place of the plugin's, and count as parts of it."""
+    tests = results(OWN_PROFILES, "--memwatch")
+    assert {test["outcome"] for test in tests.values()} == {"passed"}, tests
+    added = {name: test["peak_increase_bytes"] for name, test in tests.items()}
+    own = {name: test["own_profiles"] for name, test in tests.items()}
+    assert added == {
+        "test_block": 12000,
+        "test_decorated": 400,
+        "test_fixture": 200,
+        "test_error_inside": 100,
+        "test_refused": 300,
+        "test_nested": 0,
+    }
+    assert own == {
+        "test_block": 2,
+        "test_decorated": 1,
+        "test_fixture": 1,
+        "test_error_inside": 1,
+        "test_refused": 0,
+        "test_nested": 1,
+    }
+    result = session(OWN_PROFILES, "--memwatch")
+    result.stdout.fnmatch_lines(["*::test_block *2 of the test's own profiles)"])
+
+
+def test_without_a_measurement_own_profiles_are_let_alone(session):
+    """Without --memwatch nothing is measured, with it nothing of the stepping aside stays behind."""
+    session(OWN_PROFILES).assert_outcomes(passed=6)
+    session(OWN_PROFILES, "--memwatch").assert_outcomes(passed=6)
+    session(OWN_PROFILES, "--memwatch-leaks=all").assert_outcomes(passed=6)
 
 
 @pytest.mark.parametrize(
