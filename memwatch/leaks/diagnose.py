@@ -18,6 +18,7 @@ from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.leaks.finding import Finding
 from memwatch.leaks.groups import leaks_of
 from memwatch.leaks.holders import edge_to_cut, entry_step
+from memwatch.leaks.leak import FROM_CYCLE
 from memwatch.leaks.legit import own_edges, state_edges, state_storages
 from memwatch.leaks.loops import Loops
 from memwatch.leaks.tolerated import is_bounded, is_import, is_torchs_own
@@ -195,7 +196,7 @@ def _marked(tail: list[Step], *, loop: bool) -> list[Step]:
     if not loop or not tail:
         return tail
     first = tail[0]
-    words = f"(and from the cycle) {first.words}"
+    words = f"{FROM_CYCLE} {first.words}"
     return [Step(words, first.target, first.hidden, first.file, first.line), *tail[1:]]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from memwatch.errors import MemwatchError
 from memwatch.sizes import format_bytes
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["cycle", "uncollectable", "retained"]
 
+FROM_CYCLE: Final = "(and from the cycle)"
+"""Begins the first line of a path that leaves the cycle above it."""
 _HEADLINES: dict[str, str] = {
     "cycle": "freed only by gc: a reference cycle through",
     "uncollectable": "never freed, not even by gc: a loop through",

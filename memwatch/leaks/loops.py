@@ -65,6 +65,8 @@ class Loops:
 
     def _from_a_name(self, ring: list[int], chain: list[int]) -> list[int]:
         """Lengthen the chain backwards along the loop until it begins at an object with a name of its own."""
+        if all(map(self._is_inner, ring)):
+            return chain
         for _ in ring:
             if not self._is_inner(chain[0]):
                 break

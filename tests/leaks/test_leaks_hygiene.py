@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
-import re
-import sys
 import weakref
 
 import pytest
 import torch
 
 from memwatch.heap.snapshot import Snapshot
-from memwatch.leaks import DrawError, RunsError, TensorLeakError, check_leaks, find_leaks
+from memwatch.leaks import RunsError, TensorLeakError, check_leaks, find_leaks
 
 KEPT: list[torch.Tensor] = []
 
@@ -199,29 +197,6 @@ def test_arguments_are_passed_on():
     calls = []
     find_leaks(lambda *args, **kwargs: calls.append((args, kwargs)), 1, 2, key="word")
     assert calls == [((1, 2), {"key": "word"})] * 3
-
-
-def test_drawing_needs_graphviz_and_says_so(tmp_path, monkeypatch):
-    """Without `dot` the message names the program and holds the leak as text."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (leak,) = find_leaks(park)
-    with pytest.raises(DrawError, match="graphviz") as caught:
-        leak.draw(tmp_path / "leak.svg")
-    assert leak.holder in str(caught.value)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for dot is a shell script")
-def test_drawing_hands_dot_the_path(tmp_path, monkeypatch):
-    """Every reference of the path is an edge of the graph."""
-    stand_in = tmp_path / "dot"
-    stand_in.write_text('#!/bin/sh\n/bin/cat > "$3"\n')
-    stand_in.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (leak,) = find_leaks(park)
-    leak.draw(tmp_path / "leak.svg")
-    drawn = (tmp_path / "leak.svg").read_text()
-    assert len(re.findall(r"^  n\d+ -> n\d+ ", drawn, re.MULTILINE)) == len(leak.path)
-    assert "global `KEPT`" in drawn
 
 
 def test_compiled_functions_stay_compiled_and_are_no_leak():
