@@ -118,11 +118,9 @@ class _Search:
                 live = live - self._bytes_saved(found.phase, found.lives)
         event = self._curve.peak_event
         for choice, nbytes in Choices(self._frames).at(event, self._alive(event)):
-            groups[choice.phase, ""] = _Group(choice.phase, choice.holder, (), event, choice.lives, nbytes)
-            live = live - self._bytes_saved(
-                choice.phase, [life for life in choice.lives if life not in taken]
-            )
-        return self._worth_telling(list(groups.values()), live)
+            lives = [life for life in choice.lives if life not in taken]
+            groups[choice.phase, ""] = _Group(choice.phase, choice.holder, (), event, lives, nbytes)
+        return self._worth_telling(list(groups.values()))
 
     def _alive(self, event: int) -> NDArray[np.bool_]:
         lives = self._lives
@@ -171,14 +169,31 @@ class _Search:
         on_stack = variables[0].kind == "evaluation stack"
         if phase == VOID and on_stack:
             return None  # a list that is being made
-        if (
-            phase == LAG
-        ):  # what waits is told of only where a container or a half-made call holds computed results
-            waits = not variables[0].path if on_stack else "\n" in variables[0].path
-            return ("lag", variables) if waits and self._computed[life] else None
+        if phase == LAG:
+            return self._verdict_on_waiting(life, op, variables)
         if phase == DRAG and self._is_made_anew(life, op):
             return "iteration", variables
         return PHASE_NAMES[phase], variables
+
+    def _verdict_on_waiting(
+        self, life: int, op: int, variables: list[Holder]
+    ) -> tuple[str, list[Holder]] | None:
+        """Tell of what waits only where a container or a half-made call, and nothing else, holds computed results."""
+        if variables[0].kind == "evaluation stack":
+            waits = [] if variables[0].path else variables
+        else:
+            waits = [holder for holder in variables if "\n" in holder.path and not holder.foreign]
+        rest = [holder for holder in variables if holder not in waits]
+        if rest and not any(holder.foreign for holder in rest) and not self._is_rebound(life, op):
+            return None
+        return ("lag", waits) if waits and self._computed[life] else None
+
+    def _is_rebound(self, life: int, op: int) -> bool:
+        """Tell whether the line that made a life made another since, so that its variable holds that one now."""
+        made = self._lives.op
+        stacks = self._frames.capture.tables["ops"]["stack"]
+        rows = np.flatnonzero((made > made[life]) & (made < op))
+        return made[life] != NONE and bool((stacks[made[rows]] == stacks[made[life]]).any())
 
     def _verdict_on_saved(
         self, life: int, phase: int, op: int, packs: list[int]
@@ -227,19 +242,30 @@ class _Search:
                 change[death] -= told.nbytes[life]
         return np.cumsum(change)[:-1]
 
-    def _worth_telling(self, groups: list[_Group], together: IntArray) -> list[Finding]:
-        live = self._curve.live_bytes
-        peak, lowest = int(live.max()), int(together.max())
-        found = []
-        for group in groups:
-            saved = self._bytes_saved(group.phase, group.lives)
-            alone = int((live - saved).max())
-            without = int((together + saved).max())
-            if group.phase == "lag" and len(group.lives) < _LEAST_WAITING and group.holder.path:
-                continue
-            if max(peak - alone, without - lowest) >= self._least:
-                found.append(self._finding(group, alone, lowest))
+    def _worth_telling(self, groups: list[_Group]) -> list[Finding]:
+        """Keep what lowers the peak, alone or together with the others; what is not told of lowers nothing."""
+        live = self._curve.live_bytes.astype(np.int64)
+        told = [
+            (group, self._bytes_saved(group.phase, group.lives))
+            for group in groups
+            if not (group.phase == "lag" and len(group.lives) < _LEAST_WAITING and group.holder.path)
+        ]
+        mended, count = told, -1
+        while len(told) != count:
+            count = len(told)
+            together = live - sum(saved for _, saved in mended)
+            told = [(group, saved) for group, saved in told if self._matters(live, together, saved)]
+            cut = {holder.words for group, _ in told for holder in (group.holder, *group.others)}
+            mended = [(group, saved) for group, saved in mended if group.holder.words in cut]
+        lowest = int((live - sum(saved for _, saved in mended)).max())
+        found = [self._finding(group, int((live - saved).max()), lowest) for group, saved in told]
         return sorted(found, key=lambda finding: -finding.nbytes)
+
+    def _matters(self, live: IntArray, together: IntArray, saved: IntArray) -> bool:
+        """Tell whether some bytes lower the peak by enough, alone or once all the others are gone."""
+        alone = int(live.max()) - int((live - saved).max())
+        last = int((together + saved).max()) - int(together.max())
+        return max(alone, last) >= self._least
 
     def _finding(self, group: _Group, alone: int, together: int) -> Finding:
         holder = group.holder

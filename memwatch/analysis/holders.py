@@ -18,6 +18,8 @@ from memwatch.capture.schema import NONE, PHASES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from memwatch.analysis.frames import Frames
     from memwatch.capture.packed import IntArray
 
@@ -62,28 +64,60 @@ class Holders:
         return [holder for holder in self._seen(life, op) if holder.kind != "graph"]
 
     def graph_roots(self, life: int, op: int) -> list[Holder]:
-        """Give the variables whose autograd graph kept a life, in the look nearest to an op."""
-        return [holder for holder in self._seen(life, op) if holder.kind == "graph"]
+        """Give the variables whose autograd graph kept a life, in the look nearest to an op that saw one."""
+        table = self._frames.capture.tables["holders"]
+        rows = np.array(self._looks[0].get(int(self._frames.lives.storage[life]), []), dtype=np.int64)
+        rows = rows[table["kind"][rows] == self._graph_kind]
+        if not len(rows):
+            return []
+        nearest = table["snapshot"][rows][np.argmin(np.abs(table["op"][rows] - op))]
+        return self._read(rows[table["snapshot"][rows] == nearest], life, op)
+
+    @cached_property
+    def _graph_kind(self) -> int:
+        strings = list(self._frames.strings)
+        return strings.index("graph") if "graph" in strings else NONE
 
     def _seen(self, life: int, op: int) -> list[Holder]:
-        lives, table = self._frames.lives, self._frames.capture.tables["holders"]
+        table = self._frames.capture.tables["holders"]
         by_storage, looks, look_ops = self._looks
-        rows = by_storage.get(int(lives.storage[life]), [])
-        if not rows:
-            return self._seen_of_twin(life, op)
-        # a storage is unknown to the look in the middle of which it was born
-        known = (
-            np.flatnonzero(look_ops > int(lives.op[life]) + 1)
-            if lives.op[life] != NONE
-            else np.arange(len(looks))
-        )
+        rows = by_storage.get(int(self._frames.lives.storage[life]), [])
+        alive, telling = self._telling_looks(life, op)
         chosen = table["snapshot"][rows]
-        if len(known) and lives.nbytes[life] > _SMALL_RATIO * self._frames.curve.peak_increase_bytes:
-            nearest = looks[known[np.argmin(np.abs(look_ops[known] - op))]]
+        if rows and self._frames.lives.nbytes[life] <= _SMALL_RATIO * self._frames.curve.peak_increase_bytes:
+            nearest = chosen[
+                np.argmin(np.abs(table["op"][rows] - op))
+            ]  # most looks leave out what is so small
         else:
-            nearest = chosen[np.argmin(np.abs(table["op"][rows] - op))]
-        rows = [row for row, look in zip(rows, chosen, strict=True) if look == nearest]
-        text = self._frames.capture.text
+            known = telling if telling.any() else alive
+            if not telling.any() and (twin := self._seen_of_twin(life, op, seen=bool(alive.any()))):
+                return twin
+            if not rows or not known.any():
+                return self._asked_of_twin(life, op)
+            nearest = looks[known][np.argmin(np.abs(look_ops[known] - op))]
+        return self._read([row for row, look in zip(rows, chosen, strict=True) if look == nearest], life, op)
+
+    def _telling_looks(self, life: int, op: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Give which looks were while a life lived, and which of them in the same phase of it as an op.
+
+        Who holds a value changes with its use: what waited in a list lies in a variable then. A storage is
+        unknown to the look in the middle of which it was born.
+        """
+        frames, (_, _, look_ops) = self._frames, self._looks
+        death = int(frames.lives.death_event[life])
+        end = int(frames.timeline["op"].iloc[death]) if death != NONE else len(frames.ops)
+        made = int(frames.lives.op[life])
+        alive = (look_ops > made + 1 if made != NONE else look_ops >= 0) & (look_ops <= end)
+        first, last = (int(bound[life]) for bound in frames.use_bounds)
+        if first == NONE:
+            return alive, alive
+        if op < first:
+            return alive, alive & (look_ops <= first)
+        return alive, alive & (look_ops > last + 1 if op > last else look_ops > first)
+
+    def _read(self, rows: IntArray | list[int], life: int, op: int) -> list[Holder]:
+        """Read rows of the recorded table as the holders of a life."""
+        table, text = self._frames.capture.tables["holders"], self._frames.capture.text
         kinds, words, sites, paths = (text(table[name][rows]) for name in ("kind", "holder", "site", "path"))
         found = dict.fromkeys(Holder(*row) for row in zip(kinds, words, sites, paths, strict=True))
         placed = [self._on_stack(holder, life, op) if holder.kind == _STACK else holder for holder in found]
@@ -105,10 +139,51 @@ class Holders:
             if op != NONE and stack[op] != NONE
         }
 
-    def _seen_of_twin(self, life: int, op: int) -> list[Holder]:
+    @cached_property
+    def _twins(self) -> dict[tuple[int, int], IntArray]:
+        """Rows of the recorded table by the stack that made the storage and its size, in the order of the ops."""
+        table, lives = self._frames.capture.tables["holders"], self._frames.lives
+        made = lives.op[table["storage"]]
+        rows = np.flatnonzero(made != NONE)
+        stacks = self._frames.capture.tables["ops"]["stack"][made[rows]].tolist()
+        found: dict[tuple[int, int], list[int]] = {}
+        for row, stack, nbytes in zip(
+            rows.tolist(), stacks, lives.nbytes[table["storage"][rows]].tolist(), strict=True
+        ):
+            if stack != NONE:
+                found.setdefault((stack, nbytes), []).append(row)
+        return {key: np.array(rows) for key, rows in found.items()}
+
+    def _seen_of_twin(self, life: int, op: int, *, seen: bool) -> list[Holder]:
+        """Give the holders of another storage that the same calls made, where no look could have seen this one.
+
+        Looks are rare: of the items that a loop puts into a list some are born and gone between two. A look
+        that saw one of them at the same age speaks for these too.
+
+        Args:
+            life: the piece of memory.
+            op: the op while which it is held.
+            seen: whether there was a look at it in another phase; that is better than another's, but for lag.
+        """
+        lives, table = self._frames.lives, self._frames.capture.tables["holders"]
+        made, (first, _) = int(lives.op[life]), self._frames.use_bounds
+        if made == NONE or (seen and op >= first[life]):
+            return []
+        stack = int(self._frames.capture.tables["ops"]["stack"][made])
+        rows = self._twins.get((stack, int(lives.nbytes[life])))
+        if rows is None:
+            return []
+        age = table["op"][rows] - lives.op[table["storage"][rows]]
+        nearest = rows[np.argmin(np.abs(age - (op - made)))]
+        same = (table["snapshot"][rows] == table["snapshot"][nearest]) & (
+            table["storage"][rows] == table["storage"][nearest]
+        )
+        return self._read(rows[same], life, op)
+
+    def _asked_of_twin(self, life: int, op: int) -> list[Holder]:
         """Give the holder of another storage that the same calls made, where gc was asked for that one only."""
         made = int(self._frames.lives.op[life])
-        if made == NONE or not self._asked:
+        if made == NONE:
             return []
         holder = self._asked.get(int(self._frames.capture.tables["ops"]["stack"][made]))
         return [self._on_stack(holder, life, op)] if holder is not None else []

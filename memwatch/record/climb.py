@@ -43,17 +43,22 @@ _STACK_TYPES: Final = {
 }
 
 
-def living_tensors(wanted: dict[int, int], address_of: Any) -> dict[int, Any]:
-    """Find one Python tensor for each storage wanted.
+def young_objects() -> list[Any]:
+    """Give what gc tracks and has made lately: few objects, and nearly always those that hold a fresh tensor."""
+    return gc.get_objects(generation=0) + gc.get_objects(generation=1)
+
+
+def living_tensors(wanted: dict[int, int], address_of: Any, objects: list[Any]) -> dict[int, Any]:
+    """Find one Python tensor for each storage wanted, and take all tensors out of the objects.
 
     Args:
         wanted: address of a storage -> its number.
         address_of: gives the address of a tensor's storage.
+        objects: where to look.
 
     Returns:
         Storage number -> tensor; storages that only C++ refers to are missing.
     """
-    objects = gc.get_objects()
     types = np.fromiter(map(id, map(type, objects)), dtype=np.int64, count=len(objects))
     kinds, first = np.unique(types, return_index=True)
     tensor_kinds = []
@@ -65,19 +70,25 @@ def living_tensors(wanted: dict[int, int], address_of: Any) -> dict[int, Any]:
         try:
             number = wanted.get(address_of(objects[at]))
         except (NotImplementedError, RuntimeError, AttributeError):
-            continue
+            number = None
         if number is not None:
             found.setdefault(number, objects[at])
-    objects.clear()  # it holds every container there is, perhaps one of this call's own
+        objects[at] = None
     return found
 
 
-def climb(tensors: dict[int, Any], calls: Iterable[FrameType]) -> dict[int, Words]:
+def in_variables(calls: Iterable[FrameType]) -> set[int]:
+    """Give the `id` of each value of running calls; gc does not show what their variables refer to."""
+    return {id(value) for call in calls for value in read_locals(call).values()}
+
+
+def climb(tensors: dict[int, Any], variables: set[int], objects: list[Any] | None = None) -> dict[int, Words]:
     """Say who refers to each tensor.
 
     Args:
         tensors: storage number -> tensor, held by nothing else here.
-        calls: the running calls; gc does not show what their variables refer to.
+        variables: `id` of what variables of running calls refer to.
+        objects: which objects may refer to them; by default all that there are.
 
     Returns:
         Storage number -> holder; kind ``evaluation stack`` where the top is referred to by nothing that gc sees.
@@ -88,23 +99,20 @@ def climb(tensors: dict[int, Any], calls: Iterable[FrameType]) -> dict[int, Word
         for number, tensor in chosen.items()
     }
     above: dict[int, Any] = {}
-    ours = {id(chosen), id(tensors), id(counts), id(above)}
+    ours = {id(chosen), id(tensors), id(counts), id(above), id(objects)}
     level: list[Any] = list(chosen.values())
     known = {id(tensor) for tensor in level}
     for _ in range(_MAX_LEVELS):
         ours.add(id(level))
         known.add(id(level))
-        fresh = _referrers(level, known, ours, above)
+        fresh = _referrers(level, known, ours, above, objects)
         if not fresh:
             break
         level = fresh
-    in_variables = {id(value) for call in calls for value in read_locals(call).values()}
     found = {}
     for number, tensor in chosen.items():
         chain = _chain(tensor, above)
-        if (
-            id(chain[0]) not in in_variables
-        ):  # a variable of torch's own calls, for the program's were searched
+        if id(chain[0]) not in variables:  # a variable of torch's own calls, for the program's were searched
             words = _describe(chain, counts[number])
             if words is not None:
                 found[number] = words
@@ -112,16 +120,18 @@ def climb(tensors: dict[int, Any], calls: Iterable[FrameType]) -> dict[int, Word
     return found
 
 
-def _referrers(level: list[Any], known: set[int], ours: set[int], above: dict[int, Any]) -> list[Any]:
+def _referrers(
+    level: list[Any], known: set[int], ours: set[int], above: dict[int, Any], objects: list[Any] | None
+) -> list[Any]:
     wanted = {id(obj) for obj in level}
     fresh = []
-    for referrer in gc.get_referrers(*level)[:_MAX_REFERRERS]:
-        if id(referrer) in ours or id(referrer) in known or _is_own(referrer):
+    for referrer in gc.get_referrers(*level)[:_MAX_REFERRERS] if objects is None else objects:
+        held = [id(child) for child in gc.get_referents(referrer) if id(child) in wanted]
+        if not held or id(referrer) in ours or id(referrer) in known or _is_own(referrer):
             continue
         known.add(id(referrer))
-        for child in gc.get_referents(referrer):
-            if id(child) in wanted:
-                above.setdefault(id(child), referrer)
+        for child in held:
+            above.setdefault(child, referrer)
         if not (type(referrer) in (FrameType, ModuleType) or type in mro_of(type(referrer))):
             fresh.append(referrer)
     return fresh

@@ -24,6 +24,7 @@ _LOCAL: Final = re.compile(r"^(?:local|argument) (`[^`]+`) of ")
 _OWNER: Final = re.compile(
     r" of ((?:suspended (?:async )?(?:generator|coroutine) )?)(?:[\w<>]+\.)*([\w<>]+)$"
 )
+_DIRECT: Final = 2
 _ITEM: Final = (
     "item [",
     "value of key",
@@ -57,6 +58,8 @@ def describe(chain: Chain) -> Words:
     """Describe the holder at the head of a chain that leads from a source to a tensor."""
     source: Source = chain[0]
     kind, head = next((kind, words) for kind, words, value in source.values if value is chain[1])
+    if len(chain) == _DIRECT:
+        return Words(kind, head, source.site, f"{head} ({source.site})" if source.site else head)
     edges = list(_edges(chain))
     path = "\n".join([f"{head} ({source.site})" if source.site else head, *(words for words, _ in edges)])
     variable = re.match(r"(global )?`([^`]+)`(.*)", head, re.DOTALL)

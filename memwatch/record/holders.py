@@ -1,9 +1,7 @@
-"""When to look who holds what, and the rows of `holders`.
+"""Who holds what: the looks at the running program, and the rows of `holders` that they append.
 
-A look is taken when the live bytes set a new high, or are near it and much was born since the last look; with
-`prof.step()` also at the op at which the last iteration had its peak. It searches from the running calls;
-where much is left that no variable reaches, gc's referrers are climbed, once for each storage. Looks are
-bounded in objects and in time (a share of the time the block has been open); what they cost is reported.
+A look searches from the running calls; where much is left that no variable reaches, it searches deeper, once
+for each storage, and asks gc for who refers to it. `look_times` says when to look.
 """
 
 from __future__ import annotations
@@ -13,12 +11,15 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from memwatch.capture.schema import NONE
-from memwatch.record.climb import climb, living_tensors
+from memwatch.record.climb import climb, in_variables, living_tensors, young_objects
 from memwatch.record.clock import ticks
 from memwatch.record.graphs import Graphs
 from memwatch.record.holder_words import Words, describe, same_for_all_items
+from memwatch.record.look_times import LookTimes
 from memwatch.record.reach import Chain, Reach, Source, namespaces, running, sources
 from memwatch.record.storages import NEVER, Alive, Storages, address_of, plain_parts
 
@@ -30,19 +31,10 @@ if TYPE_CHECKING:
     from memwatch.record.saved import SavedTensorRecorder
     from memwatch.record.strings import Strings
 
-_GROWTH_RATIO: Final = 1.02
-_NEAR_RATIO: Final = 0.9
-_FRESH_RATIO: Final = 0.1
-_MAX_AGAIN: Final = 16
-_SURE_RATIO: Final = 1.1
-_TIME_RATIO: Final = 0.04
 _MAX_HOLDERS: Final = 6
 _SMALL_RATIO: Final = 0.001
 _UNNAMED_RATIO: Final = 0.1
-_ASK_RATIO: Final = 0.03
 _LOOKS_BETWEEN_SEARCHES: Final = 4
-_FREE_ASKS: Final = 2
-_FREE_LOOKS: Final = 24
 
 Row = tuple[int, int, int, int]
 """String ids of kind, holder, site and path."""
@@ -60,30 +52,33 @@ class HolderLooks:
         ops_started: list[int],
     ) -> None:
         self.rows: list[int] = []
-        self.count = 0
-        self.cost_ticks = 0
+        self._times = LookTimes(storages.live_bytes)
         self._storages = storages
         self._saved = saved
         self._context = context
         self._strings = strings
         self._ops_started = ops_started
-        self._start_ticks = ticks()
         self._base_bytes = storages.live_bytes
         self._first_number = storages.count
-        self._high_bytes = storages.live_bytes
-        self._born_bytes = 0
-        self._again = _MAX_AGAIN
         self._looking = False
         self._told: dict[int, list[Row]] = {}
         self._unnamed: set[int] = set()
-        self._ask_ticks = self._asked_count = self._count_at_search = 0
-        self._due_op = -1
-        self._iteration_start = 0
-        self._iteration_high = (0, -1)
+        self._barren: set[int] = set()
+        self._count_at_search = 0
+
+    @property
+    def count(self) -> int:
+        """The looks taken so far."""
+        return self._times.count
+
+    @property
+    def cost_ticks(self) -> int:
+        """What they took."""
+        return self._times.cost_ticks
 
     def start(self) -> None:
         """Begin to look at new highs."""
-        self._storages.watch(self._near(), self.born)
+        self._storages.watch(self._times.worth_from_bytes(), self.born)
 
     def stop(self) -> None:
         """Look no more."""
@@ -91,47 +86,15 @@ class HolderLooks:
 
     def iteration_starts(self) -> None:
         """Plan a look at the op, in the new iteration, at which the last one had its peak."""
-        _, op = self._iteration_high
-        start = self._ops_started[0]
-        self._due_op = start + op - self._iteration_start if op >= 0 else -1
-        self._iteration_start, self._iteration_high = start, (0, -1)
-        self._storages.watch(0 if self._due_op >= 0 else self._near(), self.born)
-
-    def _near(self) -> int:
-        """Give the live bytes from which on a birth may be worth a look: only a new high once enough was seen."""
-        ratio = _NEAR_RATIO if self._again > 0 else _GROWTH_RATIO
-        return self._base_bytes + int((self._high_bytes - self._base_bytes) * ratio)
+        self._times.iteration_starts(self._ops_started[0])
+        self.start()
 
     def born(self, nbytes: int) -> None:
         """Look, if this birth makes it worth while."""
-        self._born_bytes += nbytes
-        live, op = self._storages.live_bytes, self._ops_started[0]
-        if live > self._iteration_high[0]:
-            self._iteration_high = (live, op)
-        increase, high = live - self._base_bytes, self._high_bytes - self._base_bytes
-        due = self._due_op >= 0 and op >= self._due_op
-        grown = increase > high * _GROWTH_RATIO
-        fresh = increase >= high * _NEAR_RATIO and self._born_bytes >= high * _FRESH_RATIO
-        if (
-            (grown or fresh or due)
-            and not self._looking
-            and (due or self._affordable(increase > high * _SURE_RATIO))
-        ):
-            self._due_op = -1 if due else self._due_op
-            self._again = _MAX_AGAIN if grown else self._again - 1
-            self._high_bytes = max(self._high_bytes, live)
-            self._born_bytes = 0
-            self._storages.watch(0 if self._due_op >= 0 else self._near(), self.born)
+        times = self._times
+        if not self._looking and times.is_worth_it(nbytes, self._storages.live_bytes, self._ops_started[0]):
+            self.start()
             self.look()
-
-    def _affordable(self, surely: bool) -> bool:
-        spent = self.cost_ticks - self._ask_ticks
-        return surely or self.count < _FREE_LOOKS or spent <= _TIME_RATIO * (ticks() - self._start_ticks)
-
-    def may_ask(self) -> bool:
-        """Tell whether there is time left to search further and to ask gc, which takes tens of milliseconds."""
-        free = self._asked_count < _FREE_ASKS
-        return free or self._ask_ticks <= _ASK_RATIO * (ticks() - self._start_ticks)
 
     def search_again(self) -> bool:
         """Tell whether it is time to look anew for what gc was asked about: a value gets a variable in the end."""
@@ -140,11 +103,6 @@ class HolderLooks:
             self._count_at_search = self.count
             return True
         return False
-
-    def asked(self, spent_ticks: int) -> None:
-        """Note what it took."""
-        self._asked_count += 1
-        self._ask_ticks += spent_ticks
 
     def look(self) -> None:
         """Find the holders now."""
@@ -158,8 +116,7 @@ class HolderLooks:
         finally:
             if enabled:
                 gc.enable()
-            self.count += 1
-            self.cost_ticks += ticks() - start
+            self._times.looked(ticks() - start)
             self._looking = False
 
 
@@ -182,11 +139,12 @@ class _Look:
     def run(self, frame: FrameType | None) -> None:
         calls = {id(call) for call in running(frame)}
         spaces: dict[int, dict[str, Any]] = {}
-        self._search(Reach(set(calls), deep=False), sources(frame, spaces))
+        barren = self._looks._barren
+        self._search(Reach(set(calls), deep=False, barren=barren), sources(frame, spaces))
         fresh = self._unnamed()
         if fresh or self._looks.search_again():
             self._deep = True
-            reach = Reach(calls, deep=True)
+            reach = Reach(calls, deep=True, barren=barren)
             self._search(reach, sources(frame, spaces))
             self._search(reach, namespaces(spaces))
             self._looks._told.update(self._told_now)
@@ -200,18 +158,14 @@ class _Look:
 
     def _held(self, source: Source, chain: Chain) -> None:
         row: Row | None = None
-        try:
-            keys = [address_of(part) for part in plain_parts(chain[-1])]
-        except (NotImplementedError, RuntimeError, AttributeError):
-            return
-        for key in keys:
+        for key in _addresses(chain[-1]):
             number = self._wanted(key)
             if number != NONE:
                 row = row or self._words(chain)
                 self._append(number, row)
                 if self._deep:
                     self._told_now.setdefault(number, []).append(row)
-        if not self._deep:
+        if source.own and not self._deep:
             self._graph(source, chain)
 
     def _wanted(self, key: int) -> int:
@@ -264,14 +218,13 @@ class _Look:
     def _unnamed(self) -> dict[int, Alive]:
         """Repeat what is known of storages that no variable holds; give those, unnamed twice, that are many bytes."""
         looks = self._looks
-        explained = {
-            number for numbers in self._saved.values() for number in numbers
-        } | looks._context.owned()
+        explained = {number for numbers in self._saved.values() for number in numbers}
         missing = {
             key: alive
             for key, alive in self._live.items()
             if alive.__class__ is Alive and alive.number >= looks._first_number and alive.nbytes >= self._smallest
             and alive.number not in self._found and alive.number not in explained
+            and not looks._context.owns(alive.number)
         }  # fmt: skip
         before, looks._unnamed = looks._unnamed, {alive.number for alive in missing.values()}
         fresh = {}
@@ -284,22 +237,43 @@ class _Look:
                 fresh[key] = alive
         nbytes = sum(alive.nbytes for alive in fresh.values())
         enough = nbytes >= _UNNAMED_RATIO * (looks._storages.live_bytes - looks._base_bytes)
-        return fresh if enough and looks.may_ask() else {}
+        return fresh if enough and not looks._context.optimizing else {}
 
     def _ask(self, fresh: dict[int, Alive], frame: FrameType | None) -> None:
-        """Ask gc who refers to the storages that the deep search did not find either."""
+        """Ask gc who refers to the storages that the deep search did not find either: young objects first."""
         looks = self._looks
-        start = ticks()
-        left = [key for key, alive in fresh.items() if alive.number not in looks._told]
-        looks._told.update((fresh[key].number, []) for key in left)
-        left.sort(key=lambda key: -fresh[key].nbytes)
-        found = (
-            climb(living_tensors({key: fresh[key].number for key in left}, address_of), running(frame))
-            if left
-            else {}
-        )
+        left = {key: alive.number for key, alive in fresh.items() if alive.number not in looks._told}
+        left = dict(sorted(left.items(), key=lambda item: -fresh[item[0]].nbytes))
+        looks._told.update((number, []) for number in left.values())
+        variables = in_variables(
+            running(frame)
+        )  # now, for a list of all objects holds the frames' dictionaries
+        objects = young_objects()
+        tensors = living_tensors(left, address_of, objects)
+        self._climbed(climb(tensors, variables, objects))
+        old = {key: number for key, number in left.items() if number not in tensors}
+        objects.clear()
+        tensors.clear()
+        if old and looks._times.may_ask():
+            start = ticks()
+            objects = gc.get_objects()
+            tensors = living_tensors(old, address_of, objects)
+            objects.clear()  # it holds every container there is, perhaps one of this call's own
+            self._climbed(climb(tensors, variables))
+            looks._times.asked(ticks() - start)
+
+    def _climbed(self, found: dict[int, Words]) -> None:
         for number, words in found.items():
             row = self._row(words)
-            looks._told[number] = [row]
+            self._looks._told[number] = [row]
             self._append(number, row)
-        looks.asked(ticks() - start)
+
+
+def _addresses(tensor: Tensor) -> list[int]:
+    """Give the addresses of a tensor's storages; none where it shows none."""
+    try:
+        if type(tensor) in (Tensor, Parameter) and tensor.layout is torch.strided:
+            return [address_of(tensor)]
+        return [address_of(part) for part in plain_parts(tensor)]
+    except (NotImplementedError, RuntimeError, AttributeError):
+        return []

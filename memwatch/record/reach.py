@@ -39,6 +39,7 @@ Chain = tuple[Any, ...]
 """A source, one of its values, and what each refers to next."""
 
 _MAX_DEPTH: Final = 16
+_DIRECT: Final = 2
 _MAX_FRAMES: Final = 200
 _MAX_ITEMS: Final = 4096
 _PROBE_ITEMS: Final = 64
@@ -61,6 +62,7 @@ class Source:
         site: `file:line` that the call has reached.
         values: what it refers to, each with its kind and its words.
         owner: the frame or dictionary itself.
+        own: whether it is the program's, not a call of torch or Python.
     """
 
     kind: str
@@ -68,6 +70,7 @@ class Source:
     site: str
     values: list[tuple[str, str, Any]] = field(default_factory=list)
     owner: Any = None
+    own: bool = True
 
 
 _is_plumbing: Final = functools.cache(is_test_runner_code)
@@ -142,19 +145,19 @@ def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any
         if code.co_name == "<module>" and user:
             yield _namespace(call.f_globals, f"{code.co_filename}:{call.f_lineno}")
         elif user or inside is not None:
-            yield _call(call, thread, None if user else inside)
+            yield _call(call, thread, None if user else inside, own=user)
         elif not user:
             others.append(call)
         inside = call if user else None
     for call in others:
-        yield _call(call, thread)
+        yield _call(call, thread, own=False)
 
 
-def _call(frame: FrameType, thread: str, inside: FrameType | None = None) -> Source:
+def _call(frame: FrameType, thread: str, inside: FrameType | None = None, *, own: bool) -> Source:
     """Describe a call; one of torch's that runs a function of the program is told under that function's line."""
     code, shown = frame.f_code, inside or frame
     function = _spoken(code)
-    source = Source("frame", function, f"{shown.f_code.co_filename}:{shown.f_lineno}", owner=frame)
+    source = Source("frame", function, f"{shown.f_code.co_filename}:{shown.f_lineno}", owner=frame, own=own)
     owner = "torch" if f"{os.sep}torch{os.sep}" in code.co_filename else "Python"
     called = f" ({owner}'s, which runs `{_spoken(shown.f_code)}`)" if inside is not None else ""
     arguments = _arguments(code)
@@ -190,11 +193,14 @@ class Reach:
     Args:
         seen: `id` of objects that are not looked into.
         deep: whether to go from a module into those in it, and into objects of installed packages.
+        barren: `id` of functions and classes of modules in which earlier looks found no tensor; a deep search
+            looks into them again.
     """
 
-    def __init__(self, seen: set[int], *, deep: bool) -> None:
+    def __init__(self, seen: set[int], *, deep: bool, barren: set[int]) -> None:
         self._seen = seen
         self._deep = deep
+        self._barren = barren
         self._kinds: dict[int, Callable[[Any], Iterator[Chain]] | None] = {}
         self._through: dict[int, list[Chain]] = {}
 
@@ -203,38 +209,60 @@ class Reach:
 
         A tensor may be given for several sources: each of them holds it.
         """
-        waiting: deque[Chain] = deque()
-        for _, _, value in source.values:
-            if self._step(value) is not None:
-                waiting.append((source, value))
+        skipped = self._barren if source.kind == "globals" and not self._deep else ()
+        found: set[int] = set()
+        waiting: deque[Chain] = deque(
+            (source, value)
+            for _, _, value in source.values
+            if self._step(value) is not None and id(value) not in skipped
+        )
         for _ in range(_MAX_OBJECTS):
             if not waiting:
-                return
+                break
             chain = waiting.popleft()
             value = chain[-1]
             children = self._step(value)
             while children is _tensor:
+                found.add(id(chain[1]))
                 yield chain
                 if id(chain[1]) in self._through:
                     self._through[id(chain[1])].append(chain)
                 if not waiting:
-                    return
+                    break
                 chain = waiting.popleft()
                 value = chain[-1]
                 children = self._step(value)
-            passed_on = len(chain) == 2 and (
-                type(value) in (list, tuple, dict, set) or children is _exception
+            if children is not None and children is not _tensor:
+                yield from self._known_through(source, chain, children)
+                self._go_on(chain, children, waiting)
+        if not waiting and source.kind == "globals":
+            self._barren.update(
+                id(value)
+                for _, _, value in source.values
+                if self._step(value) in (_function, _class) and id(value) not in found
             )
-            if children is None or (id(value) in self._seen and not passed_on):
-                continue  # a container passed on as an argument is held by both calls
-            if len(chain) == 2 and children is _exception:
-                for known in self._through.setdefault(id(value), []):
-                    yield source, *known[1:]  # every variable that holds an exception must let go of it
-            self._seen.add(id(value))
-            if len(chain) < _MAX_DEPTH:
-                waiting.extend(
-                    (*chain, *steps) for steps in children(value) if self._step(steps[-1]) is not None
-                )
+
+    def _known_through(self, source: Source, chain: Chain, children: Any) -> Iterator[Chain]:
+        """Give what an exception was found to hold before: every variable that holds it must let go of it."""
+        if len(chain) == _DIRECT and children is _exception:
+            for known in self._through.setdefault(id(chain[-1]), []):
+                yield source, *known[1:]
+
+    def _go_on(self, chain: Chain, children: Callable[[Any], Iterator[Chain]], waiting: deque[Chain]) -> None:
+        """Queue what the last object of a chain refers to, unless that was done before."""
+        value = chain[-1]
+        passed_on = len(chain) == _DIRECT and (
+            type(value) in (list, tuple, dict, set) or children is _exception
+        )
+        if id(value) in self._seen and not passed_on:
+            return  # a container passed on as an argument is held by both calls
+        self._seen.add(id(value))
+        if len(chain) < _MAX_DEPTH:
+            kinds, step = self._kinds, self._step
+            for steps in children(value):
+                kind = id(type(steps[-1]))
+                if (kinds[kind] if kind in kinds else step(steps[-1])) is not None:
+                    waiting.append((*chain, *steps))
 
     def _step(self, value: Any) -> Callable[[Any], Iterator[Chain]] | None:
         cls = type(value)
