@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from memwatch.capture import Capture
+    from memwatch.capture.recording import Recording
     from memwatch.replay.kept import Kept
 
 P = ParamSpec("P")
@@ -32,7 +33,8 @@ class Profile(Reading):
     def __init__(self, options: Options) -> None:
         self._options = options
         self._session: Session | None = None
-        self._result: Capture | None = None
+        self._recording: Recording | None = None
+        self._unpacked: Capture | None = None
         self._kept: Kept | None = None
 
     def __enter__(self) -> Profile:
@@ -51,7 +53,7 @@ class Profile(Reading):
         session, self._session = self._session, None
         if session is not None:
             with uninterrupted():
-                self._result = session.stop()
+                self._recording, self._unpacked = session.stop(), None
                 self._kept = None if session.arguments is None else session.arguments.kept
             if error is not None and _is_out_of_memory(error) and hasattr(error, "add_note"):  # Python 3.11
                 error.add_note(self.summary(color=False))
@@ -77,9 +79,11 @@ class Profile(Reading):
     @property
     def capture(self) -> Capture:
         """The recorded tables, once the block has ended."""
-        if self._result is None:
+        if self._recording is None:
             raise MemwatchError("nothing is recorded yet: read a profile after its `with` block has ended")
-        return self._result
+        if self._unpacked is None:  # unpacked when it is asked for: recording stays small
+            self._unpacked = self._recording.capture()
+        return self._unpacked
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -48,10 +48,18 @@ class Recording:
         if self._writer is not None:
             self._writer.write_meta(meta)
 
-    def finish(self) -> Capture:
-        """Close the file, if any, and give the capture."""
+    def finish(self) -> None:
+        """Close the file, if any."""
         if self._writer is not None:
             self._writer.close()
+
+    def capture(self) -> Capture:
+        """Unpack what was recorded, or read it from the file.
+
+        Raises:
+            CaptureError: the file is gone.
+        """
+        if self._writer is not None:
             return load(self._writer.path)
         columns = {name: table.columns() for name, table in self._tables.items()}
         return Capture.from_columns(columns, self._strings, self.meta, self._notes)

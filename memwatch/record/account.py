@@ -37,4 +37,4 @@ def allocator_account(function: Callable[[], Any]) -> Capture | None:
         "started_s": started_s,
         "device": "cpu",
     }
-    return recording.finish()
+    return recording.capture()

@@ -68,7 +68,6 @@ class Context:
         self._module_ids: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
         self._module_count = 0
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
-        self._seen_roles: set[tuple[int, int]] = set()
         self._handles: list[Any] = []
         self._born_before_step = 0
 
@@ -213,7 +212,7 @@ class Context:
 
     def owns(self, storage: int) -> bool:
         """Tell whether a storage is known as a parameter, a buffer, a gradient or optimizer state."""
-        return any((storage, role) in self._seen_roles for role in (PARAMETER, BUFFER, GRADIENT, STATE))
+        return bool(self._storages.roles.get(storage, 0) & ~(1 << INPUT))
 
     def _note_inputs(self, module: nn.Module, values: tuple[Any, ...]) -> None:
         for tensor in _tensors_in(values):
@@ -227,7 +226,7 @@ class Context:
             alive = None
         if alive.__class__ is not Alive:
             self._role(tensor, role, name)
-        elif (alive.number, role) not in self._seen_roles:
+        elif not self._storages.roles.get(alive.number, 0) >> role & 1:
             self._add(alive.number, role, name)
 
     def _role(self, tensor: Tensor, role: int, name: str) -> None:
@@ -238,11 +237,12 @@ class Context:
                 return
             for part in parts:
                 storage = self._storages.number_of(part, NONE, BASELINE)
-                if storage != NONE and (storage, role) not in self._seen_roles:
+                if storage != NONE and not self._storages.roles.get(storage, 0) >> role & 1:
                     self._add(storage, role, name)
 
     def _add(self, storage: int, role: int, name: str) -> None:
-        self._seen_roles.add((storage, role))
+        known = self._storages.roles
+        known[storage] = known.get(storage, 0) | 1 << role
         self.roles += (storage, role, self._strings(name), self._ops_started[0])
 
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 import memwatch
-from memwatch.capture.capture import Capture, Note
+from memwatch.capture.capture import Note
 from memwatch.capture.file import CaptureWriter
 from memwatch.capture.packed import as_rows
 from memwatch.capture.recording import Recording
-from memwatch.capture.schema import RECORDED_BY_NAME
+from memwatch.capture.schema import NONE, RECORDED_BY_NAME
 from memwatch.errors import MemwatchError
 from memwatch.record import baseline, context
 from memwatch.record.allocator import AllocatorChannel
@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 
 FLUSH_OPS: Final = 10_000
 FLUSH_S: Final = 0.5
-WINDOW_OPS: Final = 50_000
+RETRY_OPS: Final = 100
+WINDOW_OPS: Final = 20_000
+"""A window's events are held by torch, kilobytes for an op, until it ends."""
 _running: list[Session] = []
 
 
@@ -85,7 +87,7 @@ class Session:
         self._undo: list[Callable[[], None]] = []
         self._timer: threading.Event | None = None
         self._pid = os.getpid()
-        self._window_start = 0
+        self._window_start = self._flushed = 0
         self._not_recorded: set[str] = set()
         called_back = self._saved.callbacks
         self._compiled = CompiledCalls(self._compiled_starts, self._compiled_ended, called_back)
@@ -109,7 +111,7 @@ class Session:
             self.ops.on_flush = self._flush_in_thread
             self.ops.holds = self._holds_in_backward
             self.ops.on_error = self._could_not_record
-            self._schedule()
+            self._schedule(FLUSH_OPS)
             if self._writer is not None:
                 self._start_timer()
             if self._want_holders:
@@ -136,8 +138,8 @@ class Session:
         while self._undo:
             self._undo.pop()()
 
-    def stop(self) -> Capture:
-        """Switch everything off and give the capture."""
+    def stop(self) -> Recording:
+        """Switch everything off and give what was recorded."""
         if self._pid != os.getpid():
             raise MemwatchError(
                 "the block was entered before a fork; leave it in the process that entered it"
@@ -164,7 +166,8 @@ class Session:
         self._recording.meta = self._meta(complete=True)
         self._flush()
         self._recording.write_meta(self._meta(complete=True))
-        return self._recording.finish()
+        self._recording.finish()
+        return self._recording
 
     def mark_step(self) -> None:
         """Mark the start of a new iteration."""
@@ -189,8 +192,8 @@ class Session:
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]  # taken off again
         self._undo.append(lambda: delattr(torch.UntypedStorage, "resize_"))
 
-    def _schedule(self) -> None:
-        self.ops.flush_ops = self.started[0] + FLUSH_OPS
+    def _schedule(self, in_ops: int) -> None:
+        self.ops.flush_ops = self.started[0] + in_ops
         self.ops.flush_ticks = (
             ticks() + int(FLUSH_S / (self._clock.ns_per_tick * 1e-9)) if self._writer else 1 << 62
         )
@@ -200,16 +203,20 @@ class Session:
             self._flush_window()
 
     def _flush_window(self) -> None:
-        allocator = self._allocator
-        full = self.started[0] - self._window_start >= WINDOW_OPS or self._writer is not None
-        if allocator is not None and full and allocator.running and torch._C._current_graph_task_id() == -1:
-            allocator.close()
-            self._window_start = self.started[0]
-            self._flush()
-            allocator.open()
-        else:
-            self._flush()
-        self._schedule()
+        allocator, op = self._allocator, self.started[0]
+        full = op - self._window_start >= WINDOW_OPS or self._writer is not None
+        ends = allocator is not None and allocator.running and full
+        in_backward = torch._C._current_graph_task_id() != NONE  # there no window may end
+        if not in_backward or op - self._flushed >= FLUSH_OPS:
+            self._flushed = op
+            if allocator is not None and ends and not in_backward:
+                allocator.close()
+                self._window_start = op
+                self._flush()
+                allocator.open()
+            else:
+                self._flush()
+        self._schedule(RETRY_OPS if ends and in_backward else FLUSH_OPS)
 
     def _compiled_starts(self) -> bool:
         """Be out of the way of compiled code, if it runs in the thread of the block; tell whether it does."""

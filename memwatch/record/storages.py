@@ -60,6 +60,8 @@ class Storages:
 
     def __init__(self, strings: Strings, ops_started: list[int]) -> None:
         self.live: dict[int, Alive | Passing] = {}
+        self.roles: dict[int, int] = {}
+        """A bit for each role that is noted, of the storages that live."""
         self.hold = True
         self.births: list[int] = []
         self.deaths: list[int] = []
@@ -165,10 +167,13 @@ class Storages:
             gone = dead[0]
             kind = gone.__class__
             if kind is Alive:
-                if self.live.get(gone.key) is gone:
-                    del self.live[gone.key]
+                key = gone.key
+                if self.live.get(key) is gone:
+                    del self.live[key]
                 self.live_bytes -= gone.nbytes
                 self.deaths += (gone.number, op, at)
+                if gone.number in self.roles:
+                    del self.roles[gone.number]
             elif kind is Passing:  # it stays known, for another tensor may show its storage still
                 self.live_bytes -= gone.nbytes
             else:
@@ -184,6 +189,7 @@ class Storages:
                 tensor = known()
                 if tensor is None:
                     del self.live[key]
+                    self.roles.pop(known.number, None)
                 else:
                     self.live_bytes -= known.nbytes
                     self._hold(tensor, key, known.number)

@@ -26,11 +26,11 @@ def uninterrupted() -> Iterator[None]:
             if callable(handler):
                 handlers[number] = handler
     try:
-        for number in handlers:
-            signal.signal(number, lambda *arrived: waiting.append(arrived))
+        for caught in handlers:
+            signal.signal(caught, lambda *arrived: waiting.append(arrived))
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number, frame in waiting:
-            handlers[number](number, frame)
+        for caught, handler in handlers.items():
+            signal.signal(caught, handler)
+        for arrived, frame in waiting:
+            handlers[arrived](arrived, frame)
