@@ -1,7 +1,8 @@
 """Measure what observing costs: one process, all configurations interleaved, thread time, medians and minima.
 
 Added time is told as a ratio to that of an empty TorchDispatchMode in the same run. Writes reports/overhead.md,
-overhead.json and overhead.svg. Run it on an idle machine: `python reports/overhead.py [--rounds N]`.
+overhead.json and overhead.svg. It needs the extra `reports`; run it on an idle machine:
+`python reports/overhead.py [--rounds N]`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
+from matplotlib import pyplot
 from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import WORKLOADS
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HERE = pathlib.Path(__file__).parent
-STEPS = {"MLP": 20, "GPT": 2, "ResNet": 2}
+STEPS = {"MLP": 40, "GPT": 6, "ResNet": 6}
 
 
 class EmptyMode(TorchDispatchMode):
@@ -153,12 +155,29 @@ def write(results: dict[str, dict[str, dict[str, float]]], rounds: int) -> str:
     return text
 
 
+def draw(results: dict[str, dict[str, dict[str, float]]]) -> None:
+    """Draw the added time of every configuration, a panel for each workload."""
+    figure, panels = pyplot.subplots(1, len(results), figsize=(4.2 * len(results), 3.6), sharey=True)
+    for panel, (workload, rows) in zip(panels, results.items(), strict=True):
+        names = [name for name in rows if not name.startswith("eager")][::-1]
+        ratios = [added_ratio(rows, name, "min_s") for name in names]
+        colors = ["#2a6fbb" if name.startswith("memwatch") else "#9aa0a6" for name in names]
+        panel.bar_label(panel.barh(names, ratios, color=colors), fmt="%.2f", padding=3, fontsize=7)
+        panel.set_title(workload)
+        panel.set_xlim(0, 1.25 * max(ratios))
+        panel.set_xlabel("added time, empty mode = 1")
+    figure.tight_layout()
+    figure.savefig(HERE / "overhead.svg", metadata={"Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(write(measure(options.rounds), options.rounds))
+    results = measure(options.rounds)
+    print(write(results, options.rounds))
+    draw(results)
 
 
 if __name__ == "__main__":
