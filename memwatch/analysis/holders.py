@@ -64,14 +64,35 @@ class Holders:
         return [holder for holder in self._seen(life, op) if holder.kind != "graph"]
 
     def graph_roots(self, life: int, op: int) -> list[Holder]:
-        """Give the variables whose autograd graph kept a life, in the look nearest to an op that saw one."""
+        """Give the variables whose autograd graph kept a life, in the look nearest to an op that saw one.
+
+        Where no look was while it was saved, the graph of another storage that the same calls made tells.
+        """
         table = self._frames.capture.tables["holders"]
-        rows = np.array(self._looks[0].get(int(self._frames.lives.storage[life]), []), dtype=np.int64)
-        rows = rows[table["kind"][rows] == self._graph_kind]
-        if not len(rows):
-            return []
-        nearest = table["snapshot"][rows][np.argmin(np.abs(table["op"][rows] - op))]
-        return self._read(rows[table["snapshot"][rows] == nearest], life, op)
+        by_storage, _, _ = self._looks
+        own = np.array(by_storage.get(int(self._frames.lives.storage[life]), []), dtype=np.int64)
+        for rows in (own, self._twin_rows(life)):
+            graphs = rows[table["kind"][rows] == self._graph_kind]
+            if len(graphs):
+                nearest = graphs[np.argmin(np.abs(table["op"][graphs] - op))]
+                return self._read(graphs[self._told_with(graphs, nearest)], life, op)
+        return []
+
+    def _told_with(self, rows: IntArray, row: int) -> NDArray[np.bool_]:
+        """Tell which rows are of the same look at the same storage as one of them."""
+        table = self._frames.capture.tables["holders"]
+        same: NDArray[np.bool_] = (table["snapshot"][rows] == table["snapshot"][row]) & (
+            table["storage"][rows] == table["storage"][row]
+        )
+        return same
+
+    def _twin_rows(self, life: int) -> IntArray:
+        """Give the rows about storages of the same size that the same calls made."""
+        made, nothing = int(self._frames.lives.op[life]), np.zeros(0, dtype=np.int64)
+        if made == NONE:
+            return nothing
+        stack = int(self._frames.capture.tables["ops"]["stack"][made])
+        return self._twins.get((stack, int(self._frames.lives.nbytes[life])), nothing)
 
     @cached_property
     def _graph_kind(self) -> int:
@@ -169,16 +190,13 @@ class Holders:
         made, (first, _) = int(lives.op[life]), self._frames.use_bounds
         if made == NONE or (seen and op >= first[life]):
             return []
-        stack = int(self._frames.capture.tables["ops"]["stack"][made])
-        rows = self._twins.get((stack, int(lives.nbytes[life])))
-        if rows is None:
+        rows = self._twin_rows(life)
+        rows = rows[table["kind"][rows] != self._graph_kind]
+        if not len(rows):
             return []
         age = table["op"][rows] - lives.op[table["storage"][rows]]
         nearest = rows[np.argmin(np.abs(age - (op - made)))]
-        same = (table["snapshot"][rows] == table["snapshot"][nearest]) & (
-            table["storage"][rows] == table["storage"][nearest]
-        )
-        return self._read(rows[same], life, op)
+        return self._read(rows[self._told_with(rows, nearest)], life, op)
 
     def _asked_of_twin(self, life: int, op: int) -> list[Holder]:
         """Give the holder of another storage that the same calls made, where gc was asked for that one only."""

@@ -20,7 +20,8 @@ from memwatch.record.clock import ticks
 from memwatch.record.graphs import Graphs
 from memwatch.record.holder_words import Words, describe, same_for_all_items
 from memwatch.record.look_times import LookTimes
-from memwatch.record.reach import Chain, Reach, Source, namespaces, running, sources
+from memwatch.record.reach import Chain, Reach
+from memwatch.record.sources import Source, namespaces, running, sources
 from memwatch.record.storages import NEVER, Alive, Storages, address_of, plain_parts
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ class _Look:
                 self._append(number, row)
                 if self._deep:
                     self._told_now.setdefault(number, []).append(row)
-        if source.own and not self._deep:
+        if not self._deep:
             self._graph(source, chain)
 
     def _wanted(self, key: int) -> int:
@@ -201,13 +202,14 @@ class _Look:
     def _graph(self, source: Source, chain: Chain) -> None:
         """Tell which saved tensors the graph of a variable keeps, and what a ctx in it holds."""
         row: Row | None = None
-        for sequence, held in self._graphs.behind(chain[-1], id(source)):
+        place = id(source) if source.own else 0  # torch's calls pass one graph on: it is walked once for all
+        for sequence, held in self._graphs.behind(chain[-1], place):
             for steps in held:
                 self._held(source, (*chain, *steps))
             for number in self._saved.get(sequence, ()):
-                if (number, id(source)) in self._in_graph:
+                if (number, place) in self._in_graph:
                     continue
-                self._in_graph.add((number, id(source)))
+                self._in_graph.add((number, place))
                 if row is None:
                     words = describe(chain)
                     row = self._row(
