@@ -65,7 +65,10 @@ class TypeFilter:
 
     def __call__(self, obj: object) -> bool:
         """Say whether an object is a tensor, an autograd node or a storage."""
-        cls = type(obj)
+        return self.wants(type(obj))
+
+    def wants(self, cls: type) -> bool:
+        """Say whether a class is one of tensors, autograd nodes or storages."""
         wanted = self._known.get(cls)
         if wanted is None:
             bases = mro_of(cls)

@@ -72,13 +72,17 @@ class BirthBook:
         self, storage: torch.UntypedStorage, run: int, site: Site | None = None, *, certain: bool = False
     ) -> None:
         """Note a storage, unless it is known already."""
-        known = self.births.get(id(storage))
-        if known is not None and known.ref() is storage:
+        if self.has(storage):
             return
         nbytes = storage_bytes(storage)
         if nbytes:
             ref = weakref.ref(storage)
             self.births[id(storage)] = Birth(ref, nbytes, run, site, certain, time.monotonic())
+
+    def has(self, storage: torch.UntypedStorage) -> bool:
+        """Say whether a storage is known."""
+        known = self.births.get(id(storage))
+        return known is not None and known.ref() is storage
 
     def alive(self) -> list[Birth]:
         """Drop the dead and return the living."""
@@ -122,6 +126,14 @@ class YoungWatch:
 def _young_tensors() -> list[object]:
     wanted = TypeFilter()
     return [obj for obj in gc.get_objects(0) if wanted(obj)]
+
+
+def all_tensors() -> list[object]:
+    """Return every tensor and autograd node that gc lists; drop the list soon."""
+    wanted = TypeFilter()
+    objects = gc.get_objects()
+    kinds = {cls for cls in set(map(type, objects)) if wanted.wants(cls)}
+    return [obj for obj in objects if type(obj) in kinds]
 
 
 _MAX_NODES: Final = 1_000_000

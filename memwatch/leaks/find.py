@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.errors import MemwatchError
-from memwatch.leaks.births import BirthBook, YoungWatch, storages_behind
+from memwatch.leaks.births import BirthBook, YoungWatch, all_tensors, storages_behind
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.legit import Exempt
 from memwatch.leaks.memory_in_use import memory_in_use_bytes
@@ -84,8 +84,10 @@ class _Runs:
         self.warmup = warmup
         self.young = YoungWatch()
         self.book = BirthBook()
-        self._alive_after: list[Counter[int]] = []  # survivors after each run, counted by size
-        self._lost: Counter[int] = Counter()
+        self._elders: BirthBook | None = None  # what was there before the measured calls
+        self._added: list[Counter[int]] = []  # after each call: survivors less dead elders, counted by size
+        self._dead_elders: Counter[int] = Counter()
+        self._lost: Counter[int] = Counter()  # deaths in the last call
         # With no call to look at first, the births of the only one must be watched.
         self._suspicious = warmup + runs == 1
 
@@ -101,13 +103,19 @@ class _Runs:
                 watch.stop()
         else:
             fn(*args, **kwargs)
-        before_run = {id(birth): birth.nbytes for birth in self.book.births.values() if birth.run < run}
+        known = [birth for birth in self.book.births.values() if birth.run < run]
         self._note(run)
         alive = self.book.alive()
-        for birth in alive:
-            before_run.pop(id(birth), None)
-        self._lost = Counter(before_run.values())
-        self._alive_after.append(Counter(birth.nbytes for birth in alive))
+        added = Counter(birth.nbytes for birth in alive)
+        self._lost = Counter(birth.nbytes for birth in known if not birth.alive)
+        if self._elders is not None:
+            dead = Counter(birth.nbytes for birth in self._elders.births.values() if not birth.alive)
+            self._lost += dead - self._dead_elders
+            self._dead_elders = dead
+            added.subtract(dead)
+        elif alive and run >= self.warmup - 1:
+            self._note_elders()
+        self._added.append(added)
         self._suspicious = bool(alive) or memory_in_use_bytes() - before > _NOISE_BYTES
 
     def _note(self, run: int) -> None:
@@ -116,18 +124,24 @@ class _Runs:
             for storage in storages_behind(young):
                 self.book.add(storage, run)
 
+    def _note_elders(self) -> None:
+        """Remember what was there before: a window that moves drops an old tensor for each new one."""
+        self._elders = BirthBook()
+        for storage in storages_behind(all_tensors()):
+            if not self.book.has(storage):
+                self._elders.add(storage, -1)
+
     def grown(self) -> list[Birth]:
         """Return the survivors of the measured calls, if every measured call added some.
 
         Counted are all survivors, less those that only took the place of dead ones; and each size by itself, for
         something else may shrink meanwhile, such as what the first calls left.
         """
-        counts = [Counter[int](), *self._alive_after][self.warmup :]
+        counts = [Counter[int](), *self._added][self.warmup :]
         sizes = {size for size in counts[-1] if _rising([count[size] for count in counts])}
         if _rising([count.total() for count in counts]):
-            fresh = Counter(
-                birth.nbytes for birth in self._measured() if birth.run == len(self._alive_after) - 1
-            )
+            last = len(self._added) - 1
+            fresh = Counter(birth.nbytes for birth in self._measured() if birth.run == last)
             sizes |= {size for size in counts[-1] if fresh[size] > self._lost[size]}
         return [birth for birth in self._measured() if birth.nbytes in sizes]
 

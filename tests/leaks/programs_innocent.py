@@ -221,6 +221,27 @@ def first_in_first_out():
         del FIFO[next(iter(FIFO))]
 
 
+WINDOW = [torch.randn(4) for _ in range(5)]
+LOSSES = [MODEL(torch.randn(8, 16)).mean() for _ in range(5)]
+
+
+def moving_window():
+    WINDOW.append(torch.randn(4))
+    del WINDOW[0]
+
+
+def moving_window_with_graphs():
+    LOSSES.append(MODEL(torch.randn(8, 16)).mean())
+    del LOSSES[0]
+
+
+REPLAY = collections.deque(maxlen=1000)
+
+
+def bounded_replay_buffer():
+    REPLAY.append(torch.randn(16))
+
+
 LAST: dict[str, torch.Tensor] = {}
 
 
@@ -235,6 +256,9 @@ PARKS_ONCE = [
     mask_by_shape,
     moving_average,
     first_in_first_out,
+    moving_window,
+    moving_window_with_graphs,
+    bounded_replay_buffer,
     last_output,
 ]
 

@@ -1,0 +1,102 @@
+"""What the checker says agrees with who really frees: refcounting, gc, or nobody."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from memwatch.leaks import check_leaks, find_leaks
+
+sys.path.insert(0, str(Path(__file__).parent))
+import programs_autograd
+import programs_facts
+import programs_frameworks
+import programs_python
+import programs_training
+
+PROGRAMS = [
+    program
+    for module in (programs_autograd, programs_facts, programs_frameworks, programs_python, programs_training)
+    for program in module.PROGRAMS
+    if program.kind != "retained"
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.set_num_threads(1)
+    yield
+    programs_facts.KEPT.clear()
+
+
+class Births(TorchDispatchMode):
+    """Keeps a weak reference to every storage that an operator returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.refs = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for value in tree_leaves(out):
+            if isinstance(value, torch.Tensor):
+                self.refs.append(weakref.ref(value.untyped_storage()))
+        return out
+
+    def alive(self):
+        return len({id(ref()) for ref in self.refs if ref() is not None})
+
+
+def survivors(program):
+    """Run a program with gc off; count the storages that outlive it, before and after a collection."""
+    program()  # first-use state of torch
+    gc.collect()
+    gc.disable()
+    try:
+        with Births() as births:
+            program()
+        left = births.alive()
+    finally:
+        gc.enable()
+    gc.collect()
+    return left, births.alive()
+
+
+@pytest.mark.parametrize("program", programs_facts.FREED_BY_REFCOUNT, ids=lambda fn: fn.__name__)
+def test_what_refcounting_frees_is_silent(program):
+    """Neither further calls nor one pass leave anything."""
+    assert survivors(program) == (0, 0)
+    assert [str(leak) for leak in find_leaks(program)] == []
+    check_leaks()(program)()
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=str)
+def test_the_kind_says_whether_gc_frees_it(program):
+    """Cycles are gone after a collection, uncollectable loops are not."""
+    left, after = survivors(program.leak)
+    assert left > 0
+    assert (after == 0) == (program.kind == "cycle")
+
+
+@pytest.mark.parametrize("op", ["exp", "sigmoid", "tanh", "relu", "sqrt", "softmax"])
+def test_identity_pack_hooks_leak_every_saved_output_without_backward(op):
+    """Each operator that saves its own output leaks it for ever under `pack = lambda t: t`; with backward none does."""
+    weight = torch.rand(32, 32, requires_grad=True)
+    apply = (lambda x: x.softmax(0)) if op == "softmax" else getattr(torch.Tensor, op)
+
+    def forward():
+        with saved_tensors_hooks(lambda t: t, lambda t: t):
+            return apply(weight).sum()
+
+    leaks = find_leaks(lambda: forward() and None)
+    assert [leak.kind for leak in leaks] == ["uncollectable"]
+    assert "packed by a saved-tensor hook" in leaks[0].holder
+    assert find_leaks(lambda: torch.autograd.grad(forward(), weight) and None) == []
