@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import networkx as nx
 import numpy as np
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ def last_large_bound(graph: Graph, working_sets: IntArray) -> int:
 
 
 def _bound(graph: Graph, slots: _Slots, large: IntArray, working_sets: IntArray, best: int) -> int:
+    from networkx import maximum_flow_value
+
     network = _network(graph, slots, large)
     lowest = None
     for op in large.tolist():
@@ -66,7 +67,7 @@ def _bound(graph: Graph, slots: _Slots, large: IntArray, working_sets: IntArray,
             if network.has_edge((slot, 0), (slot, 1)):
                 nbytes = 0 if buffer in there else int(graph.buffer_nbytes[buffer])
                 network.edges[(slot, 0), (slot, 1)]["capacity"] = nbytes
-        found = int(working_sets[op]) + int(nx.maximum_flow_value(network, _SOURCE, _SINK))
+        found = int(working_sets[op]) + int(maximum_flow_value(network, _SOURCE, _SINK))
         lowest = found if lowest is None else min(lowest, found)
         if lowest <= best:
             break
@@ -84,7 +85,9 @@ def _slots(graph: Graph) -> _Slots:
 
 def _network(graph: Graph, slots: _Slots, large: IntArray) -> Any:
     """Build the flow network: from what only large ops make, through what follows from it, to what is kept."""
-    network: Any = nx.DiGraph()
+    from networkx import DiGraph
+
+    network: Any = DiGraph()
     network.add_nodes_from((_SOURCE, _SINK))
     stays = (graph.buffer_producer < 0) & ~graph.buffer_freeable  # always there
     is_large = np.zeros(graph.num_ops + 1, dtype=bool)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -124,8 +125,10 @@ def _search(graph: Graph, wish: Wish, history: _History, budget_bytes: int, cloc
     keeps_order = wish.order != "auto"
     model = recompute_model(graph, movable, costs, recompute=wish.recompute, keeps_order=keeps_order)
     search = RecomputeSearch(graph, model, Terms(budget_bytes, keeps_order, wish.seed, clock))
-    checkpointed = seeds(graph, budget_bytes) if wish.recompute and not callable(wish.order) else []
-    return search.run(_starts(graph, wish, history, budget_bytes, clock), checkpointed)
+    starts = _starts(graph, wish, history, budget_bytes, clock)
+    if wish.recompute and not callable(wish.order):
+        return search.run(starts, partial(seeds, graph))
+    return search.run(starts)
 
 
 def _starts(graph: Graph, wish: Wish, history: _History, budget_bytes: int, clock: Clock) -> list[IntArray]:

@@ -98,6 +98,8 @@ class Program:
     buffers: list[Buffer]
     deaths: dict[int, int] = field(default_factory=dict)
     """Buffer -> index of the call after which the program freed it."""
+    windows: dict[int, set[Window]] = field(default_factory=dict)
+    """Buffer -> all that tensors showed of it; kernels leave memory unset behind (a reduced loss does)."""
 
 
 def read_program(capture: Capture) -> Program:
@@ -136,6 +138,7 @@ class _Reader:
         self._calls: list[Call] = []
         self._buffers: list[Buffer] = []
         self._calls_without_memory = 0
+        self._windows: dict[int, set[Window]] = {}
 
     def read(self) -> Program:
         table = self._capture.tables["arguments"]
@@ -147,7 +150,7 @@ class _Reader:
             raise UnsupportedOpError(
                 "every recorded op is about fake or meta tensors, which hold no values to replay; record real ones"
             )
-        return Program(self._calls, self._with_pins(), self._deaths())
+        return Program(self._calls, self._with_pins(), self._deaths(), self._windows)
 
     def _read_call(
         self, op: int, call: str, result: str, operands: list[tuple[int, int, int]], *, grad: bool
@@ -184,12 +187,19 @@ class _Reader:
             op, name, line, positional, dict(zip(names, values, strict=True)), results, tuple(buffers),
             tuple(reads), tuple(writes), tuple(makes), tuple(resized), grad,
         )  # fmt: skip
+        self._note_windows(made)
         if _has_no_memory(made):
             self._calls_without_memory += 1
             return
         _refuse_unsupported(made)
         if makes or writes or made.tells or not name.startswith("aten."):
             self._calls.append(made)
+
+    def _note_windows(self, call: Call) -> None:
+        for item in leaves([call.positional, list(call.keyword.values()), call.result]):
+            if isinstance(item, Window):
+                window = dataclasses.replace(item, slot=0, flags="")
+                self._windows.setdefault(call.buffers[item.slot], set()).add(window)
 
     def _argument(self, storage: int, nbytes: int, op: int, name: str, line: str) -> int:
         known = self._current.get(storage)

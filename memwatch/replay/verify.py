@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,7 @@ def results_of(program: Program, storages: Sequence[torch.UntypedStorage | None]
     for buffer in pinned(program):
         storage = storages[buffer]
         if storage is not None and program.buffers[buffer].nbytes:
-            found[buffer] = copy_out(storage)
+            found[buffer] = _shown(program, buffer, copy_out(storage))
     return found
 
 
@@ -33,7 +34,27 @@ def recorded_results(program: Program, kept: Kept) -> dict[int, HostBytes]:
     """Give the bytes that the program itself left, by buffer."""
     results = kept.results
     numbers = ((buffer, program.buffers[buffer].storage) for buffer in pinned(program))
-    return {buffer: results[storage] for buffer, storage in numbers if storage in results}
+    return {
+        buffer: _shown(program, buffer, results[storage]) for buffer, storage in numbers if storage in results
+    }
+
+
+def _shown(program: Program, buffer: int, held: HostBytes) -> HostBytes:
+    """Give the bytes of a buffer with zeros where no tensor ever showed them."""
+    windows = program.windows.get(buffer, set())
+    if any(
+        window.offset == 0 and math.prod(window.size) * window.dtype.itemsize == len(held)
+        for window in windows
+    ):
+        return held
+    shown = np.zeros(len(held), dtype=np.uint8)
+    for window in windows:
+        itemsize = window.dtype.itemsize
+        start = shown[window.offset * itemsize :]
+        strides = (*(stride * itemsize for stride in window.stride), 1)
+        if math.prod(window.size) and len(start):
+            np.lib.stride_tricks.as_strided(start, (*window.size, itemsize), strides)[...] = 1
+    return held * shown
 
 
 def differing(program: Program, wanted: dict[int, HostBytes], found: dict[int, HostBytes]) -> list[int]:

@@ -90,9 +90,8 @@ def test_best_orders_are_valid_never_above_the_program_and_above_every_bound(gra
     result = best_order(graph, seed=seed)
     assert result.peak_bytes == reference_peak(graph, Schedule.from_order(result.order))
     assert result.peak_bytes <= program_peak(graph).peak_bytes
-    assert (
-        lower_bound(graph, recompute=True) <= lower_bound(graph, recompute=False) <= result.lower_bound_bytes
-    )
+    for recompute in (True, False):
+        assert lower_bound(graph, recompute=recompute) <= result.lower_bound_bytes
     assert result.lower_bound_bytes <= result.peak_bytes
     assert result.proven
 

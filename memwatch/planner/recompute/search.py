@@ -14,17 +14,22 @@ from memwatch.planner.recompute.reorder import reorder
 from memwatch.planner.recompute.retention import cheaper_in_order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+    from typing import TypeAlias
 
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
     from memwatch.planner.recompute._draft import Draft
+
+    Seeds: TypeAlias = Callable[[int], list[IntArray]]
 
 # (area_power, limit): how the greedy search weighs bytes against cost, how many ops one cut may add
 _STYLES = ((1.0, 60), (1.0, 12), (0.5, 60), (2.0, 60))
 _SEEDS_TRIED = 3
 _SINK = 0.02  # share of the peak
 _MOST_SINKS = 12
+_STEPS_DOWN = (0.02, 0.05, 0.01, 0.035, 0.08, 0.12)  # shares of the peak
+_MOST_STEPS_DOWN = 24
 _LARGEST_CAREFUL = 500
 _LARGEST_STYLED = 5_000
 _LARGEST_REORDER = 2_000
@@ -81,18 +86,25 @@ class RecomputeSearch:
         self._graph, self._model, self._terms = graph, model, terms
         self._budget, self._keeps_order, self._clock = terms.budget_bytes, terms.keeps_order, terms.clock
 
-    def run(self, starts: Iterable[IntArray], seeds: Iterable[IntArray] = ()) -> Found:
+    def run(self, starts: Iterable[IntArray], seeds: Seeds = lambda budget_bytes: []) -> Found:
         """Return the best schedule met: the cheapest that fits, or else the one with the lowest peak.
 
         Args:
             starts: orders of the program, each op once.
-            seeds: schedules that compute some ops again; those that are not valid are left out.
+            seeds: gives for a budget (bytes) schedules that compute some ops again; those that are not
+                valid are left out.
         """
         begun = [self.evaluate(tokens) for tokens in starts]
         for start in sorted(begun, key=lambda one: one.peak_bytes):
             if start.peak_bytes <= self._budget:
                 return start
-        found = self._fit_in_styles(begun) + self._fit_seeds(list(seeds))
+        best = self._search(begun, seeds)
+        if best.peak_bytes <= self._budget:
+            return best
+        return self._sink(self._step_down(best, begun, seeds))
+
+    def _search(self, begun: list[Found], seeds: Seeds) -> Found:
+        found = self._fit_in_styles(begun) + self._fit_seeds(seeds(self._budget))
         best = self._best(found)
         if best.peak_bytes > self._budget and not self._clock.is_over():
             best = self._best([best, self.fit(best.tokens, 1.0, self._graph.num_ops)])
@@ -101,9 +113,24 @@ class RecomputeSearch:
         best = self.polish(best)
         if self._graph.num_ops <= _LARGEST_REORDER_TWICE:
             best = self.reorder_and_prune(best)
-        if self._graph.num_ops <= _LARGEST_EXACT:
-            best = self.solve(best)
-        return best if best.peak_bytes <= self._budget else self._sink(best)
+        return self.solve(best) if self._graph.num_ops <= _LARGEST_EXACT else best
+
+    def _step_down(self, best: Found, begun: list[Found], seeds: Seeds) -> Found:
+        """Search anew with budgets a little below what was found: one far away misleads the search."""
+        steps = iter(_STEPS_DOWN)
+        for _ in range(_MOST_STEPS_DOWN):
+            share = next(steps, None)
+            if share is None or best.peak_bytes <= self._budget or self._clock.is_over():
+                break
+            target = max(self._budget, int(best.peak_bytes * (1 - share)))
+            found = self._with_budget(target)._search(begun, seeds)
+            if found.peak_bytes < best.peak_bytes:
+                best, steps = found, iter(_STEPS_DOWN)
+        return best
+
+    def _with_budget(self, budget_bytes: int) -> RecomputeSearch:
+        terms = replace(self._terms, budget_bytes=budget_bytes)
+        return RecomputeSearch(self._graph, self._model, terms)
 
     def _sink(self, best: Found) -> Found:
         """Lower the peak in small steps: a budget just below it guides better than one far away."""
@@ -111,7 +138,7 @@ class RecomputeSearch:
             if best.peak_bytes <= self._budget or self._clock.is_over():
                 break
             target = max(self._budget, int(best.peak_bytes * (1 - _SINK)))
-            step = RecomputeSearch(self._graph, self._model, replace(self._terms, budget_bytes=target))
+            step = self._with_budget(target)
             lower = step.fit(best.tokens, 1.0, self._graph.num_ops)
             if lower.peak_bytes > target and self._graph.num_ops <= _LARGEST_REORDER:
                 lower = step.polish(step.reorder_and_prune(lower))
