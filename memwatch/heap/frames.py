@@ -43,8 +43,9 @@ def running_frames() -> Iterator[tuple[FrameType, str]]:
     memwatch's own calls are left out: what they hold is not the program's doing.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, innermost in sys._current_frames().items():
-        frame: FrameType | None = innermost
+    frames: dict[int, FrameType | None] = dict(sys._current_frames())
+    for ident in list(frames):
+        frame = frames.pop(ident)  # one of them is this very call: kept in a variable it would be a cycle
         while frame is not None:
             if not is_own_code(frame.f_code):
                 yield frame, names.get(ident, f"thread {ident}")

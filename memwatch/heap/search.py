@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.ma  # np.unique imports it on its first call, which is the wrong moment
 
 from memwatch.heap.snapshot import UNREACHED
 

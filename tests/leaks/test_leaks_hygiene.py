@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 
+from memwatch.heap.names import describe
 from memwatch.heap.snapshot import Snapshot
 from memwatch.leaks import RunsError, TensorLeakError, check_leaks, find_leaks
 
@@ -42,6 +43,7 @@ def test_gc_is_left_as_it_was(enabled, frozen):
     threshold, debug = gc.get_threshold(), gc.get_debug()
     marker = [threshold]  # the count of frozen objects is no measure: they die as others do
     try:
+        gc.collect()  # what imports left would otherwise be saved at any time
         gc.set_threshold(523, 7, 9)
         gc.set_debug(gc.DEBUG_SAVEALL)
         if frozen:
@@ -76,6 +78,23 @@ def test_a_clean_check_never_scans_the_heap(monkeypatch):
     finally:
         gc.callbacks.pop()
     assert collections == []
+
+
+def test_a_diagnosis_makes_no_garbage():
+    """Neither a clean nor a failing check leaves a cycle of its own for gc to find."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        assert find_leaks(park)
+        with pytest.raises(TensorLeakError), check_leaks():
+            park()
+        gc.collect()
+        assert [describe(obj) for obj in gc.garbage] == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 def test_ten_thousand_uses_leave_nothing():
