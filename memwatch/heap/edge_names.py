@@ -74,8 +74,10 @@ def _after(chain: Sequence[Any], at: int, steps: int) -> Any:
     return chain[at + steps] if at + steps < len(chain) else None
 
 
-def _key_of(mapping: dict[Any, Any], value: object) -> tuple[bool, Any]:
-    for key, held in list(dict.items(mapping)):
+def _key_of(mapping: object, value: object) -> tuple[bool, Any]:
+    if dict not in mro_of(type(mapping)):  # the tables of scripted modules are in C++
+        return False, None
+    for key, held in list(dict.items(mapping)):  # type: ignore[arg-type]
         if held is value:
             return True, key
     return False, None
