@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import memwatch
+from memwatch.report import plan_summary, trade_off
 
 LAYERS, HEADS, WIDTH, CONTEXT, BATCH, STEPS = 4, 4, 128, 128, 16, 20
 
@@ -103,8 +104,11 @@ def main() -> None:
     with memwatch.profile(replay=True) as prof:
         train_step(model, optimizer, data)
     plan = memwatch.plan(prof, budget="60%")
-    print(plan)
-    print(memwatch.replay(plan))
+    result = memwatch.replay(plan)
+    others = trade_off(plan)
+    print(plan_summary(plan, result, reading=prof, tradeoff=others))
+    prof.report("out/gpt_plan.html", plan=plan, result=result, tradeoff=others, force=True)
+    print("The page with the plan in it: out/gpt_plan.html")
 
 
 if __name__ == "__main__":
