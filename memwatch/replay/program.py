@@ -14,6 +14,7 @@ import numpy as np
 
 from memwatch.capture.schema import NONE, OPERANDS
 from memwatch.errors import MemwatchError
+from memwatch.replay.blank import ONLY_ALLOCATE
 from memwatch.replay.encode import FAKE, META, Unsupported, Value, Window, decode, leaves
 from memwatch.replay.errors import UnsupportedOpError
 
@@ -99,7 +100,8 @@ class Program:
     deaths: dict[int, int] = field(default_factory=dict)
     """Buffer -> index of the call after which the program freed it."""
     windows: dict[int, set[Window]] = field(default_factory=dict)
-    """Buffer -> all that tensors showed of it; kernels leave memory unset behind (a reduced loss does)."""
+    """Buffer -> all that tensors showed of it (of what `empty` allocated: all that was written); kernels leave
+    memory unset behind that, as a reduced loss does."""
 
 
 def read_program(capture: Capture) -> Program:
@@ -139,6 +141,7 @@ class _Reader:
         self._buffers: list[Buffer] = []
         self._calls_without_memory = 0
         self._windows: dict[int, set[Window]] = {}
+        self._blank: set[int] = set()
 
     def read(self) -> Program:
         table = self._capture.tables["arguments"]
@@ -196,10 +199,13 @@ class _Reader:
             self._calls.append(made)
 
     def _note_windows(self, call: Call) -> None:
+        if call.name.split(".")[1] in ONLY_ALLOCATE:
+            self._blank.update(call.makes)
         for item in leaves([call.positional, list(call.keyword.values()), call.result]):
-            if isinstance(item, Window):
+            buffer = call.buffers[item.slot] if isinstance(item, Window) else NONE
+            if buffer != NONE and (buffer not in self._blank or buffer in call.writes):
                 window = dataclasses.replace(item, slot=0, flags="")
-                self._windows.setdefault(call.buffers[item.slot], set()).add(window)
+                self._windows.setdefault(buffer, set()).add(window)
 
     def _argument(self, storage: int, nbytes: int, op: int, name: str, line: str) -> int:
         known = self._current.get(storage)

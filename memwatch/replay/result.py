@@ -24,6 +24,7 @@ class ReplayResult:
         moved_bytes: bytes moved out and back.
         num_checked: how many storages were compared.
         synthetic: whether the inputs were made up, because only the capture was there.
+        differs_in: the op, with its line, whose result is the first that differs; empty where none does.
     """
 
     peak_increase_bytes: int
@@ -35,6 +36,7 @@ class ReplayResult:
     moved_bytes: int
     num_checked: int
     synthetic: bool
+    differs_in: str = ""
 
     @property
     def within_tolerance(self) -> bool:
@@ -51,6 +53,8 @@ class ReplayResult:
             checked = f"{self.num_checked} storages bitwise equal"
         else:
             checked = f"largest difference {self.max_abs_diff:g}"
+            if self.differs_in:
+                checked += f", first in what {self.differs_in} left"
             if self.tolerance:
                 checked += f", two runs of the program differ by {self.tolerance:g}"
         moved = f", {format_bytes(self.moved_bytes)} moved" if self.moved_bytes else ""

@@ -15,7 +15,7 @@ from memwatch.replay.inputs import starting_storages
 from memwatch.replay.measure import measure_peak
 from memwatch.replay.result import ReplayResult
 from memwatch.replay.rng import default_generators, read_states, restore_states
-from memwatch.replay.verify import differing, largest_of, recorded_results, results_of, rng_differs
+from memwatch.replay.verify import differing, largest_of, last_writer, recorded_results, results_of, rng_differs
 
 if TYPE_CHECKING:
     from memwatch.replay.graph import Recorded
@@ -55,13 +55,13 @@ def replay_schedule(
         return result(identical=None, max_abs_diff=math.nan, tolerance=0.0, num_checked=0, synthetic=True)
     program = recorded.program
     wanted = recorded_results(program, kept)
-    wrong = differing(program, wanted, found)
+    wrong = differing(wanted, found)
     gap = largest_of(program, wrong, wanted, found)
     tolerance = run.own_difference() if wrong else 0.0
-    identical = not wrong and not outcome.rng_differs
     return result(
-        identical=identical, max_abs_diff=gap, tolerance=tolerance, num_checked=len(wanted), synthetic=False
-    )
+        identical=not wrong and not outcome.rng_differs, max_abs_diff=gap, tolerance=tolerance,
+        num_checked=len(wanted), synthetic=False, differs_in=last_writer(program, wrong),
+    )  # fmt: skip
 
 
 class _Outcome:
@@ -109,4 +109,4 @@ class _Run:
         order = Schedule.from_order(np.arange(self._recorded.graph.num_ops))
         program = self._recorded.program
         (one, _), (other, _) = self.once(order), self.once(order)
-        return largest_of(program, differing(program, one, other), one, other)
+        return largest_of(program, differing(one, other), one, other)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from memwatch.replay.blank import ONLY_ALLOCATE
 from memwatch.replay.memory import HostBytes, copy_out, crc32
 from memwatch.replay.program import Buffer, Program, pinned
 from memwatch.replay.rng import read_states
@@ -57,25 +56,19 @@ def _shown(program: Program, buffer: int, held: HostBytes) -> HostBytes:
     return held * shown
 
 
-def differing(program: Program, wanted: dict[int, HostBytes], found: dict[int, HostBytes]) -> list[int]:
-    """Give the buffers whose bytes differ; what no op ever wrote (`empty`) has no bytes to compare."""
-    unset = _never_set(program)
+def differing(wanted: dict[int, HostBytes], found: dict[int, HostBytes]) -> list[int]:
+    """Give the buffers whose bytes differ."""
     return [
         buffer
         for buffer, held in wanted.items()
-        if buffer not in unset and len(held) and not np.array_equal(held, found.get(buffer, held[:0]))
+        if len(held) and not np.array_equal(held, found.get(buffer, held[:0]))
     ]
 
 
-def _never_set(program: Program) -> set[int]:
-    written = {buffer for call in program.calls for buffer in call.writes}
-    return {
-        buffer
-        for call in program.calls
-        if call.name.split(".")[1] in ONLY_ALLOCATE
-        for buffer in call.makes
-        if buffer not in written
-    }
+def last_writer(program: Program, buffers: list[int]) -> str:
+    """Name the op that wrote the first of some buffers last; empty text for none."""
+    calls = (call for call in reversed(program.calls) if buffers and buffers[0] in (*call.makes, *call.writes))
+    return next((call.where for call in calls), "")
 
 
 def largest_difference(buffer: Buffer, wanted: HostBytes, found: HostBytes | None) -> float:
