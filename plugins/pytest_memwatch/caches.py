@@ -24,7 +24,16 @@ _TOOL: Final = re.compile(
 )
 """What pytest, the import system and unittest.mock are made of, as it shows in a cycle."""
 _PLACE: Final = re.compile(r"\(([^()]+\.py):\d+\)")
-_WRITTEN: Final = ("closure cell `", "class attribute .", "local `", "default argument `", "caller of ")
+_WRITTEN: Final = (
+    "closure cell `",
+    "class attribute .",
+    "__dict__ descriptor of class",
+    "__weakref__ descriptor of class",
+    "__mro__ or bases of class",
+    "local `",
+    "default argument `",
+    "caller of ",
+)
 """References that stand in the code of the file they name."""
 _SET_ANYWHERE: Final = re.compile(r"attribute \.\S+ of (?!property\b|getset_descriptor\b|function\b)")
 """An attribute of an instance may be set by anyone, wherever its class stands."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 def test_all_checks_every_test_in_one_run(session):
     """Unmarked tests that park tensors fail; bodies run once."""
@@ -171,6 +173,36 @@ def test_innocent_suite_raises_no_alarm(session):
         passed=28, skipped=1, xfailed=1, warnings=result.parseoutcomes().get("warnings", 0)
     )
     result.stdout.no_fnmatch_line("*LEAK*")
+
+
+def test_a_suite_like_torchs_own_raises_no_alarm(session):
+    """Layers, optimizers, hooks, transforms, copies, failures: as in torch's test_nn, and not one leak."""
+    suite = Path(__file__).with_name("suite_like_test_nn.py").read_text(encoding="utf-8")
+    result = session(suite, "--memwatch-leaks=all", "-W", "ignore", "-p", "no:randomly")
+    result.assert_outcomes(passed=63, xfailed=1)
+    result.stdout.no_fnmatch_line("*LEAK*")
+
+
+def test_leaks_in_a_suite_like_torchs_own_are_found(session):
+    """The same suite with three leaks put in: those three fail."""
+    suite = Path(__file__).with_name("suite_like_test_nn.py").read_text(encoding="utf-8")
+    leaks = """
+HISTORY = []
+def test_leak_retained(): HISTORY.append(nn.Linear(4, 4)(torch.ones(1, 4)).sum())
+def test_leak_uncollectable():
+    y = torch.randn(4, requires_grad=True).exp()
+    y.register_hook(lambda grad: grad * y)
+def test_leak_cycle():
+    net = nn.Linear(4, 4)
+    net.register_forward_hook(lambda module, args, out: net.weight.sum() and None)
+"""
+    result = session(
+        suite + leaks, "--memwatch-leaks=all", "-W", "ignore", "-k", "test_leak_ or test_gradcheck"
+    )
+    result.assert_outcomes(passed=5, failed=3, deselected=result.parseoutcomes()["deselected"])
+    result.stdout.fnmatch_lines_random(
+        [f"LEAK *::test_leak_{kind}*" for kind in ("retained", "uncollectable", "cycle")]
+    )
 
 
 def test_kept_by_caches_is_listed(session):
