@@ -47,6 +47,8 @@ _DROP: Final = {
     "evaluation stack": "`del` cannot reach it: give the call a list that it empties, or take the items with next()",
 }
 
+_OWN_NAMES: Final = ("argument", "local", "global", "attribute")
+
 
 def advise(
     phase: str,
@@ -72,7 +74,8 @@ def advise(
     if phase == "lag" and holder.kind == "evaluation stack":
         do = "compute what the call waits for first, and this right before the call"
     else:
-        do = _DO.get(phase) or _DROP.get(holder.kind, "drop the reference after its last use")
+        drop = _DROP.get(holder.kind, "drop the reference after its last use")
+        do = drop if phase == "void" and holder.kind not in _OWN_NAMES else _DO.get(phase, drop)
     if phase == "drag" and last_used and not holder.foreign:
         do += f" (last used at {last_used})"
     text = f"keeps {format_bytes(nbytes)} {_WHAT[phase]}; {do}"

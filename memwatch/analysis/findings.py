@@ -7,6 +7,7 @@ by replaying the events without the bytes; what would not lower the peak is no f
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.frames import Frames
     from memwatch.capture.packed import IntArray
 
-_LEAST_RATIO: Final = 0.05
+LEAST_RATIO: Final = 0.05
 _MAX_ROUNDS: Final = 64
 _LEAST_WAITING: Final = 2
 _KEPT_ON_PURPOSE: Final = ("parameter", "buffer", "optimizer state", "gradient")
@@ -88,7 +89,7 @@ class _Search:
         self._biographies = frames.biographies
         self._category = frames.storages["category"].to_numpy()
         self._event_op = frames.timeline["op"].to_numpy()
-        self._least = max(int(self._curve.peak_increase_bytes * _LEAST_RATIO), 1)
+        self._least = max(int(self._curve.peak_increase_bytes * LEAST_RATIO), 1)
         self._fates = _Fates(frames)
         stacks = frames.capture.tables["stacks"]
         files = frames.capture.text(np.unique(stacks["file"][stacks["user"] == 1]))
@@ -171,6 +172,8 @@ class _Search:
             return None  # a list that is being made
         if phase == LAG:
             return self._verdict_on_waiting(life, op, variables)
+        if phase == DRAG and self._is_needed_in_another_pass(life, op):
+            return None
         if phase == DRAG and self._is_made_anew(life, op):
             return "iteration", variables
         return PHASE_NAMES[phase], variables
@@ -202,10 +205,12 @@ class _Search:
         if phase == LAG or not fates <= {"graph", "retained"}:
             return None
         roots = [root for root in self._frames.holders.graph_roots(life, op) if not root.foreign]
-        nameless = Holder(
-            "autograd node", "the autograd graph of a forward without backward", self._line(life), ""
+        retained = "retained" in fates
+        words = (
+            f"the autograd graph of a forward {'whose backward has run' if retained else 'without backward'}"
         )
-        return ("retained" if "retained" in fates else "graph"), roots or [nameless]
+        nameless = Holder("autograd node", words, self._line(life), "")
+        return ("retained" if retained else "graph"), roots or [nameless]
 
     def _is_made_anew(self, life: int, op: int) -> bool:
         """Tell whether the same line makes the same again later, and this one dies no sooner."""
@@ -219,6 +224,24 @@ class _Search:
         later &= (lives.birth_event <= end) if end != NONE else True
         rows = np.flatnonzero(later)
         return bool(stacks[made] != NONE and (stacks[lives.op[rows]] == stacks[made]).any())
+
+    def _is_needed_in_another_pass(self, life: int, op: int) -> bool:
+        """Tell whether it, or another that the same calls made, was still needed when the same calls ran before.
+
+        A memory bank or a replay buffer is read in each pass of a loop; that the recording ends after some
+        pass does not make what it keeps useless in the last one.
+        """
+        lives, stacks = self._lives, self._frames.capture.tables["ops"]["stack"]
+        made = int(lives.op[life])
+        if made == NONE or op < 0 or stacks[op] == NONE:
+            return False
+        starts, ends = _runs(stacks[: op + 1] == stacks[op])  # the ops of one backward have one stack
+        before = np.minimum(starts[:-1] + op - starts[-1], ends[:-1])
+        same = np.flatnonzero((lives.op != NONE) & (lives.op <= made) & (lives.nbytes == lives.nbytes[life]))
+        same = same[stacks[lives.op[same]] == stacks[made]]
+        first, last = (bound[same] for bound in self._frames.use_bounds)
+        times = np.searchsorted(before, last) - np.searchsorted(before, first)
+        return bool((times[first != NONE] > 0).any())
 
     def _is_forward(self, op: int) -> bool:
         return op >= 0 and self._frames.ops["phase"].iloc[op] == "forward"
@@ -258,7 +281,7 @@ class _Search:
             cut = {holder.words for group, _ in told for holder in (group.holder, *group.others)}
             mended = [(group, saved) for group, saved in mended if group.holder.words in cut]
         lowest = int((live - sum(saved for _, saved in mended)).max())
-        found = [self._finding(group, int((live - saved).max()), lowest) for group, saved in told]
+        found = [self._finding(group, int((live - saved).max()), lowest) for group, saved in _merged(told)]
         return sorted(found, key=lambda finding: -finding.nbytes)
 
     def _matters(self, live: IntArray, together: IntArray, saved: IntArray) -> bool:
@@ -295,6 +318,29 @@ class _Search:
         )
 
 
+def _runs(mask: NDArray[np.bool_]) -> tuple[IntArray, IntArray]:
+    """Give first and last place of each run of True."""
+    edges = np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8))
+    return np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
+
+
+def _merged(told: list[tuple[_Group, IntArray]]) -> list[tuple[_Group, IntArray]]:
+    """Put what a variable holds in this pass of a loop to what it holds from the last: one `del` frees both."""
+    drags = {group.holder.words: (group, saved) for group, saved in told if group.phase == "drag"}
+    passes = {group.holder.words for group, _ in told if group.phase == "iteration"}
+    merged = []
+    for group, saved in told:
+        words = group.holder.words
+        if group.phase == "iteration" and words in drags:
+            drag, saved_too = drags[words]
+            nbytes = max(group.nbytes, drag.nbytes)
+            both = dataclasses.replace(group, lives=group.lives + drag.lives, nbytes=nbytes)
+            merged.append((both, saved + saved_too))
+        elif group.phase != "drag" or words not in passes:
+            merged.append((group, saved))
+    return merged
+
+
 class _Fates:
     """What became of saved tensors: read, never read by the backward that ran, or never reached by one."""
 
@@ -305,6 +351,7 @@ class _Fates:
         read = unpacks["released"] == 0
         np.maximum.at(self._last_read, unpacks["pack"][read], unpacks["op"][read])
         self._released = saved["released_op"].to_numpy()
+        self._saved = saved["saved_op"].to_numpy()
         in_backward = ops["phase"] == PHASES.index("backward")
         self._ran = np.isin(packs["sequence"], ops["sequence"][in_backward & (ops["sequence"] != NONE)])
         self._ran |= np.isin(packs["sequence"], packs["sequence"][self._last_read != NONE])
@@ -315,9 +362,18 @@ class _Fates:
         last, released = int(self._last_read[pack]), int(self._released[pack])
         if last != NONE:
             return "retained" if last < op and not self._in_backward[op] else ""
-        if self._ran[pack] or released == NONE or self._in_backward[released - 1]:
+        if self._ran[pack] or released == NONE:
+            return ""
+        if self._in_backward[released - 1] and not self._outlived_a_backward(pack, released):
             return ""
         return "graph"
+
+    def _outlived_a_backward(self, pack: int, released: int) -> bool:
+        """Tell of a saved tensor released after the last op of all whether a whole backward ran while it was kept."""
+        ends = np.flatnonzero(self._in_backward[:-1] & ~self._in_backward[1:])
+        return released == len(self._in_backward) - 1 and bool(
+            ((ends >= self._saved[pack]) & (ends < released - 1)).any()
+        )
 
 
 def _computed(frames: Frames) -> list[bool]:

@@ -26,6 +26,7 @@ _OWNER: Final = re.compile(
     r" of ((?:suspended (?:async )?(?:generator|coroutine) )?)(?:[\w<>]+\.)*([\w<>]+)$"
 )
 _DIRECT: Final = 2
+_TABLES: Final = ("_parameters", "_buffers", "_modules")
 _ITEM: Final = (
     "item [",
     "value of key",
@@ -120,7 +121,7 @@ def _accessor(chain: Chain, place: int) -> tuple[str, int, bool] | None:
     values = instance_dict(parent)
     if values is not None and child is values:
         name = _key(values, after)
-        if name == "_modules" and nn.Module in bases and place + 3 < len(chain):
+        if name in _TABLES and nn.Module in bases and place + 3 < len(chain):
             return f".{_key(after, chain[place + 3])}", 3, False
         return None if name is None or "hooks" in name else (f".{name}", 2, False)
     if dict in bases:

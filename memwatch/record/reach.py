@@ -40,7 +40,7 @@ _MAX_ITEMS: Final = 4096
 _PROBE_ITEMS: Final = 64
 _MAX_OBJECTS: Final = 1000
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
-_OWNED_TABLES: Final = frozenset({"_parameters", "_buffers", "_non_persistent_buffers_set"})
+_TABLES: Final = ("_parameters", "_buffers", "_modules")
 _LEAVES: Final = (
     str, bytes, int, float, complex, type(None), ModuleType, CodeType, BuiltinFunctionType, torch.dtype,
     torch.device, torch.Size, torch.UntypedStorage, threading.Thread, torch.optim.Optimizer,
@@ -162,15 +162,18 @@ def _node(value: Any) -> Iterator[Chain]:
 
 
 def _module(value: Any) -> Iterator[Chain]:
+    """Look into a module with all that it has: one that was never called has parameters that nobody knows of."""
     attributes = instance_dict(value) or {}
-    for name, held in list(attributes.items()):
-        if name not in _OWNED_TABLES and not (type(held) in (dict, set, list) and not held):
+    for held in list(attributes.values()):
+        if not (type(held) in (dict, set, list) and not held):
             yield attributes, held
 
 
 def _module_itself(value: Any) -> Iterator[Chain]:
+    attributes = instance_dict(value) or {}
+    tables = [attributes.get(name) for name in _TABLES]
     for steps in _module(value):
-        if steps[-1] is not steps[0].get("_modules"):
+        if not any(steps[-1] is table for table in tables):
             yield steps
 
 
