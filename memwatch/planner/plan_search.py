@@ -90,7 +90,7 @@ def make_plan(graph: Graph, budget: int | float | str | None, wish: Wish) -> Pla
     """Plan as `plan_graph` describes."""
     wish.check()
     warm_up()
-    clock = Clock.of(wish.time_limit_s)
+    clock = Clock.of(0.9 * wish.time_limit_s)  # bounds and checks take the rest
     history = _HISTORY.setdefault(graph, {}).setdefault(wish, _History())
     if budget is None:
         result = _order(graph, wish, history, wish.time_limit_s)
