@@ -1,5 +1,46 @@
-"""What all tests share: pytest's own testing fixture."""
+"""What all tests share: pytest's own testing fixture, and the check that memwatch keeps nothing of theirs."""
 
 from __future__ import annotations
 
+import gc
+import sys
+
+import pytest
+import torch
+
 pytest_plugins = ["pytester"]
+
+_CALL = torch.nn.Module._call_impl
+_WATCHING = ("memwatch.record.", "memwatch.heap.", "memwatch.leaks.", "pytest_memwatch.")
+_OF_THE_GRAPH = {"Pack"}  # autograd holds it in place of a saved tensor for as long as the user's graph lives
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _memwatch_keeps_nothing():
+    """After each file of tests memwatch is off, and nothing that watches holds a tensor of the tests."""
+    yield
+    gc.collect()
+    assert torch.nn.Module._call_impl is _CALL
+    assert "Fake" not in str(torch._C._dispatch_tls_local_include_set())
+    assert "Fake" not in str(torch._C._dispatch_tls_local_exclude_set())
+    assert not torch.autograd._profiler_enabled()
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    objects = gc.get_objects()
+    assert [obj for obj in objects if type(obj).__name__ == "Session" and _watches(obj)] == []
+    tensors = [
+        obj for obj in objects if type(obj) in (torch.Tensor, torch.nn.Parameter, torch.UntypedStorage)
+    ]
+    globals_of_ours = {
+        id(vars(module)): name
+        for name, module in list(sys.modules.items())
+        if name.startswith(_WATCHING) and module is not None
+    }
+    holders = gc.get_referrers(*tensors) if tensors else []
+    assert [
+        type(obj).__name__ for obj in holders if _watches(obj) and type(obj).__name__ not in _OF_THE_GRAPH
+    ] == []
+    assert [globals_of_ours[id(obj)] for obj in holders if id(obj) in globals_of_ours] == []
+
+
+def _watches(obj: object) -> bool:
+    return type(obj).__module__.startswith(_WATCHING)
