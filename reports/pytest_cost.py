@@ -1,4 +1,4 @@
-"""Measure what a clean test costs under the plugin, in a process with a million objects.
+"""Measure what tests cost under the plugin in a process with a million objects: clean ones, and ones that leak.
 
 Run: python reports/pytest_cost.py > reports/pytest_cost.md
 """
@@ -15,6 +15,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 OBJECTS = 1_000_000
 TESTS = 200
@@ -48,12 +52,42 @@ def test_plain(n): body()
 def test_marked(n): body()
 """
 
+LEAKS = """
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)
+KEPT = []
+BODY_S = []
+
+def retained(): KEPT.append(torch.randn(1000))
+def cycle():
+    ring = [torch.randn(1000)]
+    ring.append(ring)
+def uncollectable():
+    y = torch.randn(1000, requires_grad=True).exp()
+    y.register_hook(lambda grad: grad * y)
+def array(): KEPT.append((1, torch.randn(1000).numpy()))
+PROGRAMS = {"retained": retained, "cycle": cycle, "uncollectable": uncollectable, "held by a numpy array": array}
+
+@pytest.mark.parametrize("n", range(3))
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_all(name, n): PROGRAMS[name]()
+
+@pytest.mark.no_tensor_leaks
+@pytest.mark.parametrize("n", range(3))
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_marked(name, n): PROGRAMS[name]()
+"""
+
 
 class Stopwatch:
     """Times the call of each test, and counts the collections in it."""
 
     def __init__(self) -> None:
         self.call_s: list[float] = []
+        self.names: list[str] = []
         self.body_s: list[float] = []
         self.collections = 0
         self.full_collections = 0
@@ -71,27 +105,34 @@ class Stopwatch:
         bodies.clear()
         self._inside = True
         begin = time.perf_counter()
-        result = yield
-        self.call_s.append(time.perf_counter() - begin)
-        self._inside = False
-        self.body_s.append(sum(bodies))
-        return result
+        try:
+            return (yield)
+        finally:
+            self.call_s.append(time.perf_counter() - begin)
+            self.names.append(pyfuncitem.name)
+            self._inside = False
+            self.body_s.append(sum(bodies))
 
 
-def measure(name: str, options: tuple[str, ...]) -> None:
-    """Run the tests of one mode in this process and print one row."""
+def session(suite: str, expected: int, *options: str) -> Stopwatch:
+    """Run a test file in this process, beside a million objects."""
     import pytest
 
     Stopwatch.pytest_pyfunc_call = pytest.hookimpl(wrapper=True, tryfirst=True)(Stopwatch.pytest_pyfunc_call)
     ballast = [{"n": [n]} for n in range(OBJECTS // 2)]
     watch = Stopwatch()
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "test_cost.py").write_text(SUITE.format(tests=TESTS))
+        Path(folder, "test_cost.py").write_text(suite)
         with contextlib.redirect_stdout(io.StringIO()) as output:
-            command = ["-q", "-p", "no:cacheprovider", folder, "-k", name, *options]
-            done = pytest.main(command, plugins=[watch])
-    assert done == 0, output.getvalue()
+            done = pytest.main(["-q", "-p", "no:cacheprovider", folder, *options], plugins=[watch])
+    assert done == expected, output.getvalue()
     assert len(ballast) * 2 == OBJECTS
+    return watch
+
+
+def measure_clean(name: str, options: tuple[str, ...]) -> None:
+    """Run the clean tests of one mode and print a row."""
+    watch = session(SUITE.format(tests=TESTS), 0, "-k", name, *options)
     extra = sorted(1e3 * (call - body) for call, body in zip(watch.call_s, watch.body_s, strict=True))[1:-1]
     row = [
         f"{1e3 * statistics.median(watch.body_s):.3f}",
@@ -103,26 +144,87 @@ def measure(name: str, options: tuple[str, ...]) -> None:
     print(" | ".join(row))
 
 
+def measure_leaks() -> None:
+    """Time the diagnosis of each kind of leak: by function, by block, and by the plugin; print rows."""
+    watch = session(LEAKS, 1, "--memwatch-leaks=all")
+    namespace: dict[str, Any] = {}
+    exec(LEAKS, namespace)
+    ballast = [{"n": [n]} for n in range(OBJECTS // 2)]
+    for name, program in namespace["PROGRAMS"].items():
+        by_plugin = [
+            max(
+                call
+                for call, test in zip(watch.call_s, watch.names, strict=True)
+                if test.startswith(f"{kind}[{name}-")
+            )
+            for kind in ("test_marked", "test_all")
+        ]
+        times = [_slowest(function, program) for function in (_find, _check)]
+        print("| " + " | ".join([name, *(f"{1e3 * seconds:.0f}" for seconds in [*times, *by_plugin])]) + " |")
+    assert len(ballast) * 2 == OBJECTS
+
+
+def _find(program: Callable[[], object]) -> None:
+    from memwatch.leaks import find_leaks
+
+    assert find_leaks(program)
+
+
+def _check(program: Callable[[], object]) -> None:
+    from memwatch.leaks import TensorLeakError, check_leaks
+
+    with contextlib.suppress(TensorLeakError):
+        check_leaks()(program)()
+        raise AssertionError("no leak was found")
+
+
+def _slowest(function: Callable[..., None], program: Callable[[], object]) -> float:
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        function(program)
+        times.append(time.perf_counter() - begin)
+    return max(times)
+
+
+def in_a_process_of_its_own(*arguments: str) -> list[str]:
+    """Run this script again and return the lines it prints."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "80"},
+    )
+    return done.stdout.strip().splitlines()
+
+
 def main() -> None:
-    """Measure each mode in a process of its own and print the table."""
-    if len(sys.argv) > 1:
-        measure(sys.argv[1], tuple(sys.argv[2:]))
+    """Measure each mode in a process of its own and print the tables."""
+    if sys.argv[1:] == ["leaks"]:
+        measure_leaks()
         return
-    print("# What a clean test costs under the pytest plugin\n")
+    if len(sys.argv) > 1:
+        measure_clean(sys.argv[1], tuple(sys.argv[2:]))
+        return
+    print("# What tests cost under the pytest plugin\n")
     print(
-        f"{TESTS} tests that leave nothing behind, in a process that holds {OBJECTS:,} further Python objects. "
-        "The body is a forward and backward pass of a small layer; `no_tensor_leaks` runs it three times. "
-        "Extra is the time of the call phase beyond the runs of the body, in milliseconds. "
-        "Written by `reports/pytest_cost.py`.\n"
+        f"In a process that holds {OBJECTS:,} Python objects beside torch's. Written by `reports/pytest_cost.py`.\n\n"
+        f"## Clean tests\n\n{TESTS} tests that leave nothing behind. The body is a forward and backward pass of a "
+        "small layer; `no_tensor_leaks` runs it three times. Extra is the time of the call phase beyond the runs of the "
+        "body, in milliseconds.\n"
     )
     print("| test | runs of the body, ms | extra, median ms | extra, 95 % ms | gc runs | full gc runs |")
     print("| --- | --- | --- | --- | --- | --- |")
     for title, (name, options) in MODES.items():
-        command = [sys.executable, "-W", "ignore", __file__, name, *options]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80"}
-        )
-        print(f"| {title} | {done.stdout.strip().splitlines()[-1]} |", flush=True)
+        print(f"| {title} | {in_a_process_of_its_own(name, *options)[-1]} |", flush=True)
+    print(
+        "\n## Tests that leak\n\nThe whole call, runs and diagnosis included, in milliseconds; the slowest of three. "
+        "What a numpy array holds gc does not show, so the heap is looked at twice.\n"
+    )
+    print("| leak | `find_leaks` | `check_leaks` | marker `no_tensor_leaks` | `--memwatch-leaks=all` |")
+    print("| --- | --- | --- | --- | --- |")
+    print("\n".join(in_a_process_of_its_own("leaks")))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,8 @@ def kept_by_cache(leak: Leak) -> bool:
     """
     if leak.kind != "retained" or leak.keeps_graph:
         return False
-    return leak.reference.startswith(_SLOTS) or bool(_CACHE_NAME.search(leak.reference))
+    slot = leak.reference.startswith(_SLOTS) or "(maxlen " in leak.reference
+    return slot or bool(_CACHE_NAME.search(leak.reference))
 
 
 def made_by_machinery(leak: Leak) -> bool:

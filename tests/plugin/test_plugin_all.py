@@ -53,7 +53,7 @@ def test_graph_kept_on_an_object_is_a_leak(session):
 
 
 INNOCENT = """
-    import contextlib, functools, logging, sys, unittest, pytest, torch
+    import collections, contextlib, functools, logging, sys, unittest, pytest, torch
     import torch.nn as nn
 
     CACHE = {}
@@ -73,6 +73,9 @@ INNOCENT = """
     @functools.lru_cache(maxsize=None)
     def positions(n): return torch.arange(n)
 
+    RECENT = collections.deque(maxlen=100)
+
+    def test_bounded_window(): RECENT.append(torch.ones(100))
     def test_module_cache(): CACHE["mask"] = torch.ones(100)
     def test_memoized(): positions(100)
     def test_lazy_constant():
@@ -170,7 +173,7 @@ def test_innocent_suite_raises_no_alarm(session):
     """What pytest, mock, fixtures, caches and lazily made constants hold is understood."""
     result = session(INNOCENT, "--memwatch-leaks=all", "-v")
     result.assert_outcomes(
-        passed=28, skipped=1, xfailed=1, warnings=result.parseoutcomes().get("warnings", 0)
+        passed=29, skipped=1, xfailed=1, warnings=result.parseoutcomes().get("warnings", 0)
     )
     result.stdout.no_fnmatch_line("*LEAK*")
 
