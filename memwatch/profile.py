@@ -112,7 +112,8 @@ def profile(
         allocator: record the allocator's own events, workspace inside kernels included.
         intercept: `"key"` sees ops through a free dispatch key, `"mode"` through a TorchDispatchMode, `"auto"`
             takes the key where it works.
-        replay: record what replaying the ops needs.
+        replay: record what replaying the ops needs. It keeps the inputs of the block and holds storages, so
+            autograd sums gradients out of place: the same values, other versions, a higher peak.
         limit_bytes: raise at the op that lifts the live bytes above this limit (bytes, or text as `"2 GiB"`).
 
     Returns:
