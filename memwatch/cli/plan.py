@@ -42,7 +42,9 @@ def execute(options: argparse.Namespace) -> int:
     """Print the plan, and keep it if asked to."""
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
+    from memwatch.reading import load
     from memwatch.replay.front import plan
+    from memwatch.report import plan_summary
 
     if options.output is not None:
         make_room(options.output, force=options.force)
@@ -61,7 +63,7 @@ def execute(options: argparse.Namespace) -> int:
         if not isinstance(error.best, Plan):
             return 1
         found, code = error.best, 1
-    emit(f"{found}\n")
+    emit(plan_summary(found, reading=load(options.capture)))
     if options.output is not None:
         found.save(options.output)
     return code

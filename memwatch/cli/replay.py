@@ -28,8 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Print what the replay found; 1 if the peak is not what the plan says."""
     from memwatch.planner.plan_file import load_plan
+    from memwatch.reading import load
     from memwatch.replay.front import replay
+    from memwatch.report import plan_summary
 
-    result = replay(load_plan(options.plan), options.capture)
-    emit(f"{result}\n")
+    plan = load_plan(options.plan)
+    result = replay(plan, options.capture)
+    emit(plan_summary(plan, result, reading=load(options.capture)))
     return int(result.peak_increase_bytes > result.planned_bytes)

@@ -82,6 +82,7 @@ class _History:
         return min(fitting, key=lambda one: one.key(budget_bytes))
 
 
+_LARGEST_QUICK = 5_000
 _ROUNDING = 1e-12
 _HISTORY: WeakKeyDictionary[Graph, dict[Wish, _History]] = WeakKeyDictionary()
 
@@ -90,7 +91,8 @@ def make_plan(graph: Graph, budget: int | float | str | None, wish: Wish) -> Pla
     """Plan as `plan_graph` describes."""
     wish.check()
     warm_up()
-    clock = Clock.of(0.9 * wish.time_limit_s)  # bounds and checks take the rest
+    share = 0.9 if graph.num_ops <= _LARGEST_QUICK else 0.8  # bounds and checks take the rest
+    clock = Clock.of(share * wish.time_limit_s)
     history = _HISTORY.setdefault(graph, {}).setdefault(wish, _History())
     if budget is None:
         result = _order(graph, wish, history, wish.time_limit_s)

@@ -15,7 +15,14 @@ from memwatch.replay.inputs import starting_storages
 from memwatch.replay.measure import measure_peak
 from memwatch.replay.result import ReplayResult
 from memwatch.replay.rng import default_generators, read_states, restore_states
-from memwatch.replay.verify import differing, largest_of, last_writer, recorded_results, results_of, rng_differs
+from memwatch.replay.verify import (
+    differing,
+    largest_of,
+    last_writer,
+    recorded_results,
+    results_of,
+    rng_differs,
+)
 
 if TYPE_CHECKING:
     from memwatch.replay.graph import Recorded

@@ -189,7 +189,7 @@ class RecomputeSearch:
 
         num_ops = self._graph.num_ops
         draft = self._draft(tokens, _ROOM_PER_OP * num_ops + 1_000)
-        cuts = min(_CUTS_PER_CALL, max(5, 2_000_000 // max(num_ops, 1)))  # a call cannot be interrupted
+        cuts = min(_CUTS_PER_CALL, max(2, 200_000 // max(num_ops, 1)))  # a call cannot be interrupted
         shortlist, spread = (24, False) if num_ops <= _LARGEST_CAREFUL else (4, True)
         style = kernel.Style(self._budget, area_power, 0.0, min(limit, num_ops), shortlist, cuts, spread)
         before = -1
