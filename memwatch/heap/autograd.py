@@ -47,6 +47,14 @@ def autograd_edges(obj: object) -> list[CppEdge]:
     return [edge for edge in edges if edge.target is not None]
 
 
+def plain_gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the gradient of a leaf, unless it carries a graph of its own; touches no other tensor."""
+    if not _read(_TENSOR, "is_leaf", tensor):
+        return None
+    gradient: torch.Tensor | None = _read(_TENSOR, "_grad", tensor)
+    return None if gradient is None or _read(_TENSOR, "grad_fn", gradient) is not None else gradient
+
+
 def _read(descriptors: Any, name: str, obj: object) -> Any:
     descriptor = descriptors.get(name)
     if descriptor is None:

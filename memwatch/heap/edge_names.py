@@ -77,7 +77,8 @@ def _after(chain: Sequence[Any], at: int, steps: int) -> Any:
 def _key_of(mapping: object, value: object) -> tuple[bool, Any]:
     if dict not in mro_of(type(mapping)):  # the tables of scripted modules are in C++
         return False, None
-    for key, held in list(dict.items(mapping)):  # type: ignore[arg-type]
+    table: dict[Any, Any] = mapping  # type: ignore[assignment]
+    for key, held in list(dict.items(table)):
         if held is value:
             return True, key
     return False, None

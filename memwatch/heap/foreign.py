@@ -7,7 +7,7 @@ each of them, and neither shows; nor do the tuples and dictionaries around array
 from __future__ import annotations
 
 import gc
-from itertools import chain
+from itertools import chain, compress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -90,8 +90,9 @@ def untracked(listed: Sequence[object], known: set[int]) -> list[object]:
             behind = chain.from_iterable(
                 [edge.target for edge in foreign_edges(obj)] for obj in part if type(obj) in arrays
             )
-            for obj in chain(gc.get_referents(*part), behind):
-                if type(obj) in kinds and id(obj) not in known:
+            near = [*gc.get_referents(*part), *behind]
+            for obj in compress(near, map(kinds.__contains__, map(type, near))):
+                if id(obj) not in known:
                     fresh[id(obj)] = obj
         known.update(fresh)
         todo = list(fresh.values())

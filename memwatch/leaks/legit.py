@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
+from memwatch.heap.autograd import plain_gradient
 from memwatch.heap.foreign import foreign_edges, is_foreign_type
 from memwatch.heap.names import attributes, instance_dict
 from memwatch.heap.search import search
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
     from memwatch.heap.search import Tree
     from memwatch.heap.snapshot import Snapshot
-
-_TENSOR: Final = torch._C.TensorBase.__dict__
 
 
 @dataclass(slots=True)
@@ -131,9 +130,9 @@ def _module_state(snapshot: Snapshot) -> Iterable[tuple[int, int]]:
             place = snapshot.position(module)
             yield from ((place, snapshot.position(edge.target)) for edge in foreign_edges(module))
     for tensor in snapshot.instances(torch.Tensor):
-        grad = _TENSOR["_grad"].__get__(tensor) if _TENSOR["is_leaf"].__get__(tensor) else None
-        if grad is not None and _TENSOR["grad_fn"].__get__(grad) is None:
-            yield snapshot.position(tensor), snapshot.position(grad)
+        gradient = plain_gradient(tensor)
+        if gradient is not None:
+            yield snapshot.position(tensor), snapshot.position(gradient)
 
 
 def _optimizers(snapshot: Snapshot) -> set[int]:

@@ -244,3 +244,18 @@ def test_fake_meta_nested_sparse_and_subclass_tensors_break_nothing():
         (leak, *_) = leaks_of(lambda make=make: kept.append(make()))
         assert leak.kind == "retained"
         assert "`kept`" in leak.holder
+
+
+def test_views_that_autograd_refuses_to_touch_break_nothing():
+    """A view of several whose base was changed in place raises on any look at its graph; the check goes on."""
+    base = torch.randn(2, requires_grad=True).clone()
+    views = base.unbind()
+    with torch.no_grad():
+        base.add_(1)
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        _ = views[0].grad_fn
+    with check_leaks():
+        kept = WEIGHT.exp()
+    (leak,) = leaks_of(park)
+    assert "PARKED" in leak.holder
+    assert kept.shape == (16, 16)
