@@ -1,13 +1,15 @@
 """Measure who holds what on the GPT workload: what looking costs, and what the peak is made of and held by.
 
-Writes reports/holders.md. Run it on an idle machine: `python reports/holders.py [--rounds N] [--steps N]`.
+Writes reports/holders.md. Run it on an idle machine: `python reports/holders.py [--rounds N]`.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import pathlib
 import statistics
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -18,43 +20,77 @@ from workloads import GPT, gpt
 import memwatch
 from memwatch.sizes import format_bytes
 
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "examples"))
+import gpt as example  # noqa: E402  # the demo is no package
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pandas as pd
 
-HERE = pathlib.Path(__file__).parent
+
+def demo() -> Callable[[], object]:
+    """Give a step of the demo, as `make demo` runs it: examples/gpt.py with its own model and data."""
+    torch.manual_seed(0)
+    text = example.library_text()
+    number = {character: index for index, character in enumerate(sorted(set(text)))}
+    data = torch.tensor([number[character] for character in text])
+    model = example.GPT(len(number))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return functools.partial(example.train_step, model, optimizer, data)
 
 
-def timed(steps: int, *, holders: bool) -> tuple[float, memwatch.profile]:
-    """Run some steps of the GPT workload in a block; give the thread time in seconds and the block."""
-    step = gpt()
-    step()
+def timed(
+    make: Callable[[], Callable[[], object]],
+    steps: int,
+    *,
+    holders: bool,
+    mark: bool = True,
+    warm: bool = True,
+) -> tuple[float, memwatch.profile]:
+    """Run some steps in a block; give the thread time in seconds, enter and exit included, and the block."""
+    step = make()
+    if warm:
+        step()
     start = time.thread_time()
     with memwatch.profile(holders=holders) as prof:
         for _ in range(steps):
             step()
-            prof.step()
+            if mark:
+                prof.step()
     return time.thread_time() - start, prof
 
 
-def cost(rounds: int, steps: int) -> list[str]:
+def cost(rounds: int) -> list[str]:
     """Compare blocks with and without holders, in turn."""
-    off, on, looks = [], [], []
-    prof = None
-    for _ in range(rounds):
-        off.append(timed(steps, holders=False)[0])
-        seconds, prof = timed(steps, holders=True)
-        on.append(seconds)
-        looks.append(prof.capture.meta["holder_looks_ns"] * 1e-9)
-    assert prof is not None
-    ratio = statistics.median(one / other - 1 for one, other in zip(on, off, strict=True))
-    share = statistics.median(spent / total for spent, total in zip(looks, on, strict=True))
-    return [
-        f"{steps} steps with `prof.step()`, {rounds} rounds, thread time, holders on and off in turn:",
+    lines = [
+        f"Medians of {rounds} rounds, thread time of whole blocks, holders off and on in turn:",
         "",
-        "| without holders | with holders | added (median of the rounds) | spent in looks | looks |",
+        "| program | without holders | with holders | added | looks |",
         "| --- | --- | --- | --- | --- |",
-        f"| {min(off):.2f} s | {min(on):.2f} s | {ratio:.1%} | {share:.1%} | {prof.capture.meta['holder_looks']} |",
     ]
+    programs = {
+        "the demo, examples/gpt.py: 20 steps": (demo, 20, True, False),
+        "the GPT workload, 2 steps": (gpt, 2, False, True),
+        "the GPT workload, 5 steps": (gpt, 5, False, True),
+        "the GPT workload, 10 steps with `prof.step()`": (gpt, 10, True, True),
+        "the GPT workload, 30 steps with `prof.step()`": (gpt, 30, True, True),
+    }
+    for name, (make, steps, mark, warm) in programs.items():
+        off, on = [], []
+        prof = None
+        for _ in range(rounds):
+            off.append(timed(make, steps, holders=False, mark=mark, warm=warm)[0])
+            seconds, prof = timed(make, steps, holders=True, mark=mark, warm=warm)
+            on.append(seconds)
+        assert prof is not None
+        ratio = statistics.median(one / other - 1 for one, other in zip(on, off, strict=True))
+        looks = prof.capture.meta["holder_looks"]
+        lines.append(
+            f"| {name} | {statistics.median(off):.2f} s | {statistics.median(on):.2f} s | {ratio:.1%} | {looks} |"
+        )
+    return lines
 
 
 def table(rows: pd.Series[int], names: tuple[str, ...], total: int) -> list[str]:
@@ -70,7 +106,7 @@ def table(rows: pd.Series[int], names: tuple[str, ...], total: int) -> list[str]
 
 def held(steps: int) -> list[str]:
     """Tell who holds the peak, and the saved tensors by module and op."""
-    _, prof = timed(steps, holders=True)
+    _, prof = timed(gpt, steps, holders=True)
     peak = prof.at_peak
     total = int(peak["nbytes"].sum())
     lines = [
@@ -121,7 +157,6 @@ def growth() -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=30)
     options = parser.parse_args()
     torch.set_num_threads(1)
     lines = [
@@ -131,7 +166,7 @@ def main() -> None:
         "",
         "## What looking costs",
         "",
-        *cost(options.rounds, options.steps),
+        *cost(options.rounds),
         "",
         *held(3),
         *growth(),

@@ -17,8 +17,9 @@ import numpy as np
 from memwatch.analysis.advice import advise
 from memwatch.analysis.biographies import DRAG, LAG, PHASE_NAMES, VOID
 from memwatch.analysis.choices import Choices
+from memwatch.analysis.fates import Fates
 from memwatch.analysis.holders import Holder
-from memwatch.capture.schema import ACCESSES, NONE, PHASES
+from memwatch.capture.schema import ACCESSES, NONE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 LEAST_RATIO: Final = 0.05
 _MAX_ROUNDS: Final = 64
 _LEAST_WAITING: Final = 2
+_MOST_TWINS: Final = 8
 _KEPT_ON_PURPOSE: Final = ("parameter", "buffer", "optimizer state", "gradient")
 
 
@@ -90,7 +92,7 @@ class _Search:
         self._category = frames.storages["category"].to_numpy()
         self._event_op = frames.timeline["op"].to_numpy()
         self._least = max(int(self._curve.peak_increase_bytes * LEAST_RATIO), 1)
-        self._fates = _Fates(frames)
+        self._fates = Fates(frames)
         stacks = frames.capture.tables["stacks"]
         files = frames.capture.text(np.unique(stacks["file"][stacks["user"] == 1]))
         self._has_own_files = any(not Holder("", "", file, "").foreign for file in files)
@@ -226,7 +228,7 @@ class _Search:
         return bool(stacks[made] != NONE and (stacks[lives.op[rows]] == stacks[made]).any())
 
     def _is_needed_in_another_pass(self, life: int, op: int) -> bool:
-        """Tell whether it, or another that the same calls made, was still needed when the same calls ran before.
+        """Tell whether it, or another that the same calls made, was read both before and after this place of a loop.
 
         A memory bank or a replay buffer is read in each pass of a loop; that the recording ends after some
         pass does not make what it keeps useless in the last one.
@@ -240,8 +242,22 @@ class _Search:
         same = np.flatnonzero((lives.op != NONE) & (lives.op <= made) & (lives.nbytes == lives.nbytes[life]))
         same = same[stacks[lives.op[same]] == stacks[made]]
         first, last = (bound[same] for bound in self._frames.use_bounds)
-        times = np.searchsorted(before, last) - np.searchsorted(before, first)
-        return bool((times[first != NONE] > 0).any())
+        spans = np.searchsorted(before, last) - np.searchsorted(before, first)
+        return any(
+            self._is_used_anew(int(lives.storage[other]), before)
+            for other in same[(first != NONE) & (spans > 0)][-_MOST_TWINS:].tolist()
+        )
+
+    def _is_used_anew(self, storage: int, places: IntArray) -> bool:
+        """Tell whether the same calls use a storage on both sides of one of some ops."""
+        tables = self._frames.capture.tables
+        made = tables["uses"]["access"] == ACCESSES.index("output")
+        used = np.unique(tables["uses"]["op"][(tables["uses"]["storage"] == storage) & ~made])
+        by = tables["ops"]["stack"][used]
+        return any(
+            not set(by[used < place].tolist()).isdisjoint(by[used > place].tolist())
+            for place in places[-_MOST_TWINS:].tolist()
+        )
 
     def _is_forward(self, op: int) -> bool:
         return op >= 0 and self._frames.ops["phase"].iloc[op] == "forward"
@@ -270,7 +286,7 @@ class _Search:
         live = self._curve.live_bytes.astype(np.int64)
         told = [
             (group, self._bytes_saved(group.phase, group.lives))
-            for group in groups
+            for group in map(self._without_gathered, groups)
             if not (group.phase == "lag" and len(group.lives) < _LEAST_WAITING and group.holder.path)
         ]
         mended, count = told, -1
@@ -283,6 +299,15 @@ class _Search:
         lowest = int((live - sum(saved for _, saved in mended)).max())
         found = [self._finding(group, int((live - saved).max()), lowest) for group, saved in _merged(told)]
         return sorted(found, key=lambda finding: -finding.nbytes)
+
+    def _without_gathered(self, group: _Group) -> _Group:
+        """Leave out what one op gathers, as torch.cat does a list: it needs them all, whenever they are made."""
+        if group.phase != "lag" or not group.holder.path:
+            return group
+        first = self._frames.use_bounds[0][group.lives]
+        lives = [life for life, op in zip(group.lives, first, strict=True) if (first == op).sum() == 1]
+        nbytes = min(group.nbytes, int(self._lives.nbytes[lives].sum()))
+        return dataclasses.replace(group, lives=lives, nbytes=nbytes)
 
     def _matters(self, live: IntArray, together: IntArray, saved: IntArray) -> bool:
         """Tell whether some bytes lower the peak by enough, alone or once all the others are gone."""
@@ -339,41 +364,6 @@ def _merged(told: list[tuple[_Group, IntArray]]) -> list[tuple[_Group, IntArray]
         elif group.phase != "drag" or words not in passes:
             merged.append((group, saved))
     return merged
-
-
-class _Fates:
-    """What became of saved tensors: read, never read by the backward that ran, or never reached by one."""
-
-    def __init__(self, frames: Frames) -> None:
-        tables, saved = frames.capture.tables, frames.saved
-        ops, packs, unpacks = tables["ops"], tables["packs"], tables["unpacks"]
-        self._last_read = np.full(len(packs["pack"]), NONE, dtype=np.int64)
-        read = unpacks["released"] == 0
-        np.maximum.at(self._last_read, unpacks["pack"][read], unpacks["op"][read])
-        self._released = saved["released_op"].to_numpy()
-        self._saved = saved["saved_op"].to_numpy()
-        in_backward = ops["phase"] == PHASES.index("backward")
-        self._ran = np.isin(packs["sequence"], ops["sequence"][in_backward & (ops["sequence"] != NONE)])
-        self._ran |= np.isin(packs["sequence"], packs["sequence"][self._last_read != NONE])
-        self._in_backward = np.append(in_backward, False)
-
-    def fate(self, pack: int, op: int) -> str:
-        """Give ``graph`` for a saved tensor that no backward reaches, ``retained`` after its last, else nothing."""
-        last, released = int(self._last_read[pack]), int(self._released[pack])
-        if last != NONE:
-            return "retained" if last < op and not self._in_backward[op] else ""
-        if self._ran[pack] or released == NONE:
-            return ""
-        if self._in_backward[released - 1] and not self._outlived_a_backward(pack, released):
-            return ""
-        return "graph"
-
-    def _outlived_a_backward(self, pack: int, released: int) -> bool:
-        """Tell of a saved tensor released after the last op of all whether a whole backward ran while it was kept."""
-        ends = np.flatnonzero(self._in_backward[:-1] & ~self._in_backward[1:])
-        return released == len(self._in_backward) - 1 and bool(
-            ((ends >= self._saved[pack]) & (ends < released - 1)).any()
-        )
 
 
 def _computed(frames: Frames) -> list[bool]:

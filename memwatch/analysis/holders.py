@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.frames import Frames
     from memwatch.capture.packed import IntArray
 
-_FOREIGN: Final = ("/torch/", "\\torch\\", "site-packages", "dist-packages", "<frozen")
+_FOREIGN: Final = ("/torch/", "\\torch\\", "site-packages", "dist-packages", "<frozen", "/lib/python3")
 _STACK: Final = "evaluation stack"
 _SMALL_RATIO: Final = 0.001
 

@@ -22,7 +22,15 @@ from memwatch.record.holder_words import Words, describe, same_for_all_items
 from memwatch.record.look_times import LookTimes
 from memwatch.record.reach import Chain, Reach
 from memwatch.record.sources import Source, namespaces, running, sources
-from memwatch.record.storages import NEVER, Alive, Storages, address_of, plain_parts
+from memwatch.record.storages import (
+    NEVER,
+    Alive,
+    Passing,
+    Storages,
+    address_of,
+    plain_parts,
+)
+from memwatch.record.storages import _address_or_zero as address_or_zero
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -159,8 +167,8 @@ class _Look:
 
     def _held(self, source: Source, chain: Chain) -> None:
         row: Row | None = None
-        for key in _addresses(chain[-1]):
-            number = self._wanted(key)
+        for part in _parts(chain[-1]):
+            number = self._wanted(part)
             if number != NONE:
                 row = row or self._words(chain)
                 self._append(number, row)
@@ -169,11 +177,13 @@ class _Look:
         if not self._deep:
             self._graph(source, chain)
 
-    def _wanted(self, key: int) -> int:
-        """Give the number of the storage at an address, if it is large and has not too many holders yet."""
-        alive = self._live.get(key)
+    def _wanted(self, tensor: Tensor) -> int:
+        """Give the number of a tensor's storage, if it is large and has not too many holders yet."""
+        alive = self._live.get(address_of(tensor))
         if alive is None or alive.nbytes < self._smallest:
             return NONE
+        if alive.__class__ is Passing and alive.address != address_or_zero(tensor):
+            return NONE  # a storage of backward that is gone; another lies where it lay
         if self._deep and alive.number not in self._looks._unnamed:
             return NONE
         count = self._found.get(alive.number, 0)
@@ -271,11 +281,14 @@ class _Look:
             self._append(number, row)
 
 
-def _addresses(tensor: Tensor) -> list[int]:
-    """Give the addresses of a tensor's storages; none where it shows none."""
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """Give the tensors in which a tensor lies; none where it shows no storage."""
     try:
-        if type(tensor) in (Tensor, Parameter) and tensor.layout is torch.strided:
-            return [address_of(tensor)]
-        return [address_of(part) for part in plain_parts(tensor)]
+        parts = (
+            [tensor]
+            if type(tensor) in (Tensor, Parameter) and tensor.layout is torch.strided
+            else list(plain_parts(tensor))
+        )
+        return [part for part in parts if address_of(part)]
     except (NotImplementedError, RuntimeError, AttributeError):
         return []
