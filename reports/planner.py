@@ -1,6 +1,7 @@
 """Measure the planner: quality, proofs, time and memory of its orders; writes reports/planner_orders.md.
 
-Run: python reports/planner.py [--quick]
+Run: python reports/planner.py [--quick] [--all]; with --all also `planner_recompute.py` (recompute and offload
+against what is known) and `replay.py` (replayed plans, side by side with torch's `activation_memory_budget`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import argparse
 import os
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,4 +163,8 @@ def write_orders(quick: bool) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the programs, none above 1,000 ops")
-    write_orders(parser.parse_args().quick)
+    parser.add_argument("--all", action="store_true", help="the other two reports as well; an hour")
+    options = parser.parse_args()
+    write_orders(options.quick)
+    for script in ("planner_recompute.py", "replay.py") if options.all else ():
+        subprocess.run([sys.executable, str(_HERE / script)], check=True)

@@ -6,10 +6,13 @@ Run as ``python reports/planner_recompute.py [--graphs N]``; needs the extra `ex
 from __future__ import annotations
 
 import argparse
+import os
 import random
+import resource
 import time
 from pathlib import Path
 
+from planner_fcn8 import fcn8_step
 from planner_recompute_graphs import adversary_chains, layered_graph, linear_graph, training_chain, unet_step
 from planner_transformer import transformer_step
 
@@ -56,6 +59,15 @@ def linear() -> str:
     return table(["L", "budget", "optimum", "planned", "s"], rows)
 
 
+def fcn8() -> str:
+    """Checkmate's FCN-8 step: extra cost against the proven optimum."""
+    rows = []
+    for share, optimum in ((90, 0.029), (80, 0.136)):
+        plan, _, seconds = planned(fcn8_step(), f"{share}%")
+        rows.append([f"{share}%", optimum, f"{100 * plan.extra_cost_ratio:.3f}", f"{seconds:.2f}"])
+    return table(["budget", "optimum, extra cost %", "planned", "s"], rows)
+
+
 def transformer() -> str:
     """The transformer step of four layers: peak and extra FLOPs for every budget."""
     graph = transformer_step()
@@ -63,8 +75,8 @@ def transformer() -> str:
     for budget_mib, prototype in PROTOTYPE.items():
         plan, _, seconds = planned(graph, int(budget_mib * MIB), time_limit_s=30)
         rows.append(_row(plan, budget_mib, prototype if prototype is not None else "-", seconds))
-    tight = 1.15 * lower_bound(graph, recompute=True) / MIB
-    for budget_mib, offload in ((35.2, False), (tight, False), (60.57, True), (43.8, True), (tight, True)):
+    tight, moves = (1.15 * lower_bound(graph, True, offload) / MIB for offload in (False, True))
+    for budget_mib, offload in ((tight, False), (moves, False), (60.57, True), (43.8, True), (moves, True)):
         plan, _, seconds = planned(graph, int(budget_mib * MIB), offload=offload, time_limit_s=30)
         rows.append(_row(plan, round(budget_mib, 2), "-", seconds))
     return table(["budget MiB", "peak MiB", "extra FLOPs %", "prototype %", "moved MiB", "s"], rows)
@@ -133,15 +145,32 @@ def _random_case(seed: int) -> tuple[Graph, int]:
 
 
 def large() -> str:
-    """Deep transformers: seconds and extra FLOPs."""
+    """Deep transformers and long chains: seconds, extra cost, memory of this process."""
     rows = []
-    for layers in (24, 96, 240):
-        graph = transformer_step(layers=layers)
-        for share in (50, 25):
-            plan, fits, seconds = planned(graph, f"{share}%", time_limit_s=30)
+    for name, graph, limit_s in (
+        ("transformer", transformer_step(layers=24), 10),
+        ("transformer", transformer_step(layers=240), 30),
+        ("chain", training_chain(2_800, random.Random(1)), 30),
+        ("transformer", transformer_step(layers=2_380), 60),
+    ):
+        for share in (50, 25) if graph.num_ops < 50_000 else (50,):
+            plan, fits, seconds = planned(graph, f"{share}%", time_limit_s=limit_s)
             extra = f"{100 * plan.extra_cost_ratio:.2f}"
-            rows.append([graph.num_ops, f"{share}%", "yes" if fits else "no", extra, f"{seconds:.1f}"])
-    return table(["ops", "budget", "fits", "extra FLOPs %", "s"], rows)
+            memory = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f}"
+            row = [
+                name,
+                graph.num_ops,
+                f"{share}%",
+                "yes" if fits else "no",
+                extra,
+                limit_s,
+                f"{seconds:.1f}",
+                memory,
+            ]
+            rows.append(row)
+    load = f"Load average of the machine's {os.cpu_count()} cores at the end: {os.getloadavg()[0]:.1f}."
+    head = ["program", "ops", "budget", "fits", "extra cost %", "limit s", "s", "process GiB"]
+    return f"{table(head, rows)}\n\n{load}"
 
 
 def adversary() -> str:
@@ -173,9 +202,10 @@ def main() -> None:
     planned(linear_graph(4), 4)  # compiles the kernels
     parts = {
         "Checkmate's linear graphs: recomputes": linear,
+        "FCN-8 on VGG-16 (CM1 of Moccasin), 73 ops": fcn8,
         "DTR's adversary with a budget of 3 buffers": adversary,
         "Transformer of 4 layers (synthetic step, 176.14 MiB in program order)": transformer,
-        "Deep transformers": large,
+        "Large programs": large,
         f"Extra cost against CP-SAT on {count} graphs": lambda: against_optimum(count),
     }
     text = "# Recompute and offload plans\n\nWritten by reports/planner_recompute.py; seconds on 2 shared cores.\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from planner_fcn8 import fcn8_step
 from planner_recompute_graphs import adversary_chains, linear_graph, unet_step
 from planner_transformer import transformer_step
 
@@ -88,6 +89,16 @@ def test_transformer_close_to_the_bound_of_recompute(transformer):
     plan = plan_graph(transformer, budget=budget, time_limit_s=60)
     assert plan.peak_increase_bytes <= budget
     assert plan.moved_bytes == 0
+
+
+@pytest.mark.parametrize(("budget", "extra"), [("90%", 0.00029364), ("80%", 0.00136112)])
+@pytest.mark.parametrize("order", ["program", "auto"])
+def test_fcn8_meets_the_proven_optimum(budget, extra, order):
+    """Checkmate's FCN-8 step, Moccasin's CM1: the proven extra compute, 0.029 % and 0.136 %."""
+    graph = fcn8_step()
+    assert (program_peak(graph).peak_bytes, working_set_bound(graph)) == (13_484_795_520, 8_287_944_704)
+    assert (graph.num_ops, len(graph.reads.indices)) == (73, 149)
+    assert plan_graph(graph, budget=budget, order=order).extra_cost_ratio <= extra
 
 
 def test_skips_of_a_unet_are_recomputed():
