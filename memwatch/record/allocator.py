@@ -28,6 +28,7 @@ from torch._C._profiler import (
 from torch.autograd import profiler, profiler_legacy
 
 from memwatch.record.clock import Clock, ticks
+from memwatch.record.stand_in import StandIns
 from memwatch.record.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class AllocatorChannel:
         self._ops_started = ops_started
         self._note = note
         self._emit: Callable[[Any], None] = lambda rows: None
-        self._patched: list[tuple[Any, str, Any]] = []
+        self._stand_ins = StandIns()
         self._count = 0
 
     def start(self, emit: Callable[[Any], None]) -> None:
@@ -75,29 +76,21 @@ class AllocatorChannel:
             )
             return
         for module, name in _STARTERS:
-            original = getattr(module, name)
-            self._patched.append((module, name, original))
-            setattr(module, name, self._aside_first(original))
+            self._stand_ins.put(module, name, self._program_starts)
         self.open()
 
     def stop(self) -> None:
         """Close the window and undo every patch."""
         self.close()
-        while self._patched:
-            module, name, original = self._patched.pop()
-            setattr(module, name, original)
+        self._stand_ins.take_off()
 
-    def _aside_first(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def start_profiler(*args: Any, **kwargs: Any) -> Any:
-            if self.running:
-                with uninterrupted():
-                    self.close()
-                self.stepped_aside = True
-                self._note("allocator", "the program started a torch profiler: allocator events end there")
-            return original(*args, **kwargs)
-
-        return start_profiler
+    def _program_starts(self, profiler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.running:
+            with uninterrupted():
+                self.close()
+            self.stepped_aside = True
+            self._note("allocator", "the program started a torch profiler: allocator events end there")
+        return profiler(*args, **kwargs)
 
     def open(self) -> None:
         """Open a window, unless the channel stepped aside."""

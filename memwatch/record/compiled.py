@@ -7,17 +7,20 @@ happen through two names of `torch._dynamo.eval_frame`, which are replaced while
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+
+from memwatch.record.stand_in import StandIns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _MODULE: Final = "torch._dynamo.eval_frame"
 _WRAPPER: Final = "compile_wrapper"
+_CALLER: Final = 2
+"""Frames from a method of ours to the caller of its stand-in."""
 
 
 class CompiledCalls:
@@ -28,7 +31,7 @@ class CompiledCalls:
         self._pause = pause
         self._resume = resume
         self._ours = tuple(ours)  # functions that torch calls back, even where dynamo evaluates frames
-        self._patched: list[tuple[Any, str, Any]] = []
+        self._stand_ins = StandIns()
         self._outermost: int | None = None  # id of the running frame of the wrapper
         self._prior: Any = None
 
@@ -37,55 +40,37 @@ class CompiledCalls:
         if _MODULE in sys.modules:
             self._patch_dynamo()
         else:
-            self._replace(torch, "compile", self._compile)
+            self._stand_ins.put(torch, "compile", self._compile)
 
     def stop(self) -> None:
         """Leave torch as it was before `start`."""
-        while self._patched:
-            owner, name, original = self._patched.pop()
-            setattr(owner, name, original)
+        self._stand_ins.take_off()
 
-    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        original = getattr(owner, name)
-        self._patched.append((owner, name, original))
-        replacement = make(original)
-        if _MODULE in sys.modules:  # it runs while frames are evaluated by dynamo, which is not to compile it
-            sys.modules[_MODULE].skip_code(replacement.__code__)
-        setattr(owner, name, functools.wraps(original)(replacement))
-
-    def _compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001  # it stands in for torch.compile
-            compiled = original(*args, **kwargs)
-            if len(self._patched) == 1 and _MODULE in sys.modules:
-                self._patch_dynamo()
-            return compiled
-
-        return compile
+    def _compile(self, compile_: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        compiled = compile_(*args, **kwargs)
+        if len(self._stand_ins) == 1 and _MODULE in sys.modules:
+            self._patch_dynamo()
+        return compiled
 
     def _patch_dynamo(self) -> None:
         dynamo = sys.modules[_MODULE]
-        for function in self._ours:
-            dynamo.skip_code(function.__code__)
-        self._replace(dynamo, "set_eval_frame", self._leaving)
-        self._replace(dynamo, "_maybe_set_eval_frame", self._returning)
+        codes = [function.__code__ for function in self._ours]
+        codes += self._stand_ins.put(dynamo, "set_eval_frame", self._leaving)
+        codes += self._stand_ins.put(dynamo, "_maybe_set_eval_frame", self._returning)
+        for code in codes:  # they run while frames are evaluated by dynamo, which is not to compile them
+            dynamo.skip_code(code)
 
-    def _leaving(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def set_eval_frame(callback: Any) -> Any:
-            prior = original(callback)
-            frame = sys._getframe(1)
-            enters = callback is None and frame.f_code.co_name == _WRAPPER and self._outermost is None
-            if enters and self._pause():
-                self.count += 1
-                self._outermost, self._prior = id(frame), prior
-            return prior
+    def _leaving(self, set_eval_frame: Callable[[Any], Any], callback: Any) -> Any:
+        prior = set_eval_frame(callback)
+        frame = sys._getframe(_CALLER)
+        enters = callback is None and frame.f_code.co_name == _WRAPPER and self._outermost is None
+        if enters and self._pause():
+            self.count += 1
+            self._outermost, self._prior = id(frame), prior
+        return prior
 
-        return set_eval_frame
-
-    def _returning(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def _maybe_set_eval_frame(callback: Any) -> Any:
-            if self._outermost == id(sys._getframe(1)) and callback is self._prior:
-                self._outermost = self._prior = None
-                self._resume()
-            return original(callback)
-
-        return _maybe_set_eval_frame
+    def _returning(self, maybe_set_eval_frame: Callable[[Any], Any], callback: Any) -> Any:
+        if self._outermost == id(sys._getframe(_CALLER)) and callback is self._prior:
+            self._outermost = self._prior = None
+            self._resume()
+        return maybe_set_eval_frame(callback)

@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 
 from memwatch.capture.schema import NONE
 from memwatch.record.clock import ticks
+from memwatch.record.stand_in import StandIns
 from memwatch.record.storages import BASELINE, Storages
 
 if TYPE_CHECKING:
@@ -77,19 +78,18 @@ class SavedTensorRecorder:
         self._hooks = (self._pack, self._unpack)
         self.callbacks = self._hooks
         storages.on_release = self._released
-        self._disable: Any = None
+        self._stand_ins = StandIns()
         self.closed = False
 
     def start(self) -> None:
         """Push the hooks, above those that the program pushed before."""
         self._outer = _autograd._top_saved_tensors_default_hooks(True)
         _autograd._push_saved_tensors_default_hooks(*self._hooks)
-        self._disable = torch.autograd.graph.disable_saved_tensors_hooks
-        torch.autograd.graph.disable_saved_tensors_hooks = self._stand_aside(self._disable)
+        self._stand_ins.put(torch.autograd.graph, "disable_saved_tensors_hooks", self._stand_aside)
 
     def stop(self) -> None:
         """Remove the hooks, leaving those that the program pushed inside the block."""
-        torch.autograd.graph.disable_saved_tensors_hooks = self._disable
+        self._stand_ins.take_off()
         self._remove()
         self.closed = True
         self._releases.clear()
@@ -114,23 +114,19 @@ class SavedTensorRecorder:
         for hooks in reversed(above):
             _autograd._push_saved_tensors_default_hooks(*hooks)
 
-    def _stand_aside(self, disable: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap torch's `disable_saved_tensors_hooks`: our hooks, and only ours, are no reason to refuse."""
-
-        @contextlib.contextmanager
-        def disable_saved_tensors_hooks(error_message: str) -> Generator[None, None, None]:
-            top = _autograd._top_saved_tensors_default_hooks(True)
-            ours = top is not None and top[0] is self._hooks[0] and self._outer is None
+    @contextlib.contextmanager
+    def _stand_aside(self, disable: Callable[..., Any], error_message: str) -> Generator[None, None, None]:
+        """Be off where torch switches hooks off: ours, and only ours, are no reason to refuse."""
+        top = _autograd._top_saved_tensors_default_hooks(True)
+        ours = top is not None and top[0] is self._hooks[0] and self._outer is None
+        if ours:
+            _autograd._pop_saved_tensors_default_hooks()
+        try:
+            with disable(error_message):
+                yield
+        finally:
             if ours:
-                _autograd._pop_saved_tensors_default_hooks()
-            try:
-                with disable(error_message):
-                    yield
-            finally:
-                if ours:
-                    _autograd._push_saved_tensors_default_hooks(*self._hooks)
-
-        return disable_saved_tensors_hooks
+                _autograd._push_saved_tensors_default_hooks(*self._hooks)
 
     def _pack(self, tensor: Tensor) -> Any:
         pack = Pack()

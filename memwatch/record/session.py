@@ -32,6 +32,7 @@ from memwatch.record.ops import OpRecorder
 from memwatch.record.process import ProcessSampler
 from memwatch.record.saved import SavedTensorRecorder
 from memwatch.record.stacks import Stacks
+from memwatch.record.stand_in import StandIns
 from memwatch.record.storages import Storages
 from memwatch.record.strings import Strings
 from memwatch.record.tracing import JitTracing
@@ -85,6 +86,7 @@ class Session:
         self._written_strings = self._written_notes = 0
         self._flushing = threading.Lock()
         self._undo: list[Callable[[], None]] = []
+        self._stand_ins = StandIns()
         self._timer: threading.Event | None = None
         self._pid = os.getpid()
         self._window_start = self._flushed = 0
@@ -181,16 +183,13 @@ class Session:
         self._notes.append(Note(self.started[0], kind, text))
 
     def _patch_resize(self) -> None:
-        resize = torch.UntypedStorage.resize_
-        storages = self.storages
+        self._stand_ins.put(torch.UntypedStorage, "resize_", self._resize)
+        self._undo.append(self._stand_ins.take_off)
 
-        def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
-            result = resize(storage, nbytes)
-            storages.resized(storage)
-            return result
-
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]  # taken off again
-        self._undo.append(lambda: delattr(torch.UntypedStorage, "resize_"))
+    def _resize(self, resize: Callable[..., Any], storage: torch.UntypedStorage, nbytes: int) -> Any:
+        result = resize(storage, nbytes)
+        self.storages.resized(storage)
+        return result
 
     def _schedule(self, in_ops: int) -> None:
         self.ops.flush_ops = self.started[0] + in_ops

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.jit import _trace as jit
+
+from memwatch.record.stand_in import StandIns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,35 +27,29 @@ class JitTracing:
         self.count = 0
         self._off, self._on = off, on
         self._depth = 0
-        self._originals: list[tuple[Any, str, Any]] = []
+        self._stand_ins = StandIns()
 
     def start(self) -> None:
         """Begin to see traces."""
         for place in (jit, torch.jit):
             for name in _TRACERS:
-                original = getattr(place, name, None)
-                if original is not None:
-                    self._originals.append((place, name, original))
-                    setattr(place, name, self._aside(original))
+                if hasattr(place, name):
+                    self._stand_ins.put(place, name, self._traced)
 
     def stop(self) -> None:
         """Undo `start`."""
-        while self._originals:
-            place, name, original = self._originals.pop()
-            setattr(place, name, original)
+        self._stand_ins.take_off()
 
-    def _aside(self, trace: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(trace)
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            self._depth += 1
-            if self._depth == 1:
-                self.count += 1
-                self._off()
-            try:
-                return trace(*args, **kwargs)
-            finally:
-                self._depth -= 1
-                if not self._depth:
-                    self._on()
-
-        return traced
+    def _traced(self, trace: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self._stand_ins:
+            return trace(*args, **kwargs)
+        self._depth += 1
+        if self._depth == 1:
+            self.count += 1
+            self._off()
+        try:
+            return trace(*args, **kwargs)
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._on()

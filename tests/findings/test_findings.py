@@ -17,7 +17,6 @@ from seed_thunder import memory_peak_efficient_func, memory_peak_inefficient_fun
 
 import memwatch
 
-torch.optim.SGD([torch.ones(1)])  # the first optimizer of a process imports much of torch, once
 MIB = 2**20
 MODULES = (
     drag_arguments, drag_frames, drag_objects, drag_programs, drag_python, drag_realistic, drag_training,

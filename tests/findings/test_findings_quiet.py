@@ -16,7 +16,6 @@ import memwatch
 
 WIDE = 256
 KEPT: list[object] = []
-torch.optim.SGD([torch.ones(1)])  # the first optimizer of a process imports much of torch, once
 VARIABLE: contextvars.ContextVar[object] = contextvars.ContextVar("hostile")
 
 

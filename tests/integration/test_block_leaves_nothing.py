@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
+import textwrap
 import threading
 
 import pytest
@@ -226,3 +229,22 @@ def test_a_decorated_function_records_every_call():
     with pytest.raises(ValueError):  # noqa: PT011  # the very error raised above
         work(30, fail=True)
     assert prof.peak_increase_bytes == 120
+
+
+def test_a_first_import_inside_the_block_keeps_nothing_of_it():
+    """Torch loads parts of itself at first use, inside the block here; what they keep of ours is no recorder."""
+    code = """
+    import gc, memwatch, torch
+    from memwatch.record.session import Session
+    with memwatch.profile():
+        torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
+        from torch import compile as kept
+        from torch.autograd.graph import disable_saved_tensors_hooks as kept_too
+    gc.collect()
+    print(sum(type(obj) is Session for obj in gc.get_objects()))
+    with kept_too("no hooks here"):
+        print(kept(lambda: 3, backend="eager")())
+    """
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["0", "3"], done.stderr
