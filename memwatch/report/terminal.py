@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 from rich.text import Text
 
+from memwatch.analysis.findings import LEAST_RATIO
 from memwatch.report.console import CATEGORY_STYLE, bar, clip, head, line_width, name, tail, to_text
 from memwatch.report.facts import bytes_by, peak_instant, saved_for_backward
 from memwatch.report.meta import format_duration
@@ -58,6 +59,8 @@ def summary(
         parts += _made_of(reading, rows, line)
     if reading.findings:
         parts += ["", "Findings: each would lower the peak", _findings(reading, rows)]
+    elif (reading.at_peak["holder"] != "").any():
+        parts += ["", f"Findings: none that would lower the peak by {LEAST_RATIO * 100:.0f} % or more"]
     if plan is not None:
         parts += ["", *plan_parts(plan, result, Places(reading), rows, line)]
     if reading.notes:
@@ -72,7 +75,7 @@ def _made_of(reading: Reading, rows: int, line: int) -> list[RenderableType]:
         parts += ["Modules at the peak, with their children", _modules(reading, rows, line), ""]
     parts += ["Lines that made what is alive at the peak", _lines(reading, rows, line), ""]
     if (reading.at_peak["holder"] != "").any():
-        parts += ["Who holds it at the peak", _holders(reading, rows, line), ""]
+        parts += ["Who holds it at the peak", _holders(reading, rows, line), _looks(reading), ""]
     return [*parts, _saved(reading), _phases(reading)]
 
 
@@ -196,6 +199,11 @@ def _findings(reading: Reading, rows: int) -> Table:
     if len(reading.findings) > rows:
         table.add_row("", Text(f"{len(reading.findings) - rows:,} more", style="dim"))
     return table
+
+
+def _looks(reading: Reading) -> Text:
+    count, time_ns = int(reading.meta.get("holder_looks", 0)), int(reading.meta.get("holder_looks_ns", 0))
+    return Text(f"Found by looking {count:,} times, which took {format_duration(time_ns)}", style="dim")
 
 
 def _notes(reading: Reading) -> list[Text]:
