@@ -26,7 +26,7 @@ def fresh_dynamo():
 
 def compiled(function, budget=None, **options):
     options = {"time_limit_s": 3.0, **options, **({"budget": budget} if budget else {})}
-    return torch.compile(function, backend=memwatch_backend, options=options)
+    return torch.compile(function, backend="memwatch", options=options)
 
 
 def gpt(dropout=0.0, checkpointed=False):
