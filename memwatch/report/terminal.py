@@ -10,6 +10,7 @@ from rich.text import Text
 from memwatch.analysis.findings import LEAST_RATIO
 from memwatch.report.console import CATEGORY_STYLE, bar, clip, head, line_width, name, tail, to_text
 from memwatch.report.facts import bytes_by, peak_instant, saved_for_backward
+from memwatch.report.layers import repeated_layers
 from memwatch.report.meta import format_duration
 from memwatch.report.plan.places import Places
 from memwatch.report.plan.terminal import plan_parts
@@ -184,7 +185,8 @@ def _saved(reading: Reading) -> Text:
     text.append(f" ({format_bytes(only)}) is there only for backward")
     if saved.held_anyway_bytes:
         text.append(f"; {format_bytes(saved.held_anyway_bytes)} more is saved but lives anyway")
-    return text
+    layers = repeated_layers(reading)
+    return text if layers is None else text.append("\n").append(clip(str(layers)))
 
 
 def _findings(reading: Reading, rows: int) -> Table:

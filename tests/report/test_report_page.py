@@ -7,6 +7,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from memwatch.report import html
+from memwatch.report.layers import repeated_layers
 from memwatch.sizes import format_bytes
 
 
@@ -231,6 +232,7 @@ def test_saved_tensors_modules_and_steps_have_their_tables(shown, training):
     shown.click("#tab-saved")
     assert len(shown.row_keys()) == len(training.saved)
     assert "only for backward" in shown.text("#table-summary")
+    assert str(repeated_layers(training)) in shown.text("#table-summary")
     shown.click("#tab-modules")
     names = shown.row_keys()
     assert sorted(names) == sorted(training.modules.index)

@@ -161,6 +161,7 @@ async function makeTables() {
   const [saved, steps] = await Promise.all(["saved", "steps"].map(async (name) => Frame.unpack(model.blocks[name], await words())));
   const share = `${bytes(model.saved.nbytes - model.saved.held_anyway_bytes)} (${percent(model.saved.nbytes - model.saved.held_anyway_bytes, totals.peak_bytes)}) of the peak is there only for backward; ${bytes(model.saved.held_anyway_bytes)} more is saved but lives anyway (parameters, inputs, states).`;
   const listed = model.saved.listed < model.saved.tensors ? ` Of ${whole(model.saved.tensors)} saved tensors, those held at the peak are listed.` : "";
+  const layers = model.saved.layers ? ` ${model.saved.layers}.` : "";
   return new Tables({
     live: {
       label: "Live set",
@@ -172,7 +173,7 @@ async function makeTables() {
       cell: () => flame.cellsAt(state.get().cell).slice(1).map((cell) => cell.name.slice(0, 60)).join(" › "),
       summary: liveSummary,
     },
-    saved: { label: "Saved for backward", key: "storage", frame: () => saved, columns: (frame) => savedColumns(frame, openStorage), sort: "nbytes:desc", summary: () => [share + listed] },
+    saved: { label: "Saved for backward", key: "storage", frame: () => saved, columns: (frame) => savedColumns(frame, openStorage), sort: "nbytes:desc", summary: () => [share + layers + listed] },
     modules: { label: "Modules", key: "module", frame: () => modules.frame, columns: () => moduleColumns(modules), sort: "inclusive_bytes:desc", arrange: (rows, filtered) => modules.arrange(rows, filtered ? new Set() : foldedRows()), summary: moduleSummary },
     steps: { label: "Steps", key: "step", frame: () => steps, columns: (frame) => stepColumns(frame, showOp), sort: "step:asc", summary: () => ["One row per prof.step(); the last ends with the block."] },
   }, (name) => modules.lineage(name));

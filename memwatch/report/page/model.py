@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.capture.schema import CATEGORIES
 from memwatch.report.facts import PeakInstant, bytes_by, peak_instant, saved_for_backward
+from memwatch.report.layers import repeated_layers
 from memwatch.report.meta import describe_meta
 from memwatch.report.page.code import CodeReader
 from memwatch.report.page.columns import Words, pack_frame
@@ -66,7 +67,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
     hide = _hider(reading, extras, source=source)
     words = Words(hide)
     at = peak_instant(reading)
-    saved = saved_for_backward(reading)
+    saved, layers = saved_for_backward(reading), repeated_layers(reading)
     meta = (
         reading.meta if source else {key: value for key, value in reading.meta.items() if key in PUBLIC_META}
     )
@@ -88,6 +89,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
             "share_ratio": saved.share_ratio,
             "tensors": len(reading.saved),
             "listed": blocks["saved"]["rows"],
+            "layers": "" if layers is None else visible(str(layers)),
         },
         "notes": [[visible(kind), hide(text)] for kind, text in reading.notes],
         "findings": [_finding(finding, hide) for finding in reading.findings],

@@ -1,0 +1,74 @@
+"""How what is saved for backward grows with the number of layers (the question of lightning-thunder #871)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from memwatch.report.facts import saved_for_backward
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from memwatch.report.source import Reading
+
+_NUMBERED: Final = re.compile(r"(?:(.*)\.)?\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Modules of one class that stand numbered under one parent, as the blocks of a transformer."""
+
+    name: str
+    """As ``blocks.*``."""
+
+    class_name: str
+    count: int
+    saved_bytes: float
+    """Saved for backward at the peak by one of them; the median, for the peak falls into one."""
+
+    inclusive_bytes: float
+    """At the peak in one of them, the median."""
+
+    share_of_twice_ratio: float
+    """The share of the peak that would be there for backward only, with twice as many; 0 to 1."""
+
+    def __str__(self) -> str:
+        """Say it in words."""
+        saved, share = format_bytes(self.saved_bytes), 100 * self.share_of_twice_ratio
+        return (
+            f"Each of the {self.count} {self.name} ({self.class_name}) adds {saved} for backward; "
+            f"with {2 * self.count} of them it would be about {share:.0f} % of the peak"
+        )
+
+
+def repeated_layers(reading: Reading) -> Layers | None:
+    """Find the repeated modules that save most for backward.
+
+    Args:
+        reading: a profile.
+
+    Returns:
+        The layers, or None where no two numbered modules of one class save anything.
+    """
+    modules = reading.modules
+    rows = zip(
+        modules.index, modules["class_name"], modules["saved_bytes"], modules["inclusive_bytes"], strict=True
+    )
+    groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for name, class_name, saved_bytes, inclusive_bytes in rows:
+        if numbered := _NUMBERED.fullmatch(name):
+            groups.setdefault((numbered[1] or "", class_name), []).append((saved_bytes, inclusive_bytes))
+    repeated = {key: group for key, group in groups.items() if len(group) > 1}
+    medians = {
+        key: tuple(median(column) for column in zip(*group, strict=True)) for key, group in repeated.items()
+    }
+    key = max(medians, key=lambda key: medians[key][0] * len(repeated[key]), default=None)
+    if key is None or not medians[key][0]:
+        return None
+    count, (saved, inclusive) = len(repeated[key]), medians[key]
+    now = saved_for_backward(reading)
+    twice = now.nbytes - now.held_anyway_bytes + count * saved
+    share_ratio = twice / (now.peak_bytes + count * max(inclusive, saved))
+    return Layers(f"{key[0]}.*" if key[0] else "*", key[1], count, saved, inclusive, share_ratio)
