@@ -11,14 +11,7 @@ import torch
 from memwatch.leaks import find_leaks
 
 sys.path.insert(0, str(Path(__file__).parent))
-import programs_autograd
-import programs_facts
-import programs_frameworks
-import programs_python
-import programs_training
-
-MODULES = (programs_autograd, programs_facts, programs_frameworks, programs_python, programs_training)
-PROGRAMS = [program for module in MODULES for program in module.PROGRAMS]
+from all_programs import PROGRAMS
 
 
 @pytest.fixture(autouse=True)
