@@ -67,7 +67,9 @@ def differing(wanted: dict[int, HostBytes], found: dict[int, HostBytes]) -> list
 
 def last_writer(program: Program, buffers: list[int]) -> str:
     """Name the op that wrote the first of some buffers last; empty text for none."""
-    calls = (call for call in reversed(program.calls) if buffers and buffers[0] in (*call.makes, *call.writes))
+    calls = (
+        call for call in reversed(program.calls) if buffers and buffers[0] in (*call.makes, *call.writes)
+    )
     return next((call.where for call in calls), "")
 
 
