@@ -37,6 +37,12 @@ _next_sequence = torch._C._autograd._get_sequence_nr
 _grad_enabled = torch.is_grad_enabled
 _Parameter: Final = torch.nn.Parameter
 _strided: Final = torch.strided
+_NUMBERS: Final[dict[type, torch.dtype]] = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+    complex: torch.complex128,
+}
 
 
 class OpKind:
@@ -76,6 +82,21 @@ class OpKind:
         )
         self._seeing: OpKind | None = None
         self._calling: OpKind | None = None
+
+    def numbers_as_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Give the arguments with tensors in place of numbers where the schema wants tensors; None if there are none.
+
+        torch hands the tensor that C++ made of a number to Python as the number, and most ops do not take it back
+        (code that torch.jit traced, as `x.shape[0] // 2`, fails so under any dispatch mode).
+        """
+        if torch._C._should_allow_numbers_as_tensors(self.overload._opname):
+            return None
+        restored = list(args)
+        for position, argument in enumerate(self.overload._schema.arguments[: len(args)]):
+            dtype = _NUMBERS.get(args[position].__class__)
+            if dtype is not None and str(argument.type) == "Tensor":
+                restored[position] = torch.scalar_tensor(args[position], dtype=dtype)
+        return None if all(new is old for new, old in zip(restored, args, strict=True)) else tuple(restored)
 
     def calling(self, call: Callable[..., Any]) -> OpKind:
         """Give the same kind for one run with another call; the next run takes the object again."""
@@ -166,7 +187,10 @@ class OpRecorder:
         try:  # no call out of it until the row is written: a signal's handler may raise at any
             result = kind.call(*args, **kwargs)
             end = ticks()
-        except BaseException:
+        except BaseException as error:
+            if error.__class__ is RuntimeError and (restored := kind.numbers_as_tensors(args)) is not None:
+                started[0] = number  # nothing ran
+                return self.run(kind, restored, kwargs)
             self.ops += (number, name, stack, module, phase, sequence, start, ticks(), 1)
             raise
         self.ops += (number, name, stack, module, phase, sequence, start, end, 0)

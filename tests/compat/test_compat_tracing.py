@@ -27,3 +27,15 @@ def test_a_trace_is_the_same_graph_and_the_report_says_that_it_was_not_seen(inte
     assert "aten.mul.Tensor" in set(prof.ops["name"])
     assert torch.jit.trace.__module__ == "torch.jit._trace"
     assert after.sum() == 2000
+
+
+@pytest.mark.parametrize("intercept", ["key", "mode"])
+def test_a_traced_function_runs_first_inside_the_block(intercept):
+    """Its graph is optimised then, and constants are compared, which any other dispatch mode makes it fail at."""
+    traced = torch.jit.trace(lambda x: x.reshape(x.shape[0] // 2, x.shape[1] // 3, 6), torch.randn(4, 6))
+    x = torch.randn(4, 6)
+    with memwatch.profile(intercept=intercept) as prof:
+        y = traced(x)
+    assert torch.equal(y, x.reshape(2, 2, 6))
+    assert not prof.ops["failed"].any()
+    assert [kind for kind, _ in prof.notes if kind != "observer"] == []
