@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import signal
@@ -114,7 +115,8 @@ def test_an_interrupted_run_can_be_read(tmp_path):
     code = "import torch\nwhile True:\n    for i in range(500): torch.ones(9)\n    print('on', flush=True)"
     words = [sys.executable, "-m", "memwatch", "run", "-o", "a.memwatch", "-c", code]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(words, cwd=tmp_path, **pipes) as process:
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's `&` has it ignored
+    with subprocess.Popen(words, cwd=tmp_path, preexec_fn=heard, **pipes) as process:
         assert process.stdout.readline() == "on\n"
         time.sleep(0.05)
         process.send_signal(signal.SIGINT)
