@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 
 import drag_arguments
 import drag_frames
@@ -33,6 +34,7 @@ OTHERWISE_DIFFERENT = {
 
 @functools.cache
 def profiled(program):
+    gc.collect()  # garbage of other tests that goes inside the block would be part of its baseline
     with memwatch.profile() as prof:
         program()
     return prof
