@@ -11,6 +11,7 @@ import drag_objects
 import drag_programs
 import drag_python
 import drag_realistic
+import drag_scopes
 import drag_training
 import pytest
 import torch
@@ -20,7 +21,7 @@ import memwatch
 
 MIB = 2**20
 MODULES = (
-    drag_arguments, drag_frames, drag_objects, drag_programs, drag_python, drag_realistic, drag_training,
+    drag_arguments, drag_frames, drag_objects, drag_programs, drag_python, drag_realistic, drag_scopes, drag_training,
 )  # fmt: skip
 CASES = {name: case for module in MODULES for name, case in module.CASES.items()}
 # twins that differ in more than one reference, or free in another thread, which the allocator tells only by the clock
