@@ -72,6 +72,7 @@ class Storages:
         self.limit_bytes = self._watch_bytes = self._on_birth_bytes = NEVER
         self._on_birth: Callable[[int], None] | None = None
         self.dead: deque[Any] = deque()
+        self._burying = False
         self.on_release: Callable[[Any, int, int], None] = lambda release, op, at: None
         self._strings = strings
         self._ops_started = ops_started
@@ -159,10 +160,18 @@ class Storages:
 
     def bury(self) -> None:
         """Append the deaths since the last time, as of now."""
-        dead = self.dead
-        if not dead:
+        if (
+            not self.dead or self._burying
+        ):  # another thread is at it, as one of autograd's or one that resizes
             return
-        at, op = ticks(), self._ops_started[0]
+        self._burying = True
+        try:
+            self._bury(ticks(), self._ops_started[0])
+        finally:
+            self._burying = False
+
+    def _bury(self, at: int, op: int) -> None:
+        dead = self.dead
         while dead:  # each is taken off after it is written, with no call between
             gone = dead[0]
             kind = gone.__class__

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -41,6 +43,10 @@ def test_no_interrupt_is_lost(intercept, alarm, monkeypatch, tmp_path):
     swallowed = []
     monkeypatch.setattr("sys.unraisablehook", swallowed.append)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    with memwatch.profile(intercept=intercept):
+        model(
+            torch.ones(2, 4)
+        ).sum().backward()  # torch imports parts of itself at first use, which is not our matter
     rng = random.Random(0)
     caught = 0
     with memwatch.profile(tmp_path / "a.memwatch", intercept=intercept) as prof:
@@ -59,3 +65,35 @@ def test_no_interrupt_is_lost(intercept, alarm, monkeypatch, tmp_path):
         np.testing.assert_array_equal(rows, np.arange(len(rows)))
     assert prof.notes == []
     assert prof.summary()
+
+
+def test_storages_that_other_threads_resize_die_once():
+    """Several threads may come to tell of deaths at once; each death is told once, and nobody's call fails."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    over, errors = threading.Event(), []
+
+    def resize():
+        try:
+            while not over.is_set():
+                torch.UntypedStorage(8).resize_(16)
+        except Exception as error:
+            errors.append(error)
+
+    try:
+        with memwatch.profile(allocator=False) as prof:
+            threads = [threading.Thread(target=resize) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for _ in range(300):
+                held = [torch.ones(3) for _ in range(60)]
+                del held
+            over.set()
+            for thread in threads:
+                thread.join()
+    finally:
+        over.set()
+        sys.setswitchinterval(before)
+    died = prof.capture.tables["deaths"]["storage"]
+    assert errors == []
+    assert len(died) == len(np.unique(died)) == 300 * 60
