@@ -65,7 +65,7 @@ def timed(
 def cost(rounds: int) -> list[str]:
     """Compare blocks with and without holders, in turn."""
     lines = [
-        f"Medians of {rounds} rounds, thread time of whole blocks, holders off and on in turn; added is the median of the pairs:",
+        f"Medians of {rounds} rounds, thread time of blocks, holders off and on in turn; added: median of the pairs",
         "",
         "| program | without holders | with holders | added | looks |",
         "| --- | --- | --- | --- | --- |",
