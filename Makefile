@@ -8,14 +8,17 @@ INSTALL := $(RUN) pip install --quiet -c constraints.txt
 .PHONY: demo test lint page docs opinfo programs clean
 
 demo: $(VENV)/.installed  ## train a small GPT, print its summary, write out/gpt.html
+	-$(VENV)/bin/memwatch build
 	$(VENV)/bin/python examples/gpt.py
 
 test: $(VENV)/.installed-test programs lint  ## everything that must hold
+	$(VENV)/bin/memwatch build
 	$(RUN) pytest -n 2 -q
 
 lint: $(VENV)/.installed-test  ## style, types and the direction of imports
 	$(RUN) ruff check
 	$(RUN) ruff format --check
+	$(VENV)/bin/clang-format --dry-run -Werror memwatch/record/native/src/*
 	$(RUN) mypy
 	$(VENV)/bin/lint-imports
 

@@ -27,7 +27,9 @@ from torch._C._profiler import (
 )
 from torch.autograd import profiler, profiler_legacy
 
+from memwatch.capture.schema import NONE
 from memwatch.record.clock import Clock, ticks
+from memwatch.record.rows import Rows
 from memwatch.record.stand_in import StandIns
 from memwatch.record.uninterrupted import uninterrupted
 
@@ -43,7 +45,7 @@ _STARTERS: Final = (
     (profiler_legacy, "_enable_profiler_legacy"),
 )
 _autograd: Any = torch._C._autograd
-_LOG_ERRORS_ONLY: Final = 2
+LOG_ERRORS_ONLY: Final = 2
 _SENTINEL_BYTES: Final = 7919
 _SENTINELS: Final = 8
 """Blocks of that size, whose times are known, are the first and the last of every window."""
@@ -55,20 +57,20 @@ class AllocatorChannel:
     def __init__(
         self, strings: Strings, clock: Clock, ops_started: list[int], note: Callable[[str, str], None]
     ) -> None:
-        self.windows: list[int] = []
+        self.windows = Rows()
         self.running = False
         self.stepped_aside = False
-        self._strings = strings
-        self._clock = clock
-        self._ops_started = ops_started
+        self.strings = strings
+        self.clock = clock
+        self.ops_started = ops_started
         self._note = note
-        self._emit: Callable[[Any], None] = lambda rows: None
+        self.emit: Callable[[Any], None] = lambda rows: None
         self._stand_ins = StandIns()
-        self._count = 0
+        self.count = 0
 
     def start(self, emit: Callable[[Any], None]) -> None:
         """Open the first window; `emit` receives the rows of `allocator` of each closed one as an int64 array."""
-        self._emit = emit
+        self.emit = emit
         if _autograd._profiler_enabled():
             self.stepped_aside = True
             self._note(
@@ -92,6 +94,20 @@ class AllocatorChannel:
             self._note("allocator", "the program started a torch profiler: allocator events end there")
         return profiler(*args, **kwargs)
 
+    def cut(self) -> bool:
+        """End the window, emit its events and begin the next; tell whether that could be done here."""
+        if torch._C._current_graph_task_id() != NONE:  # what opens a window in backward ends with it
+            return False
+        self.close()
+        self.open()
+        return True
+
+    def forget_in_child(self) -> None:
+        """Be off in a forked child."""
+        if self.running:
+            _end_without_destructors()
+        self.running = False
+
     def open(self) -> None:
         """Open a window, unless the channel stepped aside."""
         if self.stepped_aside or self.running:
@@ -100,9 +116,9 @@ class AllocatorChannel:
         with _quiet():
             _autograd._prepare_profiler(config, {ProfilerActivity.CPU})
             _autograd._enable_profiler(config, {ProfilerActivity.CPU}, {RecordScope.BUILD_FEATURE})
-        _log_level(_LOG_ERRORS_ONLY)
+        log_level(LOG_ERRORS_ONLY)
         self._start, self._start_sentinel = _sentinels()
-        self._start_op = self._ops_started[0]
+        self._start_op = self.ops_started[0]
         self.running = True
 
     def close(self) -> None:
@@ -112,9 +128,9 @@ class AllocatorChannel:
         end, end_sentinel = _sentinels()
         with _quiet():
             result = _autograd._disable_profiler()
-        _log_level(None)
+        log_level(None)
         self.running = False
-        start_ns, end_ns = self._clock.to_ns(self._start), self._clock.to_ns(end)
+        start_ns, end_ns = self.clock.to_ns(self._start), self.clock.to_ns(end)
         events = self._events(result.experimental_event_tree())
         ours = np.flatnonzero(events[:, 2] == _SENTINEL_BYTES)
         if len(ours) < 2 * _SENTINELS:
@@ -122,9 +138,9 @@ class AllocatorChannel:
             return
         events = _in_our_time(events, ours, (start_ns, self._start_sentinel), (end_ns, end_sentinel))
         if len(events):
-            self._emit(events)
-        self.windows += (self._count, start_ns, end_ns, self._start_op, self._ops_started[0])
-        self._count += 1
+            self.emit(events)
+        self.windows += (self.count, start_ns, end_ns, self._start_op, self.ops_started[0])
+        self.count += 1
 
     def _events(self, roots: list[Any]) -> np.ndarray[Any, Any]:
         devices: dict[Any, int] = {}
@@ -136,11 +152,18 @@ class AllocatorChannel:
                 fields = node.extra_fields
                 device = fields.device
                 if device not in devices:
-                    devices[device] = self._strings(str(device))
-                rows.append((node.start_time_ns, fields.ptr, fields.alloc_size, devices[device], self._count))
+                    devices[device] = self.strings(str(device))
+                rows.append((node.start_time_ns, fields.ptr, fields.alloc_size, devices[device], self.count))
             waiting.extend(node.children[::-1])
         events = np.array(rows, dtype=np.int64).reshape(-1, 5)
         return events[np.argsort(events[:, 0], kind="stable")]
+
+
+def _end_without_destructors() -> None:
+    """Let this forked child end without C++ destructors: kineto's would wait for a thread the child has not."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(libc._exit, None)
 
 
 def _sentinels() -> tuple[int, int]:
@@ -170,8 +193,11 @@ def _in_our_time(events: IntArray, made: IntArray, first: tuple[int, int], last:
     first_ns, last_ns = events[made[first[1]], 0], events[made[last[1] - _SENTINELS], 0]
     slope = (last[0] - first[0]) / max(int(last_ns - first_ns), 1)
     events[:, 0] = first[0] + ((events[:, 0] - first_ns) * slope).astype(np.int64)
-    ours = np.concatenate([made[:_SENTINELS], made[-_SENTINELS:]])
-    return np.delete(events, np.concatenate([ours, ours + 1]), axis=0)
+    freed = np.flatnonzero(
+        events[:, 2] == -_SENTINEL_BYTES
+    )  # not always the next event: threads may allocate between
+    ours = [rows for each in (made, freed) for rows in (each[:_SENTINELS], each[-_SENTINELS:])]
+    return np.delete(events, np.concatenate(ours), axis=0)
 
 
 @contextlib.contextmanager
@@ -209,7 +235,7 @@ def _log_level_flag() -> ctypes.c_int | None:
 _level_before: list[int] = []
 
 
-def _log_level(level: int | None) -> None:
+def log_level(level: int | None) -> None:
     """Silence c10's "block of unknown size" log line while a window is open; None puts the level back."""
     flag = _log_level_flag()
     if flag is None:

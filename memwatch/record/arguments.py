@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from memwatch.capture.schema import NONE
+from memwatch.record.rows import Rows
 from memwatch.record.storages import BASELINE
 from memwatch.replay.blank import ONLY_ALLOCATE
 from memwatch.replay.encode import encode, leaves, unsupported_tensor
@@ -41,8 +42,8 @@ class ArgumentRecorder:
     """Append the rows of `arguments` and `operands`, and keep what a replay starts from."""
 
     def __init__(self, ops: OpRecorder, storages: Storages, strings: Strings, ops_started: list[int]) -> None:
-        self.arguments: list[int] = []
-        self.operands: list[int] = []
+        self.arguments = Rows()
+        self.operands = Rows()
         self.kept = Kept()
         self._ops = ops
         self._storages = storages

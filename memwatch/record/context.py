@@ -16,6 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from memwatch.capture.schema import NONE, ROLES
 from memwatch.record.clock import ticks
+from memwatch.record.rows import Rows
 from memwatch.record.storages import BASELINE, Alive, Storages, address_of, plain_parts
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 PARAMETER, BUFFER, GRADIENT, STATE, INPUT = range(len(ROLES))
 _OUTSIDE: Final = (NONE, NONE)
+_thread: Final = threading.get_ident
+_tracing_state: Final = torch._C._get_tracing_state
 _call_impl: Final[Callable[..., Any]] = nn.Module._call_impl
 _active: list[Context] = []
 
@@ -33,9 +36,9 @@ _active: list[Context] = []
 def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Stand in for `nn.Module._call_impl` while a block is open; its code object bounds the call stacks."""
     context = _active[0] if _active else None
-    if context is None or _is_tracing() or threading.get_ident() != context.thread:
+    if context is None or _is_tracing() or _thread() != context.thread:
         return _call_impl(self, *args, **kwargs)
-    depth = context.depth
+    depth = len(context.running)
     try:
         context.enter(self, args, kwargs)
         return _call_impl(self, *args, **kwargs)
@@ -45,7 +48,7 @@ def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _is_tracing() -> bool:
     """Tell whether dynamo or torch.jit is writing down what runs: then nothing of ours may."""
-    return torch.compiler.is_dynamo_compiling() or torch._C._get_tracing_state() is not None
+    return torch.compiler.is_dynamo_compiling() or _tracing_state() is not None
 
 
 class Context:
@@ -55,16 +58,16 @@ class Context:
         self.top: tuple[int, int] = _OUTSIDE
         self.optimizing = False
         self.in_backward = False
-        self.thread = threading.get_ident()
-        self.modules: list[int] = []
-        self.calls: list[int] = []
-        self.roles: list[int] = []
-        self.steps: list[int] = []
+        self.thread = _thread()
+        self.modules = Rows()
+        self.calls = Rows()
+        self.roles = Rows()
+        self.steps = Rows()
         self._storages = storages
         self._stacks = stacks
         self._strings = strings
         self._ops_started = ops_started
-        self._running: list[tuple[tuple[int, int], bool, int, int]] = []
+        self.running: list[tuple[tuple[int, int], bool, int, int]] = []
         self._module_ids: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
         self._module_count = 0
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
@@ -96,11 +99,6 @@ class Context:
             handle.remove()
         self._handles.clear()
 
-    @property
-    def depth(self) -> int:
-        """How many module calls and optimizer steps are running."""
-        return len(self._running)
-
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Push a module call."""
         known = self._module_ids.get(id(module))
@@ -110,40 +108,41 @@ class Context:
         if self.top is _OUTSIDE:
             self._note_inputs(module, (*args, *kwargs.values()))
         stack = self._stacks.capture(self.top[1], NONE, 3)
-        self._running.append((self.top, self.optimizing, known[1], self._ops_started[0]))
+        self.running.append((self.top, self.optimizing, known[1], self._ops_started[0]))
         self.top = (known[1], stack)
         self.optimizing = False
 
     def leave(self, depth: int) -> None:
         """Pop the module call at `depth`, if it was pushed, and whatever an exception left above it."""
-        if len(self._running) <= depth:
+        if len(self.running) <= depth:
             return
-        top, optimizing, module, start_op = self._running[depth]
-        del self._running[depth:]
+        top, optimizing, module, start_op = self.running[depth]
+        del self.running[depth:]
         self.top, self.optimizing = top, optimizing
         if module != NONE:
             self.calls += (module, start_op, self._ops_started[0], depth)
 
     def _step_starts(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != self.thread or _is_tracing():
+        if _thread() != self.thread or _is_tracing():
             return
         self._learn_parameters(optimizer)
         self.backward_ended()
         self._born_before_step = self._storages.count
-        self._running.append((self.top, self.optimizing, NONE, self._ops_started[0]))
+        self.running.append((self.top, self.optimizing, NONE, self._ops_started[0]))
         self.top = (self.top[0], self._stacks.capture(self.top[1], NONE, 3))
         self.optimizing = True
 
     def _step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != self.thread or _is_tracing():
+        if _thread() != self.thread or _is_tracing():
             return
-        while self._running:
-            top, optimizing, module, start_op = self._running.pop()
+        while self.running:
+            top, optimizing, module, start_op = self.running.pop()
             if module == NONE:
                 self.top, self.optimizing = top, optimizing
                 name = self._strings(f"{type(optimizer).__name__}.step")
                 self.steps += (start_op, ticks(), name, self._ops_started[0])
                 break
+        self._storages.bury()  # the step's own temporaries
         newest = next(reversed(self._storages.live.values()), None)  # the one born last of those that live
         if newest is not None and newest.number >= self._born_before_step:
             self.learn_state(optimizer)
@@ -172,7 +171,8 @@ class Context:
 
     def _own(self, tensor: Tensor, role: int, name: str) -> None:
         self._role(tensor, role, name)
-        if role == PARAMETER and id(tensor) not in self._parameters:
+        known = self._parameters.get(id(tensor))
+        if role == PARAMETER and (known is None or known[0]() is not tensor):  # an id may be in use again
             self._parameters[id(tensor)] = (weakref.ref(tensor), name)
 
     def _learn_parameters(self, optimizer: Any) -> None:
@@ -196,7 +196,7 @@ class Context:
             for slot, value in state.items():
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
                     if isinstance(tensor, Tensor):
-                        self._note(tensor, STATE, f"{kind}.{slot}[{owner}]")
+                        self._note(tensor, STATE, "{}.{}[{}]", kind, slot, owner)
 
     def backward_ended(self) -> None:
         """Note which storages are the gradients of known parameters, and let the recorder hold what is left."""
@@ -206,7 +206,7 @@ class Context:
             for reference, name in list(self._parameters.values()):
                 parameter = reference()
                 if parameter is not None and parameter.is_leaf and (grad := parameter.grad) is not None:
-                    self._note(grad, GRADIENT, f"grad of {name}")
+                    self._note(grad, GRADIENT, "grad of {}", name)
         if torch._C._current_graph_task_id() == NONE:
             self._storages.settle()
 
@@ -218,16 +218,19 @@ class Context:
         for tensor in _tensors_in(values):
             self._role(tensor, INPUT, f"input of {type(module).__name__}")
 
-    def _note(self, tensor: Tensor, role: int, name: str) -> None:
-        """Note the role of a tensor, as cheaply as can be where it is plain and its storage is watched."""
+    def _note(self, tensor: Tensor, role: int, name: str, *words: str) -> None:
+        """Note the role of a tensor, as cheaply as can be where it is plain and its storage is watched.
+
+        Its name is put together from `words` only if it is new.
+        """
         try:
             alive = self._storages.live.get(address_of(tensor)) if tensor.__class__ is Tensor else None
         except (RuntimeError, NotImplementedError):
             alive = None
         if alive.__class__ is not Alive:
-            self._role(tensor, role, name)
+            self._role(tensor, role, name.format(*words))
         elif not self._storages.roles.get(alive.number, 0) >> role & 1:
-            self._add(alive.number, role, name)
+            self._add(alive.number, role, name.format(*words))
 
     def _role(self, tensor: Tensor, role: int, name: str) -> None:
         with torch._C.DisableTorchFunction():

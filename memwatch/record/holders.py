@@ -21,6 +21,7 @@ from memwatch.record.graphs import Graphs
 from memwatch.record.holder_words import Words, describe, same_for_all_items
 from memwatch.record.look_times import LookTimes
 from memwatch.record.reach import Chain, Reach
+from memwatch.record.rows import Rows
 from memwatch.record.sources import Source, namespaces, running, sources
 from memwatch.record.storages import (
     NEVER,
@@ -60,7 +61,7 @@ class HolderLooks:
         strings: Strings,
         ops_started: list[int],
     ) -> None:
-        self.rows: list[int] = []
+        self.rows = Rows()
         self._times = LookTimes(storages.live_bytes)
         self._storages = storages
         self._saved = saved

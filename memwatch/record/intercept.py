@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
@@ -24,8 +25,9 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
-from memwatch.errors import MemwatchError
 from memwatch.record.ops import OpKind
+
+_frames_callback: Final[Callable[[], Any]] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 Handler = Callable[[OpKind, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -33,10 +35,16 @@ _UNSEEN: Final = frozenset({"detach", "lift_fresh", "alias"})
 """Ops that make no bytes; `detach` must stay unseen below autograd: `nn.Parameter` needs its output unwrapped."""
 
 
+_PATIENCE_CALLS: Final = 10_000_000
+"""For how many calls of Python a mode that was stopped within an op waits for the op's return."""
+
+
 class Interceptor(Protocol):
     """Calls the handler for every op of this thread between `start` and `stop`."""
 
     name: str
+    callbacks: tuple[Callable[..., Any], ...]
+    """Functions that torch calls while dynamo may be evaluating frames."""
 
     def start(self, handler: Handler) -> None:
         """Begin to call `handler` for every op."""
@@ -59,12 +67,19 @@ class ModeInterceptor(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._handler: Handler | None = None
-        self._kinds: dict[Any, OpKind | None] = {}
+        self._kinds: dict[int, OpKind | None] = {}
+        self._overloads: list[Any] = []
+        self.callbacks: tuple[Callable[..., Any], ...] = (ModeInterceptor.__torch_dispatch__,)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Keep dynamo from giving up on compiled functions for the rest of the process (TORCH_FACTS 4.4)."""
         return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do without torch's wrapper around `__torch_dispatch__`, which costs as much as recording."""
+        return False
 
     def start(self, handler: Handler) -> None:
         """Push the mode."""
@@ -73,14 +88,32 @@ class ModeInterceptor(TorchDispatchMode):
 
     def stop(self) -> None:
         """Take the mode off the stack, leaving those that the program pushed later."""
+        if self._is_pushed():
+            self._take_off()
+        elif self._handler is not None and sys.getprofile() is None:
+            # the block is left within an op: torch puts the mode back when that returns
+            sys.setprofile(functools.partial(self._take_off_later, iter(range(_PATIENCE_CALLS))))
+        self._handler = None
+
+    def _is_pushed(self) -> bool:
+        return any(mode is self for mode in _get_current_dispatch_mode_stack())
+
+    def _take_off(self) -> None:
         above = []
-        if any(mode is self for mode in _get_current_dispatch_mode_stack()):
-            while _get_current_dispatch_mode() is not self:
-                above.append(_pop_mode())
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        while _get_current_dispatch_mode() is not self:
+            above.append(_pop_mode())
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         for mode in reversed(above):
             _push_mode(mode)
-        self._handler = None
+
+    def _take_off_later(self, tries: Iterator[int], *call: Any) -> None:
+        """Take the mode off when torch has put it back; Python's profiler calls before the next op can begin."""
+        started_again = self._handler is not None
+        back = self._is_pushed()
+        if started_again or back or next(tries, None) is None:
+            sys.setprofile(None)
+        if back and not started_again:
+            self._take_off()
 
     def pause(self) -> bool:
         """Stay on: dynamo ignores this mode."""
@@ -91,14 +124,33 @@ class ModeInterceptor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Hand the op to the recorder; leave tensor subclasses that dispatch on their own to themselves."""
-        if self._handler is None or any(_dispatches_itself(kind) for kind in types):
-            return NotImplemented if self._handler is not None else func(*args, **(kwargs or {}))
-        kind = self._kinds.get(func, self)
+        if _frames_callback() is not None:
+            return _unseen_by_dynamo(self.hand_on, func, types, args, kwargs or {})
+        return self.hand_on(func, types, args, kwargs or {})
+
+    def hand_on(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Hand an op to the recorder, unless it is a view or a subclass sees to it."""
+        handler = self._handler
+        if handler is None or (types and any(_dispatches_itself(kind) for kind in types)):
+            return NotImplemented if handler is not None else func(*args, **kwargs)
+        kind = self._kinds.get(id(func), self)
         if kind is self:
-            kind = self._kinds[func] = _mode_kind(func)
+            kind = self._kinds[id(func)] = mode_kind(func)
+            self._overloads.append(func)  # its id stays its own
         if kind is None:
-            return func(*args, **(kwargs or {}))
-        return self._handler(kind, args, kwargs or {})  # type: ignore[arg-type]
+            return func(*args, **kwargs)
+        return handler(kind, args, kwargs)  # type: ignore[arg-type]
+
+
+@functools.cache
+def _disabled() -> Callable[..., Any]:
+    import torch._dynamo
+
+    return torch._dynamo.disable(lambda function, *args: function(*args))  # type: ignore[no-any-return]
+
+
+def _unseen_by_dynamo(function: Callable[..., Any], *args: Any) -> Any:
+    return _disabled()(function, *args)
 
 
 @functools.cache
@@ -110,7 +162,8 @@ def _dispatches_itself(kind: type) -> bool:
     return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
 
 
-def _mode_kind(func: Any) -> OpKind | None:
+def mode_kind(func: Any) -> OpKind | None:
+    """Give the kind of an op that a dispatch mode sees; None for one that is not recorded."""
     if (
         not isinstance(func, torch._ops.OpOverload)
         or func.is_view
@@ -125,78 +178,113 @@ class KeyInterceptor:
     """Intercept with kernels on the unused dispatch key `Fake`."""
 
     name = "key"
+    callbacks: tuple[Callable[..., Any], ...] = ()
     _handler: Handler | None = None
-    _registered: list[Any] | None = None
+    _kernels: tuple[Any, dict[str, Any]] | None = None
+    _on = False
 
     def start(self, handler: Handler) -> None:
         """Include the key in this thread."""
-        if not self.works():
-            raise MemwatchError("this torch has no free dispatch key; use profile(intercept='mode')")
+        self.put_kernels(None)
         KeyInterceptor._handler = handler
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
+        self.include(on=True)
 
     def stop(self) -> None:
         """Exclude the key again."""
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)
+        self.include(on=False)
         KeyInterceptor._handler = None
+
+    def include(self, *, on: bool) -> None:
+        """Have the key in this thread or not."""
+        self._on = on
+        torch._C._dispatch_tls_set_dispatch_key_included(KEY, on)
 
     def pause(self) -> bool:
         """Exclude the key in this thread, if it was included."""
-        included: bool = torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)
+        included: bool = torch._C._dispatch_tls_is_dispatch_key_included(KEY)
+        torch._C._dispatch_tls_set_dispatch_key_included(KEY, False)
         return included
 
     def resume(self) -> None:
         """Include the key in this thread again."""
-        if KeyInterceptor._handler is not None:
-            torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
+        if self._on:
+            torch._C._dispatch_tls_set_dispatch_key_included(KEY, True)
 
     @staticmethod
     @functools.cache
     def works() -> bool:
         """Probe once per process: register the kernels, run an op, see it, and compare its result."""
-        if _KEY is None:
+        if KEY is None:
             return False
-        seen: list[str] = []
+        seen: set[str] = set()
 
-        def probe(kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            seen.append(kind.name)
+        def see(kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            seen.add(kind.name)
             return kind.call(*args, **kwargs)
 
+        interceptor = KeyInterceptor()
         try:
-            with _unseen_by_the_program():
-                KeyInterceptor._register()
-                KeyInterceptor._handler = probe
-                torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
-                try:
-                    sums = (torch.ones(3, requires_grad=True) * 2).sum()
-                    sums.backward()
-                finally:
-                    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, False)
-                    KeyInterceptor._handler = None
-                return sums.item() == 6 and {"aten.mul.Tensor", "aten.sum.default"} <= set(seen)
+            total = probe(functools.partial(interceptor.start, see), interceptor.stop)
         except (RuntimeError, AttributeError, TypeError):
             return False
+        return total == PROBED and {"aten.mul.Tensor", "aten.sum.default"} <= seen
 
-    @classmethod
-    def _register(cls) -> None:
-        libraries: dict[str, Any] = {}
-        for space, name, overload in _overloads():
-            if space not in libraries:
-                libraries[space] = torch._C._dispatch_library("IMPL", space, "", __file__, 0)
-            if overload.is_view or overload._opname in _UNSEEN or space == "profiler":
-                libraries[space].impl(name, "Fake", torch.library.fallthrough_kernel, False)
-            elif space == "aten":
-                libraries[space].impl(name, "Fake", functools.partial(_kernel, OpKind(overload)), False)
-            else:
-                libraries[space].impl(
-                    name, "Fake", functools.partial(_careful_kernel, OpKind(overload)), True
-                )
-        fallback = torch.library.Library("_", "IMPL")  # for the ops that are defined later
+    @staticmethod
+    def put_kernels(native: Any) -> None:
+        """Have the kernels of Python on the key, or the one of the native library; views pass both by."""
+        known = KeyInterceptor._kernels
+        if known is not None and known[0] is native:
+            return
+        if known is not None:
+            _take_off(*known)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            fallback.fallback(_later_kernel, "Fake", with_keyset=True)
-        cls._registered = [libraries, fallback]
+            warnings.simplefilter("ignore")  # torch tells of every kernel that takes another's place
+            libraries = _libraries(python=native is None)
+            if native is not None:
+                native.put_kernel()
+            else:
+                later = torch.library.Library("_", "IMPL")  # for the ops that are defined later
+                later.fallback(_later_kernel, "Fake", with_keyset=True)
+                libraries["_"] = later
+        KeyInterceptor._kernels = native, libraries
+
+
+def _libraries(*, python: bool) -> dict[str, Any]:
+    """Let views pass the key by, and put Python kernels there for all other ops if asked."""
+    libraries: dict[str, Any] = {}
+    for space, name, overload in _overloads():
+        if space not in libraries:
+            libraries[space] = torch._C._dispatch_library("IMPL", space, "", __file__, 0)
+        if overload.is_view or overload._opname in _UNSEEN or space == "profiler":
+            libraries[space].impl(name, "Fake", torch.library.fallthrough_kernel, False)
+        elif python and space == "aten":
+            libraries[space].impl(name, "Fake", functools.partial(_kernel, OpKind(overload)), False)
+        elif python:
+            libraries[space].impl(name, "Fake", functools.partial(_careful_kernel, OpKind(overload)), True)
+    return libraries
+
+
+def _take_off(native: Any, libraries: dict[str, Any]) -> None:
+    if native is not None:
+        native.take_kernel()
+    elif "_" in libraries:
+        libraries["_"]._destroy()
+    libraries.clear()
+
+
+PROBED: Final = 6
+
+
+def probe(start: Callable[[], None], stop: Callable[[], None]) -> float:
+    """Run ops while an interceptor is on, and give their result, which is `PROBED`."""
+    with _unseen_by_the_program():
+        start()
+        try:
+            total = (torch.ones(3, requires_grad=True) * 2).sum()
+            total.backward()
+        finally:
+            stop()
+        return total.item()
 
 
 @contextlib.contextmanager
@@ -209,11 +297,11 @@ def _unseen_by_the_program() -> Iterator[None]:
 
 def _kernel(kind: OpKind, *args: Any, **kwargs: Any) -> Any:
     try:
-        _set_excluded(_KEY, True)  # within: a signal's handler may raise as it returns
+        _set_excluded(KEY, True)  # within: a signal's handler may raise as it returns
         handler = KeyInterceptor._handler
         return kind.call(*args, **kwargs) if handler is None else handler(kind, args, kwargs)
     finally:
-        _set_excluded(_KEY, False)
+        _set_excluded(KEY, False)
 
 
 def _careful_kernel(kind: OpKind, keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -256,6 +344,6 @@ def _free_key() -> Any:
         return None
 
 
-_KEY: Final = _free_key()
-_BELOW: Final[Any] = None if _KEY is None else torch._C._dispatch_keyset_full_after(_KEY)
+KEY: Final = _free_key()
+_BELOW: Final[Any] = None if KEY is None else torch._C._dispatch_keyset_full_after(KEY)
 _set_excluded: Final[Any] = torch._C._dispatch_tls_set_dispatch_key_excluded

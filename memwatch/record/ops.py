@@ -16,7 +16,8 @@ from torch import Tensor
 from memwatch.capture.schema import ACCESSES, NONE, PHASES
 from memwatch.errors import MemwatchError
 from memwatch.record.clock import ticks
-from memwatch.record.storages import BASELINE, BY_OP, Passing, Storages, address_of, plain_parts
+from memwatch.record.rows import Rows
+from memwatch.record.storages import BASELINE, BY_OP, Passing, Storages, address_of, is_gone, plain_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -124,14 +125,15 @@ class OpRecorder:
     """Append the rows of `ops`, `uses` and `births` for every intercepted op."""
 
     def __init__(
-        self, storages: Storages, stacks: Stacks, context: Context, strings: Strings, ops_started: list[int]
-    ) -> None:
-        self.ops: list[int] = []
-        self.uses: list[int] = []
+        self, storages: Storages, stacks: Stacks, context: Context, strings: Strings, ops_started: list[int],
+        *, rows: Callable[[], Rows] = Rows,
+    ) -> None:  # fmt: skip
+        self.ops = rows()
+        self.uses = rows()
         self.on_flush: Callable[[], None] = lambda: None
         self.holds: Callable[[], bool] = lambda: True
         self.on_error: Callable[[str, Exception], None] = lambda name, error: None
-        self.flush_ops = self.flush_ticks = _NEVER
+        self._flush_op = self._flush_ticks = _NEVER
         self._storages = storages
         self._live = storages.live
         self._dead = storages.dead
@@ -216,7 +218,11 @@ class OpRecorder:
             if result.__class__ is Tensor and result.layout is _strided:
                 key = address_of(result)
                 known = live.get(key)
-                if known is None or (known.__class__ is Passing and not _lies_in(key, (args, kwargs))):
+                if (
+                    known is None
+                    or is_gone(known)
+                    or (known.__class__ is Passing and not _lies_in(key, (args, kwargs)))
+                ):
                     uses += (number, self._storages.born(result, key, number, BY_OP, end), OUTPUT)
             elif result is not None:
                 self._made(number, result, (args, kwargs))
@@ -224,9 +230,16 @@ class OpRecorder:
             raise
         except Exception as error:  # a tensor we cannot look into is no reason to stop the program
             self.on_error(kind.name, error)
-        if number >= self.flush_ops or end > self.flush_ticks:
+        if number >= self._flush_op or end > self._flush_ticks:
             self.on_flush()
         return result
+
+    def close(self) -> None:
+        """Let go of what is not needed when the block has ended."""
+
+    def flush_at(self, op: int, at: int) -> None:
+        """Call `on_flush` after an op of that number, or that ended later than `at` ticks."""
+        self._flush_op, self._flush_ticks = op, at
 
     def _touch(self, number: int, arguments: Iterable[Any], accesses: Iterable[int]) -> None:
         live, uses = self._live, self.uses
@@ -262,7 +275,11 @@ class OpRecorder:
                     self._storages.number_of(part, number, BY_OP)
                     continue
                 known = self._live.get(key)
-                if known is None or (known.__class__ is Passing and not _lies_in(key, given)):
+                if (
+                    known is None
+                    or is_gone(known)
+                    or (known.__class__ is Passing and not _lies_in(key, given))
+                ):
                     self.uses += (number, self._storages.born(part, key, number, BY_OP, ticks()), OUTPUT)
         elif result.__class__ is tuple or result.__class__ is list:
             for item in result:
@@ -276,6 +293,8 @@ def _lies_in(key: int, given: Any) -> bool:
             return any(address_of(part) == key for part in plain_parts(given))
         except (NotImplementedError, RuntimeError):
             return False
+    if given.__class__ is int:
+        return key == given
     if given.__class__ is dict:
         given = given.values()
     elif given.__class__ is not list and given.__class__ is not tuple:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import psutil
 
 from memwatch.record.clock import ticks
+from memwatch.record.rows import Rows
 
 
 class ProcessSampler:
     """Append rows of `process` when asked."""
 
     def __init__(self) -> None:
-        self.rows: list[int] = []
+        self.rows = Rows()
         self._process = psutil.Process()
 
     def sample(self) -> None:

@@ -20,8 +20,9 @@ from torch.autograd import forward_ad
 
 from memwatch.capture.schema import NONE
 from memwatch.record.clock import ticks
+from memwatch.record.rows import Rows
 from memwatch.record.stand_in import StandIns
-from memwatch.record.storages import BASELINE, Storages
+from memwatch.record.storages import BASELINE, Storages, known_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -67,30 +68,38 @@ class SavedTensorRecorder:
     """Append a row of `packs` for every saved tensor, and of `unpacks` for its uses and its release."""
 
     def __init__(self, storages: Storages, context: Context, ops_started: list[int]) -> None:
-        self.packs: list[int] = []
-        self.unpacks: list[int] = []
+        self.packs = Rows()
+        self.unpacks = Rows()
         self._storages = storages
         self._context = context
         self._ops_started = ops_started
         self._releases: dict[int, _Release] = {}
         self._count = 0
         self._outer: tuple[Callable[..., Any], Callable[..., Any]] | None = None
-        self._hooks = (self._pack, self._unpack)
-        self.callbacks = self._hooks
+        self._hooks: tuple[Callable[..., Any], Callable[..., Any]] = (self._pack, self._unpack)
+        self.callbacks: tuple[Callable[..., Any], ...] = self._hooks
         storages.on_release = self._released
         self._stand_ins = StandIns()
         self.closed = False
 
     def start(self) -> None:
         """Push the hooks, above those that the program pushed before."""
-        self._outer = _autograd._top_saved_tensors_default_hooks(True)
+        self.set_outer(_autograd._top_saved_tensors_default_hooks(True))
         _autograd._push_saved_tensors_default_hooks(*self._hooks)
         self._stand_ins.put(torch.autograd.graph, "disable_saved_tensors_hooks", self._stand_aside)
+
+    def set_outer(self, hooks: tuple[Callable[..., Any], Callable[..., Any]] | None) -> None:
+        """Have the hooks that the program pushed before do the packing."""
+        self._outer = hooks
 
     def stop(self) -> None:
         """Remove the hooks, leaving those that the program pushed inside the block."""
         self._stand_ins.take_off()
         self._remove()
+        self.close()
+
+    def close(self) -> None:
+        """Append no more rows."""
         self.closed = True
         self._releases.clear()
 
@@ -158,15 +167,10 @@ class SavedTensorRecorder:
         return found
 
     def _append(self, pack: Pack, tensor: Tensor) -> None:
-        storages = self._storages
-        storage = storages.number_of(tensor, NONE, BASELINE) if tensor.layout is torch.strided else NONE
-        try:
-            nbytes = tensor.nbytes
-        except (RuntimeError, NotImplementedError):
-            nbytes = 0
-        sequence, shape, at = _next_sequence() - 1, storages.shape_id(tensor), ticks()
+        storage, shape, nbytes = look(self._storages, tensor)
+        sequence, at = _next_sequence() - 1, ticks()
         op, module = self._ops_started[0], self._context.top[0]
-        release = _Release(pack, storages.dead.append)
+        release = _Release(pack, self._storages.dead.append)
         # no call until all is written: a signal's handler may raise at any
         pack.number = release.number = number = self._count
         release.storage, release.sequence = storage, sequence
@@ -182,13 +186,23 @@ class SavedTensorRecorder:
             return result
         packed: Tensor = pack.packed
         if packed._version != pack.version:
-            raise RuntimeError(_inplace_error(pack))
+            raise RuntimeError(inplace_error(pack))
         return packed
 
     def _released(self, release: _Release, op: int, at: int) -> None:
         if not self.closed:
             self.unpacks += (release.number, op, at, 1)
             del self._releases[release.number]
+
+
+def look(storages: Storages, tensor: Tensor) -> tuple[int, int, int]:
+    """Give the storage of a saved tensor, the string id of its shape, and its bytes."""
+    storage = storages.number_of(tensor, NONE, BASELINE) if tensor.layout is torch.strided else NONE
+    try:
+        nbytes = known_bytes(tensor.nbytes)
+    except (RuntimeError, NotImplementedError):
+        nbytes = 0
+    return storage, storages.shape_id(tensor), nbytes
 
 
 def _nothing() -> None:
@@ -214,7 +228,7 @@ def _kind_of(node: Any) -> tuple[str, bool]:
     return known
 
 
-def _inplace_error(pack: Pack) -> str:
+def inplace_error(pack: Pack) -> str:
     """Word the error exactly as torch/csrc/autograd/saved_variable.cpp does."""
     packed: Tensor = pack.packed
     original = pack.original()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
 import platform
@@ -22,18 +21,14 @@ from memwatch.capture.recording import Recording
 from memwatch.capture.schema import NONE, RECORDED_BY_NAME
 from memwatch.errors import MemwatchError
 from memwatch.record import baseline, context
-from memwatch.record.allocator import AllocatorChannel
 from memwatch.record.arguments import ArgumentRecorder
+from memwatch.record.choose import Choice
 from memwatch.record.clock import Clock, ticks
 from memwatch.record.compiled import CompiledCalls
 from memwatch.record.holders import HolderLooks
-from memwatch.record.intercept import Interceptor, KeyInterceptor, ModeInterceptor
-from memwatch.record.ops import OpRecorder
 from memwatch.record.process import ProcessSampler
-from memwatch.record.saved import SavedTensorRecorder
-from memwatch.record.stacks import Stacks
+from memwatch.record.rows import Rows
 from memwatch.record.stand_in import StandIns
-from memwatch.record.storages import Storages
 from memwatch.record.strings import Strings
 from memwatch.record.tracing import JitTracing
 from memwatch.record.uninterrupted import uninterrupted
@@ -58,28 +53,29 @@ class Session:
     def __init__(self, options: Options) -> None:
         if _running:
             raise MemwatchError("a memwatch.profile() block is already open; leave it before opening another")
-        self.interceptor = choose_interceptor(options.intercept)
+        self._choice = choice = Choice(options)
         self._writer = CaptureWriter(options.path, force=options.force) if options.path is not None else None
         self._recording = Recording(self._writer)
         self._clock = Clock()
         self.started = [0]
         self.strings = Strings()
-        self.storages = Storages(self.strings, self.started)
+        self.storages = choice.storages(self.strings, self.started)
         if options.limit_bytes is not None:
             self.storages.limit(options.limit_bytes)
-        self._stacks = Stacks(self.strings, context.call_impl.__code__, enabled=options.stacks)
+        self._stacks = choice.stacks(self.strings, context.call_impl.__code__, enabled=options.stacks)
         self.context = context.Context(self.storages, self._stacks, self.strings, self.started)
-        self.ops = OpRecorder(self.storages, self._stacks, self.context, self.strings, self.started)
+        self.ops = choice.recorder(self.storages, self._stacks, self.context, self.strings, self.started)
+        self.interceptor = choice.interceptor(self.ops)
         self.arguments = (
             ArgumentRecorder(self.ops, self.storages, self.strings, self.started) if options.replay else None
         )
-        self._saved = SavedTensorRecorder(self.storages, self.context, self.started)
+        self._saved = choice.saved(self.storages, self.context, self.started)
         self._process = ProcessSampler()
         self._holders: HolderLooks | None = None
         self._want_holders = options.holders
         self._notes: list[Note] = []
         self._allocator = (
-            AllocatorChannel(self.strings, self._clock, self.started, self.note)
+            choice.allocator(self.strings, self._clock, self.started, self.note)
             if options.allocator
             else None
         )
@@ -91,7 +87,7 @@ class Session:
         self._pid = os.getpid()
         self._window_start = self._flushed = 0
         self._not_recorded: set[str] = set()
-        called_back = self._saved.callbacks
+        called_back = (*self._saved.callbacks, *self.interceptor.callbacks)
         self._compiled = CompiledCalls(self._compiled_starts, self._compiled_ended, called_back)
 
     def start(self) -> None:
@@ -128,6 +124,7 @@ class Session:
             self._switch_on(tracing.start, tracing.stop)
         except BaseException:
             self._switch_off()
+            self._let_go()
             raise
 
     def _switch_on(self, start: Callable[[], None], stop: Callable[[], None]) -> None:
@@ -140,6 +137,11 @@ class Session:
         while self._undo:
             self._undo.pop()()
 
+    def _let_go(self) -> None:
+        self._saved.close()
+        self.storages.close()
+        self.ops.close()
+
     def stop(self) -> Recording:
         """Switch everything off and give what was recorded."""
         if self._pid != os.getpid():
@@ -151,7 +153,7 @@ class Session:
         self._switch_off()
         if self.arguments is not None:
             self.arguments.finish()
-        self.storages.close()
+        self._let_go()
         self._process.sample()
         if self._timer is not None:
             self._timer.set()
@@ -192,10 +194,8 @@ class Session:
         return result
 
     def _schedule(self, in_ops: int) -> None:
-        self.ops.flush_ops = self.started[0] + in_ops
-        self.ops.flush_ticks = (
-            ticks() + int(FLUSH_S / (self._clock.ns_per_tick * 1e-9)) if self._writer else 1 << 62
-        )
+        in_ticks = int(FLUSH_S / (self._clock.ns_per_tick * 1e-9))
+        self.ops.flush_at(self.started[0] + in_ops, ticks() + in_ticks if self._writer else 1 << 62)
 
     def _flush_in_thread(self) -> None:
         with uninterrupted():
@@ -204,18 +204,14 @@ class Session:
     def _flush_window(self) -> None:
         allocator, op = self._allocator, self.started[0]
         full = op - self._window_start >= WINDOW_OPS or self._writer is not None
-        ends = allocator is not None and allocator.running and full
-        in_backward = torch._C._current_graph_task_id() != NONE  # there no window may end
-        if not in_backward or op - self._flushed >= FLUSH_OPS:
+        due = allocator is not None and allocator.running and full
+        ended = due and allocator is not None and allocator.cut()
+        if ended:
+            self._window_start = op
+        if ended or torch._C._current_graph_task_id() == NONE or op - self._flushed >= FLUSH_OPS:
             self._flushed = op
-            if allocator is not None and ends and not in_backward:
-                allocator.close()
-                self._window_start = op
-                self._flush()
-                allocator.open()
-            else:
-                self._flush()
-        self._schedule(RETRY_OPS if ends and in_backward else FLUSH_OPS)
+            self._flush()
+        self._schedule(RETRY_OPS if due and not ended else FLUSH_OPS)
 
     def _compiled_starts(self) -> bool:
         """Be out of the way of compiled code, if it runs in the thread of the block; tell whether it does."""
@@ -264,25 +260,25 @@ class Session:
 
     def _flush(self) -> None:
         with self._flushing:
+            # what refers to rows of another table is taken before it: the program goes on meanwhile
             sources = {
-                "ops": self.ops.ops,
-                "uses": self.ops.uses,
-                "births": self.storages.births,
+                "unpacks": self._saved.unpacks,
+                "packs": self._saved.packs,
                 "deaths": self.storages.deaths,
                 "resizes": self.storages.resizes,
-                "packs": self._saved.packs,
-                "unpacks": self._saved.unpacks,
                 "roles": self.context.roles,
-                "modules": self.context.modules,
+                "holders": self._holders.rows if self._holders is not None else Rows(),
+                "uses": self.ops.uses,
                 "calls": self.context.calls,
+                "modules": self.context.modules,
                 "steps": self.context.steps,
                 "process": self._process.rows,
-                "holders": self._holders.rows if self._holders is not None else [],
-                "windows": self._allocator.windows if self._allocator is not None else [],
+                "windows": self._allocator.windows if self._allocator is not None else Rows(),
             }
             if self.arguments is not None:
-                sources |= {"arguments": self.arguments.arguments, "operands": self.arguments.operands}
-            rows: dict[str, Any] = {name: _take(flat) for name, flat in sources.items()}
+                sources |= {"operands": self.arguments.operands, "arguments": self.arguments.arguments}
+            sources |= {"births": self.storages.births, "ops": self.ops.ops}
+            rows: dict[str, Any] = {name: flat.take() for name, flat in sources.items()}
             rows.update((name, self._in_ns(name, flat)) for name, flat in rows.items() if name != "windows")
             rows["stacks"] = self._stacks.unwritten_rows()
             self._write(rows)
@@ -321,6 +317,7 @@ class Session:
             "threads": torch.get_num_threads(),
             "device": "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu",
             "intercept": self.interceptor.name,
+            "recorder": "python" if self._choice.library is None else "native",
             "stacks": self._stacks.enabled,
             "holders": self._holders is not None,
             "holder_looks": 0 if self._holders is None else self._holders.count,
@@ -335,43 +332,10 @@ class Session:
         self._recording.abandon()
         self._writer = None
         if self._allocator is not None:
-            if self._allocator.running:
-                _end_without_destructors()
-            self._allocator.running = False
-        self.storages.close()
+            self._allocator.forget_in_child()
         self._flushing = threading.Lock()
         self._switch_off()
-
-
-def choose_interceptor(intercept: str) -> Interceptor:
-    """Give the interceptor that `intercept` names; `auto` is the key where it works, else the mode.
-
-    Raises:
-        MemwatchError: `intercept` is none of auto, mode and key.
-    """
-    if intercept not in {"auto", "mode", "key"}:
-        raise MemwatchError(f"intercept={intercept!r} is unknown; use 'auto', 'mode' or 'key'")
-    works = (
-        intercept != "mode" and KeyInterceptor.works()
-    )  # probes now, before anything of the block is recorded
-    if intercept == "mode" or (intercept == "auto" and not works):
-        return ModeInterceptor()
-    return KeyInterceptor()
-
-
-def _take(rows: list[int]) -> list[int]:
-    """Take the rows that are in a list now; rows appended meanwhile by another thread stay for the next time."""
-    count = len(rows)
-    taken = rows[:count]
-    del rows[:count]
-    return taken
-
-
-def _end_without_destructors() -> None:
-    """Let this forked child end without C++ destructors: kineto's would wait for a thread the child has not."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "on_exit"):
-        libc.on_exit(libc._exit, None)
+        self._let_go()
 
 
 def _forget_in_child() -> None:

@@ -42,7 +42,7 @@ class Stacks:
 
     def __init__(self, strings: Strings, boundary: CodeType, *, enabled: bool) -> None:
         self._strings = strings
-        self._bounds = {id(boundary), id(_MODULE_CALL), id(_STEP_CALL)}
+        self.bounds = {id(boundary), id(_MODULE_CALL), id(_STEP_CALL)}
         self._ids: dict[tuple[int, ...], int] = {}
         self._keys: list[tuple[int, ...]] = []
         self._codes: dict[int, CodeType] = {}
@@ -51,6 +51,7 @@ class Stacks:
         self._frames: dict[tuple[int, int], tuple[int, int, int, int] | None] = {}
         self._task = self._task_stack = NONE
         self.enabled = enabled
+        self.engine = id(_ENGINE)
 
     def capture(self, outer: int, task: int, depth: int = 3) -> int:
         """Return the id of the stack of the caller's caller.
@@ -78,7 +79,7 @@ class Stacks:
                     break
                 caller = caller.f_back
             else:
-                if caller is None or id(caller.f_code) in self._bounds:
+                if caller is None or id(caller.f_code) in self.bounds:
                     return last[0]
         number = self._walk(frame, outer, here)
         if engine:
@@ -94,18 +95,19 @@ class Stacks:
                 key[0] = NONE
                 break
             code, offset = frame.f_code, frame.f_lasti
-            if id(code) in self._bounds:
+            if id(code) in self.bounds:
                 break
             key += (id(code), offset)
             callers.append((code, offset))
             frame = frame.f_back
         else:
             key[0] = NONE
-        number = self._intern(tuple(key), innermost)
+        number = self.intern(tuple(key), innermost)
         self._last[here] = (number, tuple(callers[1:]))
         return number
 
-    def _intern(self, key: tuple[int, ...], frame: Any) -> int:
+    def intern(self, key: tuple[int, ...], frame: Any) -> int:
+        """Return the id of a stack: that of its module call, then code and offset of every frame from `frame` on."""
         number = self._ids.get(key)
         if number is None:
             for address in key[1::2]:  # keeping the code object keeps its address from being used again

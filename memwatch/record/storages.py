@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from memwatch.capture.schema import NONE, ORIGINS
 from memwatch.errors import MemoryLimitError
 from memwatch.record.clock import ticks
+from memwatch.record.rows import Rows
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ address_of = torch._C._storage_address  # type: ignore[attr-defined]  # asks no 
 BY_OP, BASELINE, EXTERNAL = ORIGINS.index("op"), ORIGINS.index("baseline"), ORIGINS.index("external")
 
 
-class Alive(weakref.ref):  # type: ignore[type-arg]  # the stub's class is generic, the real one is not at run time
-    """A weak reference to a living storage, with its number and size."""
+class Known(weakref.ref):  # type: ignore[type-arg]  # the stub's class is generic, the real one is not at run time
+    """What is known of a storage, by a weak reference to what dies with it."""
 
     __slots__ = ("key", "nbytes", "number")
     number: int
@@ -45,34 +46,37 @@ class Alive(weakref.ref):  # type: ignore[type-arg]  # the stub's class is gener
     nbytes: int
 
 
-class Passing(weakref.ref):  # type: ignore[type-arg]
+class Alive(Known):
+    """A weak reference to a living storage."""
+
+    __slots__ = ()
+
+
+class Passing(Known):
     """A weak reference to the first tensor seen on a storage that has no Python object yet."""
 
-    __slots__ = ("address", "key", "nbytes", "number")
-    number: int
-    key: int
-    nbytes: int
+    __slots__ = ("address",)
     address: int
 
 
 class Storages:
     """Number the storages the program touches; append their births, deaths and resizes."""
 
-    def __init__(self, strings: Strings, ops_started: list[int]) -> None:
+    def __init__(self, strings: Strings, ops_started: list[int], *, rows: Callable[[], Rows] = Rows) -> None:
         self.live: dict[int, Alive | Passing] = {}
         self.roles: dict[int, int] = {}
         """A bit for each role that is noted, of the storages that live."""
         self.hold = True
-        self.births: list[int] = []
-        self.deaths: list[int] = []
-        self.resizes: list[int] = []
+        self.births = rows()
+        self.deaths = rows()
+        self.resizes = Rows()
         self.live_bytes = 0
         self.count = 0
         self.unseen: set[str] = set()
-        self.limit_bytes = self._watch_bytes = self._on_birth_bytes = NEVER
+        self.limit_bytes = self.watch_bytes = self._on_birth_bytes = NEVER
         self._on_birth: Callable[[int], None] | None = None
         self.dead: deque[Any] = deque()
-        self._burying = False
+        self.burying = False
         self.on_release: Callable[[Any, int, int], None] = lambda release, op, at: None
         self._strings = strings
         self._ops_started = ops_started
@@ -89,10 +93,14 @@ class Storages:
             return NONE
         self.bury()
         known = self.live.get(key)
-        if known is None or (known.__class__ is Passing and known.address != _address_or_zero(tensor)):
+        if (
+            known is None
+            or is_gone(known)
+            or (known.__class__ is Passing and known.address != _address_or_zero(tensor))
+        ):
             return self.born(tensor, key, op, origin, ticks())
         if known.__class__ is Passing and self.hold:
-            self._hold(tensor, key, known.number)
+            self.hold_one(tensor, key, known.number)
         return known.number
 
     def born(self, tensor: Tensor, key: int, op: int, origin: int, at: int) -> int:
@@ -111,7 +119,7 @@ class Storages:
             shape = self.shape_id(tensor)
         if self.hold or not on_cpu:
             storage = tensor.untyped_storage()
-            nbytes = storage.nbytes()
+            nbytes = known_bytes(storage.nbytes())
             alive: Alive | Passing = Alive(storage, self.dead.append)
         else:
             nbytes = _nbytes(tensor)
@@ -125,21 +133,22 @@ class Storages:
         self.live[key] = alive
         self.live_bytes = live = self.live_bytes + nbytes
         self.births += (number, op, at, address, nbytes, device, origin, shape)
-        if live > self._watch_bytes:
-            self._high(nbytes)
+        if live > self.watch_bytes:
+            self.high(nbytes)
         return number
 
     def watch(self, nbytes: int, on_birth: Callable[[int], None]) -> None:
         """Call `on_birth` with the size of every storage born while more than `nbytes` bytes are live."""
         self._on_birth, self._on_birth_bytes = on_birth, nbytes
-        self._watch_bytes = min(nbytes, self.limit_bytes)
+        self.watch_bytes = min(nbytes, self.limit_bytes)
 
     def limit(self, nbytes: int) -> None:
         """Raise at the birth that lifts the live bytes above `nbytes`."""
         self.limit_bytes = nbytes
-        self._watch_bytes = min(nbytes, self._on_birth_bytes)
+        self.watch_bytes = min(nbytes, self._on_birth_bytes)
 
-    def _high(self, nbytes: int) -> None:
+    def high(self, nbytes: int) -> None:
+        """Tell of a birth that lifted the live bytes above the watched ones."""
         if self.live_bytes > self._on_birth_bytes and self._on_birth is not None:
             self._on_birth(nbytes)
         if self.live_bytes > self.limit_bytes:
@@ -150,9 +159,10 @@ class Storages:
                 "see prof.at_peak for what they are, or raise the limit"
             )
 
-    def _hold(self, tensor: Tensor, key: int, number: int) -> None:
+    def hold_one(self, tensor: Tensor, key: int, number: int) -> None:
+        """Watch a known storage by a Python object from now on."""
         storage = tensor.untyped_storage()
-        nbytes = storage.nbytes()
+        nbytes = known_bytes(storage.nbytes())
         alive = Alive(storage, self.dead.append)
         alive.number, alive.key, alive.nbytes = number, key, nbytes
         self.live[key] = alive
@@ -160,15 +170,13 @@ class Storages:
 
     def bury(self) -> None:
         """Append the deaths since the last time, as of now."""
-        if (
-            not self.dead or self._burying
-        ):  # another thread is at it, as one of autograd's or one that resizes
+        if not self.dead or self.burying:  # another thread is at it, as one of autograd's or one that resizes
             return
-        self._burying = True
+        self.burying = True
         try:
             self._bury(ticks(), self._ops_started[0])
         finally:
-            self._burying = False
+            self.burying = False
 
     def _bury(self, at: int, op: int) -> None:
         dead = self.dead
@@ -178,7 +186,7 @@ class Storages:
             if kind is Alive:
                 key = gone.key
                 if self.live.get(key) is gone:
-                    del self.live[key]
+                    self.live.pop(key, None)  # a signal's handler may have ended the block just now
                 self.live_bytes -= gone.nbytes
                 self.deaths += (gone.number, op, at)
                 if gone.number in self.roles:
@@ -197,11 +205,11 @@ class Storages:
             if known.__class__ is Passing:
                 tensor = known()
                 if tensor is None:
-                    del self.live[key]
+                    self.live.pop(key, None)
                     self.roles.pop(known.number, None)
                 else:
                     self.live_bytes -= known.nbytes
-                    self._hold(tensor, key, known.number)
+                    self.hold_one(tensor, key, known.number)
 
     def resized(self, tensor_or_storage: Any) -> None:
         """Append a resize if the storage changed its size since it was last seen."""
@@ -210,7 +218,7 @@ class Storages:
         try:
             if isinstance(storage, Tensor):
                 storage = storage.untyped_storage()
-            alive, nbytes = self.live.get(storage._cdata), storage.nbytes()
+            alive, nbytes = self.live.get(storage._cdata), known_bytes(storage.nbytes())
             if alive is not None and alive.nbytes != nbytes:
                 self.live_bytes += nbytes - alive.nbytes
                 alive.nbytes = nbytes
@@ -252,9 +260,19 @@ def _address_or_zero(tensor: Tensor) -> int:
         return 0
 
 
+def is_gone(known: Alive | Passing) -> bool:
+    """Tell whether a storage is dead whose death no thread has told of yet: its address may be another's by now."""
+    return known.__class__ is Alive and known() is None
+
+
+def known_bytes(nbytes: Any) -> int:
+    """Give a size in bytes as a number; one that is a symbol, as of dynamo's fake tensors, is of no memory."""
+    return nbytes if nbytes.__class__ is int else 0
+
+
 def _nbytes(tensor: Tensor) -> int:
     try:
-        return tensor.nbytes
+        return known_bytes(tensor.nbytes)
     except (
         RuntimeError,
         NotImplementedError,

@@ -1,0 +1,82 @@
+// The arguments that Python gives to an op, as C++ takes them.
+//
+// An overload called from Python looks for those who might want to run it instead, by the class of every argument,
+// and for every name of its schema among those given. Most calls have plain tensors, by position.
+#pragma once
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include <optional>
+
+#include "python.h"
+
+namespace memwatch {
+
+template <typename Visit>
+void each_item(PyObject* sequence, Visit&& visit) {
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence);
+  for (Py_ssize_t index = 0; index < count; ++index) {
+    visit(PySequence_Fast_GET_ITEM(sequence, index));
+  }
+}
+
+inline bool is_list(PyObject* value) { return PyList_CheckExact(value) || PyTuple_CheckExact(value); }
+
+/// Tell whether no tensor in a value of Python's has a class that may want to run the op itself.
+inline bool of_exact_class(PyObject* value) {
+  if (is_list(value)) {
+    bool exact = true;
+    each_item(value, [&](PyObject* item) { exact = exact && of_exact_class(item); });
+    return exact;
+  }
+  return THPVariable_CheckExact(value) || !THPVariable_Check(value);
+}
+
+/// Give arguments by position, and the defaults of the others; nothing if they do not fit.
+inline std::optional<torch::jit::Stack> by_position(const c10::FunctionSchema& schema, const py::tuple& args) {
+  const auto& wanted = schema.arguments();
+  torch::jit::Stack stack;
+  stack.reserve(wanted.size());
+  for (size_t position = 0; position < wanted.size(); ++position) {
+    if (position < args.size()) {
+      if (wanted[position].kwarg_only()) {
+        return std::nullopt;
+      }
+      PyObject* value = PyTuple_GET_ITEM(args.ptr(), static_cast<Py_ssize_t>(position));
+      stack.push_back(torch::jit::toIValue(value, wanted[position].real_type(), wanted[position].N()));
+    } else if (wanted[position].default_value()) {
+      stack.push_back(*wanted[position].default_value());
+    } else {
+      return std::nullopt;
+    }
+  }
+  return args.size() <= wanted.size() ? std::make_optional(std::move(stack)) : std::nullopt;
+}
+
+/// Give the arguments as C++ takes them; nothing if Python has a say in it, or must word the error.
+inline std::optional<torch::jit::Stack> boxed(const c10::OperatorHandle& op, bool takes_numbers, const py::tuple& args,
+                                              const py::dict& kwargs) {
+  bool exact = !at::impl::torch_function_mode_enabled() && of_exact_class(args.ptr());
+  for (const auto& [name, value] : kwargs) {
+    exact = exact && of_exact_class(value.ptr());
+  }
+  if (!exact) {
+    return std::nullopt;
+  }
+  const torch::jit::ToIValueAllowNumbersAsTensors allow(takes_numbers);
+  try {
+    if (!kwargs.empty()) {
+      return torch::jit::createStackForSchema(op.schema(), torch::jit::tuple_slice(args),
+                                              py::reinterpret_borrow<py::kwargs>(kwargs), std::nullopt);
+    }
+    return by_position(op.schema(), args);
+  } catch (const std::exception&) {
+    PyErr_Clear();  // some of torch's conversions leave it set
+    return std::nullopt;
+  }
+}
+
+}  // namespace memwatch

@@ -1,0 +1,79 @@
+// The kinds of the ops that have run: described once, and again when ops were taken away and others came.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <atomic>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kind.h"
+
+namespace memwatch {
+
+/// Counts the ops that are taken away, for as long as the process lives.
+struct OpsGone final : c10::OpRegistrationListener {
+  void onOperatorRegistered(const c10::OperatorHandle&) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle&) override { ++count(); }
+
+  static std::atomic<int64_t>& count() {
+    static std::atomic<int64_t> gone{0};
+    return gone;
+  }
+  static int64_t listen() {
+    static const auto* listening = new c10::RegistrationHandleRAII(
+        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<OpsGone>()));
+    static_cast<void>(listening);
+    return count();
+  }
+};
+
+class Kinds {
+ public:
+  explicit Kinds(py::object strings) : strings_(std::move(strings)) {}
+
+  /// The kind of an op that the dispatch key sees.
+  const Kind& of(const c10::OperatorHandle& op) {
+    if (const int64_t gone = OpsGone::listen(); gone != gone_) {  // another schema may lie where one of theirs lay
+      gone_ = gone;
+      for (auto& [schema, kind] : std::exchange(seen_, {})) {
+        retired_.push_back(std::move(kind));  // somebody may be using it
+      }
+    }
+    const c10::FunctionSchema* schema = &op.schema();
+    const auto found = seen_.find(schema);
+    if (found != seen_.end()) {
+      return *found->second;
+    }
+    auto kind = std::make_unique<Kind>(describe(*schema, strings_));
+    return *seen_.try_emplace(schema, std::move(kind)).first->second;  // the first one stays, if others came by
+  }
+
+  /// The kind of an op that Python hands on, with a `memwatch.record.ops.OpKind`.
+  const Kind& of(const py::object& python_kind) {
+    const auto found = handed_on_.find(python_kind.ptr());
+    if (found != handed_on_.end()) {
+      return *found->second.second;
+    }
+    auto kind = std::make_unique<Kind>(describe(python_kind, strings_));
+    return *handed_on_.try_emplace(python_kind.ptr(), python_kind, std::move(kind)).first->second.second;
+  }
+
+  void clear() {
+    seen_.clear();
+    retired_.clear();
+    handed_on_.clear();
+    strings_ = py::none();
+  }
+
+ private:
+  py::object strings_;
+  int64_t gone_ = 0;
+  std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<Kind>> seen_;
+  std::vector<std::unique_ptr<Kind>> retired_;
+  std::unordered_map<PyObject*, std::pair<py::object, std::unique_ptr<Kind>>> handed_on_;
+};
+
+}  // namespace memwatch

@@ -1,0 +1,184 @@
+// The module memwatch.record.native._recorder: the compiled hot path, and the kernel on the dispatch key.
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <memory>
+#include <typeinfo>
+
+#include "allocator.h"
+#include "ops.h"
+#include "saved.h"
+
+namespace memwatch {
+
+namespace {
+
+std::shared_ptr<Recorder> running;  // touched under the interpreter's lock only
+std::atomic<int64_t> passed{0};     // ops seen while no recorder ran
+std::unique_ptr<torch::Library> library;
+
+void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  static const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Fake);
+  const c10::impl::ExcludeDispatchKeyGuard off(c10::DispatchKey::Fake);
+  std::shared_ptr<Recorder> recorder;
+  Call call;
+  {
+    const Locked locked;
+    passed += running == nullptr ? 1 : 0;
+    auto mine = running;  // the block may be left while the op runs
+    if (mine != nullptr && mine->before(op, *stack, call)) {
+      recorder = std::move(mine);
+    }
+  }
+  if (recorder == nullptr) {
+    op.redispatchBoxed(keys & below, stack);
+    return;
+  }
+  const auto note = [&](const torch::jit::Stack* results) {
+    const int64_t end = ticks();
+    const Locked locked;
+    const auto mine = std::move(recorder);  // goes before the lock does
+    mine->after(op, results, call, end);
+  };
+  try {
+    op.redispatchBoxed(keys & below, stack);
+  } catch (...) {
+    note(nullptr);
+    throw;
+  }
+  note(stack);
+}
+
+/// Put the kernel on the key, for every op that has none of its own there.
+void put_kernel() {
+  library = std::make_unique<torch::Library>(torch::Library::IMPL, "_", c10::DispatchKey::Fake, __FILE__, __LINE__);
+  library->fallback(torch::CppFunction::makeFromBoxedFunction<&kernel>());
+}
+
+/// Keep a C++ object for as long as a Python object lives.
+template <typename Kept>
+py::object capsule_of(Kept kept) {
+  auto own = std::make_unique<Kept>(std::move(kept));
+  py::object capsule = owned(PyCapsule_New(own.get(), typeid(Kept).name(), [](PyObject* dying) {
+    delete static_cast<Kept*>(PyCapsule_GetPointer(dying, typeid(Kept).name()));
+  }));
+  static_cast<void>(own.release());
+  return capsule;
+}
+
+/// Give the object that a capsule keeps; Python's error if it is another's.
+template <typename Kept>
+Kept& kept_by(PyObject* capsule) {
+  auto* kept = static_cast<Kept*>(PyCapsule_GetPointer(capsule, typeid(Kept).name()));
+  return kept == nullptr ? throw py::error_already_set() : *kept;
+}
+
+/// `__torch_dispatch__(mode, func, types, args, kwargs)`: called as C does, for it is called for every op.
+PyObject* dispatch(PyObject* recorder, PyObject* const* given, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(count == 5, "__torch_dispatch__ takes 5 arguments, not ", count);
+  const auto object = [&](int index) { return py::reinterpret_borrow<py::object>(given[index]); };
+  const auto self = kept_by<std::shared_ptr<Recorder>>(recorder);
+  return self->dispatch(object(1), object(2), object(3), object(4)).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* pack(PyObject* saved, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  const auto self = kept_by<std::shared_ptr<SavedTensors>>(saved);
+  return capsule_of(self->pack(py::reinterpret_borrow<py::object>(tensor))).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* unpack(PyObject* saved, PyObject* pack) {
+  HANDLE_TH_ERRORS
+  const auto self = kept_by<std::shared_ptr<SavedTensors>>(saved);
+  return self->unpack(*kept_by<std::unique_ptr<Pack>>(pack)).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+/// A function of C's, called without pybind11 in between, for every op or every saved tensor.
+template <typename Self>
+py::object function(PyMethodDef& method, const std::shared_ptr<Self>& self) {
+  return owned(PyCFunction_New(&method, capsule_of(self).ptr()));
+}
+
+py::object torch_dispatch(const std::shared_ptr<Recorder>& recorder) {
+  static PyMethodDef method = {"__torch_dispatch__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&dispatch)),
+                               METH_FASTCALL, nullptr};
+  return function(method, recorder);
+}
+
+/// The pair that autograd takes as its hooks.
+py::tuple hooks(const std::shared_ptr<SavedTensors>& saved) {
+  static PyMethodDef methods[] = {{"pack", &pack, METH_O, nullptr}, {"unpack", &unpack, METH_O, nullptr}};
+  return py::make_tuple(function(methods[0], saved), function(methods[1], saved));
+}
+
+}  // namespace
+
+}  // namespace memwatch
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  using namespace memwatch;
+  module.doc() = "The compiled hot path of memwatch's recorder";
+  module.def("put_kernel", &put_kernel, "Put the kernel on the dispatch key");
+  module.def("take_kernel", [] { library.reset(); }, "Take it off");
+  module.def("passed", [] { return passed.load(); }, "How many ops the kernel saw while no recorder ran");
+  module.def("device_name", &AllocatorLog::name_of, "Name the device of an allocator event");
+  py::class_<Rows>(module, "Rows")
+      .def(py::init<>())
+      .def("__iadd__", &Rows::add_tuple, py::return_value_policy::reference)
+      .def("__len__", &Rows::size)
+      .def("take", &Rows::take);
+  py::class_<Storages, std::shared_ptr<Storages>>(module, "Storages")
+      .def(py::init<>())
+      .def("drive", &Storages::drive)
+      .def_readwrite("count", &Storages::count)
+      .def_readwrite("live_bytes", &Storages::live_bytes)
+      .def_readwrite("watch_bytes", &Storages::watch_bytes)
+      .def_readwrite("hold", &Storages::hold)
+      .def("bury", &Storages::bury);
+  py::class_<Stacks, std::shared_ptr<Stacks>>(module, "Stacks")
+      .def(py::init<py::object>())
+      .def(
+          "capture",
+          [](Stacks& stacks, int64_t outer, int64_t task, int depth) {
+            return stacks.capture(outer, task, depth - 1);  // Python counts its own frame too
+          },
+          py::arg("outer"), py::arg("task"), py::arg("depth") = 3);
+  py::class_<Recorder, std::shared_ptr<Recorder>>(module, "Recorder")
+      .def(py::init<py::object, std::shared_ptr<Storages>, std::shared_ptr<Stacks>, py::object, py::object, py::list>())
+      .def("run", &Recorder::run)
+      .def("dispatch", &torch_dispatch)
+      .def("set_mode", &Recorder::set_mode)
+      .def("flush_at", &Recorder::flush_at)
+      .def("close", &Recorder::close)
+      .def("intercept", [](const std::shared_ptr<Recorder>& recorder) { running = recorder; })
+      .def("release", [](const std::shared_ptr<Recorder>&) { running.reset(); });
+  py::class_<Pack>(module, "Pack")
+      .def_readonly("packed", &Pack::packed)
+      .def_readonly("version", &Pack::version)
+      .def_readonly("output_nr", &Pack::output_nr)
+      .def_property_readonly("node_name",
+                             [](const Pack& pack) -> py::object {
+                               return pack.node_name.empty() ? py::object(py::none()) : py::str(pack.node_name);
+                             })
+      .def("original", [](const Pack& pack) -> py::object {
+        const at::Tensor original = pack.original();
+        return original.defined() ? owned(THPVariable_Wrap(original)) : py::none();
+      });
+  py::class_<SavedTensors, std::shared_ptr<SavedTensors>>(module, "SavedTensors")
+      .def(py::init<py::object, py::object, py::object, py::object, std::shared_ptr<Storages>, py::object, py::list>())
+      .def("set_outer", &SavedTensors::set_outer)
+      .def("hooks", &hooks)
+      .def("living_by_sequence", &SavedTensors::living_by_sequence)
+      .def("close", &SavedTensors::close);
+  py::class_<Allocator>(module, "Allocator")
+      .def(py::init<>())
+      .def("open", &Allocator::open)
+      .def("close", &Allocator::close)
+      .def("take", &Allocator::take);
+}

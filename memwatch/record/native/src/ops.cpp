@@ -1,0 +1,374 @@
+#include "ops.h"
+
+#include <ATen/SequenceNumber.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/node.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "boxed.h"
+
+namespace memwatch {
+
+namespace {
+
+enum Phase : int64_t { kForward, kBackward, kOptimizer };  // as memwatch.capture.schema.PHASES
+
+/// The sequence number of the node that backward runs; none in callbacks when backward is done, as FSDP's.
+int64_t running_sequence() {
+  const auto node = torch::autograd::get_current_node();
+  const uint64_t sequence = node ? node->sequence_nr() : std::numeric_limits<uint64_t>::max();
+  const bool is_one = sequence <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  return is_one ? static_cast<int64_t>(sequence) : NONE;  // AccumulateGrad's is the largest
+}
+
+/// The sequence number of the node that was made last.
+int64_t last_sequence() {
+  return c10::GradMode::is_enabled() ? static_cast<int64_t>(at::sequence_number::peek()) - 1 : NONE;
+}
+
+/// Tell whether tensors may lie in a list: those of c10d lie in lists of lists.
+bool is_list(const c10::IValue& value) {
+  return value.isList() && !value.isIntList() && !value.isDoubleList() && !value.isBoolList();
+}
+
+}  // namespace
+
+Recorder::Recorder(py::object slow, std::shared_ptr<Storages> storages, std::shared_ptr<Stacks> stacks,
+                   py::object context, py::object strings, py::list started)
+    : slow_(slow),
+      context_(context),
+      started_(started),
+      limit_error_(py::module_::import("memwatch.errors").attr("MemwatchError")),
+      storages_(std::move(storages)),
+      stacks_(std::move(stacks)),
+      ops_(slow.attr("ops").cast<Rows*>()),
+      uses_(slow.attr("uses").cast<Rows*>()),
+      kinds_(strings),
+      frames_callback_(py::module_::import("torch._C._dynamo.eval_frame").attr("get_eval_frame_callback")) {}
+
+void Recorder::close() {
+  closed_ = true;
+  ++running_;
+  leave();
+}
+
+/// An op has ended.
+void Recorder::leave() {
+  if (--running_ == 0 && closed_) {
+    kinds_.clear();
+    overloads_.clear();
+    slow_ = context_ = hand_on_ = py::none();
+    storages_->close();
+  }
+}
+
+bool Recorder::before(const Kind& kind, const c10::OperatorHandle& op, const torch::jit::Stack& stack, Call& call) {
+  Running running(*this);
+  call.kind = &kind;
+  if (kind.skipped || !start(call, 0)) {
+    return false;
+  }
+  const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
+  if (call.kind->resizes) {
+    call.kept.assign(arguments.begin(), arguments.end());
+  } else {
+    look(*call.kind, [&] {
+      size_t position = 0;
+      for (const c10::IValue& value : arguments) {
+        give(value, call.kind->access(position++), call.given);
+      }
+    });
+  }
+  number(call);
+  running.stays();
+  return true;
+}
+
+void Recorder::after(const c10::OperatorHandle& op, const torch::jit::Stack* stack, Call& call, int64_t end) {
+  Running running(*this, /*entered=*/true);
+  if (closed_) {
+    return;
+  }
+  ran(call, end, stack == nullptr);
+  if (stack == nullptr) {
+    return;
+  }
+  look(*call.kind, [&] {
+    storages_->bury(ops_started());  // an address may be in use again
+    for (size_t position = 0; position < call.kept.size(); ++position) {
+      if (call.kept[position].isTensor() && call.kind->access(position) == kWrite) {
+        const py::object written = owned(THPVariable_Wrap(call.kept[position].toTensor()));
+        slow_.attr("resized")(py::make_tuple(written), py::dict());
+      }
+      give(call.kept[position], call.kind->access(position), call.given);
+    }
+    write_uses(call);
+    for (const c10::IValue& value : torch::jit::last(*stack, op.schema().returns().size())) {
+      made(call, value, end);
+    }
+  });
+  flush_if_due(call, end);
+}
+
+py::object Recorder::dispatch(const py::object& func, const py::object& types, const py::tuple& args,
+                              const py::dict& kwargs) {
+  if (closed_) {
+    return owned(PyObject_Call(func.ptr(), args.ptr(), kwargs.ptr()));
+  }
+  const Running running(*this);
+  if (PyObject_Size(types.ptr()) != 0 || !owned(PyObject_CallNoArgs(frames_callback_.ptr())).is_none()) {
+    return hand_on_(func, types, args, kwargs);
+  }
+  const Overload& overload = overloads_.of(func, kinds_);
+  if (overload.op) {
+    if (auto stack = boxed(*overload.op, overload.takes_numbers, args, kwargs)) {
+      return perform_boxed(overload.kind, *overload.op, std::move(*stack));
+    }
+  }
+  if (overload.kind == nullptr) {
+    return owned(PyObject_Call(overload.call.ptr(), args.ptr(), kwargs.ptr()));
+  }
+  return perform(*overload.kind, overload.python_kind, overload.call, 0, args, kwargs);
+}
+
+/// Run an op of plain tensors as C++ does: Python would look for those who might want to run it instead.
+py::object Recorder::perform_boxed(const Kind* kind, c10::OperatorHandle op, torch::jit::Stack stack) {
+  Call call;
+  const bool noted = kind != nullptr && before(*kind, op, stack, call);
+  int64_t end = 0;
+  try {
+    const py::gil_scoped_release unlocked;
+    op.callBoxed(stack);
+    end = ticks();
+  } catch (...) {
+    if (noted) {
+      after(op, nullptr, call, ticks());
+    }
+    throw;
+  }
+  if (noted) {
+    after(op, &stack, call, end);
+  }
+  return torch::jit::createPyObjectForStack(std::move(stack));
+}
+
+py::object Recorder::run(const py::object& python_kind, const py::tuple& args, const py::dict& kwargs) {
+  return perform(kinds_.of(python_kind), python_kind, call_.of(python_kind.ptr()), 1, args, kwargs);
+}
+
+/// Run an op of Python's and record it, leaving `skip` frames out of its stack.
+py::object Recorder::perform(const Kind& kind, const py::object& python_kind, const py::object& function, int skip,
+                             const py::tuple& args, const py::dict& kwargs) {
+  const Running running(*this);
+  Call call;
+  call.kind = &kind;
+  if (!start(call, skip)) {
+    return owned(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
+  }
+  number(call);
+  const py::object result = py::reinterpret_steal<py::object>(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
+  const int64_t end = ticks();
+  if (closed_) {  // the block was left inside the op
+    return result ? result : throw py::error_already_set();
+  }
+  if (!result) {
+    py::error_already_set error;
+    if (error.type().ptr() == PyExc_RuntimeError) {
+      const py::object restored = python_kind.attr("numbers_as_tensors")(args);
+      if (!restored.is_none()) {
+        set_ops_started(call.number);  // nothing ran
+        return perform(kind, python_kind, function, skip, restored, kwargs);
+      }
+    }
+    ran(call, end, true);
+    throw error;
+  }
+  ran(call, end, false);
+  look(kind, [&] {
+    storages_->bury(ops_started());
+    if (kind.resizes) {
+      slow_.attr("resized")(args, kwargs);
+    }
+    size_t position = 0;
+    each_item(args.ptr(), [&](PyObject* value) { give(value, kind.access(position++), call.given); });
+    for (const auto& [name, value] : kwargs) {
+      give(value.ptr(), PySet_Contains(kind.write_names.ptr(), name.ptr()) == 1 ? kWrite : kRead, call.given);
+    }
+    write_uses(call);
+    made(call, result.ptr(), end);
+  });
+  flush_if_due(call, end);
+  return result;
+}
+
+/// As `begin`; if nothing can be noted, say so and give false.
+bool Recorder::start(Call& call, int skip) {
+  bool begun = false;
+  look(*call.kind, [&] {
+    begin(call, skip);
+    begun = true;
+  });
+  return begun;
+}
+
+/// Note what is true before an op runs.
+void Recorder::begin(Call& call, int skip) {
+  storages_->bury(ops_started());
+  PyObject* context = context_.ptr();
+  const py::object top = top_.of(context);
+  call.module = integer(PyTuple_GET_ITEM(top.ptr(), 0));
+  const int64_t outer = integer(PyTuple_GET_ITEM(top.ptr(), 1));
+  const int64_t task = torch::autograd::get_current_graph_task_id();
+  const bool was_in_backward = in_backward_.truth_of(context);
+  if (task == NONE) {
+    if (was_in_backward) {
+      context_.attr("backward_ended")();
+    }
+    call.phase = !c10::GradMode::is_enabled() && optimizing_.truth_of(context) ? kOptimizer : kForward;
+    call.sequence = last_sequence();
+  } else {
+    if (!was_in_backward) {
+      in_backward_.set(context, Py_True);
+      storages_->hold = py::bool_(slow_.attr("holds")());
+    }
+    call.phase = kBackward;
+    call.sequence = running_sequence();
+  }
+  call.stack = stacks_->capture(outer, task, skip);
+}
+
+/// Number the op, as the last thing before it runs: what raises before leaves no number without a row.
+void Recorder::number(Call& call) {
+  call.number = ops_started();
+  set_ops_started(call.number + 1);
+  call.start = ticks();
+}
+
+/// Append the row of the op.
+void Recorder::ran(const Call& call, int64_t end, bool failed) {
+  ops_->add({call.number, call.kind->name, call.stack, call.module, call.phase, call.sequence, call.start, end,
+             static_cast<int64_t>(failed)});
+}
+
+/// Append the uses of what it was given.
+void Recorder::write_uses(const Call& call) {
+  for (const auto& [storage, access] : call.given.uses) {
+    uses_->add({call.number, storage, access});
+  }
+}
+
+void Recorder::flush_if_due(const Call& call, int64_t end) {
+  if (closed_) {
+    return;
+  }
+  if (call.number >= flush_op_ || end > flush_ticks_) {
+    slow_.attr("on_flush")();
+  }
+}
+
+/// Look at tensors; one that we cannot look into is no reason to stop the program.
+template <typename Look>
+void Recorder::look(const Kind& kind, Look&& with) {
+  try {
+    with();
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception) || error.matches(limit_error_)) {  // asked for by the program
+      throw;
+    }
+    if (!closed_) {
+      slow_.attr("on_error")(kind.text, error.value());
+    }
+  } catch (const c10::Error& error) {
+    if (!closed_) {
+      slow_.attr("on_error")(kind.text, py::handle(PyExc_RuntimeError)(error.what_without_backtrace()));
+    }
+  }
+}
+
+void Recorder::give(const at::Tensor& tensor, int64_t access, Given& given) {
+  if (!tensor.defined() || tensor.unsafeGetTensorImpl()->is_wrapped_number()) {  // a number of Python's
+    return;
+  }
+  if (is_plain(tensor)) {
+    given.uses.emplace_back(number_of(tensor), access);
+    given.keys.push_back(key_of(tensor));
+    return;
+  }
+  const py::object seen = slow_.attr("seen")(owned(THPVariable_Wrap(tensor)));
+  for (const auto& part : seen) {
+    const py::tuple pair = py::reinterpret_borrow<py::tuple>(part);
+    given.uses.emplace_back(integer(PyTuple_GET_ITEM(pair.ptr(), 0)), access);
+    given.keys.push_back(integer(PyTuple_GET_ITEM(pair.ptr(), 1)));
+  }
+}
+
+void Recorder::give(const c10::IValue& value, int64_t access, Given& given) {
+  if (value.isTensor()) {
+    give(value.toTensor(), access, given);
+  } else if (is_list(value)) {
+    for (const c10::IValue& item : value.toListRef()) {
+      give(item, access, given);
+    }
+  }
+}
+
+void Recorder::give(PyObject* value, int64_t access, Given& given) {
+  if (THPVariable_Check(value)) {
+    give(THPVariable_Unpack(value), access, given);
+  } else if (is_list(value)) {
+    each_item(value, [&](PyObject* item) { give(item, access, given); });
+  }
+}
+
+int64_t Recorder::number_of(const at::Tensor& tensor) {
+  const int64_t key = key_of(tensor);
+  PyObject* known = storages_->find(key);
+  return known != nullptr ? storages_->number_of(known) : storages_->born(tensor, key, NONE, kBaseline, ticks());
+}
+
+void Recorder::made(const Call& call, const at::Tensor& tensor, int64_t at) {
+  if (!tensor.defined()) {
+    return;
+  }
+  if (!is_plain(tensor)) {
+    slow_.attr("made")(call.number, owned(THPVariable_Wrap(tensor)), py::cast(call.given.keys));
+    return;
+  }
+  const int64_t key = key_of(tensor);
+  PyObject* known = storages_->find(key);
+  const auto is_given = [&] {
+    return std::find(call.given.keys.begin(), call.given.keys.end(), key) != call.given.keys.end();
+  };
+  if (known == nullptr || (storages_->is_passing(known) && !is_given())) {  // else its address was used before
+    const int64_t storage = storages_->born(tensor, key, call.number, kByOp, at);
+    uses_->add({call.number, storage, kOutput});
+  }
+}
+
+void Recorder::made(const Call& call, const c10::IValue& value, int64_t at) {
+  if (value.isTensor()) {
+    made(call, value.toTensor(), at);
+  } else if (is_list(value)) {
+    for (const c10::IValue& item : value.toListRef()) {
+      made(call, item, at);
+    }
+  }
+}
+
+void Recorder::made(const Call& call, PyObject* value, int64_t at) {
+  if (THPVariable_Check(value)) {
+    made(call, THPVariable_Unpack(value), at);
+  } else if (is_list(value)) {
+    each_item(value, [&](PyObject* item) { made(call, item, at); });
+  }
+}
+
+void Recorder::set_ops_started(int64_t count) {
+  if (PyList_SetItem(started_.ptr(), 0, PyLong_FromLongLong(count)) != 0) {
+    throw py::error_already_set();
+  }
+}
+
+}  // namespace memwatch

@@ -1,0 +1,130 @@
+// The hot path: run one intercepted op and append its rows. The compiled twin of memwatch/record/ops.py.
+//
+// Plain tensors are read here; others (wrappers, sparse, nested, symbolic) are handed to the Python recorder,
+// which knows their parts. Everything that touches Python or the rows is done under the interpreter's lock.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <limits>
+#include <memory>
+
+#include "kinds.h"
+#include "overloads.h"
+#include "storages.h"
+
+namespace memwatch {
+
+/// The storages an op is given: their numbers with how they are used, and their addresses.
+struct Given {
+  std::vector<std::pair<int64_t, int64_t>> uses;
+  std::vector<int64_t> keys;
+};
+
+/// What is noted of an op before it runs.
+struct Call {
+  const Kind* kind = nullptr;
+  int64_t number = 0, stack = NONE, module = NONE, phase = 0, sequence = NONE, start = 0;
+  Given given;
+  torch::jit::Stack kept;  // the arguments of an op that may give them other storages
+};
+
+class Recorder {
+ public:
+  /// Drive the Python recorder `slow`, an `OpRecorder`, with the objects it writes to.
+  Recorder(py::object slow, std::shared_ptr<Storages> storages, std::shared_ptr<Stacks> stacks, py::object context,
+           py::object strings, py::list started);
+
+  /// Run an op that Python hands on, as `OpRecorder.run` does.
+  py::object run(const py::object& kind, const py::tuple& args, const py::dict& kwargs);
+
+  /// Run an op that a dispatch mode sees: its `__torch_dispatch__`.
+  py::object dispatch(const py::object& func, const py::object& types, const py::tuple& args, const py::dict& kwargs);
+
+  /// Have a `ModeInterceptor` tell which kind an overload is, and take what dynamo or a subclass must not meet.
+  void set_mode(py::object kind_of, py::object hand_on) {
+    overloads_.set_kind_of(std::move(kind_of));
+    hand_on_ = std::move(hand_on);
+  }
+
+  /// Record no more, and let go of every Python object, which Python's collector cannot see to be held here.
+  ///
+  /// An op that is running now, in this thread below us or in another, lets go of them when it ends.
+  void close();
+
+  /// Call the Python recorder's `on_flush` after an op of that number, or that ended later than that.
+  void flush_at(int64_t op, int64_t ticks) {
+    flush_op_ = op;
+    flush_ticks_ = ticks;
+  }
+
+  /// Note an op that the dispatch key sees, before it runs; false if it is not to be recorded.
+  bool before(const c10::OperatorHandle& op, const torch::jit::Stack& stack, Call& call) {
+    return !closed_ && before(kinds_.of(op), op, stack, call);
+  }
+
+  /// Append its rows when it has run; `stack` holds its results, or nothing if it raised.
+  void after(const c10::OperatorHandle& op, const torch::jit::Stack* stack, Call& call, int64_t end);
+
+ private:
+  py::object perform_boxed(const Kind* kind, c10::OperatorHandle op, torch::jit::Stack stack);
+  bool before(const Kind& kind, const c10::OperatorHandle& op, const torch::jit::Stack& stack, Call& call);
+  py::object perform(const Kind& kind, const py::object& python_kind, const py::object& function, int skip,
+                     const py::tuple& args, const py::dict& kwargs);
+  bool start(Call& call, int skip);
+  void begin(Call& call, int skip);
+  void number(Call& call);
+  void ran(const Call& call, int64_t end, bool failed);
+  void write_uses(const Call& call);
+  void flush_if_due(const Call& call, int64_t end);
+  template <typename Look>
+  void look(const Kind& kind, Look&& with);
+
+  int64_t number_of(const at::Tensor& tensor);
+  void give(const at::Tensor& tensor, int64_t access, Given& given);
+  void give(const c10::IValue& value, int64_t access, Given& given);
+  void give(PyObject* value, int64_t access, Given& given);
+  void made(const Call& call, const at::Tensor& tensor, int64_t at);
+  void made(const Call& call, const c10::IValue& value, int64_t at);
+  void made(const Call& call, PyObject* value, int64_t at);
+
+  int64_t ops_started() const { return integer(PyList_GET_ITEM(started_.ptr(), 0)); }
+  void set_ops_started(int64_t count);
+  void leave();
+
+  /// Counts an op that runs, so that nothing it needs goes while it does.
+  class Running {
+   public:
+    explicit Running(Recorder& recorder, bool entered = false) : recorder_(recorder) {
+      recorder_.running_ += entered ? 0 : 1;
+    }
+    ~Running() {
+      if (!stays_) {
+        recorder_.leave();
+      }
+    }
+    void stays() { stays_ = true; }
+
+   private:
+    Recorder& recorder_;
+    bool stays_ = false;
+  };
+
+  int64_t running_ = 0;
+  bool closed_ = false;
+
+  const Name top_{"top"}, in_backward_{"in_backward"}, optimizing_{"optimizing"}, call_{"call"};
+  int64_t flush_op_ = std::numeric_limits<int64_t>::max(), flush_ticks_ = flush_op_;
+  py::object slow_, context_;
+  py::list started_;
+  py::object limit_error_;
+  std::shared_ptr<Storages> storages_;
+  std::shared_ptr<Stacks> stacks_;
+  Rows *ops_, *uses_;  // kept by the Python recorder
+  Kinds kinds_;
+  Overloads overloads_;
+  py::object hand_on_;
+  py::object frames_callback_;
+};
+
+}  // namespace memwatch

@@ -1,0 +1,91 @@
+// Small words for talking to Python objects: interned names, integers, and the lock.
+#pragma once
+
+#include <Python.h>
+#include <structmember.h>  // needs Python.h before
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <utility>
+
+namespace memwatch {
+
+namespace py = pybind11;
+
+constexpr int64_t NONE = -1;
+
+/// Hold the interpreter's lock, in any thread.
+class Locked {
+ public:
+  Locked() : state_(PyGILState_Ensure()) {}
+  ~Locked() { PyGILState_Release(state_); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
+/// Give an owned object, or throw the Python error that is set.
+inline py::object owned(PyObject* object) {
+  if (object == nullptr) {
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(object);
+}
+
+inline int64_t integer(PyObject* number) {
+  const int64_t value = PyLong_AsLongLong(number);
+  if (value == -1 && PyErr_Occurred() != nullptr) {
+    throw py::error_already_set();
+  }
+  return value;
+}
+
+/// The name of an attribute, interned once.
+class Name {
+ public:
+  explicit Name(const char* text) : text_(PyUnicode_InternFromString(text)) {}
+
+  py::object of(PyObject* owner) const { return owned(PyObject_GetAttr(owner, text_)); }
+  bool truth_of(PyObject* owner) const { return PyObject_IsTrue(of(owner).ptr()) == 1; }
+
+  void set(PyObject* owner, PyObject* value) const {
+    if (PyObject_SetAttr(owner, text_, value) != 0) {
+      throw py::error_already_set();
+    }
+  }
+
+ private:
+  PyObject* text_;  // lives as long as the interpreter
+};
+
+/// A slot of a Python class that holds an integer, found once: to read it looks nothing up.
+class Slot {
+ public:
+  void find(const py::object& type, const char* name) {
+    const py::object member = type.attr("__dict__")[name];
+    TORCH_CHECK(Py_IS_TYPE(member.ptr(), &PyMemberDescr_Type), name, " is no slot");
+    offset_ = reinterpret_cast<PyMemberDescrObject*>(member.ptr())->d_member->offset;
+  }
+
+  int64_t of(PyObject* owner) const {
+    PyObject* value = *at(owner);
+    TORCH_CHECK(value != nullptr, "a slot is empty");
+    return integer(value);
+  }
+
+  void set(PyObject* owner, int64_t value) const {
+    PyObject* number = owned(PyLong_FromLongLong(value)).release().ptr();
+    Py_XDECREF(std::exchange(*at(owner), number));
+  }
+
+ private:
+  PyObject** at(PyObject* owner) const {
+    return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(owner) + offset_);
+  }
+
+  Py_ssize_t offset_ = 0;
+};
+
+}  // namespace memwatch

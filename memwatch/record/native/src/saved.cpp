@@ -1,0 +1,124 @@
+#include "saved.h"
+
+#include <ATen/SequenceNumber.h>
+#include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <typeinfo>
+
+namespace memwatch {
+
+namespace {
+
+/// Tell whether a node's function is one written in Python or in C++ by a library: it makes nodes in between.
+bool is_written(const torch::autograd::Node& node, const std::string& name) {
+  return name.find("::") != std::string::npos ||
+         std::string(typeid(node).name()).find("PyNode") != std::string::npos;  // the type itself is not exported
+}
+
+int64_t newest_sequence() { return static_cast<int64_t>(at::sequence_number::peek()) - 1; }
+
+}  // namespace
+
+SavedTensors::SavedTensors(py::object packs, py::object unpacks, py::object look, py::object error,
+                           std::shared_ptr<Storages> storages, py::object context, py::list started)
+    : log_(std::make_shared<SavedLog>(packs, unpacks, started)),
+      look_(look),
+      error_(error),
+      context_(context),
+      storages_(std::move(storages)) {}
+
+void SavedTensors::close() {
+  log_->closed = true;
+  log_->living.clear();
+  look_ = context_ = py::none();  // Python's collector cannot see that they are held here
+  storages_.reset();
+}
+
+std::unique_ptr<Pack> SavedTensors::pack(const py::object& object) {
+  const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
+  auto pack = std::make_unique<Pack>(log_);
+  if (outer_.is_none()) {
+    hold(*pack, tensor);
+  } else {
+    pack->packed_by_program = outer_[py::int_(0)](object);
+  }
+  if (!log_->closed) {
+    append(*pack, tensor, object);
+  }
+  return pack;
+}
+
+/// Keep the tensor itself where it is surely an input of the node that saves it, an alias where it may be an output.
+void SavedTensors::hold(Pack& pack, const at::Tensor& tensor) const {
+  pack.version = static_cast<int64_t>(tensor._version());
+  pack.output_nr = tensor.output_nr();
+  const auto node = tensor.grad_fn();
+  pack.is_original = true;
+  if (node) {
+    pack.node_name = node->name();
+    const bool newest = static_cast<int64_t>(node->sequence_nr()) == newest_sequence();
+    if (newest || is_written(*node, pack.node_name) || torch::autograd::ForwardADLevel::try_get_by_idx(0)) {
+      pack.is_original = false;
+      pack.packed = tensor.detach();
+      if (!newest) {
+        pack.weak_original = decltype(pack.weak_original)(tensor.getIntrusivePtr());
+      }
+      return;
+    }
+  }
+  pack.packed = tensor;
+}
+
+void SavedTensors::append(Pack& pack, const at::Tensor& tensor, const py::object& object) {
+  const Storages::Look looking(storages_);
+  const auto storages = storages_;
+  const py::object look = look_, context = context_;
+  const int64_t op = log_->ops_started();
+  int64_t storage = NONE, shape = NONE, nbytes = 0;
+  if (is_plain(tensor)) {
+    storage = storages->number_of(tensor, object, op);
+    shape = storages->shape_of(tensor);
+    nbytes = static_cast<int64_t>(tensor.nbytes());
+  } else {
+    const py::tuple seen = look(object);
+    storage = integer(py::object(seen[0]).ptr());
+    shape = integer(py::object(seen[1]).ptr());
+    nbytes = integer(py::object(seen[2]).ptr());
+  }
+  const int64_t sequence = newest_sequence();
+  const int64_t module = integer(PyTuple_GET_ITEM(top_.of(context.ptr()).ptr(), 0));
+  pack.number = log_->count++;
+  log_->living.emplace(pack.number, std::make_pair(sequence, storage));
+  log_->packs.cast<Rows*>()->add({pack.number, storage, op, sequence, module, nbytes, shape, ticks()});
+}
+
+py::object SavedTensors::unpack(Pack& pack) {
+  log_->unpack(pack.number, false);
+  if (!outer_.is_none()) {
+    return outer_[py::int_(1)](pack.packed_by_program);
+  }
+  if (static_cast<int64_t>(pack.packed._version()) != pack.version) {
+    PyErr_SetObject(PyExc_RuntimeError, error_(py::cast(&pack, py::return_value_policy::reference)).ptr());
+    throw py::error_already_set();
+  }
+  return owned(THPVariable_Wrap(pack.packed));
+}
+
+py::dict SavedTensors::living_by_sequence() const {
+  py::dict found;
+  for (const auto& [number, node_and_storage] : log_->living) {
+    const auto& [sequence, storage] = node_and_storage;
+    if (storage != NONE) {
+      const py::int_ key(sequence);
+      if (!found.contains(key)) {
+        found[key] = py::list();
+      }
+      found[key].cast<py::list>().append(storage);
+    }
+  }
+  return found;
+}
+
+}  // namespace memwatch

@@ -1,0 +1,133 @@
+"""A block may end where C++ does not expect it: inside an op, in a forked child, before it has begun."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import memwatch
+from memwatch.errors import MemoryLimitError
+from memwatch.record.session import Session
+
+INTERCEPTS = pytest.mark.parametrize("intercept", ["key", "mode"])
+
+
+@INTERCEPTS
+def test_a_block_may_be_left_inside_an_op(intercept):
+    """What is recorded ends there; the op, and the program, go on."""
+    library = torch.library.Library("memwatch_endings", "FRAGMENT")
+    library.define("stop(Tensor x) -> Tensor")
+    profiles = []
+
+    def stop(x):
+        profiles[-1].__exit__(None, None, None)
+        gc.collect()
+        return x.clone()
+
+    library.impl("stop", stop, "CompositeExplicitAutograd")
+    for _ in range(5):
+        profiles.append(memwatch.profile(intercept=intercept).__enter__())
+        x = torch.ones(3).exp()
+        assert torch.equal(torch.ops.memwatch_endings.stop(x) + 1, x + 1)
+        assert _get_current_dispatch_mode_stack() == []
+    library._destroy()
+    assert all(len(prof.ops) >= 2 for prof in profiles)
+
+
+@pytest.mark.parametrize("intercept", ["key", "mode", "key-python", "mode-python"], indirect=True)
+def test_a_signals_handler_may_end_the_block(intercept):
+    """As one told to stop, at any moment but in backward, which puts back what is switched off within it."""
+    open_blocks, ended = [], []
+
+    def end(number, frame):
+        if torch._C._current_graph_task_id() != -1:
+            return
+        try:
+            prof = open_blocks.pop()
+        except IndexError:  # the signal before is being handled
+            return
+        prof.__exit__(None, None, None)
+        ended.append(prof)
+
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    optimizer = torch.optim.AdamW(net.parameters())
+    rng = random.Random(0)
+    before = signal.signal(signal.SIGALRM, end)
+    try:
+        for _ in range(25):
+            open_blocks.append(memwatch.profile(intercept=intercept).__enter__())
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 2e-2), 1e-3)
+            while open_blocks:
+                optimizer.zero_grad()
+                net(torch.randn(4, 8)).sum().backward()
+                optimizer.step()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert _get_current_dispatch_mode_stack() == []
+    assert sys.getprofile() is None
+    for prof in ended:
+        numbers = prof.capture.tables["ops"]["op"].tolist()
+        assert numbers == list(range(len(numbers)))
+
+
+CHILD = """
+import os, resource, torch, memwatch
+with memwatch.profile():
+    x = torch.ones(4)
+    if (child := os.fork()) == 0:
+        for _ in range(1000): x.exp()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(200_000): x.exp()
+        grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        with torch.profiler.profile(): x.exp()
+        os._exit(0 if grown_kib < 4096 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_child_is_left_alone():
+    """Its allocations are not collected, and it may start torch's profiler."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [sys.executable, "-c", CHILD], check=True, env=environment, capture_output=True, timeout=120
+    )
+
+
+def test_a_start_that_fails_keeps_nothing():
+    """The baseline is above the limit: no watch of its storages stays, and no session."""
+    there = torch.ones(1000)
+    for _ in range(3):
+        with pytest.raises(MemoryLimitError), memwatch.profile(limit_bytes=1):
+            pass
+    gc.collect()
+    assert weakref.getweakrefs(there.untyped_storage()) == []
+    assert [thing for thing in gc.get_objects() if type(thing) is Session] == []
+
+
+def test_forks_of_torchscript_may_outlive_the_block():
+    """Ops of other threads end after the block has: they are not recorded, and nothing they need is gone."""
+
+    @torch.jit.script
+    def work(x: torch.Tensor, times: int):
+        for _ in range(times):
+            x = (x * 1.0001 + 1).relu()
+        return x
+
+    for _ in range(10):
+        with memwatch.profile(holders=False) as prof:
+            futures = [torch.jit.fork(work, torch.ones(4), 2000) for _ in range(3)]
+            torch.ones(3).exp()
+        del prof
+        gc.collect()
+        for future in futures:
+            assert torch.jit.wait(future).shape == (4,)
