@@ -15,6 +15,14 @@ _WATCHING = ("memwatch.record.", "memwatch.heap.", "memwatch.leaks.", "pytest_me
 _OF_THE_GRAPH = {"Pack"}  # autograd holds it in place of a saved tensor for as long as the user's graph lives
 
 
+@pytest.fixture
+def intercept(request, monkeypatch):
+    """Give the way to intercept, and choose the recorder that the parameter names."""
+    way, _, recorder = request.param.partition("-")
+    monkeypatch.setenv("MEMWATCH_NATIVE", "0" if recorder == "python" else "1")
+    return way
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _memwatch_keeps_nothing():
     """After each file of tests memwatch is off, and nothing that watches holds a tensor of the tests."""

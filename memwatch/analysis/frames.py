@@ -272,6 +272,7 @@ class Frames:
         marks = self.step_marks
         born = np.zeros(count, dtype=np.int64)
         made = (self.lives.op != NONE) & (self.lives.origin != WORKSPACE) & (self.lives.origin != UNOBSERVED)
+        made &= self.lives.op < count  # a program that was killed may leave a birth without its op
         np.add.at(born, self.lives.op[made], self.lives.nbytes[made])
         live, peak, workspace = self._live_of_ops(count)
         classes = np.array([*places.module_classes, ""], dtype=object)

@@ -35,8 +35,9 @@ class ObserverEffect(NamedTuple):
 def observer_effects(frames: Frames) -> list[ObserverEffect]:
     """Tell where observing a block may have changed its peak.
 
-    A Python number given to an op lies in a tensor of 8 bytes, which interception keeps until the op
-    returns. A dispatch mode, besides, makes ATen avoid in-place ops; a dispatch key does not.
+    A Python number given to an op lies in a tensor of 8 bytes, which interception by Python keeps until the
+    op returns; the native recorder behind the key leaves it alone. A dispatch mode, besides, makes ATen avoid
+    in-place ops; a dispatch key does not.
 
     Args:
         frames: the tables of a capture.
@@ -44,8 +45,10 @@ def observer_effects(frames: Frames) -> list[ObserverEffect]:
     Returns:
         One entry per effect that occurred, none if the peak is the plain program's to the byte.
     """
-    effects = _numbers(frames)
-    if frames.capture.meta.get("intercept") == "mode" and frames.capture.rows("ops"):
+    meta = frames.capture.meta
+    by_mode = meta.get("intercept") == "mode"
+    effects = [] if meta.get("recorder") == "native" and not by_mode else _numbers(frames)
+    if by_mode and frames.capture.rows("ops"):
         effects += _formulas(frames) + _gradient_sums(frames) + _sparse_gradients(frames)
     return effects
 

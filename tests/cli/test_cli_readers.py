@@ -152,7 +152,7 @@ def test_help_names_every_verb_and_each_verb_explains_itself(capsys):
             main([*words, "--help"])
         assert ended.value.code == 0
         text = capsys.readouterr().out
-        assert f"    memwatch {words[0] if words else 'run'} " in text
+        assert re.search(rf"^    memwatch {words[0] if words else 'run'}( |$)", text, re.MULTILINE)
         if not words:
             assert all(re.search(rf"^    {verb} +\S", text, re.MULTILINE) for verb in VERBS)
 

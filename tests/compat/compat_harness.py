@@ -24,7 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import memwatch
 from memwatch.analysis.observer import observer_effects
 
-INTERCEPTS = ("key", "mode")
+INTERCEPTS = ("key", "mode", "key-python", "mode-python")
+"""The ways to intercept, with the native recorder and with the one in Python: parameters of the fixture `intercept`."""
+
 Program = Callable[[], Any]
 
 
@@ -190,7 +192,7 @@ def unnoticed(
     if program is None:
         return functools.partial(unnoticed, deaths=deaths, raises=raises, formula=formula)
 
-    @pytest.mark.parametrize("intercept", INTERCEPTS)
+    @pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
     def test(intercept: str) -> None:
         compared = deaths if isinstance(deaths, bool) else intercept in deaths
         check(program, intercept, deaths=compared, raises=raises, formula=formula)

@@ -34,7 +34,7 @@ def _fresh_dynamo():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_function_compiled_before_the_block_runs_compiled_in_it_and_after(backend, intercept):
     """Same bits, no frame compiled again, 100 calls afterwards served from the same compiled code."""
@@ -58,7 +58,7 @@ def test_function_compiled_before_the_block_runs_compiled_in_it_and_after(backen
     assert any(kind == "compiled" for kind, _ in prof.notes)
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_function_compiled_first_inside_the_block(backend, intercept):
     x, w = _data()
@@ -78,7 +78,7 @@ def test_function_compiled_first_inside_the_block(backend, intercept):
     assert _frames() == before
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_compiled_module_trains_the_same(intercept):
     """Compiled before, trained inside, with a checkpoint of eager code around it; then trained on after."""
 
@@ -110,7 +110,7 @@ def test_compiled_module_trains_the_same(intercept):
     assert 2 * plain[1] == observed[1]
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_compiled_function_that_was_only_called_in_the_block_before(intercept):
     """Compiling after the block works as if there had been none."""
     x, w = _data()
@@ -121,7 +121,7 @@ def test_compiled_function_that_was_only_called_in_the_block_before(intercept):
     assert _frames() == 1
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_graph_breaks_and_recompiles(intercept):
     def broken(x):
         y = x.sin()
@@ -137,7 +137,7 @@ def test_graph_breaks_and_recompiles(intercept):
     assert _frames() == frames
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_export_and_make_fx_inside_the_block(intercept):
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -161,7 +161,7 @@ def test_jit_script_and_trace():
     return net, torch.jit.freeze(scripted.eval())(torch.ones(2, 6))
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_jit_fork(intercept):
     """TorchScript runs the forked part in a thread of its own, which has no Python frames."""
 
@@ -186,7 +186,7 @@ def test_fx_symbolic_trace():
     return net, graph.code
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_module_compiled_first_inside_the_block_stays_compiled(intercept):
     """Module calls are traced as torch's own: what was compiled in the block is valid after it."""
     net = nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.ReLU(), nn.Linear(16, 2)))
@@ -201,7 +201,7 @@ def test_module_compiled_first_inside_the_block_stays_compiled(intercept):
     assert _frames() == frames > 0
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_compiled_optimizer_step(intercept):
     """A compiled step, first compiled in the block, is the same code after it."""
     net = nn.Linear(4, 4)

@@ -34,7 +34,7 @@ def _cast() -> tuple[list[object], list[weakref.ref]]:
     return things, [weakref.ref(thing) for thing in [*things, *storages]]
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 @pytest.mark.parametrize(
     "options", [{}, {"stacks": False}, {"allocator": False}, {"holders": False}], ids=str
 )
@@ -61,7 +61,7 @@ def test_objects_die_inside_the_block_as_they_do_outside(intercept, options):
     assert len(prof.ops) > 0
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_survivors_die_after_the_block(intercept):
     """The profile object, read in full, holds nothing of the program."""
     with memwatch.profile(intercept=intercept) as prof:
@@ -73,7 +73,7 @@ def test_survivors_die_after_the_block(intercept):
     assert prof.peak_increase_bytes > 0
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_graphs_without_backward_are_freed(intercept):
     """Saved outputs, views of them and inputs go with the last reference, in every order of leaving."""
     alive = []
@@ -95,7 +95,7 @@ def test_graphs_without_backward_are_freed(intercept):
         gc.enable()
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_exceptions_keep_no_tensor_alive(intercept):
     """The traceback of an exception that passed through the block holds what it plainly holds."""
     x = torch.randn(64, requires_grad=True)
@@ -108,7 +108,7 @@ def test_exceptions_keep_no_tensor_alive(intercept):
     assert reference() is None
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_many_blocks_leave_the_process_as_small(intercept):
     """Blocks opened again and again leave no objects of torch or memwatch behind."""
 

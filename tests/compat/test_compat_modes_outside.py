@@ -100,7 +100,7 @@ OUTSIDE = {
 }
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_context_that_was_open_before_the_block(name, intercept):
     """What the program opened before the block works in it as it did, and is left as it was."""
@@ -134,7 +134,7 @@ def _is_alias(call: str) -> bool:
     return call == "aten.detach.default"
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_hooks_pushed_in_the_block_survive_its_end(intercept):
     hooks = saved_tensors_hooks(lambda t: t.clone(), lambda t: t * 2)
     with memwatch.profile(intercept=intercept):
@@ -146,7 +146,7 @@ def test_hooks_pushed_in_the_block_survive_its_end(intercept):
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_graph_made_in_the_block_and_run_after_it(intercept):
     w = torch.randn(4, 4, requires_grad=True)
     with memwatch.profile(intercept=intercept):
@@ -156,3 +156,22 @@ def test_graph_made_in_the_block_and_run_after_it(intercept):
     w.grad = None
     (w @ w).exp().sum().backward()
     assert torch.equal(plain, w.grad)
+
+
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
+@pytest.mark.parametrize("replay", [False, True])
+def test_tensors_of_symbolic_size_may_be_alive_before_the_block(intercept, replay):
+    """What dynamo's fake tensors weigh is a symbol: they count as nothing, and the block opens."""
+    from torch._dynamo.source import ConstantSource
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    fakes = [  # as of two compiled functions, neither of which knows the other's symbols
+        FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.ones(7, 5), source=ConstantSource(name))
+        for name in ("x", "y")
+    ]
+    assert not any(isinstance(fake.untyped_storage().nbytes(), int) for fake in fakes)
+    with memwatch.profile(intercept=intercept, replay=replay) as prof:
+        torch.ones(1000).exp()
+    assert prof.peak_increase_bytes == 8000
+    del fakes

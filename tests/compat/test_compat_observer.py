@@ -1,4 +1,4 @@
-"""What observing changed is said, by name and in bytes; under the key there is nothing to say but Python numbers."""
+"""What observing changed is said, by name and in bytes; under the key nothing but Python's own numbers."""
 
 from __future__ import annotations
 
@@ -61,8 +61,16 @@ def test_programs_without_such_ops_have_no_effect(intercept):
     assert mode_effects(prof) == []
 
 
-def test_python_numbers_at_the_peak_are_told():
-    """A number given to an op lies in 8 bytes that an observed op keeps until it returns; verify() finds them."""
+def test_the_native_recorder_leaves_python_numbers_alone():
+    """Behind the key in C++ no number is kept: the observed peak is the plain one."""
+    found = verify(lambda: torch.ones(1000).exp() + 1, intercept="key")
+    assert found.difference_bytes == 0
+    assert found.effects == ()
+
+
+def test_python_numbers_at_the_peak_are_told(monkeypatch):
+    """A number given to an op lies in 8 bytes that Python keeps until the op returns; verify() finds them."""
+    monkeypatch.setenv("MEMWATCH_NATIVE", "0")
     found = verify(lambda: torch.ones(1000).exp() + 1, intercept="key")
     assert found.difference_bytes == 8
     assert any("8 bytes" in text for text in found.effects)

@@ -41,7 +41,7 @@ def plain_result():
     return _work()
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 @pytest.mark.parametrize("name", STARTERS)
 def test_profiler_started_before_the_block(name, intercept, plain_result):
     """The program's profiler keeps its events; memwatch records the ops without the allocator and says so."""
@@ -53,7 +53,7 @@ def test_profiler_started_before_the_block(name, intercept, plain_result):
     assert any(kind == "allocator" and "profiler" in text for kind, text in prof.notes)
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 @pytest.mark.parametrize("name", STARTERS)
 def test_profiler_started_inside_the_block(name, intercept, plain_result):
     """The allocator channel steps aside in time and says so."""
@@ -68,7 +68,7 @@ def test_profiler_started_inside_the_block(name, intercept, plain_result):
     assert any(kind == "allocator" and "profiler" in text for kind, text in prof.notes)
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_profiler_that_outlives_the_block(intercept, plain_result):
     with memwatch.profile(intercept=intercept):
         theirs = profile(activities=[ProfilerActivity.CPU])
@@ -80,7 +80,7 @@ def test_profiler_that_outlives_the_block(intercept, plain_result):
     assert {"aten::mm", "aten::exp", "mine"} <= _collapsed(_ops(theirs.key_averages()))
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_profiler_started_before_and_stopped_inside(intercept, plain_result):
     theirs = profile(activities=[ProfilerActivity.CPU])
     theirs.start()
@@ -92,7 +92,7 @@ def test_profiler_started_before_and_stopped_inside(intercept, plain_result):
     assert {"aten::mm", "aten::exp", "mine"} <= _collapsed(_ops(theirs.key_averages()))
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_profiler_with_a_schedule(intercept):
     ready = []
     with (
@@ -110,7 +110,7 @@ def test_profiler_with_a_schedule(intercept):
     assert all({"aten::mm", "aten::exp", "mine"} <= names for names in ready)
 
 
-@pytest.mark.parametrize("intercept", INTERCEPTS)
+@pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)
 def test_profiler_after_the_block(intercept):
     """A block leaves nothing that a later profiler would trip over."""
     with memwatch.profile(intercept=intercept):

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import memwatch
+from memwatch.record.storages import BASELINE, Storages, address_of
+from memwatch.record.strings import Strings
 
 SIGNALS = 300
 FLUSH_EVERY_OPS = 40  # as often as a flush can be hit
@@ -39,9 +41,11 @@ def alarm():
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.parametrize("native", ["1", "0"])
 @pytest.mark.parametrize("intercept", ["key", "mode"])
-def test_no_interrupt_is_lost(intercept, alarm, monkeypatch, tmp_path):
+def test_no_interrupt_is_lost(intercept, native, alarm, monkeypatch, tmp_path):
     """Each of many interrupts reaches the program, none is swallowed, and the capture stays whole."""
+    monkeypatch.setenv("MEMWATCH_NATIVE", native)
     monkeypatch.setattr("memwatch.record.session.FLUSH_OPS", FLUSH_EVERY_OPS)
     swallowed = []
     monkeypatch.setattr("sys.unraisablehook", swallowed.append)
@@ -70,8 +74,10 @@ def test_no_interrupt_is_lost(intercept, alarm, monkeypatch, tmp_path):
     assert prof.summary()
 
 
-def test_storages_that_other_threads_resize_die_once():
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_storages_that_other_threads_resize_die_once(native, monkeypatch):
     """Several threads may come to tell of deaths at once; each death is told once, and nobody's call fails."""
+    monkeypatch.setenv("MEMWATCH_NATIVE", native)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     over, errors = threading.Event(), []
@@ -100,3 +106,15 @@ def test_storages_that_other_threads_resize_die_once():
     died = prof.capture.tables["deaths"]["storage"]
     assert errors == []
     assert len(died) == len(np.unique(died)) == 300 * 60
+
+
+def test_an_address_may_be_in_use_again_before_its_death_is_told():
+    """While another thread tells of deaths, a new storage where a dead one lay is a storage of its own."""
+    storages = Storages(Strings(), [0])
+    storages.burying = True  # as that thread does
+    numbers, addresses = [], set()
+    while len(addresses) == len(numbers):  # until an address comes again
+        tensor = torch.ones(3)
+        addresses.add(address_of(tensor))
+        numbers.append(storages.number_of(tensor, 0, BASELINE))
+    assert numbers == list(range(len(numbers)))

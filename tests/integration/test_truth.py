@@ -34,7 +34,7 @@ def observe(name: str, intercept: str) -> memwatch.Profile:
     return prof
 
 
-@pytest.mark.parametrize("intercept", ["key", "mode"])
+@pytest.mark.parametrize("intercept", ["key", "mode", "key-python", "mode-python"], indirect=True)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_peak_is_the_allocators(name, intercept):
     """The peak increase equals that of a plain run, or differs by no more than the report says."""
@@ -44,6 +44,7 @@ def test_peak_is_the_allocators(name, intercept):
     stated = sum(effect.nbytes for effect in effects)
     if intercept == "key":
         assert all("8 bytes" in effect.text for effect in effects)
+        assert not (effects and prof.meta["recorder"] == "native")
     assert plain <= prof.peak_increase_bytes <= plain + stated
     assert_accounts_for_everything(prof)
     if name in MANY_OPS:
@@ -67,7 +68,16 @@ def assert_accounts_for_everything(prof: memwatch.Profile) -> None:
 
 @pytest.mark.parametrize("name", ["gpt", "resnet", "lstm"])
 def test_curve_is_the_allocators_event_for_event(name):
-    """With the key the live curve of the block is the plain program's, up to 8-byte tensors of Python numbers."""
+    """With the native recorder behind the key the live curve of the block is the plain program's, in order."""
+    prof = observe(name, "key")
+    events = [nbytes for _, nbytes in allocator_events(seeded(PROGRAMS[name])) if nbytes]
+    assert [nbytes for nbytes in prof.timeline["delta_bytes"].tolist() if nbytes] == events
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet", "lstm"])
+def test_curve_of_the_python_recorder_is_the_allocators(name, monkeypatch):
+    """With the key and Python it is the plain program's up to 8-byte tensors of Python numbers."""
+    monkeypatch.setenv("MEMWATCH_NATIVE", "0")
     prof = observe(name, "key")
     events = [nbytes for _, nbytes in allocator_events(seeded(PROGRAMS[name])) if abs(nbytes) > 8]
     curve = [nbytes for nbytes in prof.timeline["delta_bytes"].tolist() if abs(nbytes) > 8]
@@ -75,7 +85,7 @@ def test_curve_is_the_allocators_event_for_event(name):
     assert peak_increase_bytes(list(enumerate(curve))) == peak_increase_bytes(list(enumerate(events)))
 
 
-@pytest.mark.parametrize("intercept", ["key", "mode"])
+@pytest.mark.parametrize("intercept", ["key", "mode"], indirect=True)
 def test_steps_split_the_block(intercept):
     """`prof.step()` marks iterations; the largest of their peaks is the block's."""
     program = seeded(MAKERS["mlp"])

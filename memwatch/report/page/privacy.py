@@ -19,6 +19,7 @@ PUBLIC_META: Final = frozenset(
         "intercept",
         "memwatch",
         "python",
+        "recorder",
         "start_ns",
         "threads",
         "torch",
