@@ -8,6 +8,7 @@ counters, warnings, errors). `--formulas` also finds again which autograd nodes 
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import re
 import sys
@@ -25,14 +26,19 @@ from compat_formulas import changed_nodes  # noqa: E402  # found in tests/compat
 from compat_opinfo import compare, entries, name_of, programs  # noqa: E402
 
 from memwatch.analysis.mode_formulas import BACKWARD  # noqa: E402
+from memwatch.building import build_recorder  # noqa: E402
 
 
 def run_all(samples: int) -> dict[str, dict[str, str]]:
-    """Give, per interceptor and entry, the verdict."""
-    verdicts: dict[str, dict[str, str]] = {"key": {}, "mode": {}}
-    for op in entries():
-        for intercept, found in verdicts.items():
-            found[name_of(op)] = compare(op, intercept, samples)
+    """Give, per interceptor, with the native recorder and with Python's, and per entry the verdict."""
+    verdicts: dict[str, dict[str, str]] = {}
+    build_recorder()
+    for native, told in (("1", ""), ("0", ", Python recorder")):
+        os.environ["MEMWATCH_NATIVE"] = native
+        ways = {intercept: verdicts.setdefault(intercept + told, {}) for intercept in ("key", "mode")}
+        for op in entries():
+            for intercept, found in ways.items():
+                found[name_of(op)] = compare(op, intercept, samples)
     return verdicts
 
 

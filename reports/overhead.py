@@ -1,8 +1,9 @@
 """Measure what observing costs: one process, all configurations interleaved, thread time, medians and minima.
 
-Added time is told as a ratio to that of an empty TorchDispatchMode in the same run. Writes reports/overhead.md,
-overhead.json and overhead.svg. It needs the extra `reports`; run it on an idle machine:
-`python reports/overhead.py [--rounds N]`.
+Added time is told as a ratio to that of an empty TorchDispatchMode in the same run, by minima, and by medians of the
+differences from plain steps run next to each sample, which a machine that slows down for a while disturbs less.
+Writes reports/overhead.md, overhead.json and overhead.svg. It needs the extra `reports`, and builds the native recorder
+if need be; run it on an idle machine: `python reports/overhead.py [--rounds N] [--workload NAME]`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import gc
 import importlib.util
 import json
+import os
 import pathlib
 import random
 import statistics
@@ -25,12 +27,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import WORKLOADS
 
 import memwatch
+from memwatch.building import build_recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 HERE = pathlib.Path(__file__).parent
-STEPS = {"MLP": 40, "GPT": 6, "ResNet": 6}
+FLOOR = "empty TorchDispatchMode"
+STEPS = {"MLP": 40, "GPT": 8, "ResNet": 10}
 
 
 class EmptyMode(TorchDispatchMode):
@@ -65,80 +69,117 @@ def memray_tracker() -> Any:
         yield
 
 
+@contextlib.contextmanager
+def python_recorder(**options: Any) -> Any:
+    os.environ["MEMWATCH_NATIVE"] = "0"
+    try:
+        with memwatch.profile(**options) as prof:
+            yield prof
+    finally:
+        del os.environ["MEMWATCH_NATIVE"]
+
+
 CONFIGURATIONS: dict[str, Callable[[], Any]] = {
     "eager": contextlib.nullcontext,
     "eager again": contextlib.nullcontext,
-    "empty TorchDispatchMode": EmptyMode,
+    FLOOR: EmptyMode,
     "MemTracker": mem_tracker,
     "torch.profiler (memory, shapes, stacks)": torch_profiler,
     "memray": memray_tracker,
     "memwatch": memwatch.profile,
     "memwatch, intercept=mode": lambda: memwatch.profile(intercept="mode"),
+    "memwatch, Python recorder": python_recorder,
+    "memwatch, Python recorder, mode": lambda: python_recorder(intercept="mode"),
     "memwatch, stacks=False": lambda: memwatch.profile(stacks=False),
     "memwatch, holders=False": lambda: memwatch.profile(holders=False),
     "memwatch, allocator=False": lambda: memwatch.profile(allocator=False),
 }
 
 
-def sample(make: Callable[[], Any], step: Callable[[], None], steps: int) -> tuple[list[float], float]:
-    """Time `steps` steps inside a configuration: seconds of each, and of all with enter and exit."""
-    gc.collect()
-    times = []
-    begin = time.thread_time()
-    with make() as tool:
-        for _ in range(steps):
-            if hasattr(tool, "reset_mod_stats"):
-                tool.reset_mod_stats()  # MemTracker raises in its second iteration without this
-            start = time.thread_time()
-            step()
-            times.append(time.thread_time() - start)
-    return times, (time.thread_time() - begin) / steps
+class Samples:
+    """The times of a configuration: of each step, of all with enter and exit, and what it adds to plain steps."""
+
+    def __init__(self) -> None:
+        self.steps_s: list[float] = []
+        self.totals_s: list[float] = []
+        self.added_s: list[float] = []
+
+    def add(self, make: Callable[[], Any], step: Callable[[], None], steps: int) -> None:
+        """Run `steps` steps inside a configuration, between half as many plain ones."""
+        gc.collect()
+        plain = [timed(step) for _ in range(steps // 4)]
+        begin = time.thread_time()
+        with make() as tool:
+            inside = []
+            for _ in range(steps):
+                if hasattr(tool, "reset_mod_stats"):
+                    tool.reset_mod_stats()  # MemTracker raises in its second iteration without this
+                inside.append(timed(step))
+        self.totals_s.append((time.thread_time() - begin) / steps)
+        plain += [timed(step) for _ in range(steps // 4)]
+        self.steps_s += inside
+        self.added_s.append(statistics.median(inside) - statistics.median(plain))
+
+    def figures(self) -> dict[str, float]:
+        """Give the figures of the table."""
+        return {
+            "min_s": min(self.steps_s),
+            "median_s": statistics.median(self.steps_s),
+            "added_median_s": statistics.median(self.added_s),
+            "total_median_s": statistics.median(self.totals_s),
+        }
 
 
-def measure(rounds: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Measure every workload under every configuration that is installed."""
+def timed(step: Callable[[], None]) -> float:
+    start = time.thread_time()
+    step()
+    return time.thread_time() - start
+
+
+def measure(rounds: int, workloads: list[str]) -> dict[str, dict[str, dict[str, float]]]:
+    """Measure workloads under every configuration that is installed."""
     names = [name for name in CONFIGURATIONS if name != "memray" or importlib.util.find_spec("memray")]
     results: dict[str, dict[str, dict[str, float]]] = {}
-    for workload, make_step in WORKLOADS.items():
-        step = make_step()
+    for workload in workloads:
+        step = WORKLOADS[workload]()
         step()
-        found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in names}
+        found = {name: Samples() for name in names}
         for _ in range(rounds):
             for name in random.sample(names, len(names)):
-                times, total = sample(CONFIGURATIONS[name], step, STEPS[workload])
-                found[name][0].extend(times)
-                found[name][1].append(total)
-        results[workload] = {
-            name: {
-                "min_s": min(times),
-                "median_s": statistics.median(times),
-                "total_median_s": statistics.median(totals),
-            }
-            for name, (times, totals) in found.items()
-        }
+                found[name].add(CONFIGURATIONS[name], step, STEPS[workload])
+        results[workload] = {name: samples.figures() for name, samples in found.items()}
     return results
 
 
-def added_ratio(rows: dict[str, dict[str, float]], name: str, column: str) -> float:
+def added_by_minima(rows: dict[str, dict[str, float]], name: str) -> float:
     """Give the added time of a configuration as a ratio to that of the empty mode."""
-    eager, floor = rows["eager"][column], rows["empty TorchDispatchMode"][column]
-    return (rows[name][column] - eager) / max(floor - eager, 1e-9)
+    eager = rows["eager"]["min_s"]
+    return (rows[name]["min_s"] - eager) / max(rows[FLOOR]["min_s"] - eager, 1e-9)
 
 
-def write(results: dict[str, dict[str, dict[str, float]]], rounds: int) -> str:
+def added_by_medians(rows: dict[str, dict[str, float]], name: str) -> float:
+    """Give the same by the medians of the differences from the plain steps next to each sample."""
+    return rows[name]["added_median_s"] / max(rows[FLOOR]["added_median_s"], 1e-9)
+
+
+def write(results: dict[str, dict[str, dict[str, float]]], rounds: dict[str, int]) -> str:
     """Write the table as Markdown and return it."""
     lines = [
         "# What observing costs",
         "",
-        f"Written by `python reports/overhead.py --rounds {rounds}`: torch {torch.__version__}, one thread,",
+        f"Written by `python reports/overhead.py`: torch {torch.__version__}, one thread,",
         "CPU time of the thread, configurations interleaved in random order. *added* is the added time per step as a",
-        "ratio to that of an empty TorchDispatchMode in the same run (by minima, by medians); *total* holds enter and",
-        "exit, for " + ", ".join(f"{steps} steps of {name}" for name, steps in STEPS.items()) + ".",
+        "ratio to that of an empty TorchDispatchMode in the same run: by minima, and by medians of the differences",
+        "from plain steps run just before and after each sample; *total* holds enter and exit, for",
+        ", ".join(f"{steps} steps of {name}" for name, steps in STEPS.items()) + ".",
+        "memwatch's recorder is the native one of `memwatch build`, but where the table says Python.",
     ]
     for workload, rows in results.items():
         lines += [
             "",
             f"## {workload}",
+            "",
+            f"{rounds[workload]} rounds.",
             "",
             "| configuration | min ms | median ms | added (min) | added (median) | total ms |",
         ]
@@ -146,12 +187,13 @@ def write(results: dict[str, dict[str, dict[str, float]]], rounds: int) -> str:
         for name, row in rows.items():
             lines.append(
                 f"| {name} | {row['min_s'] * 1e3:.2f} | {row['median_s'] * 1e3:.2f} | "
-                f"{added_ratio(rows, name, 'min_s'):.2f} | {added_ratio(rows, name, 'median_s'):.2f} | "
+                f"{added_by_minima(rows, name):.2f} | {added_by_medians(rows, name):.2f} | "
                 f"{row['total_median_s'] * 1e3:.2f} |"
             )
     text = "\n".join(lines) + "\n"
     (HERE / "overhead.md").write_text(text, encoding="utf-8")
-    (HERE / "overhead.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    kept = {"rounds": rounds, "results": results}
+    (HERE / "overhead.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     return text
 
 
@@ -160,7 +202,7 @@ def draw(results: dict[str, dict[str, dict[str, float]]]) -> None:
     figure, panels = pyplot.subplots(1, len(results), figsize=(4.2 * len(results), 3.6), sharey=True)
     for panel, (workload, rows) in zip(panels, results.items(), strict=True):
         names = [name for name in rows if not name.startswith("eager")][::-1]
-        ratios = [added_ratio(rows, name, "min_s") for name in names]
+        ratios = [added_by_minima(rows, name) for name in names]
         colors = ["#2a6fbb" if name.startswith("memwatch") else "#9aa0a6" for name in names]
         panel.bar_label(panel.barh(names, ratios, color=colors), fmt="%.2f", padding=3, fontsize=7)
         panel.set_title(workload)
@@ -173,11 +215,18 @@ def draw(results: dict[str, dict[str, dict[str, float]]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--workload", choices=list(WORKLOADS), help="measure only this one again")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    results = measure(options.rounds)
-    print(write(results, options.rounds))
-    draw(results)
+    build_recorder()
+    kept: dict[str, Any] = {"rounds": {}, "results": {}}
+    if options.workload is not None:
+        kept = json.loads((HERE / "overhead.json").read_text(encoding="utf-8"))
+    wanted = list(WORKLOADS) if options.workload is None else [options.workload]
+    kept["results"] |= measure(options.rounds, wanted)
+    kept["rounds"] |= dict.fromkeys(wanted, options.rounds)
+    print(write(kept["results"], kept["rounds"]))
+    draw(kept["results"])
 
 
 if __name__ == "__main__":
