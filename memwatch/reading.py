@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memwatch.analysis import Frames
-from memwatch.analysis.observer import observer_effects, unrecorded
+from memwatch.analysis.observer import not_memory, observer_effects, unrecorded
 from memwatch.capture import Capture
 from memwatch.capture import load as load_capture
 from memwatch.capture import save as save_capture
@@ -119,8 +119,8 @@ class Reading:
         """What memwatch could not see or changed by looking: (kind, sentence)."""
         recorded = [] if self.meta.get("complete", True) else [("unfinished", _UNFINISHED)]
         recorded += [(note.kind, note.text) for note in self.capture.notes]
-        unseen = unrecorded(self._frames)
-        recorded += [("unseen", unseen.text)] if unseen is not None else []
+        found = (("unseen", unrecorded(self._frames)), ("not memory", not_memory(self._frames)))
+        recorded += [(kind, effect.text) for kind, effect in found if effect is not None]
         return recorded + [("observer", effect.text) for effect in observer_effects(self._frames)]
 
     def live_at(self, event: int) -> pd.DataFrame:

@@ -155,7 +155,9 @@ def _named_lives(capture: Capture, match: _Match) -> dict[str, Any]:
         columns["op"][seen_late] = _op_at(capture.tables["ops"], birth_ns)[seen_late]
     at_entry = ~matched & (births["origin"] == BASELINE) & (births["time_ns"] <= start_ns)
     origin = np.where(matched & (births["origin"] == BASELINE), UNOBSERVED, births["origin"])
-    told = _covered(capture, births["time_ns"]) & _is_real(births) & (births["nbytes"] > 0)
+    real = _is_real(births)
+    told = _covered(capture, births["time_ns"]) & real & (births["nbytes"] > 0)
+    weighs = ~real if capture.meta.get("estimate") else real
     foreign = ~matched & ~at_entry & (told | (births["origin"] == BASELINE))
     origin = np.where(foreign, EXTERNAL, origin)
     return {
@@ -164,7 +166,7 @@ def _named_lives(capture: Capture, match: _Match) -> dict[str, Any]:
         "origin": origin,
         "birth_ns": np.where(at_entry, start_ns, birth_ns),
         "death_ns": death_ns,
-        "counted": (origin != EXTERNAL) & (columns["nbytes"] > 0),
+        "counted": (origin != EXTERNAL) & (columns["nbytes"] > 0) & weighs,
         "birth_order": birth_order,
         "death_order": death_order,
     }

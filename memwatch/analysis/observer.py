@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.lives import UNOBSERVED, WORKSPACE
+from memwatch.analysis.lives import BY_OP, UNOBSERVED, WORKSPACE
 from memwatch.analysis.mode_formulas import BACKWARD, FORWARD
 from memwatch.analysis.places import forward_op_of
 from memwatch.capture.schema import NONE, PHASES
@@ -63,6 +63,26 @@ def unrecorded(frames: Frames) -> ObserverEffect | None:
     text = (
         f"{int(unseen.sum())} blocks, {format_bytes(nbytes)} in all, were allocated outside every recorded op, as "
         "compiled code and C++ do: only the allocator saw them"
+    )
+    return ObserverEffect((), nbytes, text)
+
+
+def not_memory(frames: Frames) -> ObserverEffect | None:
+    """Tell that the figures leave out tensors without memory, as fake and meta ones, or are of nothing else."""
+    if frames.capture.meta.get("estimate"):
+        text = (
+            "an estimate: the block was entered under a FakeTensorMode, so the figures are what its tensors would "
+            "take, without the workspace of kernels"
+        )
+        return ObserverEffect((), 0, text)
+    lives = frames.lives
+    fake = (lives.origin == BY_OP) & (lives.address == 0) & (lives.nbytes > 0)
+    if not fake.any():
+        return None
+    nbytes = int(lives.nbytes[fake].sum())
+    text = (
+        f"{int(fake.sum())} storages of fake or meta tensors, {format_bytes(nbytes)} in all were they real, take no "
+        "memory and are not counted; enter a FakeTensorMode before the block to have an estimate"
     )
     return ObserverEffect((), nbytes, text)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from memwatch.errors import MemwatchError
 from memwatch.record.allocator import AllocatorChannel
 from memwatch.record.intercept import KeyInterceptor, ModeInterceptor
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 class Choice:
     """What a block is recorded by, decided before anything of it is recorded.
 
+    A block that is entered under a FakeTensorMode is an estimate: of what its tensors would take, were they real.
+    The ops that a fake mode runs within an op make tensors too, which only a dispatch mode does not see.
+
     Raises:
         MemwatchError: `options.intercept` is none of auto, mode and key, or asks for a key that does not work.
     """
@@ -42,7 +47,8 @@ class Choice:
             raise MemwatchError(f"intercept={intercept!r} is unknown; use 'auto', 'mode' or 'key'")
         # a replay needs the arguments as Python objects: the native recorder has nothing to save there
         self.library: Any = None if options.replay else native.load()
-        self.by_mode = intercept == "mode" or not self._key_works()
+        self.estimate = _is_faking()
+        self.by_mode = intercept == "mode" or not self._key_works() or (intercept == "auto" and self.estimate)
         if self.by_mode and intercept == "key":
             raise MemwatchError("the dispatch key does not work in this torch; use profile(intercept='mode')")
 
@@ -54,8 +60,8 @@ class Choice:
     def storages(self, strings: Strings, ops_started: list[int]) -> Storages:
         """Make the table of storages."""
         if self.library is None:
-            return Storages(strings, ops_started)
-        return NativeStorages(strings, ops_started, library=self.library)
+            return Storages(strings, ops_started, estimate=self.estimate)
+        return NativeStorages(strings, ops_started, estimate=self.estimate, library=self.library)
 
     def stacks(self, strings: Strings, boundary: CodeType, *, enabled: bool) -> Stacks:
         """Make what captures call stacks, up to the code of `boundary`."""
@@ -92,3 +98,8 @@ class Choice:
         if self.by_mode:
             return NativeModeInterceptor(recorder)
         return NativeKeyInterceptor(self.library, recorder)
+
+
+def _is_faking() -> bool:
+    """Tell whether a FakeTensorMode is on."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None

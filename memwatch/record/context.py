@@ -143,8 +143,7 @@ class Context:
                 self.steps += (start_op, ticks(), name, self._ops_started[0])
                 break
         self._storages.bury()  # the step's own temporaries
-        newest = next(reversed(self._storages.live.values()), None)  # the one born last of those that live
-        if newest is not None and newest.number >= self._born_before_step:
+        if self._storages.any_born_since(self._born_before_step):
             self.learn_state(optimizer)
 
     def register(self, root: nn.Module, *, parent: int = NONE) -> None:

@@ -76,7 +76,7 @@ class Session:
         self._notes: list[Note] = []
         self._allocator = (
             choice.allocator(self.strings, self._clock, self.started, self.note)
-            if options.allocator
+            if options.allocator and not choice.estimate
             else None
         )
         self._written_strings = self._written_notes = 0
@@ -316,11 +316,13 @@ class Session:
             "end_ns": self._clock.to_ns(ticks()),
             "threads": torch.get_num_threads(),
             "device": "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu",
+            "estimate": self._choice.estimate,
             "intercept": self.interceptor.name,
             "recorder": "python" if self._choice.library is None else "native",
             "stacks": self._stacks.enabled,
             "holders": self._holders is not None,
             "holder_looks": 0 if self._holders is None else self._holders.count,
+            "holder_looks_cut": 0 if self._holders is None else self._holders.cut_count,
             "holder_looks_ns": 0
             if self._holders is None
             else self._clock.duration_ns(self._holders.cost_ticks),

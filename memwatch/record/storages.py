@@ -62,7 +62,15 @@ class Passing(Known):
 class Storages:
     """Number the storages the program touches; append their births, deaths and resizes."""
 
-    def __init__(self, strings: Strings, ops_started: list[int], *, rows: Callable[[], Rows] = Rows) -> None:
+    def __init__(
+        self,
+        strings: Strings,
+        ops_started: list[int],
+        *,
+        estimate: bool = False,
+        rows: Callable[[], Rows] = Rows,
+    ) -> None:
+        self.estimate = estimate
         self.live: dict[int, Alive | Passing] = {}
         self.roles: dict[int, int] = {}
         """A bit for each role that is noted, of the storages that live."""
@@ -72,6 +80,10 @@ class Storages:
         self.resizes = Rows()
         self.live_bytes = 0
         self.count = 0
+        self.entry_count = 0
+        """Storages with a smaller number were there at entry."""
+        self.entry_gone_bytes = 0
+        """What of them has died."""
         self.unseen: set[str] = set()
         self.limit_bytes = self.watch_bytes = self._on_birth_bytes = NEVER
         self._on_birth: Callable[[int], None] | None = None
@@ -128,28 +140,31 @@ class Storages:
         # no call until all is written: a signal's handler may raise at any
         alive.number = number = self.count
         alive.key = key
-        alive.nbytes = nbytes
+        alive.nbytes = weight = nbytes if address or self.estimate else 0
         self.count = number + 1
         self.live[key] = alive
-        self.live_bytes = live = self.live_bytes + nbytes
+        self.live_bytes = live = self.live_bytes + weight
         self.births += (number, op, at, address, nbytes, device, origin, shape)
         if live > self.watch_bytes:
-            self.high(nbytes)
+            self.high(weight)
         return number
 
     def watch(self, nbytes: int, on_birth: Callable[[int], None]) -> None:
-        """Call `on_birth` with the size of every storage born while more than `nbytes` bytes are live."""
+        """Call `on_birth` with the size of every storage born while more than `nbytes` bytes are live.
+
+        What was there at entry and has died since counts as live: it is what the block made that may be much.
+        """
         self._on_birth, self._on_birth_bytes = on_birth, nbytes
-        self.watch_bytes = min(nbytes, self.limit_bytes)
+        self.watch_bytes = min(nbytes - self.entry_gone_bytes, self.limit_bytes)
 
     def limit(self, nbytes: int) -> None:
         """Raise at the birth that lifts the live bytes above `nbytes`."""
         self.limit_bytes = nbytes
-        self.watch_bytes = min(nbytes, self._on_birth_bytes)
+        self.watch_bytes = min(nbytes, self._on_birth_bytes - self.entry_gone_bytes)
 
     def high(self, nbytes: int) -> None:
         """Tell of a birth that lifted the live bytes above the watched ones."""
-        if self.live_bytes > self._on_birth_bytes and self._on_birth is not None:
+        if self.live_bytes + self.entry_gone_bytes > self._on_birth_bytes and self._on_birth is not None:
             self._on_birth(nbytes)
         if self.live_bytes > self.limit_bytes:
             limit = self.limit_bytes
@@ -162,7 +177,7 @@ class Storages:
     def hold_one(self, tensor: Tensor, key: int, number: int) -> None:
         """Watch a known storage by a Python object from now on."""
         storage = tensor.untyped_storage()
-        nbytes = known_bytes(storage.nbytes())
+        nbytes = known_bytes(storage.nbytes()) if self.estimate or _address_or_zero(tensor) else 0
         alive = Alive(storage, self.dead.append)
         alive.number, alive.key, alive.nbytes = number, key, nbytes
         self.live[key] = alive
@@ -188,6 +203,9 @@ class Storages:
                 if self.live.get(key) is gone:
                     self.live.pop(key, None)  # a signal's handler may have ended the block just now
                 self.live_bytes -= gone.nbytes
+                if gone.number < self.entry_count:
+                    self.entry_gone_bytes += gone.nbytes
+                    self.watch_bytes -= gone.nbytes
                 self.deaths += (gone.number, op, at)
                 if gone.number in self.roles:
                     del self.roles[gone.number]
@@ -201,7 +219,10 @@ class Storages:
         """Watch the storages that backward made and left, now that a Python object of them does no harm."""
         self.bury()
         self.hold = True
-        for key, known in list(self.live.items()):
+        for known in list(
+            self.live.values()
+        ):  # of keys and values no tuples are made, which gc might collect at
+            key = known.key
             if known.__class__ is Passing:
                 tensor = known()
                 if tensor is None:
@@ -210,6 +231,14 @@ class Storages:
                 else:
                     self.live_bytes -= known.nbytes
                     self.hold_one(tensor, key, known.number)
+
+    def any_born_since(self, number: int) -> bool:
+        """Tell whether the storage that was born last, of those that live, has at least that number."""
+        try:
+            newest = next(reversed(self.live.values()), None)
+        except RuntimeError:  # one was born in another thread, just now
+            return True
+        return newest is not None and newest.number >= number
 
     def resized(self, tensor_or_storage: Any) -> None:
         """Append a resize if the storage changed its size since it was last seen."""
@@ -220,9 +249,11 @@ class Storages:
                 storage = storage.untyped_storage()
             alive, nbytes = self.live.get(storage._cdata), known_bytes(storage.nbytes())
             if alive is not None and alive.nbytes != nbytes:
+                address = storage.data_ptr() if nbytes else 0
+                if nbytes and not address:
+                    return  # of a fake tensor, which takes no memory
                 self.live_bytes += nbytes - alive.nbytes
                 alive.nbytes = nbytes
-                address = storage.data_ptr() if nbytes else 0
                 self.resizes += (alive.number, self._ops_started[0], ticks(), nbytes, address)
         except (NotImplementedError, RuntimeError):
             return

@@ -23,11 +23,13 @@ class NativeStorages(Storages):
     count = _count("count")
     live_bytes = _count("live_bytes")
     watch_bytes = _count("watch_bytes")
+    entry_count = _count("entry_count")
+    entry_gone_bytes = _count("entry_gone_bytes")
     hold = _count("hold")
 
-    def __init__(self, strings: Strings, ops_started: list[int], *, library: Any) -> None:
+    def __init__(self, strings: Strings, ops_started: list[int], *, estimate: bool, library: Any) -> None:
         self.native = library.Storages()
-        super().__init__(strings, ops_started, rows=library.Rows)
+        super().__init__(strings, ops_started, estimate=estimate, rows=library.Rows)
         self.native.drive(self)
 
     def bury(self) -> None:

@@ -140,6 +140,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_readwrite("live_bytes", &Storages::live_bytes)
       .def_readwrite("watch_bytes", &Storages::watch_bytes)
       .def_readwrite("hold", &Storages::hold)
+      .def_readwrite("entry_count", &Storages::entry_count)
+      .def_readwrite("entry_gone_bytes", &Storages::entry_gone_bytes)
       .def("bury", &Storages::bury);
   py::class_<Stacks, std::shared_ptr<Stacks>>(module, "Stacks")
       .def(py::init<py::object>())

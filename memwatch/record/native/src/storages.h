@@ -45,6 +45,7 @@ class Storages {
     deaths_rows_ = storages.attr("deaths");
     births_ = births_rows_.cast<Rows*>();
     deaths_ = deaths_rows_.cast<Rows*>();
+    estimate_ = storages.attr("estimate").cast<bool>();
     const py::module_ types = py::module_::import("memwatch.record.storages");
     alive_ = types.attr("Alive");
     passing_ = types.attr("Passing");
@@ -55,7 +56,8 @@ class Storages {
     address_.find(passing_, "address");
   }
 
-  int64_t count = 0, live_bytes = 0, watch_bytes = std::numeric_limits<int64_t>::max();
+  int64_t count = 0, live_bytes = 0, entry_count = 0, entry_gone_bytes = 0;
+  int64_t watch_bytes = std::numeric_limits<int64_t>::max();
   bool hold = true;
 
   /// Let go of every Python object, once no look at a tensor is under way.
@@ -132,15 +134,16 @@ class Storages {
     const int64_t number = count;
     number_.set(reference.ptr(), number);
     key_.set(reference.ptr(), key);
-    nbytes_.set(reference.ptr(), nbytes);
+    const int64_t weight = address != 0 || estimate_ ? nbytes : 0;
+    nbytes_.set(reference.ptr(), weight);
     count = number + 1;
     if (PyDict_SetItem(live_.ptr(), owned(PyLong_FromLongLong(key)).ptr(), reference.ptr()) != 0) {
       throw py::error_already_set();
     }
-    live_bytes += nbytes;
+    live_bytes += weight;
     births_->add({number, op, at, address, nbytes, device, origin, shape});
     if (live_bytes > watch_bytes) {
-      self_.attr("high")(nbytes);
+      self_.attr("high")(weight);
     }
     return number;
   }
@@ -209,6 +212,10 @@ class Storages {
       PyDict_DelItem(live_.ptr(), address.ptr());
     }
     shrink(gone);
+    if (number < entry_count) {
+      entry_gone_bytes += nbytes_.of(gone);
+      watch_bytes -= nbytes_.of(gone);
+    }
     deaths_->add({number, op, at});
     const py::object role = owned(PyLong_FromLongLong(number));
     if (PyDict_Contains(roles_.ptr(), role.ptr()) == 1) {
@@ -220,7 +227,7 @@ class Storages {
 
   Slot number_, key_, nbytes_, address_;
   int64_t looks_ = 0;
-  bool closed_ = false;
+  bool closed_ = false, estimate_ = false;
   py::handle self_;
   py::object live_, roles_, dead_, bury_later_, take_dead_, alive_, passing_;
   py::object births_rows_, deaths_rows_;
