@@ -1,7 +1,7 @@
 """Holders: who kept each piece of memory alive at an instant, in words.
 
 A role names its holder by itself, autograd's saved tensors are known from their packs, and the looks of the
-recorder name the variables of running calls. What is left is held by C++ alone.
+recorder name the variables of running calls. What is left is held by C++ alone, or was not found.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.lives import WORKSPACE
+from memwatch.analysis.lives import BASELINE, WORKSPACE
 from memwatch.capture.schema import NONE, PHASES
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 _FOREIGN: Final = ("/torch/", "\\torch\\", "site-packages", "dist-packages", "<frozen", "/lib/python3")
 _STACK: Final = "evaluation stack"
 _SMALL_RATIO: Final = 0.001
+_TOO_SMALL: Final = "not looked for: it is less than 0.1 % of the increase"
+_ELSEWHERE: Final = (
+    "C++, or what no running call reaches; made where no op was recorded",
+    "C++, or what no running call reaches; made before the block",
+)
 
 
 @dataclass(frozen=True)
@@ -288,10 +293,12 @@ class Holders:
         made_by, line = str(storages["op_name"].iloc[life]), str(storages["line"].iloc[life])
         if int(lives.origin[life]) == WORKSPACE:
             return Holder("kernel", f"the kernel of {made_by}", line, "")
-        if born == NONE:
-            return Holder("C++ only", "C++, made where no op was recorded", line, "")
-        if born == op:
+        if born == op and op != NONE:
             return Holder("running op", f"the running op {made_by}, whose result it is", line, "")
+        if int(lives.nbytes[life]) <= _SMALL_RATIO * frames.curve.peak_increase_bytes:
+            return Holder("not looked for", _TOO_SMALL, line, "")
+        if born == NONE:
+            return Holder("elsewhere", _ELSEWHERE[int(lives.origin[life]) == BASELINE], line, "")
         module = str(storages["module"].iloc[life])
         words = (
             f"C++ code that runs, or an unnamed value, made by {made_by}",

@@ -62,6 +62,8 @@ class HolderLooks:
         ops_started: list[int],
     ) -> None:
         self.rows = Rows()
+        self.cut_count = 0
+        """Looks that came to a search's limit: they may have missed a holder."""
         self._times = LookTimes(storages.live_bytes)
         self._storages = storages
         self._saved = saved
@@ -69,7 +71,7 @@ class HolderLooks:
         self._strings = strings
         self._ops_started = ops_started
         self._base_bytes = storages.live_bytes
-        self._first_number = storages.count
+        self._first_number = storages.entry_count = storages.count
         self._looking = False
         self._told: dict[int, list[Row]] = {}
         self._unnamed: set[int] = set()
@@ -85,6 +87,12 @@ class HolderLooks:
     def cost_ticks(self) -> int:
         """What they took."""
         return self._times.cost_ticks
+
+    @property
+    def increase_bytes(self) -> int:
+        """What the block made and lives."""
+        storages = self._storages
+        return storages.live_bytes + storages.entry_gone_bytes - self._base_bytes
 
     def start(self) -> None:
         """Begin to look at new highs."""
@@ -102,7 +110,8 @@ class HolderLooks:
     def born(self, nbytes: int) -> None:
         """Look, if this birth makes it worth while."""
         times = self._times
-        if not self._looking and times.is_worth_it(nbytes, self._storages.live_bytes, self._ops_started[0]):
+        live_bytes = self._base_bytes + self.increase_bytes
+        if not self._looking and times.is_worth_it(nbytes, live_bytes, self._ops_started[0]):
             self.start()
             self.look()
 
@@ -137,7 +146,7 @@ class _Look:
         self._looks = looks
         storages = looks._storages
         self._live = storages.live
-        self._smallest = max(int((storages.live_bytes - looks._base_bytes) * _SMALL_RATIO), 1)
+        self._smallest = max(int(looks.increase_bytes * _SMALL_RATIO), 1)
         self._found: dict[int, int] = {}
         self._deep = False
         self._told_now: dict[int, list[Row]] = {}
@@ -150,7 +159,9 @@ class _Look:
         calls = {id(call) for call in running(frame)}
         spaces: dict[int, dict[str, Any]] = {}
         barren = self._looks._barren
-        self._search(Reach(set(calls), deep=False, barren=barren), sources(frame, spaces))
+        near = Reach(set(calls), deep=False, barren=barren)
+        self._search(near, sources(frame, spaces))
+        self._looks.cut_count += near.cut_count > 0
         fresh = self._unnamed()
         if fresh or self._looks.search_again():
             self._deep = True
@@ -233,8 +244,8 @@ class _Look:
         looks = self._looks
         explained = {number for numbers in self._saved.values() for number in numbers}
         missing = {
-            key: alive
-            for key, alive in self._live.items()
+            alive.key: alive
+            for alive in list(self._live.values())
             if alive.__class__ is Alive and alive.number >= looks._first_number and alive.nbytes >= self._smallest
             and alive.number not in self._found and alive.number not in explained
             and not looks._context.owns(alive.number)
@@ -249,7 +260,7 @@ class _Look:
             elif alive.number in before:
                 fresh[key] = alive
         nbytes = sum(alive.nbytes for alive in fresh.values())
-        enough = nbytes >= _UNNAMED_RATIO * (looks._storages.live_bytes - looks._base_bytes)
+        enough = nbytes >= _UNNAMED_RATIO * looks.increase_bytes
         return fresh if enough and not looks._context.optimizing else {}
 
     def _ask(self, fresh: dict[int, Alive], frame: FrameType | None) -> None:

@@ -17,6 +17,7 @@ _NEAR_RATIO: Final = 0.9
 _FRESH_RATIO: Final = 0.1
 _MAX_AGAIN: Final = 12
 _LEAST_RATIO: Final = 0.01
+_LEAST_BYTES: Final = 64 * 1024
 _TIME_RATIO: Final = 0.04
 _ASK_RATIO: Final = 0.02
 _FREE_LOOKS: Final = 12
@@ -39,7 +40,7 @@ class LookTimes:
         self._start_ticks = ticks()
         self._base_bytes = base_bytes
         self._high_bytes = 0
-        self._climbed_bytes = int(base_bytes * _LEAST_RATIO)
+        self._climbed_bytes = min(int(base_bytes * _LEAST_RATIO), _LEAST_BYTES)
         self._born_bytes = 0
         self._again = 0
         self._due_op = -1

@@ -39,6 +39,7 @@ _DIRECT: Final = 2
 _MAX_ITEMS: Final = 4096
 _PROBE_ITEMS: Final = 64
 _MAX_OBJECTS: Final = 1000
+_WIDE_ITEMS: Final = 100
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _TABLES: Final = ("_parameters", "_buffers", "_modules")
 _LEAVES: Final = (
@@ -61,7 +62,10 @@ class Reach:
         self._seen = seen
         self._deep = deep
         self._barren = barren
+        self.cut_count = 0
+        """Sources that reach more than was looked at."""
         self._kinds: dict[int, Callable[[Any], Iterator[Chain]] | None] = {}
+        self._later: deque[Chain] = deque()
         self._through: dict[int, list[Chain]] = {}
 
     def tensors(self, source: Source) -> Iterator[Chain]:
@@ -76,7 +80,10 @@ class Reach:
             for _, _, value in source.values
             if self._step(value) is not None and id(value) not in skipped
         )
+        self._later.clear()
         for _ in range(_MAX_OBJECTS):
+            if not waiting:
+                waiting, self._later = self._later, waiting  # what is in long containers hides nothing else
             if not waiting:
                 break
             chain = waiting.popleft()
@@ -95,7 +102,9 @@ class Reach:
             if children is not None and children is not _tensor:
                 yield from self._known_through(source, chain, children)
                 self._go_on(chain, children, waiting)
-        if not waiting and source.kind == "globals":
+        is_cut = bool(waiting or self._later)
+        self.cut_count += is_cut
+        if not is_cut and source.kind == "globals":
             self._barren.update(
                 id(value)
                 for _, _, value in source.values
@@ -119,10 +128,13 @@ class Reach:
         self._seen.add(id(value))
         if len(chain) < _MAX_DEPTH:
             kinds, step = self._kinds, self._step
+            found: list[Chain] = []
             for steps in children(value):
                 kind = id(type(steps[-1]))
-                if (kinds[kind] if kind in kinds else step(steps[-1])) is not None:
-                    waiting.append((*chain, *steps))
+                how = kinds[kind] if kind in kinds else step(steps[-1])
+                if how is not None:
+                    (waiting if how is _tensor else found).append((*chain, *steps))
+            (waiting if len(found) <= _WIDE_ITEMS else self._later).extend(found)
 
     def _step(self, value: Any) -> Callable[[Any], Iterator[Chain]] | None:
         cls = type(value)
@@ -193,7 +205,7 @@ def _sequence(value: Any) -> Iterator[Chain]:
 def _items(values: Any) -> Iterator[Chain]:
     """Give items; of a long container of numbers or text only some are looked at."""
     plain = 0
-    for held in islice(values, _MAX_ITEMS):
+    for held in list(islice(values, _MAX_ITEMS)):  # at once, for other threads may change it
         plain = plain + 1 if type(held) in (int, float, str, bool, bytes) else -_MAX_ITEMS
         if plain > _PROBE_ITEMS:
             return

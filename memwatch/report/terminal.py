@@ -205,7 +205,11 @@ def _findings(reading: Reading, rows: int) -> Table:
 
 def _looks(reading: Reading) -> Text:
     count, time_ns = int(reading.meta.get("holder_looks", 0)), int(reading.meta.get("holder_looks_ns", 0))
-    return Text(f"Found by looking {count:,} times, which took {format_duration(time_ns)}", style="dim")
+    cut = int(reading.meta.get("holder_looks_cut", 0))
+    limit = f"; {cut:,} of them came to their limit and may have missed some" if cut else ""
+    return Text(
+        f"Found by looking {count:,} times, which took {format_duration(time_ns)}{limit}", style="dim"
+    )
 
 
 def _notes(reading: Reading) -> list[Text]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import sys
+import threading
 import weakref
 
 import pytest
@@ -155,3 +158,85 @@ def test_with_step_a_look_is_taken_at_the_peak_op_of_the_iteration_before():
     looked = set(prof.capture.tables["holders"]["op"].tolist())
     peak_op = int(prof.ops[prof.ops["step"] == 2]["peak_bytes"].idxmax())
     assert any(abs(op - peak_op) <= 1 for op in looked)
+
+
+def with_a_table(table, kept):
+    kept.append(torch.ones(4 * WIDE, WIDE))
+    kept[0].sum()
+    return heavy()
+
+
+@pytest.mark.parametrize("kind", [list, tuple, lambda items: dict(enumerate(items))])
+def test_a_long_container_hides_no_variable(kind):
+    """A search has a limit: what lies in thousands of items is looked at last."""
+    kept = []
+    with memwatch.profile() as prof:
+        with_a_table(kind([[number] for number in range(4000)]), kept)
+    assert any("`kept`" in finding.holder for finding in prof.findings), prof.findings
+
+
+def test_the_summary_says_that_a_search_came_to_its_limit():
+    with memwatch.profile() as prof:
+        with_a_table([[[number]] for number in range(3000)], [])
+    assert "came to their limit" in " ".join(prof.summary(color=False).split())
+    with memwatch.profile() as prof:
+        with_a_table([[[number]] for number in range(10)], [])
+    assert "came to their limit" not in " ".join(prof.summary(color=False).split())
+
+
+def test_other_threads_may_change_what_is_looked_at():
+    """A dictionary that grows while a look goes through it does not end the look."""
+    table, stop = {number: torch.ones(1) for number in range(3000)}, threading.Event()
+
+    def change():
+        for number in itertools.count(len(table)):
+            if stop.is_set():
+                return
+            table[number] = number
+            table.pop(number - 50, None)
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(10):
+            with memwatch.profile() as prof:
+                with_a_table(table, [])
+            assert [text for kind, text in prof.notes if kind == "recorder"] == []
+            assert prof.meta["holder_looks"] > 1, prof.timeline
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval_s)
+
+
+def test_what_is_too_small_to_be_looked_for_is_not_said_to_be_held_by_anyone():
+    small = torch.ones(2)
+    with memwatch.profile() as prof:
+        with_a_table([], [])
+    peak = prof.at_peak
+    assert peak.loc[peak["nbytes"] == 8, "holder_kind"].isin(["not looked for", "kernel"]).all()
+    del small
+
+
+@pytest.mark.parametrize("base_bytes", [1 << 20, 3 << 30])
+def test_what_is_live_before_the_block_does_not_make_looks_rare(base_bytes):
+    """A small program's findings are right in a large process; `base` is never written, so it takes no memory."""
+    base = torch.empty(base_bytes // 4)
+    with memwatch.profile() as prof:
+        with_a_table([], [])
+    assert any("`kept`" in finding.holder for finding in prof.findings), prof.findings
+    del base
+
+
+@pytest.mark.parametrize("intercept", ["key", "mode", "key-python", "mode-python"], indirect=True)
+def test_what_dies_in_the_block_does_not_hide_what_it_makes(intercept):
+    """As the gradients of the step before: what is live may stay below what it was at entry all the time."""
+    before = [torch.empty(1 << 24)]
+    with memwatch.profile(intercept=intercept) as prof:
+        before.clear()
+        with_a_table([], [])
+    assert prof.peak_bytes == prof.baseline_bytes
+    told = prof.capture.text(prof.capture.tables["holders"]["holder"])
+    assert any("`kept`" in words for words in told)
