@@ -109,8 +109,14 @@ def read_program(capture: Capture) -> Program:
 
     Raises:
         MemwatchError: the capture was made without `replay=True`.
-        UnsupportedOpError: an op cannot be called again from what was recorded, or compiled code ran.
+        UnsupportedOpError: an op cannot be called again from what was recorded, compiled code ran, or the tensors
+            were fake.
     """
+    if capture.meta.get("estimate"):
+        raise UnsupportedOpError(
+            "the block was entered under a FakeTensorMode, so its tensors hold no values to compute with; "
+            "record it without that mode"
+        )
     for note in capture.notes:
         if note.kind == "compiled":
             raise UnsupportedOpError(

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import memwatch
+from memwatch.errors import MemwatchError
 
 WAYS = ["key", "mode", "key-python", "mode-python"]
 MANY = 1 << 24
@@ -77,3 +78,10 @@ def test_a_block_entered_under_a_fake_mode_is_an_estimate(intercept):
     assert not real.meta["estimate"]
     assert fake.meta["estimate"]
     assert {"parameter", "gradient", "optimizer state"} <= set(fake.at_peak["category"])
+
+
+def test_an_estimate_cannot_be_replayed():
+    with FakeTensorMode(), memwatch.profile(replay=True) as prof:
+        torch.ones(1000).exp()
+    with pytest.raises(MemwatchError, match="record it without that mode"):
+        memwatch.plan(prof, budget="60%")
