@@ -50,13 +50,17 @@ class Profile(Reading):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop recording; an exception of the block passes unchanged."""
-        session, self._session = self._session, None
-        if session is not None:
-            with uninterrupted():
+        with uninterrupted():
+            session = self._session
+            if session is not None:
+                session.check_place()
+                self._session = None
                 self._recording, self._unpacked = session.stop(), None
                 self._kept = None if session.arguments is None else session.arguments.kept
-            if error is not None and _is_out_of_memory(error) and hasattr(error, "add_note"):  # Python 3.11
-                error.add_note(self.summary(color=False))
+        if session is None or error is None or not _is_out_of_memory(error):
+            return
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(self.summary(color=False))
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Record every call of a function; the profile reads its last call."""

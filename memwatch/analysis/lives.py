@@ -8,7 +8,7 @@ did not give, or was made where no allocator events were recorded; then its own 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,6 +77,7 @@ def join(capture: Capture) -> tuple[Capture, Lives, Curve]:
     Returns:
         The capture with the storages that proved to be one told as one, every piece of memory, the live curve.
     """
+    capture = _in_order(capture)
     births = capture.tables["births"]
     order = np.argsort(births["storage"], kind="stable")
     births = {name: column[order] for name, column in births.items()}
@@ -94,6 +95,16 @@ def join(capture: Capture) -> tuple[Capture, Lives, Curve]:
     resized = _match_resizes(capture, blocks, owner)
     lives = _assemble(capture, _Match(births, blocks, block_of, owner, resized))
     return capture, *_curve(capture, lives)
+
+
+def _in_order(capture: Capture) -> Capture:
+    """Sort the ops by their number: those that torch.jit.fork runs side by side are written as they end."""
+    ops = capture.tables["ops"]
+    if (np.diff(ops["op"]) > 0).all():
+        return capture
+    order = np.argsort(ops["op"], kind="stable")
+    sorted_ops = {name: column[order] for name, column in ops.items()}
+    return replace(capture, tables={**capture.tables, "ops": sorted_ops})
 
 
 def _match_resizes(capture: Capture, blocks: Blocks, owner: IntArray) -> IntArray:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _APPLICATION_ID: Final = 0x6D656D77  # "memw", so that a foreign database is told from a capture
 _BUSY_S: Final = 10.0
+_READ_S: Final = 60.0  # how long a reader may keep the writer waiting
 _SURROGATES: Final = re.compile("[\\ud800-\\udfff]")
 
 
@@ -53,7 +54,9 @@ class CaptureWriter:
                 f"cannot write {self.path}: {self.path.parent} is not a directory; create it first"
             )
         try:
-            self._database = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
+            self._database = sqlite3.connect(
+                self.path, timeout=_READ_S, check_same_thread=False, isolation_level=None
+            )
             self._create()
         except sqlite3.Error as error:
             raise CaptureError(f"cannot write {self.path}: {error}; choose a writable place") from error

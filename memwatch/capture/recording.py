@@ -19,6 +19,9 @@ class Recording:
 
     def __init__(self, writer: CaptureWriter | None) -> None:
         self._writer = writer
+        self._path = (
+            writer.path.absolute() if writer is not None else None
+        )  # the program may change its folder
         self._tables = {name: PackedTable(len(RECORDED_BY_NAME[name].columns)) for name in INTEGER_TABLES}
         self._strings: list[str] = []
         self._notes: list[Note] = []
@@ -59,8 +62,8 @@ class Recording:
         Raises:
             CaptureError: the file is gone.
         """
-        if self._writer is not None:
-            return load(self._writer.path)
+        if self._path is not None:
+            return load(self._path)
         columns = {name: table.columns() for name, table in self._tables.items()}
         return Capture.from_columns(columns, self._strings, self.meta, self._notes)
 

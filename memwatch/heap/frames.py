@@ -44,12 +44,31 @@ def running_frames() -> Iterator[tuple[FrameType, str]]:
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames: dict[int, FrameType | None] = dict(sys._current_frames())
+    here = threading.get_ident()
     for ident in list(frames):
         frame = frames.pop(ident)  # one of them is this very call: kept in a variable it would be a cycle
+        if ident != here and may_be_traced(frame):
+            continue
         while frame is not None:
             if not is_own_code(frame.f_code):
                 yield frame, names.get(ident, f"thread {ident}")
             frame = frame.f_back
+
+
+def may_be_traced(frame: FrameType | None) -> bool:
+    """Say whether a debugger, profiler or coverage tool may be at a call of another thread.
+
+    Up to Python 3.12 its variables are written back from ``f_locals`` when the tool returns: reading them here,
+    and emptying them again, would unset variables of the program.
+    """
+    tools = (sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile())
+    if any(tool is not None for tool in tools):
+        return True
+    while frame is not None:
+        if frame.f_trace is not None:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_own_code(code: CodeType) -> bool:

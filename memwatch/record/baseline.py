@@ -27,19 +27,21 @@ def scan(storages: Storages, context: Context) -> None:
         base = interesting[kind]
         if base is not None:
             found[base].append(thing)
-    with torch._C.DisableTorchFunction():
+    # nor may the program's modes be asked for the device of a fake tensor
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         for tensor in found[Tensor]:
             _number(storages, tensor)  # type: ignore[arg-type]
     for module in _roots(found[nn.Module]):  # type: ignore[arg-type]
         context.register(module)
     for optimizer in found[Optimizer]:
-        if "state" in optimizer.__dict__ and "param_groups" in optimizer.__dict__:
+        if isinstance(optimizer.__dict__.get("state"), dict) and "param_groups" in optimizer.__dict__:
             context.learn_state(optimizer)
     context.backward_ended()
 
 
 def _is_kind(kind: type, base: type) -> bool:
-    return base in kind.__mro__  # issubclass would run a user's __subclasscheck__
+    # issubclass would run a user's __subclasscheck__, and `in` a metaclass's __eq__
+    return any(above is base for above in type.__dict__["__mro__"].__get__(kind))
 
 
 def _number(storages: Storages, tensor: Tensor) -> None:
@@ -52,5 +54,5 @@ def _number(storages: Storages, tensor: Tensor) -> None:
 
 def _roots(modules: list[nn.Module]) -> list[nn.Module]:
     """Give the modules that no other module holds."""
-    held = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
+    held = {id(child) for module in modules for child in (module.__dict__.get("_modules") or {}).values()}
     return [module for module in modules if id(module) not in held and "_parameters" in module.__dict__]

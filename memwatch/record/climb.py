@@ -28,6 +28,7 @@ _use_count: Final[Any] = torch._C.TensorBase.__dict__["_use_count"]
 _MAX_LEVELS: Final = 7
 _MAX_TENSORS: Final = 24
 _MAX_REFERRERS: Final = 2000
+_MAX_YOUNG: Final = 50_000
 _OURS: Final = 4  # both dictionaries, the loop's name, the argument of getrefcount; C++ may hold one more
 _UNNAMED: Final = "a value that no variable names"
 _STACK_TYPES: Final = {
@@ -44,8 +45,14 @@ _STACK_TYPES: Final = {
 
 
 def young_objects() -> list[Any]:
-    """Give what gc tracks and has made lately: few objects, and nearly always those that hold a fresh tensor."""
-    return gc.get_objects(generation=0) + gc.get_objects(generation=1)
+    """Give what gc tracks and has made lately: few objects, and nearly always those that hold a fresh tensor.
+
+    None if they are many, as in a program that collects garbage rarely or by hand.
+    """
+    if gc.get_count()[0] > _MAX_YOUNG:
+        return []
+    objects = gc.get_objects(generation=0) + gc.get_objects(generation=1)
+    return objects if len(objects) <= _MAX_YOUNG else []
 
 
 def living_tensors(wanted: dict[int, int], address_of: Any, objects: list[Any]) -> dict[int, Any]:

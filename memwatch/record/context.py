@@ -17,6 +17,7 @@ from torch.optim import optimizer as torch_optimizer
 from memwatch.capture.schema import NONE, ROLES
 from memwatch.record.clock import ticks
 from memwatch.record.rows import Rows
+from memwatch.record.stand_in import StandIns
 from memwatch.record.storages import BASELINE, Alive, Storages, address_of, plain_parts
 
 if TYPE_CHECKING:
@@ -72,16 +73,19 @@ class Context:
         self._module_count = 0
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._handles: list[Any] = []
+        self._stand_ins = StandIns()
         self._born_before_step = 0
 
     def start(self) -> None:
         """Begin to see module calls and optimizer steps."""
         _active.insert(0, self)
+        self._stand_ins.put(torch.utils, "swap_tensors", self._swap)
         self.resume()
 
     def stop(self) -> None:
         """Leave torch as it was before `start`."""
         _active.remove(self)
+        self._stand_ins.take_off()
         self.pause()
 
     def resume(self) -> None:
@@ -98,6 +102,17 @@ class Context:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    def _swap(self, swap_tensors: Callable[..., Any], *tensors: Tensor) -> Any:
+        """Let go of parameters while torch swaps them: it refuses tensors that anybody refers to weakly."""
+        names = {id(tensor): self._parameters.pop(id(tensor), (None, None))[1] for tensor in tensors}
+        try:
+            return swap_tensors(*tensors)
+        finally:
+            for tensor in tensors:
+                name = names[id(tensor)]
+                if name is not None:
+                    self._parameters[id(tensor)] = (weakref.ref(tensor), name)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Push a module call."""

@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
@@ -26,6 +28,7 @@ from torch.utils._python_dispatch import (
 )
 
 from memwatch.record.ops import OpKind
+from memwatch.record.stand_in import StandIns
 
 _frames_callback: Final[Callable[[], Any]] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
@@ -63,12 +66,16 @@ class ModeInterceptor(TorchDispatchMode):
     """Intercept with a TorchDispatchMode that dynamo ignores."""
 
     name = "mode"
+    supports_higher_order_operators = (
+        True  # what they run is not seen, for torch takes the mode off meanwhile
+    )
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._handler: Handler | None = None
         self._kinds: dict[int, OpKind | None] = {}
         self._overloads: list[Any] = []
+        self._thread = threading.get_ident()
         self.callbacks: tuple[Callable[..., Any], ...] = (ModeInterceptor.__torch_dispatch__,)
 
     @classmethod
@@ -90,7 +97,7 @@ class ModeInterceptor(TorchDispatchMode):
         """Take the mode off the stack, leaving those that the program pushed later."""
         if self._is_pushed():
             self._take_off()
-        elif self._handler is not None and sys.getprofile() is None:
+        elif self._handler is not None and sys.getprofile() is None and threading.get_ident() == self._thread:
             # the block is left within an op: torch puts the mode back when that returns
             sys.setprofile(functools.partial(self._take_off_later, iter(range(_PATIENCE_CALLS))))
         self._handler = None
@@ -131,8 +138,10 @@ class ModeInterceptor(TorchDispatchMode):
     def hand_on(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hand an op to the recorder, unless it is a view or a subclass sees to it."""
         handler = self._handler
-        if handler is None or (types and any(_dispatches_itself(kind) for kind in types)):
-            return NotImplemented if handler is not None else func(*args, **kwargs)
+        if handler is None:
+            return func(*args, **kwargs)
+        if types and any(_dispatches_itself(kind) for kind in types):
+            return self._leave_to(_get_current_dispatch_mode_stack(), func, args, kwargs)
         kind = self._kinds.get(id(func), self)
         if kind is self:
             kind = self._kinds[id(func)] = mode_kind(func)
@@ -141,25 +150,54 @@ class ModeInterceptor(TorchDispatchMode):
             return func(*args, **kwargs)
         return handler(kind, args, kwargs)  # type: ignore[arg-type]
 
+    def _leave_to(self, beneath: list[Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Leave an op to the subclass of its arguments, after the modes that lie beneath this one.
 
-@functools.cache
-def _disabled() -> Callable[..., Any]:
-    import torch._dynamo
+        torch asks no further mode once one declines. So the op starts anew with this mode as the lowest: what
+        the subclass runs within is seen then. Where torch's own modes are on, which are always the lowest, all
+        of it is theirs: they trace.
+        """
+        if not beneath:
+            return NotImplemented
+        if any(getattr(mode, "_mode_key", None) is not None for mode in beneath):
+            return func(*args, **kwargs)
+        for _ in beneath:
+            _pop_mode()
+        try:
+            for mode in (self, *beneath):
+                _push_mode(mode)
+            return func(*args, **kwargs)
+        finally:
+            while _get_current_dispatch_mode() is not None:
+                _pop_mode()
+            for mode in beneath:
+                _push_mode(mode)
 
-    return torch._dynamo.disable(lambda function, *args: function(*args))  # type: ignore[no-any-return]
+
+_disabled: Callable[..., Any] | None = None
 
 
 def _unseen_by_dynamo(function: Callable[..., Any], *args: Any) -> Any:
-    return _disabled()(function, *args)
+    global _disabled  # noqa: PLW0603  # no functools.cache, of which dynamo warns
+    if _disabled is None:
+        import torch._dynamo
+
+        _disabled = torch._dynamo.disable(lambda function, *args: function(*args))
+    return _disabled(function, *args)
 
 
-@functools.cache
+_known_to_dispatch: Final[weakref.WeakKeyDictionary[type, bool]] = weakref.WeakKeyDictionary()
+
+
 def _dispatches_itself(kind: type) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
+    known = _known_to_dispatch.get(kind)
+    if known is None:
+        from torch._subclasses.fake_tensor import FakeTensor
 
-    if kind is torch.Tensor or kind is torch.nn.Parameter or issubclass(kind, FakeTensor):
-        return False
-    return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
+        plain = kind is torch.Tensor or kind is torch.nn.Parameter or issubclass(kind, FakeTensor)
+        own = getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
+        known = _known_to_dispatch[kind] = own and not plain
+    return known
 
 
 def mode_kind(func: Any) -> OpKind | None:
@@ -182,6 +220,7 @@ class KeyInterceptor:
     _handler: Handler | None = None
     _kernels: tuple[Any, dict[str, Any]] | None = None
     _on = False
+    _stand_ins: StandIns | None = None
 
     def start(self, handler: Handler) -> None:
         """Include the key in this thread."""
@@ -197,7 +236,17 @@ class KeyInterceptor:
     def include(self, *, on: bool) -> None:
         """Have the key in this thread or not."""
         self._on = on
+        if self._stand_ins is None:
+            self._stand_ins = StandIns()
+        if on:
+            self._stand_ins.put(torch._ops, "key_extractor", self._keys_of)
+        else:
+            self._stand_ins.take_off()
         torch._C._dispatch_tls_set_dispatch_key_included(KEY, on)
+
+    def _keys_of(self, key_extractor: Callable[..., Any], tensors: Any, mask: Any) -> Any:
+        """Hide the key from operators that torch dispatches in Python, which find no kernel of theirs on it."""
+        return key_extractor(tensors, mask.remove(KEY))
 
     def pause(self) -> bool:
         """Exclude the key in this thread, if it was included."""

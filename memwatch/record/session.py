@@ -45,6 +45,7 @@ RETRY_OPS: Final = 100
 WINDOW_OPS: Final = 20_000
 """A window's events are held by torch, kilobytes for an op, until it ends."""
 _running: list[Session] = []
+_entering: Final = threading.Lock()
 
 
 class Session:
@@ -92,7 +93,10 @@ class Session:
 
     def start(self) -> None:
         """Switch everything on; on any failure switch off what was on."""
-        _running.append(self)
+        with _entering:
+            if _running:
+                raise MemwatchError("a memwatch.profile() block was opened in another thread just now")
+            _running.append(self)
         try:
             baseline.scan(self.storages, self.context)
             self._start_ticks = ticks()
@@ -142,21 +146,32 @@ class Session:
         self.storages.close()
         self.ops.close()
 
-    def stop(self) -> Recording:
-        """Switch everything off and give what was recorded."""
+    def check_place(self) -> None:
+        """Raise a `MemwatchError` where the block cannot be left: what is on is on in one thread of one process."""
         if self._pid != os.getpid():
             raise MemwatchError(
                 "the block was entered before a fork; leave it in the process that entered it"
             )
-        with torch._C.DisableTorchFunction():
-            self.context.backward_ended()
-        self._switch_off()
+        here = threading.get_ident()
+        if here != self.context.thread:
+            raise MemwatchError(
+                f"the block was entered in thread {self.context.thread} and is still open; "
+                f"leave it in that thread, not in {here}"
+            )
+
+    def stop(self) -> Recording:
+        """Switch everything off and give what was recorded."""
+        try:
+            with torch._C.DisableTorchFunction():
+                self.context.backward_ended()
+        finally:
+            self._switch_off()
+            if self._timer is not None:
+                self._timer.set()
         if self.arguments is not None:
             self.arguments.finish()
         self._let_go()
         self._process.sample()
-        if self._timer is not None:
-            self._timer.set()
         if self._compiled.count:
             self.note(
                 "compiled",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.heap.frames import is_own_code, is_test_runner_code, read_locals
+from memwatch.heap.frames import is_own_code, is_test_runner_code, may_be_traced, read_locals
 from memwatch.record.stacks import is_user
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ def sources(frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> Itera
     others = sys._current_frames()
     del others[threading.get_ident()]  # a call that holds its own frame would never be freed
     for ident, innermost in others.items():
+        if may_be_traced(innermost):
+            continue
         yield from _calls(innermost, f" in thread `{names.get(ident, ident)}`", spaces)
 
 

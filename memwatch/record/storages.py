@@ -199,9 +199,9 @@ class Storages:
             gone = dead[0]
             kind = gone.__class__
             if kind is Alive:
-                key = gone.key
-                if self.live.get(key) is gone:
-                    self.live.pop(key, None)  # a signal's handler may have ended the block just now
+                key, live = gone.key, self.live
+                if key in live and live[key] is gone:  # no call: another storage may get the address at one
+                    del live[key]
                 self.live_bytes -= gone.nbytes
                 if gone.number < self.entry_count:
                     self.entry_gone_bytes += gone.nbytes
@@ -224,9 +224,10 @@ class Storages:
         ):  # of keys and values no tuples are made, which gc might collect at
             key = known.key
             if known.__class__ is Passing:
-                tensor = known()
+                tensor, live = known(), self.live
                 if tensor is None:
-                    self.live.pop(key, None)
+                    if key in live and live[key] is known:
+                        del live[key]
                     self.roles.pop(known.number, None)
                 else:
                     self.live_bytes -= known.nbytes
@@ -249,12 +250,16 @@ class Storages:
                 storage = storage.untyped_storage()
             alive, nbytes = self.live.get(storage._cdata), known_bytes(storage.nbytes())
             if alive is not None and alive.nbytes != nbytes:
-                address = storage.data_ptr() if nbytes else 0
-                if nbytes and not address:
-                    return  # of a fake tensor, which takes no memory
-                self.live_bytes += nbytes - alive.nbytes
+                fake = storage.device.type == "meta"
+                if fake and not self.estimate:
+                    return
+                address = storage.data_ptr() if nbytes and not fake else 0
+                more = nbytes - alive.nbytes
+                self.live_bytes += more
                 alive.nbytes = nbytes
                 self.resizes += (alive.number, self._ops_started[0], ticks(), nbytes, address)
+                if self.live_bytes > self.watch_bytes:
+                    self.high(max(more, 0))
         except (NotImplementedError, RuntimeError):
             return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,7 @@ class JitTracing:
         self.count = 0
         self._off, self._on = off, on
         self._depth = 0
+        self._thread = threading.get_ident()
         self._stand_ins = StandIns()
 
     def start(self) -> None:
@@ -41,7 +43,7 @@ class JitTracing:
         self._stand_ins.take_off()
 
     def _traced(self, trace: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not self._stand_ins:
+        if not self._stand_ins or threading.get_ident() != self._thread:
             return trace(*args, **kwargs)
         self._depth += 1
         if self._depth == 1:

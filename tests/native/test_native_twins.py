@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 import torch
-from native_programs import PROGRAMS
+from native_programs import PROGRAMS, lists_of_lists
 
 import memwatch
 from memwatch.capture.schema import NONE
@@ -68,6 +68,10 @@ def recorded(program, intercept: str) -> memwatch.Profile:
     return prof
 
 
+LET_GO_BY_THREADS = {lists_of_lists}
+"""Programs whose last references are dropped by threads of torch's own, at any op."""
+
+
 @pytest.mark.parametrize("intercept", ["key", "mode"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_cpp_and_python_record_the_same(program, intercept, monkeypatch):
@@ -78,6 +82,9 @@ def test_cpp_and_python_record_the_same(program, intercept, monkeypatch):
     assert native.capture.meta["recorder"] == "native"
     assert python.capture.meta["recorder"] == "python"
     expected, found = rows(python), rows(native)
+    if program in LET_GO_BY_THREADS:
+        for each in (expected, found):
+            each["deaths"] = [row[:1] for row in sorted(each["deaths"])]
     for table in COMPARED:
         different = [pair for pair in zip(found[table], expected[table], strict=False) if pair[0] != pair[1]]
         assert (table, different[:3]) == (table, [])

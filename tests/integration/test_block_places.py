@@ -1,0 +1,93 @@
+"""Where a block is: its thread, its folder, its limit, and threads that others watch."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+import torch
+
+import memwatch
+from memwatch.errors import MemoryLimitError, MemwatchError
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+@pytest.mark.parametrize("intercept", ["key", "mode"])
+def test_a_block_cannot_be_left_in_another_thread(native, intercept, monkeypatch):
+    """What is on is on in one thread: elsewhere the block says so and stays open."""
+    monkeypatch.setenv("MEMWATCH_NATIVE", native)
+    errors = []
+
+    def leave():
+        try:
+            prof.__exit__(None, None, None)
+        except MemwatchError as error:
+            errors.append(str(error))
+
+    prof = memwatch.profile(intercept=intercept)
+    prof.__enter__()
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    torch.ones(3).exp()
+    prof.__exit__(None, None, None)
+    assert len(errors) == 1
+    assert "leave it in that thread" in errors[0]
+    assert "aten.exp.default" in set(prof.ops["name"])
+
+
+def test_a_resize_counts_for_the_limit():
+    storage = torch.UntypedStorage(8)
+    with memwatch.profile(limit_bytes=1 << 30):
+        torch.tensor([], dtype=torch.uint8).set_(storage).add_(1)
+        with pytest.raises(MemoryLimitError):
+            storage.resize_((1 << 30) + 8)
+
+
+def test_a_program_may_change_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "below").mkdir()
+    with memwatch.profile(path="run.memwatch") as prof:
+        torch.ones(3).exp()
+        monkeypatch.chdir(tmp_path / "below")
+    assert prof.peak_increase_bytes > 0
+
+
+def test_threads_under_a_debugger_keep_their_variables(monkeypatch):
+    """Their frames are not looked into: up to Python 3.12 a look would unset what the debugger writes back."""
+    over, errors = threading.Event(), []
+
+    def work():
+        while not over.is_set():
+            value = [1]
+            try:
+                step(value)
+            except UnboundLocalError as error:
+                errors.append(error)
+                return
+
+    def trace(frame, event, argument):
+        sum(range(50))
+        return trace
+
+    def step(value):
+        other = len(value)
+        return other + len(value)
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threading.settrace(trace)
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(20):
+            with memwatch.profile():
+                held = [torch.ones(64, 64) for _ in range(20)]
+                del held
+    finally:
+        over.set()
+        thread.join()
+        threading.settrace(None)
+        sys.setswitchinterval(interval_s)
+    assert errors == []
