@@ -217,9 +217,12 @@ class Context:
         self.in_backward = False
         self._storages.bury()
         with torch._C.DisableTorchFunction():
-            for reference, name in list(self._parameters.values()):
+            for key in list(self._parameters):
+                reference, name = self._parameters[key]
                 parameter = reference()
-                if parameter is not None and parameter.is_leaf and (grad := parameter.grad) is not None:
+                if parameter is None:
+                    del self._parameters[key]
+                elif parameter.is_leaf and (grad := parameter.grad) is not None:
                     self._note(grad, GRADIENT, "grad of {}", name)
         if torch._C._current_graph_task_id() == NONE:
             self._storages.settle()

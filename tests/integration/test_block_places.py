@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 
@@ -91,3 +92,25 @@ def test_threads_under_a_debugger_keep_their_variables(monkeypatch):
         threading.settrace(None)
         sys.setswitchinterval(interval_s)
     assert errors == []
+
+
+def test_the_report_says_that_frozen_objects_are_not_seen():
+    """Python has no way to list them."""
+    gc.freeze()
+    try:
+        with memwatch.profile() as prof:
+            torch.ones(3).exp()
+    finally:
+        gc.unfreeze()
+    assert "gc.freeze() hides" in dict(prof.notes)["unseen"]
+
+
+def test_parameters_of_models_that_are_gone_are_forgotten():
+    """What a step costs does not grow with the models there were."""
+    with memwatch.profile() as prof:
+        for _ in range(20):
+            torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
+        gc.collect()
+        torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
+        torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=0.1).step()
+        assert len(prof._session.context._parameters) < 10
