@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 import platform
 import sys
@@ -100,10 +99,6 @@ class Session:
             _running.append(self)
         try:
             baseline.scan(self.storages, self.context)
-            if frozen := gc.get_freeze_count():
-                self.note(
-                    "unseen", f"gc.freeze() hides {frozen} objects: what tensors among them take is not known"
-                )
             self._start_ticks = ticks()
             self._started_s = time.time()
             self._process.sample()

@@ -94,17 +94,6 @@ def test_threads_under_a_debugger_keep_their_variables(monkeypatch):
     assert errors == []
 
 
-def test_the_report_says_that_frozen_objects_are_not_seen():
-    """Python has no way to list them."""
-    gc.freeze()
-    try:
-        with memwatch.profile() as prof:
-            torch.ones(3).exp()
-    finally:
-        gc.unfreeze()
-    assert "gc.freeze() hides" in dict(prof.notes)["unseen"]
-
-
 def test_parameters_of_models_that_are_gone_are_forgotten():
     """What a step costs does not grow with the models there were."""
     with memwatch.profile() as prof:
