@@ -103,11 +103,12 @@ class Context:
             handle.remove()
         self._handles.clear()
 
-    def _swap(self, swap_tensors: Callable[..., Any], *tensors: Tensor) -> Any:
+    def _swap(self, swap_tensors: Callable[..., Any], t1: Tensor, t2: Tensor) -> Any:
         """Let go of parameters while torch swaps them: it refuses tensors that anybody refers to weakly."""
+        tensors = t1, t2
         names = {id(tensor): self._parameters.pop(id(tensor), (None, None))[1] for tensor in tensors}
         try:
-            return swap_tensors(*tensors)
+            return swap_tensors(t1, t2)
         finally:
             for tensor in tensors:
                 name = names[id(tensor)]

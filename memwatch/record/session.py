@@ -45,7 +45,7 @@ RETRY_OPS: Final = 100
 WINDOW_OPS: Final = 20_000
 """A window's events are held by torch, kilobytes for an op, until it ends."""
 _running: list[Session] = []
-_entering: Final = threading.Lock()
+_entering: Final = threading.RLock()  # a signal's handler may enter a block too
 
 
 class Session:

@@ -105,7 +105,7 @@ def test_swapping_parameters_of_a_module_that_was_called():
     net = nn.Linear(3, 3)
     net(torch.ones(2, 3)).sum().backward()
     net.zero_grad()
-    torch.utils.swap_tensors(net.weight, nn.Parameter(torch.ones(3, 3)))
+    torch.utils.swap_tensors(t1=net.weight, t2=nn.Parameter(torch.ones(3, 3)))
     return net(torch.ones(2, 3))
 
 
