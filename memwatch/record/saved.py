@@ -4,12 +4,14 @@ Hooks are easy to get wrong (TORCH_FACTS 4.2): a pack that keeps a node's own ou
 silences autograd's "modified by an inplace operation" error, only the innermost pair runs, and torch.func
 refuses to run under them. So: packs hold what autograd would hold, the tensor itself for an input and a
 detached alias for an output, and check the version at unpack, raising autograd's own error; hooks that the
-program pushed before are called from ours; torch.func finds them switched off.
+program pushed before are called from ours; torch.func finds them switched off. `ctx_saved` gives functions
+written in Python the tensors themselves.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from memwatch.capture.schema import NONE
+from memwatch.record import ctx_saved
 from memwatch.record.clock import ticks
 from memwatch.record.rows import Rows
 from memwatch.record.stand_in import StandIns
@@ -46,8 +49,9 @@ _ANOMALY_HINT = (
 class Pack:
     """What autograd holds in place of a saved tensor: it or an alias, and what the check at unpack needs."""
 
-    __slots__ = ("__weakref__", "node_name", "number", "original", "output_nr", "packed", "version")
+    __slots__ = ("__weakref__", "keeper", "node_name", "number", "original", "output_nr", "packed", "version")
     number: int
+    keeper: ctx_saved.Keeper | None
     packed: Any
     version: int
     original: Callable[
@@ -77,7 +81,9 @@ class SavedTensorRecorder:
         self._count = 0
         self._outer: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         self._hooks: tuple[Callable[..., Any], Callable[..., Any]] = (self._pack, self._unpack)
-        self.callbacks: tuple[Callable[..., Any], ...] = self._hooks
+        self.callbacks: tuple[Callable[..., Any], ...] = (*self._hooks, ctx_saved.saved_tensors, _original_of)
+        self._original_of: Callable[[Any], Any] = _original_of
+        self._keeper: ctx_saved.Keeper | None = None
         storages.on_release = self._released
         self._stand_ins = StandIns()
         self.closed = False
@@ -87,6 +93,7 @@ class SavedTensorRecorder:
         self.set_outer(_autograd._top_saved_tensors_default_hooks(True))
         _autograd._push_saved_tensors_default_hooks(*self._hooks)
         self._stand_ins.put(torch.autograd.graph, "disable_saved_tensors_hooks", self._stand_aside)
+        self._keeper = ctx_saved.put_on(self._original_of)
 
     def set_outer(self, hooks: tuple[Callable[..., Any], Callable[..., Any]] | None) -> None:
         """Have the hooks that the program pushed before do the packing."""
@@ -102,6 +109,7 @@ class SavedTensorRecorder:
         """Append no more rows."""
         self.closed = True
         self._releases.clear()
+        self._keeper = None
 
     def pause(self) -> None:
         """Take the hooks off until `resume`."""
@@ -139,6 +147,7 @@ class SavedTensorRecorder:
 
     def _pack(self, tensor: Tensor) -> Any:
         pack = Pack()
+        pack.keeper = self._keeper
         if self._outer is None:
             pack.version = tensor._version
             node = tensor.grad_fn
@@ -146,15 +155,20 @@ class SavedTensorRecorder:
                 pack.packed, pack.original, pack.node_name = tensor, lambda: tensor, None
             else:
                 pack.node_name, written = _kind_of(node)
-                newest = node._sequence_nr() == _next_sequence() - 1
+                sequence = node._sequence_nr()
+                newest = sequence == _next_sequence() - 1
                 if newest or written or forward_ad._current_level >= 0:
                     pack.packed = tensor.detach()
-                    pack.original = _nothing if newest else weakref.ref(tensor)
+                    pack.original = (
+                        _nothing
+                        if newest
+                        else functools.partial(_of_other, pack.node_name, sequence, weakref.ref(tensor))
+                    )
                 else:
                     pack.packed, pack.original = tensor, lambda: tensor
             pack.output_nr = tensor.output_nr
         else:
-            pack.packed = self._outer[0](tensor)
+            pack.packed, pack.original = self._outer[0](tensor), _nothing
         self._append(pack, tensor)
         return pack
 
@@ -207,6 +221,17 @@ def look(storages: Storages, tensor: Tensor) -> tuple[int, int, int]:
 
 def _nothing() -> None:
     return None
+
+
+def _of_other(node_name: str, sequence: int, reference: Callable[[], Tensor | None]) -> Tensor | None:
+    """Give a saved tensor, unless the node that unpacks it now is the one whose output it was."""
+    node = torch._C._current_autograd_node()
+    own = node is not None and node._sequence_nr() == sequence and node.name() == node_name
+    return None if own else reference()
+
+
+def _original_of(packed: Any) -> Tensor | None:
+    return packed.original() if packed.__class__ is Pack else None
 
 
 def _kind_of(node: Any) -> tuple[str, bool]:

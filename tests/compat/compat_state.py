@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import profiler, profiler_legacy
+from torch.autograd.function import BackwardCFunction
 from torch.optim import optimizer
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
@@ -47,6 +48,7 @@ def torch_state() -> dict[str, Any]:
         "dispatch modes": _len_torch_dispatch_stack(),
         "function modes": torch._C._len_torch_function_stack(),
         "saved tensor hooks": autograd._top_saved_tensors_default_hooks(True),
+        "ctx.saved_tensors": "saved_tensors" in vars(BackwardCFunction),
         "saved tensor hooks enabled": autograd._saved_tensors_hooks_is_enabled(),
         "module hooks": [
             _ids(getattr(module, name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from memwatch.record import ctx_saved
 from memwatch.record.saved import SavedTensorRecorder, inplace_error, look
 
 if TYPE_CHECKING:
@@ -32,12 +33,18 @@ class NativeSavedTensorRecorder(SavedTensorRecorder):
             ops_started,
         )
         self._hooks = self._native.hooks()
-        self.callbacks = ()  # dynamo has no frames of them to look at
+        self.callbacks = (ctx_saved.saved_tensors,)  # dynamo has no frames of the others to look at
+        self._original_of = library.original_of
 
     def set_outer(self, hooks: tuple[Callable[..., Any], Callable[..., Any]] | None) -> None:
         """Have the hooks that the program pushed before do the packing."""
         super().set_outer(hooks)
         self._native.set_outer(hooks)
+
+    def start(self) -> None:
+        """Push the hooks, above those that the program pushed before."""
+        super().start()
+        self._native.set_keeper(self._keeper)
 
     def close(self) -> None:
         """Append no more rows; C++ lets go of the Python objects that it holds."""

@@ -99,6 +99,15 @@ PyObject* unpack(PyObject* saved, PyObject* pack) {
   END_HANDLE_TH_ERRORS
 }
 
+/// Give the tensor that was saved, for what autograd holds in its place; None if it is gone, or not packed by us.
+py::object original_of(const py::object& packed) {
+  if (PyCapsule_IsValid(packed.ptr(), typeid(std::unique_ptr<Pack>).name()) == 0) {
+    return py::none();
+  }
+  const at::Tensor original = kept_by<std::unique_ptr<Pack>>(packed.ptr())->original();
+  return original.defined() ? owned(THPVariable_Wrap(original)) : py::none();
+}
+
 /// A function of C's, called without pybind11 in between, for every op or every saved tensor.
 template <typename Self>
 py::object function(PyMethodDef& method, const std::shared_ptr<Self>& self) {
@@ -127,6 +136,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("put_kernel", &put_kernel, "Put the kernel on the dispatch key");
   module.def("take_kernel", [] { library.reset(); }, "Take it off");
   module.def("passed", [] { return passed.load(); }, "How many ops the kernel saw while no recorder ran");
+  module.def("original_of", &original_of, "Give the tensor that a pack stands for");
   module.def("device_name", &AllocatorLog::name_of, "Name the device of an allocator event");
   py::class_<Rows>(module, "Rows")
       .def(py::init<>())
@@ -174,6 +184,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       });
   py::class_<SavedTensors, std::shared_ptr<SavedTensors>>(module, "SavedTensors")
       .def(py::init<py::object, py::object, py::object, py::object, std::shared_ptr<Storages>, py::object, py::list>())
+      .def("set_keeper", &SavedTensors::set_keeper)
       .def("set_outer", &SavedTensors::set_outer)
       .def("hooks", &hooks)
       .def("living_by_sequence", &SavedTensors::living_by_sequence)

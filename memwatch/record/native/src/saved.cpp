@@ -3,18 +3,28 @@
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <cstring>
 #include <typeinfo>
 
 namespace memwatch {
 
 namespace {
 
-/// Tell whether a node's function is one written in Python or in C++ by a library: it makes nodes in between.
-bool is_written(const torch::autograd::Node& node, const std::string& name) {
-  return name.find("::") != std::string::npos ||
-         std::string(typeid(node).name()).find("PyNode") != std::string::npos;  // the type itself is not exported
+bool is_in_python(const torch::autograd::Node& node) {
+  return std::strstr(typeid(node).name(), "PyNode") != nullptr;  // the type itself is not exported
+}
+
+/// Tell whether a function written in Python is saving now: then a tensor of its node is its own output.
+///
+/// It reserves room for all before it saves the first (torch/csrc/autograd/python_function.cpp), so the room is full
+/// once it has saved, and until it frees them.
+bool is_saving(const torch::autograd::Node& node) {
+  const auto* function = reinterpret_cast<THPFunction*>(static_cast<const torch::autograd::PyNode&>(node).pyobj());
+  return function != nullptr && function->has_freed_buffers == 0 && !function->saved_tensors_accessed_and_cleared &&
+         function->saved_variables.size() < function->saved_variables.capacity();
 }
 
 int64_t newest_sequence() { return static_cast<int64_t>(at::sequence_number::peek()) - 1; }
@@ -32,13 +42,14 @@ SavedTensors::SavedTensors(py::object packs, py::object unpacks, py::object look
 void SavedTensors::close() {
   log_->closed = true;
   log_->living.clear();
-  look_ = context_ = py::none();  // Python's collector cannot see that they are held here
+  look_ = context_ = keeper_ = py::none();  // Python's collector cannot see that they are held here
   storages_.reset();
 }
 
 std::unique_ptr<Pack> SavedTensors::pack(const py::object& object) {
   const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
   auto pack = std::make_unique<Pack>(log_);
+  pack->keeper = keeper_;
   if (outer_.is_none()) {
     hold(*pack, tensor);
   } else {
@@ -58,11 +69,14 @@ void SavedTensors::hold(Pack& pack, const at::Tensor& tensor) const {
   pack.is_original = true;
   if (node) {
     pack.node_name = node->name();
+    const bool in_python = is_in_python(*node);
     const bool newest = static_cast<int64_t>(node->sequence_nr()) == newest_sequence();
-    if (newest || is_written(*node, pack.node_name) || torch::autograd::ForwardADLevel::try_get_by_idx(0)) {
+    const bool is_output = newest || (in_python && is_saving(*node));
+    const bool of_library = pack.node_name.find("::") != std::string::npos;
+    if (is_output || (!in_python && (of_library || torch::autograd::ForwardADLevel::try_get_by_idx(0)))) {
       pack.is_original = false;
       pack.packed = tensor.detach();
-      if (!newest) {
+      if (!is_output) {
         pack.weak_original = decltype(pack.weak_original)(tensor.getIntrusivePtr());
       }
       return;

@@ -44,7 +44,7 @@ struct Pack {
 
   std::shared_ptr<SavedLog> log;
   at::Tensor packed;
-  py::object packed_by_program;
+  py::object packed_by_program, keeper;
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak_original{
       c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
   bool is_original = false;
@@ -61,6 +61,8 @@ class SavedTensors {
   SavedTensors(py::object packs, py::object unpacks, py::object look, py::object error,
                std::shared_ptr<Storages> storages, py::object context, py::list started);
 
+  /// Have every pack hold an object; None for none.
+  void set_keeper(py::object keeper) { keeper_ = std::move(keeper); }
   /// Have the hooks (pack, unpack) that the program pushed before do the packing; None for none.
   void set_outer(py::object outer) { outer_ = std::move(outer); }
   void close();
@@ -74,7 +76,7 @@ class SavedTensors {
 
   const Name top_{"top"};
   std::shared_ptr<SavedLog> log_;
-  py::object look_, error_, context_, outer_ = py::none();
+  py::object look_, error_, context_, outer_ = py::none(), keeper_ = py::none();
   std::shared_ptr<Storages> storages_;
 };
 
