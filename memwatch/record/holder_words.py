@@ -64,7 +64,7 @@ def describe(chain: Chain) -> Words:
         return Words(kind, head, source.site, f"{head} ({source.site})" if source.site else head)
     edges = list(_edges(chain))
     path = "\n".join([f"{head} ({source.site})" if source.site else head, *(words for words, _ in edges)])
-    variable = re.match(r"(global )?`([^`]+)`(.*)", head, re.DOTALL)
+    variable = re.match(r"(global |context variable )?`([^`]+)`(.*)", head, re.DOTALL)
     spoken = _expression(chain) if variable is not None else None
     if spoken is not None and variable is not None:
         text = f"{variable[1] or ''}`{variable[2]}{spoken}`{variable[3]}"

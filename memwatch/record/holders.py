@@ -22,7 +22,7 @@ from memwatch.record.holder_words import Words, describe, same_for_all_items
 from memwatch.record.look_times import LookTimes
 from memwatch.record.reach import Chain, Reach
 from memwatch.record.rows import Rows
-from memwatch.record.sources import Source, namespaces, running, sources
+from memwatch.record.sources import Source, context_variables, namespaces, running, sources
 from memwatch.record.storages import (
     NEVER,
     Alive,
@@ -167,7 +167,9 @@ class _Look:
             self._deep = True
             reach = Reach(calls, deep=True, barren=barren)
             self._search(reach, sources(frame, spaces))
-            self._search(reach, namespaces(spaces))
+            self._search(reach, (*namespaces(spaces), context_variables()))
+            for chain in reach.rest():
+                self._held(chain[0], chain)
             self._looks._told.update(self._told_now)
             if fresh:
                 self._ask(fresh, frame)

@@ -6,6 +6,7 @@ dictionaries and slots they lie in, and what C types hold is asked from gc.
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import sys
 import threading
@@ -39,6 +40,7 @@ _DIRECT: Final = 2
 _MAX_ITEMS: Final = 4096
 _PROBE_ITEMS: Final = 64
 _MAX_OBJECTS: Final = 1000
+_MAX_REST: Final = 4000
 _WIDE_ITEMS: Final = 100
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _TABLES: Final = ("_parameters", "_buffers", "_modules")
@@ -67,6 +69,7 @@ class Reach:
         self._kinds: dict[int, Callable[[Any], Iterator[Chain]] | None] = {}
         self._later: deque[Chain] = deque()
         self._through: dict[int, list[Chain]] = {}
+        self._rest: deque[Chain] = deque()
 
     def tensors(self, source: Source) -> Iterator[Chain]:
         """Give a chain to each tensor that a source reaches, nearest first.
@@ -104,12 +107,26 @@ class Reach:
                 self._go_on(chain, children, waiting)
         is_cut = bool(waiting or self._later)
         self.cut_count += is_cut
+        if is_cut and self._deep:
+            self._rest += (*waiting, *self._later)
         if not is_cut and source.kind == "globals":
             self._barren.update(
                 id(value)
                 for _, _, value in source.values
                 if self._step(value) in (_function, _class) and id(value) not in found
             )
+
+    def rest(self) -> Iterator[Chain]:
+        """Go on, within a limit of its own, where a deep search of all sources was cut."""
+        for _ in range(_MAX_REST):
+            if not self._rest:
+                return
+            chain = self._rest.popleft()
+            children = self._step(chain[-1])
+            if children is _tensor:
+                yield chain
+            elif children is not None:
+                self._go_on(chain, children, self._rest)
 
     def _known_through(self, source: Source, chain: Chain, children: Any) -> Iterator[Chain]:
         """Give what an exception was found to hold before: every variable that holds it must let go of it."""
@@ -202,6 +219,11 @@ def _sequence(value: Any) -> Iterator[Chain]:
         yield from _extra(value)
 
 
+def _context(value: Any) -> Iterator[Chain]:
+    for held in list(value.values()):  # asyncio's tasks hold them: as many as the process has variables
+        yield (held,)
+
+
 def _items(values: Any) -> Iterator[Chain]:
     """Give items; of a long container of numbers or text only some are looked at."""
     plain = 0
@@ -282,5 +304,6 @@ _STEPS: Final[tuple[tuple[type, Callable[[Any], Iterator[Chain]]], ...]] = (
     (FunctionType, _function),
     (BaseException, _exception),
     (FrameType, _frame),
+    (contextvars.Context, _context),
     (type, _class),
 )

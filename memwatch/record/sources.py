@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import os
 import sys
@@ -22,10 +23,10 @@ _MAX_FRAMES: Final = 200
 
 @dataclass
 class Source:
-    """Where looking starts: a running call, a module's namespace, or the exception that is being handled.
+    """Where looking starts: a running call, a module's namespace, context variables, or the exception being handled.
 
     Attributes:
-        kind: ``frame``, ``globals`` or ``exception``.
+        kind: ``frame``, ``globals``, ``context`` or ``exception``.
         name: the function, the module, or the exception's class.
         site: `file:line` that the call has reached.
         values: what it refers to, each with its kind and its words.
@@ -84,6 +85,16 @@ def namespaces(spaces: dict[int, dict[str, Any]]) -> Iterator[Source]:
     """Give the variables of modules as places to start from."""
     for space in spaces.values():
         yield _namespace(space, f"{space.get('__file__') or ''}:1")
+
+
+def context_variables() -> Source:
+    """Give what the context variables of the running task are set to as a place to start from."""
+    source = Source("context", "context", "")
+    source.values = [
+        ("global", f"context variable `{variable.name}`", value)
+        for variable, value in contextvars.copy_context().items()
+    ]
+    return source
 
 
 def _namespace(space: dict[str, Any], site: str) -> Source:

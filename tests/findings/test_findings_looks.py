@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import gc
 import itertools
 import sys
@@ -158,6 +160,56 @@ def test_with_step_a_look_is_taken_at_the_peak_op_of_the_iteration_before():
     looked = set(prof.capture.tables["holders"]["op"].tolist())
     peak_op = int(prof.ops[prof.ops["step"] == 2]["peak_bytes"].idxmax())
     assert any(abs(op - peak_op) <= 1 for op in looked)
+
+
+def in_a_task(kept):
+    async def holding():
+        features = torch.ones(4 * WIDE, WIDE)
+        features.sum()
+        await asyncio.sleep(0)
+        kept.append(features.shape)
+
+    async def working():
+        heavy()
+
+    async def both():
+        await asyncio.gather(holding(), working())
+
+    asyncio.run(both())
+
+
+def test_many_context_variables_hide_nothing():
+    """Every task refers to a context, and libraries (torch's own settings) put hundreds of values in it."""
+    context = contextvars.copy_context()
+    for number in range(2000):
+        context.run(contextvars.ContextVar(f"setting{number}").set, [number])
+    with memwatch.profile() as prof:
+        context.run(in_a_task, [])
+    assert any("`features`" in finding.holder for finding in prof.findings), prof.findings
+
+
+def branching(depth):
+    return {"rest": [branching(depth - 1) for _ in range(4)] if depth else []}
+
+
+def with_a_config(config, depth):
+    return with_a_config(config, depth - 1) if depth else heavy()
+
+
+def test_what_many_calls_pass_on_hides_nothing():
+    """A search that came to its limit leaves what it did not reach to the next call."""
+    config = branching(5)
+    leaf = config
+    while leaf["rest"]:
+        leaf = leaf["rest"][-1]
+    leaf["rest"].append(kept := [])
+    del leaf
+    with memwatch.profile() as prof:
+        kept.append(torch.ones(4 * WIDE, WIDE))
+        kept[0].sum()
+        del kept
+        with_a_config(config, 4)
+    assert any("`config" in finding.holder for finding in prof.findings), prof.findings
 
 
 def with_a_table(table, kept):

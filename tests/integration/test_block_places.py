@@ -102,4 +102,6 @@ def test_parameters_of_models_that_are_gone_are_forgotten():
         gc.collect()
         torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
         torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=0.1).step()
-        assert len(prof._session.context._parameters) < 10
+        known = prof._session.context._parameters.values()
+        assert [name for reference, name in known if reference() is None] == []
+        assert len(known) >= 1
