@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
@@ -57,6 +58,9 @@ class Profile(Reading):
                 self._session = None
                 self._recording, self._unpacked = session.stop(), None
                 self._kept = None if session.arguments is None else session.arguments.kept
+                if self._recording.failure is not None:
+                    text = f"memwatch: {self._recording.failure}; the profile is whole in this process only"
+                    warnings.warn(text, RuntimeWarning, stacklevel=2)
         if session is None or error is None or not _is_out_of_memory(error):
             return
         if hasattr(error, "add_note"):  # Python 3.11

@@ -23,7 +23,7 @@ from memwatch.errors import MemwatchError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from memwatch.capture.packed import IntArray
 
@@ -57,8 +57,12 @@ class CaptureWriter:
             self._database = sqlite3.connect(
                 self.path, timeout=_READ_S, check_same_thread=False, isolation_level=None
             )
+        except sqlite3.Error as error:
+            raise CaptureError(f"cannot write {self.path}: {error}; choose a writable place") from error
+        try:
             self._create()
         except sqlite3.Error as error:
+            self.discard()
             raise CaptureError(f"cannot write {self.path}: {error}; choose a writable place") from error
 
     def _create(self) -> None:
@@ -77,33 +81,51 @@ class CaptureWriter:
         run("COMMIT")
 
     def write(self, tables: dict[str, Iterable[tuple[Any, ...]]]) -> None:
-        """Append rows to tables in one transaction."""
-        with self._lock:
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                for name, rows in tables.items():
-                    marks = ", ".join("?" * len(RECORDED_BY_NAME[name].columns))
-                    insert = f'INSERT INTO "{name}" VALUES ({marks})'  # noqa: S608  # the schema's own name
-                    self._database.executemany(insert, map(_storable, rows))
-                self._database.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):
-                    self._database.execute("ROLLBACK")
-                raise
+        """Append rows to tables in one transaction.
+
+        Raises:
+            CaptureError: nothing of it could be written: the disk is full, or the file is gone.
+        """
+        with self._transaction() as database:
+            for name, rows in tables.items():
+                marks = ", ".join("?" * len(RECORDED_BY_NAME[name].columns))
+                insert = f'INSERT INTO "{name}" VALUES ({marks})'  # noqa: S608  # the schema's own name
+                database.executemany(insert, map(_storable, rows))
 
     def write_meta(self, meta: dict[str, Any]) -> None:
-        """Replace the rows of `meta`."""
-        with self._lock:
-            self._database.execute("BEGIN IMMEDIATE")
-            self._database.execute("DELETE FROM meta")
+        """Replace the rows of `meta`.
+
+        Raises:
+            CaptureError: as `write` does.
+        """
+        with self._transaction() as database:
+            database.execute("DELETE FROM meta")
             rows = [(key, json.dumps(value)) for key, value in meta.items()]
-            self._database.executemany("INSERT INTO meta VALUES (?, ?)", map(_storable, rows))
-            self._database.execute("COMMIT")
+            database.executemany("INSERT INTO meta VALUES (?, ?)", map(_storable, rows))
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                self._database.execute("BEGIN IMMEDIATE")
+                yield self._database
+                self._database.execute("COMMIT")
+            except BaseException as error:
+                with contextlib.suppress(sqlite3.Error):
+                    self._database.execute("ROLLBACK")
+                if isinstance(error, sqlite3.Error):
+                    raise CaptureError(f"cannot write {self.path}: {error}; make room for it") from error
+                raise
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
             self._database.close()
+
+    def discard(self) -> None:
+        """Close and delete the file of a recording that did not begin."""
+        self.close()
+        self.path.unlink(missing_ok=True)
 
 
 def _storable(row: Iterable[Any]) -> tuple[Any, ...]:
@@ -180,7 +202,7 @@ def load(path: str | os.PathLike[str]) -> Capture:
         with contextlib.closing(sqlite3.connect(source, timeout=_BUSY_S)) as database:
             _check_format(database, source)
             return _read(database)
-    except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+    except (sqlite3.Error, ValueError, TypeError, OverflowError, LookupError) as error:
         raise CaptureError(f"{source} cannot be read as a capture: {error}; record it again") from error
 
 

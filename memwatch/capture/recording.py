@@ -1,12 +1,18 @@
-"""Where recorded rows go while the program runs: packed in memory, or into the file when there is one."""
+"""Where recorded rows go while the program runs: packed in memory, or into the file when there is one.
+
+A file that can no longer be written, for the disk is full, is no reason to disturb the program or to lose rows:
+they go to memory from then on, and into the file in the end, if that has room again.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from memwatch.capture.capture import INTEGER_TABLES, Capture, Note
-from memwatch.capture.file import CaptureWriter, load
+from memwatch.capture.file import CaptureError, CaptureWriter, load
 from memwatch.capture.packed import IntArray, PackedTable, as_rows
 from memwatch.capture.schema import RECORDED_BY_NAME
 
@@ -15,7 +21,11 @@ if TYPE_CHECKING:
 
 
 class Recording:
-    """Collect rows of the recorded tables; bounded memory when a writer is given."""
+    """Collect rows of the recorded tables; bounded memory when a writer is given.
+
+    Attributes:
+        failure: why the file is not whole, if it is not.
+    """
 
     def __init__(self, writer: CaptureWriter | None) -> None:
         self._writer = writer
@@ -25,36 +35,68 @@ class Recording:
         self._tables = {name: PackedTable(len(RECORDED_BY_NAME[name].columns)) for name in INTEGER_TABLES}
         self._strings: list[str] = []
         self._notes: list[Note] = []
+        self._written_strings = self._written_notes = 0
         self.meta: dict[str, Any] = {}
+        self.failure: CaptureError | None = None
 
     def add(self, rows: dict[str, Sequence[int] | IntArray], strings: list[str], notes: list[Note]) -> None:
         """Take rows of integer tables (flat or shaped), the strings and the notes that are new since the last call."""
         shaped = {name: as_rows(flat, len(RECORDED_BY_NAME[name].columns)) for name, flat in rows.items()}
-        first = len(self._strings)
         self._strings += strings
         self._notes += notes
-        if self._writer is None:
+        if self._writer is None or self.failure is not None or not self._write(self._writer, shaped):
             for name, table in shaped.items():
                 self._tables[name].append(table)
-            return
-        self._writer.write(
-            {
-                **{name: table.tolist() for name, table in shaped.items() if len(table)},
-                "strings": [(first + index, text) for index, text in enumerate(strings)],
-                "notes": [(note.op, note.kind, note.text) for note in notes],
-            }
-        )
 
-    def write_meta(self, meta: dict[str, Any]) -> None:
-        """Keep the metadata, and put it into the file if there is one."""
+    def _write(self, writer: CaptureWriter, shaped: dict[str, IntArray]) -> bool:
+        first, notes = self._written_strings, self._notes[self._written_notes :]
+        texts = list(enumerate(self._strings[first:], first))
+        try:
+            writer.write(
+                {
+                    **{name: table.tolist() for name, table in shaped.items() if len(table)},
+                    "strings": texts,
+                    "notes": [(note.op, note.kind, note.text) for note in notes],
+                }
+            )
+        except CaptureError as error:
+            self.failure = error
+            return False
+        self._written_strings += len(texts)
+        self._written_notes += len(notes)
+        return True
+
+    def begin(self, meta: dict[str, Any]) -> None:
+        """Write the metadata of a recording that goes on.
+
+        Raises:
+            CaptureError: the file cannot be written.
+        """
         self.meta = meta
         if self._writer is not None:
             self._writer.write_meta(meta)
 
-    def finish(self) -> None:
-        """Close the file, if any."""
-        if self._writer is not None:
-            self._writer.close()
+    def finish(self, meta: dict[str, Any], op: int) -> None:
+        """Write the metadata of a whole recording, of `op` ops, and close the file, if any.
+
+        Does not raise: `failure` says why the file is not whole.
+        """
+        self.meta = meta
+        if self._writer is None:
+            return
+        if self.failure is not None:
+            rest = {name: np.stack(table.columns(), axis=1) for name, table in self._tables.items()}
+            if self._write(self._writer, rest):
+                self.failure = None
+        try:
+            if self.failure is None:
+                self._writer.write_meta(meta)
+        except CaptureError as error:
+            self.failure = error
+        self._writer.close()
+        if self.failure is not None:
+            text = f"{self.failure}; the file lacks the end, which is in memory only"
+            self._notes.append(Note(op, "file", text))
 
     def capture(self) -> Capture:
         """Unpack what was recorded, or read it from the file.
@@ -62,9 +104,14 @@ class Recording:
         Raises:
             CaptureError: the file is gone.
         """
-        if self._path is not None:
+        if self._path is not None and self.failure is None:
             return load(self._path)
         columns = {name: table.columns() for name, table in self._tables.items()}
+        if self._path is not None:
+            written = load(self._path).tables
+            for name, rest in columns.items():
+                begun = [written[name][column] for column in RECORDED_BY_NAME[name].names]
+                columns[name] = [np.concatenate(parts) for parts in zip(begun, rest, strict=True)]
         return Capture.from_columns(columns, self._strings, self.meta, self._notes)
 
     def abandon(self) -> None:

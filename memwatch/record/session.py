@@ -102,7 +102,7 @@ class Session:
             self._start_ticks = ticks()
             self._started_s = time.time()
             self._process.sample()
-            self._recording.write_meta(self._meta(complete=False))
+            self._recording.begin(self._meta(complete=False))
             self._switch_on(self.context.start, self.context.stop)
             self._patch_resize()
             self._switch_on(self._saved.start, self._saved.stop)
@@ -129,6 +129,8 @@ class Session:
         except BaseException:
             self._switch_off()
             self._let_go()
+            if self._writer is not None:
+                self._writer.discard()
             raise
 
     def _switch_on(self, start: Callable[[], None], stop: Callable[[], None]) -> None:
@@ -184,8 +186,7 @@ class Session:
             )
         self._recording.meta = self._meta(complete=True)
         self._flush()
-        self._recording.write_meta(self._meta(complete=True))
-        self._recording.finish()
+        self._recording.finish(self._meta(complete=True), self.started[0])
         return self._recording
 
     def mark_step(self) -> None:

@@ -1,0 +1,77 @@
+"""A disk that fills up while a program is recorded: the program goes on, and no row is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+
+import pytest
+import torch
+
+import memwatch
+from memwatch.capture import CaptureError
+from memwatch.record import session
+
+KIB = 1024
+
+
+@contextlib.contextmanager
+def files_up_to(nbytes):
+    """Let no file grow beyond a size, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def work(ops):
+    x = torch.ones(64, 64)
+    for _ in range(ops):
+        x = x + 1
+    return x
+
+
+def test_a_full_disk_does_not_stop_the_program_and_loses_no_row(tmp_path, monkeypatch):
+    """What does not fit into the file is in memory; the user is warned, and the notes say so."""
+    monkeypatch.setattr(session, "FLUSH_OPS", 200)
+    path = tmp_path / "full.memwatch"
+    with (
+        files_up_to(400 * KIB),
+        pytest.warns(RuntimeWarning, match=r"full\.memwatch.*make room"),
+        memwatch.profile(path) as prof,
+    ):
+        result = work(5000)
+    with memwatch.profile() as whole:
+        work(5000)
+    assert result[0, 0] == 5001
+    assert list(prof.ops["name"]) == list(whole.ops["name"])
+    assert prof.peak_increase_bytes == whole.peak_increase_bytes
+    assert [kind for kind, _ in prof.notes] == ["file"]
+    assert 0 < len(memwatch.load(path).ops) < len(prof.ops)
+
+
+def test_rows_go_into_the_file_in_the_end_when_there_is_room_again(tmp_path, monkeypatch):
+    """A disk that was full for a while leaves no trace."""
+    monkeypatch.setattr(session, "FLUSH_OPS", 200)
+    path = tmp_path / "room.memwatch"
+    with memwatch.profile(path) as prof:
+        work(200)
+        with files_up_to(KIB):
+            work(2000)
+        work(100)
+    assert prof.notes == []
+    assert len(memwatch.load(path).ops) == len(prof.ops)
+    assert memwatch.load(path).peak_bytes == prof.peak_bytes
+
+
+def test_a_file_that_cannot_be_begun_leaves_nothing(tmp_path):
+    """Entering the block raises, torch is as it was, and there is no half-written file."""
+    path = tmp_path / "none.memwatch"
+    with files_up_to(0), pytest.raises(CaptureError, match=r"cannot write .*none\.memwatch"):
+        memwatch.profile(path).__enter__()
+    assert not path.exists()
+    with memwatch.profile(path) as prof:
+        work(10)
+    assert len(prof.ops) == 11
