@@ -58,8 +58,8 @@ class Profile(Reading):
                 self._session = None
                 self._recording, self._unpacked = session.stop(), None
                 self._kept = None if session.arguments is None else session.arguments.kept
-                if self._recording.failure is not None:
-                    text = f"memwatch: {self._recording.failure}; the profile is whole in this process only"
+                if self.failure is not None:
+                    text = f"memwatch: {self.failure}; the profile is whole in this process only"
                     warnings.warn(text, RuntimeWarning, stacklevel=2)
         if session is None or error is None or not _is_out_of_memory(error):
             return
@@ -83,6 +83,11 @@ class Profile(Reading):
                 "step() marks an iteration inside an open profile() block; this block is not open"
             )
         self._session.mark_step()
+
+    @property
+    def failure(self) -> MemwatchError | None:
+        """Why the file at `path` is not whole, if it is not: then this profile alone has it all."""
+        return None if self._recording is None else self._recording.failure
 
     @property
     def capture(self) -> Capture:

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     recording.__enter__()
     if not options.quiet:
         verbs = ["summary", *([] if page else ["report"]), *(["plan"] if options.replay else [])]
-        _say_at_exit(capture, page, [command_line(*again, verb, capture) for verb in verbs])
+        _say_at_exit(recording, capture, page, [command_line(*again, verb, capture) for verb in verbs])
     write_page = functools.partial(recording.report, page, force=options.force) if page is not None else None
     return _run_inside(recording, run, write_page)
 
@@ -90,9 +91,11 @@ def _run_inside(
         raised = hide_own_frames(error)
     if os.getpid() == process:  # a child that the program forked leaves the recording to its parent
         try:
-            recording.__exit__(None, None, None)
+            _close(recording)
             if then is not None:
                 then()
+            if recording.failure is not None:
+                raise recording.failure
         except MemwatchError as error:
             if raised is None:
                 raise
@@ -100,12 +103,21 @@ def _run_inside(
     return 0 if raised is None else raised
 
 
-def _say_at_exit(capture: Path, page: Path | None, commands: list[str]) -> None:
+def _close(recording: Profile) -> None:
+    """End the recording; of one that did not fit into its file, print the summary, for it is nowhere else."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "memwatch: ", RuntimeWarning)  # it ends as an error
+        recording.__exit__(None, None, None)
+    if recording.failure is not None:
+        sys.stderr.write(recording.summary(color=False) + "\n")
+
+
+def _say_at_exit(recording: Profile, capture: Path, page: Path | None, commands: list[str]) -> None:
     """Name the next commands in the last lines, after a traceback and what the program says when it exits."""
     process = os.getpid()
 
     def name_next_commands() -> None:
-        if os.getpid() != process:
+        if os.getpid() != process or recording.failure is not None:
             return
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or taken away by the program
             sys.stdout.flush()

@@ -127,3 +127,18 @@ def test_an_interrupted_run_can_be_read(tmp_path):
     assert "KeyboardInterrupt" in said.splitlines()
     assert "memwatch: wrote a.memwatch" in said.splitlines()
     assert len(memwatch.load(tmp_path / "a.memwatch").ops) >= 500
+
+
+def test_a_full_disk_costs_the_file_not_what_was_recorded(shell_memwatch, tmp_path):
+    """The program ends as it would have, what was recorded is printed, and the exit code is 1."""
+    (tmp_path / "program.py").write_text(
+        "import resource, torch\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))\n"
+        "print(torch.ones(250_000).exp().shape)\n"
+    )
+    done = shell_memwatch("run", "-o", "a.memwatch", "program.py")
+    assert (done.returncode, done.stdout) == (1, "torch.Size([250000])\n")
+    assert "Peak 1.91 MiB" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("memwatch: error: cannot write ")
+    assert "Traceback" not in done.stderr
+    assert "wrote" not in done.stderr
