@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -361,4 +362,12 @@ def _forget_in_child() -> None:
         session.forget_in_child()
 
 
+def _end_at_exit() -> None:
+    for session in _running:
+        with contextlib.suppress(Exception):  # torch must not call back into a Python that is gone
+            session.check_place()
+            session.stop()
+
+
 os.register_at_fork(after_in_child=_forget_in_child)
+atexit.register(_end_at_exit)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
 import sys
 import threading
 
@@ -101,7 +103,30 @@ def test_parameters_of_models_that_are_gone_are_forgotten():
             torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
         gc.collect()
         torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
-        torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=0.1).step()
+        optimizer = torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=0.1)
+        optimizer.step()
         known = prof._session.context._parameters.values()
         assert [name for reference, name in known if reference() is None] == []
         assert len(known) >= 1
+
+
+OPEN_AT_EXIT = """
+import sys, torch, memwatch
+prof = memwatch.profile(sys.argv[1], intercept=sys.argv[2])
+prof.__enter__()
+kept = torch.nn.Linear(64, 64)(torch.ones(3, 64))
+kept.sum().backward()
+"""
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+@pytest.mark.parametrize("intercept", ["key", "mode"])
+def test_a_block_that_is_open_when_python_exits_is_ended_then(intercept, native, tmp_path):
+    """As a cell of a notebook leaves it: Python exits cleanly, and the file is whole."""
+    path = tmp_path / "open.memwatch"
+    words = [sys.executable, "-c", OPEN_AT_EXIT, str(path), intercept]
+    done = subprocess.run(
+        words, env={**os.environ, "MEMWATCH_NATIVE": native}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert memwatch.load(path).meta["complete"]
