@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 import warnings
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -42,7 +44,8 @@ class Profile(Reading):
         """Start recording."""
         if self._session is not None:
             raise MemwatchError("this profile() block is already open; make another with memwatch.profile()")
-        session = Session(self._options)
+        again = self._recording is not None  # the file of this profile's last block makes room
+        session = Session(dataclasses.replace(self._options, force=self._options.force or again))
         session.start()
         self._session = session
         return self
@@ -67,7 +70,24 @@ class Profile(Reading):
             error.add_note(self.summary(color=False))
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Record every call of a function; the profile reads its last call."""
+        """Record every call of a function, a coroutine function included; the profile reads its last call.
+
+        Raises:
+            MemwatchError: the function is a generator: its caller's ops run between its own.
+        """
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise MemwatchError(
+                f"{function.__qualname__} is a generator, which runs in pieces; "
+                "put `with memwatch.profile():` around the loop that it feeds"
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def awaited(*args: P.args, **kwargs: P.kwargs) -> Any:
+                with self:
+                    return await function(*args, **kwargs)
+
+            return cast("Callable[P, R]", awaited)
 
         @functools.wraps(function)
         def profiled(*args: P.args, **kwargs: P.kwargs) -> R:

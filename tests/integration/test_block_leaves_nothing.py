@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import subprocess
 import sys
@@ -229,6 +230,44 @@ def test_a_decorated_function_records_every_call():
     with pytest.raises(ValueError):  # noqa: PT011  # the very error raised above
         work(30, fail=True)
     assert prof.peak_increase_bytes == 120
+
+
+def test_a_decorated_function_writes_its_last_call_into_its_file(tmp_path):
+    """The file of a profile is of its last block; another profile does not overwrite it."""
+    path = tmp_path / "calls.memwatch"
+    work = memwatch.profile(path)(torch.ones)
+    work(10)
+    work(20)
+    assert memwatch.load(path).peak_increase_bytes == 80
+    with pytest.raises(memwatch.MemwatchError, match="exists"), memwatch.profile(path):
+        pass
+
+
+def test_a_decorated_coroutine_function_is_recorded_whole():
+    """Its ops run when it is awaited, not when it is called."""
+    prof = memwatch.profile()
+
+    @prof
+    async def work(count):
+        first = torch.ones(count)
+        await asyncio.sleep(0)
+        return first + torch.ones(count)
+
+    assert len(asyncio.run(work(100))) == 100
+    assert prof.peak_increase_bytes == 1200
+
+
+def test_a_generator_is_not_decorated():
+    """Of a function that runs in pieces nothing would be recorded: it is an error that says what to do."""
+
+    async def batches():
+        yield torch.ones(3)
+
+    for function in (lambda: (yield), batches):
+        with pytest.raises(
+            memwatch.MemwatchError, match=r"is a generator.*put `with memwatch\.profile\(\):`"
+        ):
+            memwatch.profile()(function)
 
 
 def test_a_first_import_inside_the_block_keeps_nothing_of_it():
