@@ -4,8 +4,8 @@ Hooks are easy to get wrong (TORCH_FACTS 4.2): a pack that keeps a node's own ou
 silences autograd's "modified by an inplace operation" error, only the innermost pair runs, and torch.func
 refuses to run under them. So: packs hold what autograd would hold, the tensor itself for an input and a
 detached alias for an output, and check the version at unpack, raising autograd's own error; hooks that the
-program pushed before are called from ours; torch.func finds them switched off. `ctx_saved` gives functions
-written in Python the tensors themselves.
+program pushed before are called from ours; torch.func finds them switched off. `saved_seen` hides
+them from programs that look.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from memwatch.capture.schema import NONE
-from memwatch.record import ctx_saved
+from memwatch.record import saved_seen
 from memwatch.record.clock import ticks
 from memwatch.record.rows import Rows
 from memwatch.record.stand_in import StandIns
@@ -40,6 +40,11 @@ _HINT = (
     " Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
     "torch.autograd.set_detect_anomaly(True, check_nan=False)."
 )
+MODIFYING = (
+    "A saved tensor pack hook is modifying its input in place. Tensors provided as input to pack hook cannot be "
+    "modified by in-place operations as this can lead to unexpected side-effects. Please open an issue if you "
+    "need to perform in-place operations on the input to a pack hook."
+)
 _ANOMALY_HINT = (
     " Hint: the backtrace further above shows the operation that failed to compute its gradient. The variable "
     "in question was changed in there or anywhere later. Good luck!"
@@ -49,9 +54,20 @@ _ANOMALY_HINT = (
 class Pack:
     """What autograd holds in place of a saved tensor: it or an alias, and what the check at unpack needs."""
 
-    __slots__ = ("__weakref__", "keeper", "node_name", "number", "original", "output_nr", "packed", "version")
+    __slots__ = (
+        "__weakref__",
+        "by_program",
+        "keeper",
+        "node_name",
+        "number",
+        "original",
+        "output_nr",
+        "packed",
+        "version",
+    )
     number: int
-    keeper: ctx_saved.Keeper | None
+    keeper: saved_seen.Keeper | None
+    by_program: Callable[[Any], Tensor] | None  # gives the tensor for what the program's own hook packed
     packed: Any
     version: int
     original: Callable[
@@ -81,9 +97,9 @@ class SavedTensorRecorder:
         self._count = 0
         self._outer: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         self._hooks: tuple[Callable[..., Any], Callable[..., Any]] = (self._pack, self._unpack)
-        self.callbacks: tuple[Callable[..., Any], ...] = (*self._hooks, ctx_saved.saved_tensors, _original_of)
-        self._original_of: Callable[[Any], Any] = _original_of
-        self._keeper: ctx_saved.Keeper | None = None
+        self.callbacks: tuple[Callable[..., Any], ...] = (*self._hooks, *saved_seen.CALLED_BACK, *_PACKS)
+        self._pack_type = _PACKS
+        self._keeper: saved_seen.Keeper | None = None
         storages.on_release = self._released
         self._stand_ins = StandIns()
         self.closed = False
@@ -93,7 +109,7 @@ class SavedTensorRecorder:
         self.set_outer(_autograd._top_saved_tensors_default_hooks(True))
         _autograd._push_saved_tensors_default_hooks(*self._hooks)
         self._stand_ins.put(torch.autograd.graph, "disable_saved_tensors_hooks", self._stand_aside)
-        self._keeper = ctx_saved.put_on(self._original_of)
+        self._keeper = saved_seen.put_on(self._pack_type)
 
     def set_outer(self, hooks: tuple[Callable[..., Any], Callable[..., Any]] | None) -> None:
         """Have the hooks that the program pushed before do the packing."""
@@ -147,7 +163,7 @@ class SavedTensorRecorder:
 
     def _pack(self, tensor: Tensor) -> Any:
         pack = Pack()
-        pack.keeper = self._keeper
+        pack.keeper, pack.by_program = self._keeper, None
         if self._outer is None:
             pack.version = tensor._version
             node = tensor.grad_fn
@@ -195,6 +211,8 @@ class SavedTensorRecorder:
     def _unpack(self, pack: Pack) -> Tensor:
         if not self.closed:
             self.unpacks += (pack.number, self._ops_started[0], ticks(), 0)
+        if pack.by_program is not None:
+            return pack.by_program(pack.packed)
         if self._outer is not None:
             result: Tensor = self._outer[1](pack.packed)
             return result
@@ -232,6 +250,23 @@ def _of_other(node_name: str, sequence: int, reference: Callable[[], Tensor | No
 
 def _original_of(packed: Any) -> Tensor | None:
     return packed.original() if packed.__class__ is Pack else None
+
+
+def _hook(packed: Any, pack_hook: Any, unpack_hook: Any) -> bool:
+    """Have hooks of the program pack what was packed, as `SavedVariable::register_hooks` does."""
+    if packed.__class__ is not Pack or packed.by_program is not None or not isinstance(packed.packed, Tensor):
+        return False
+    with torch.no_grad():
+        given = packed.packed.detach()
+        version = given._version
+        packed_by_program = pack_hook(given)
+    packed.packed, packed.original, packed.by_program = packed_by_program, _nothing, unpack_hook
+    if given._version != version:
+        raise RuntimeError(MODIFYING)
+    return True
+
+
+_PACKS = saved_seen.Packs(_original_of, _hook)
 
 
 def _kind_of(node: Any) -> tuple[str, bool]:

@@ -195,6 +195,45 @@ def test_backward_after_the_block_finds_the_parameters_too(intercept):
 
 
 @unnoticed
+def test_hooks_on_one_saved_tensor():
+    seen = []
+    x = torch.randn(8, requires_grad=True)
+    y = (x * 2).exp()
+    y.grad_fn._raw_saved_result.register_hooks(
+        lambda saved: seen.append((saved.requires_grad, saved.shape)) or saved.double() * 4,
+        lambda packed: (packed / 4).float(),
+    )
+    z = y**3
+    z.grad_fn._raw_saved_self.register_hooks(lambda saved: saved.numpy(), torch.from_numpy)
+    z.sum().backward()
+    return x, seen
+
+
+def expect_an_error(function):
+    try:
+        function()
+    except Exception as error:
+        return type(error), str(error).partition("Invoked with")[0]
+    return None
+
+
+@unnoticed
+def test_hooks_on_one_saved_tensor_that_are_refused():
+    x = torch.randn(8, requires_grad=True)
+    y, other = x.exp(), x.exp()
+    saved = y.grad_fn._raw_saved_result
+    found = [expect_an_error(lambda: saved.register_hooks(3, 4))]
+    found += [
+        expect_an_error(lambda: other.grad_fn._raw_saved_result.register_hooks(torch.Tensor.zero_, abs))
+    ]
+    saved.register_hooks(lambda kept: kept, lambda kept: kept)
+    found += [expect_an_error(lambda: saved.register_hooks(lambda kept: kept, lambda kept: kept))]
+    y.sum().backward()
+    found += [expect_an_error(lambda: saved.register_hooks(lambda kept: kept, lambda kept: kept))]
+    return found
+
+
+@unnoticed
 def test_function_with_saved_tensors_and_attributes():
     x = torch.randn(8, requires_grad=True)
     y = Cube.apply(x)

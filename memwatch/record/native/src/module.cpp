@@ -108,6 +108,12 @@ py::object original_of(const py::object& packed) {
   return original.defined() ? owned(THPVariable_Wrap(original)) : py::none();
 }
 
+bool hook(const std::string& modifying, const py::object& packed, const py::object& pack_hook,
+          const py::object& unpack_hook) {
+  return PyCapsule_IsValid(packed.ptr(), typeid(std::unique_ptr<Pack>).name()) != 0 &&
+         SavedTensors::hook(*kept_by<std::unique_ptr<Pack>>(packed.ptr()), modifying, pack_hook, unpack_hook);
+}
+
 /// A function of C's, called without pybind11 in between, for every op or every saved tensor.
 template <typename Self>
 py::object function(PyMethodDef& method, const std::shared_ptr<Self>& self) {
@@ -137,6 +143,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("take_kernel", [] { library.reset(); }, "Take it off");
   module.def("passed", [] { return passed.load(); }, "How many ops the kernel saw while no recorder ran");
   module.def("original_of", &original_of, "Give the tensor that a pack stands for");
+  module.def("hook", &hook, "Have hooks of the program take over from a pack");
   module.def("device_name", &AllocatorLog::name_of, "Name the device of an allocator event");
   py::class_<Rows>(module, "Rows")
       .def(py::init<>())

@@ -110,6 +110,9 @@ void SavedTensors::append(Pack& pack, const at::Tensor& tensor, const py::object
 
 py::object SavedTensors::unpack(Pack& pack) {
   log_->unpack(pack.number, false);
+  if (pack.unpack_by_program) {
+    return pack.unpack_by_program(pack.packed_by_program);
+  }
   if (!outer_.is_none()) {
     return outer_[py::int_(1)](pack.packed_by_program);
   }
@@ -118,6 +121,25 @@ py::object SavedTensors::unpack(Pack& pack) {
     throw py::error_already_set();
   }
   return owned(THPVariable_Wrap(pack.packed));
+}
+
+bool SavedTensors::hook(Pack& pack, const std::string& modifying, const py::object& pack_hook, py::object unpack_hook) {
+  if (!pack.packed.defined()) {
+    return false;
+  }
+  const at::NoGradGuard no_grad;
+  const at::Tensor given = pack.packed.detach();
+  const auto version = given._version();
+  pack.packed_by_program = pack_hook(owned(THPVariable_Wrap(given)));
+  pack.unpack_by_program = std::move(unpack_hook);
+  pack.packed.reset();
+  pack.is_original = false;
+  pack.weak_original.reset();
+  if (given._version() != version) {
+    PyErr_SetString(PyExc_RuntimeError, modifying.c_str());
+    throw py::error_already_set();
+  }
+  return true;
 }
 
 py::dict SavedTensors::living_by_sequence() const {

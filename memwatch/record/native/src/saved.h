@@ -44,7 +44,7 @@ struct Pack {
 
   std::shared_ptr<SavedLog> log;
   at::Tensor packed;
-  py::object packed_by_program, keeper;
+  py::object packed_by_program, unpack_by_program, keeper;
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak_original{
       c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
   bool is_original = false;
@@ -66,6 +66,11 @@ class SavedTensors {
   /// Have the hooks (pack, unpack) that the program pushed before do the packing; None for none.
   void set_outer(py::object outer) { outer_ = std::move(outer); }
   void close();
+  /// Have hooks of the program pack what a pack holds, as SavedVariable::register_hooks does; false if it holds
+  /// nothing.
+  ///
+  /// modifying: the words of the error if its hook writes what it is given.
+  static bool hook(Pack& pack, const std::string& modifying, const py::object& pack_hook, py::object unpack_hook);
   std::unique_ptr<Pack> pack(const py::object& tensor);
   py::object unpack(Pack& pack);
   py::dict living_by_sequence() const;
