@@ -6,6 +6,7 @@ would make torch.compile warn and trace it. Nothing of the user's is held but by
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,7 @@ from memwatch.record.storages import BASELINE, Alive, Storages, address_of, plai
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import CodeType, FrameType
 
     from memwatch.record.stacks import Stacks
     from memwatch.record.strings import Strings
@@ -39,6 +41,8 @@ def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     context = _active[0] if _active else None
     if context is None or _is_tracing() or _thread() != context.thread:
         return _call_impl(self, *args, **kwargs)
+    if context.optimizing:
+        context.forget_failed_steps(sys._getframe(1))
     depth = len(context.running)
     try:
         context.enter(self, args, kwargs)
@@ -75,6 +79,7 @@ class Context:
         self._handles: list[Any] = []
         self._stand_ins = StandIns()
         self._born_before_step = 0
+        self._step_code: CodeType | None = None
 
     def start(self) -> None:
         """Begin to see module calls and optimizer steps."""
@@ -141,6 +146,9 @@ class Context:
     def _step_starts(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if _thread() != self.thread or _is_tracing():
             return
+        caller = sys._getframe(1)
+        self._step_code = caller.f_code
+        self.forget_failed_steps(caller.f_back)
         self._learn_parameters(optimizer)
         self.backward_ended()
         self._born_before_step = self._storages.count
@@ -151,6 +159,7 @@ class Context:
     def _step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if _thread() != self.thread or _is_tracing():
             return
+        self.forget_failed_steps(sys._getframe(1))
         while self.running:
             top, optimizing, module, start_op = self.running.pop()
             if module == NONE:
@@ -161,6 +170,17 @@ class Context:
         self._storages.bury()  # the step's own temporaries
         if self._storages.any_born_since(self._born_before_step):
             self.learn_state(optimizer)
+
+    def forget_failed_steps(self, frame: FrameType | None) -> None:
+        """Pop optimizer steps that are not running any more: of one that raised no hook tells the end."""
+        begun = [place for place, call in enumerate(self.running) if call[2] == NONE]
+        while begun and frame is not None:
+            if frame.f_code is self._step_code:
+                begun.pop(0)
+            frame = frame.f_back
+        if begun:
+            self.top, self.optimizing = self.running[begun[0]][:2]
+            del self.running[begun[0] :]
 
     def register(self, root: nn.Module, *, parent: int = NONE) -> None:
         """Give `root` and all its children ids and names, and its parameters and buffers their roles."""
