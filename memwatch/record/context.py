@@ -32,23 +32,30 @@ PARAMETER, BUFFER, GRADIENT, STATE, INPUT = range(len(ROLES))
 _OUTSIDE: Final = (NONE, NONE)
 _thread: Final = threading.get_ident
 _tracing_state: Final = torch._C._get_tracing_state
-_call_impl: Final[Callable[..., Any]] = nn.Module._call_impl
 _active: list[Context] = []
 
 
-def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Stand in for `nn.Module._call_impl` while a block is open; its code object bounds the call stacks."""
-    context = _active[0] if _active else None
-    if context is None or _is_tracing() or _thread() != context.thread:
-        return _call_impl(self, *args, **kwargs)
-    if context.optimizing:
-        context.forget_failed_steps(sys._getframe(1))
-    depth = len(context.running)
-    try:
-        context.enter(self, args, kwargs)
-        return _call_impl(self, *args, **kwargs)
-    finally:
-        context.leave(depth)
+def _stand_in(beneath: Callable[..., Any], block: object) -> Any:
+    """Make what stands in for `nn.Module._call_impl` in one block; another tool may keep it beyond that."""
+
+    def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        context = _active[0] if _active else None
+        if context is None or context.block is not block or _is_tracing() or _thread() != context.thread:
+            return beneath(self, *args, **kwargs)
+        if context.optimizing:
+            context.forget_failed_steps(sys._getframe(1))
+        depth = len(context.running)
+        try:
+            context.enter(self, args, kwargs)
+            return beneath(self, *args, **kwargs)
+        finally:
+            context.leave(depth)
+
+    return call_impl
+
+
+CALL_CODE: Final[CodeType] = _stand_in(nn.Module._call_impl, None).__code__
+"""The code of a module call's frame of ours, which bounds the call stacks."""
 
 
 def _is_tracing() -> bool:
@@ -80,6 +87,9 @@ class Context:
         self._stand_ins = StandIns()
         self._born_before_step = 0
         self._step_code: CodeType | None = None
+        self.block = object()
+        self._beneath: Any = nn.Module._call_impl
+        self._call_impl = _stand_in(self._beneath, self.block)
 
     def start(self) -> None:
         """Begin to see module calls and optimizer steps."""
@@ -95,7 +105,8 @@ class Context:
 
     def resume(self) -> None:
         """Put the stand-in and the optimizer hooks in place."""
-        nn.Module._call_impl = call_impl  # type: ignore[method-assign]  # put back in `pause`
+        if nn.Module._call_impl is self._beneath:  # else another tool's is above it
+            nn.Module._call_impl = self._call_impl  # type: ignore[method-assign]  # put back in `pause`
         self._handles = [
             torch_optimizer.register_optimizer_step_pre_hook(self._step_starts),
             torch_optimizer.register_optimizer_step_post_hook(self._step_ended),
@@ -103,7 +114,8 @@ class Context:
 
     def pause(self) -> None:
         """Take them off, for good or while compiled code runs, which guards on them."""
-        nn.Module._call_impl = _call_impl  # type: ignore[method-assign]
+        if nn.Module._call_impl is self._call_impl:
+            nn.Module._call_impl = self._beneath  # type: ignore[method-assign]
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -64,7 +64,7 @@ class Session:
         self.storages = choice.storages(self.strings, self.started)
         if options.limit_bytes is not None:
             self.storages.limit(options.limit_bytes)
-        self._stacks = choice.stacks(self.strings, context.call_impl.__code__, enabled=options.stacks)
+        self._stacks = choice.stacks(self.strings, context.CALL_CODE, enabled=options.stacks)
         self.context = context.Context(self.storages, self._stacks, self.strings, self.started)
         self.ops = choice.recorder(self.storages, self._stacks, self.context, self.strings, self.started)
         self.interceptor = choice.interceptor(self.ops)

@@ -287,3 +287,29 @@ def test_a_first_import_inside_the_block_keeps_nothing_of_it():
     words = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["0", "3"], done.stderr
+
+
+def test_another_tool_may_stand_in_for_module_calls_too(monkeypatch):
+    """One that was there before a block sees every call; one that comes inside stays, and sees later blocks' calls."""
+    seen = []
+
+    def standing_on(beneath, name):
+        def call(self, *args, **kwargs):
+            seen.append(name)
+            return beneath(self, *args, **kwargs)
+
+        return call
+
+    net, calls = torch.nn.Linear(2, 2), torch.nn.Module
+    monkeypatch.setattr(calls, "_call_impl", standing_on(calls._call_impl, "before"))
+    with memwatch.profile() as prof:
+        net(torch.ones(2))
+        monkeypatch.setattr(calls, "_call_impl", standing_on(calls._call_impl, "inside"))
+        net(torch.ones(2))
+    assert list(prof.ops["module"]) == ["", "Linear"] * 2
+    net(torch.ones(2))
+    with memwatch.profile() as prof:
+        net(torch.ones(2))
+    net(torch.ones(2))
+    assert list(prof.ops["module"]) == ["", "Linear"]
+    assert seen == ["before", *["inside", "before"] * 4]
