@@ -100,7 +100,7 @@ def planned():
     with profile(replay=True) as prof:
         step()
     plan = memwatch.plan(prof, budget="45%")
-    others = trade_off(plan, shares=(80, 60, 45, 5), time_limit_s=4)
+    others = trade_off(plan, shares=(80, 60, 45, 5), time_limit_s=16)  # enough on a busy machine
     return SimpleNamespace(reading=prof, plan=plan, tradeoff=others, result=memwatch.replay(plan))
 
 
