@@ -98,7 +98,7 @@ class SavedTensorRecorder:
         self._outer: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         self._hooks: tuple[Callable[..., Any], Callable[..., Any]] = (self._pack, self._unpack)
         self.callbacks: tuple[Callable[..., Any], ...] = (*self._hooks, *saved_seen.CALLED_BACK, *_PACKS)
-        self._pack_type = _PACKS
+        self._ours = _PACKS
         self._keeper: saved_seen.Keeper | None = None
         storages.on_release = self._released
         self._stand_ins = StandIns()
@@ -109,7 +109,7 @@ class SavedTensorRecorder:
         self.set_outer(_autograd._top_saved_tensors_default_hooks(True))
         _autograd._push_saved_tensors_default_hooks(*self._hooks)
         self._stand_ins.put(torch.autograd.graph, "disable_saved_tensors_hooks", self._stand_aside)
-        self._keeper = saved_seen.put_on(self._pack_type)
+        self._keeper = saved_seen.put_on(self._ours)
 
     def set_outer(self, hooks: tuple[Callable[..., Any], Callable[..., Any]] | None) -> None:
         """Have the hooks that the program pushed before do the packing."""
@@ -254,8 +254,8 @@ def _original_of(packed: Any) -> Tensor | None:
 
 def _hook(packed: Any, pack_hook: Any, unpack_hook: Any) -> bool:
     """Have hooks of the program pack what was packed, as `SavedVariable::register_hooks` does."""
-    if packed.__class__ is not Pack or packed.by_program is not None or not isinstance(packed.packed, Tensor):
-        return False
+    if packed.__class__ is not Pack or packed.by_program is not None or not hasattr(packed, "version"):
+        return False  # a pack of hooks of the program has no version
     with torch.no_grad():
         given = packed.packed.detach()
         version = given._version

@@ -6,7 +6,6 @@ import asyncio
 import collections
 import concurrent.futures
 import contextlib
-import contextvars
 import functools
 import itertools
 import queue
@@ -134,24 +133,6 @@ def tasks():
 
 def tasks_drop():
     asyncio.run(both(keep=False))
-
-
-CACHE = contextvars.ContextVar("cache", default=None)
-
-
-def context_variable():
-    CACHE.set({"features": block(BIG)})
-    CACHE.get()["features"].sum()
-    heavy()
-    CACHE.set(None)
-
-
-def context_variable_reset():
-    token = CACHE.set({"features": block(BIG)})
-    CACHE.get()["features"].sum()
-    CACHE.reset(token)
-    del token
-    heavy()
 
 
 def walrus():
@@ -387,7 +368,6 @@ CASES = {
     "with a name": (with_name, ("`context.buffer`", "with_name"), with_little),
     "with no name": (with_no_name, ("buffer", "evaluation stack of `with_no_name`"), with_little),
     "exit stack": (exit_stack, ("`stack`", "exit_stack"), exit_stack_without),
-    "context variable": (context_variable, ("context variable `cache`",), context_variable_reset),
     "task": (tasks, ("`features`", "`job`"), tasks_drop),
     "walrus": (walrus, ("`mask`, local variable of `walrus`",), no_walrus),
     "three": (three_of_them, ("`query`", "three_of_them"), three_dropped),

@@ -1,10 +1,28 @@
-"""Errors, threads, comprehensions and nested calls that hold tensors, each with the same program mended."""
+"""Context variables, errors, threads, comprehensions, nested calls that hold tensors, each with the program mended."""
 
 from __future__ import annotations
 
+import contextvars
 import threading
 
 from drag_frames import WIDE, block, heavy, sum_of_heavy
+
+CACHE = contextvars.ContextVar("cache", default=None)
+
+
+def context_variable():
+    CACHE.set({"features": block(4 * WIDE)})
+    CACHE.get()["features"].sum()
+    heavy()
+    CACHE.set(None)
+
+
+def context_variable_reset():
+    token = CACHE.set({"features": block(4 * WIDE)})
+    CACHE.get()["features"].sum()
+    CACHE.reset(token)
+    del token
+    heavy()
 
 
 def comprehension_variable():
@@ -149,6 +167,7 @@ def sorted_box():
 
 # as in drag_frames
 CASES = {
+    "context variable": (context_variable, ("context variable `cache`",), context_variable_reset),
     "comprehension variable": (
         comprehension_variable,
         ("`part`", "heavy_after"),

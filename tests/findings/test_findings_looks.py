@@ -197,7 +197,7 @@ def with_a_config(config, depth):
 
 
 def test_what_many_calls_pass_on_hides_nothing():
-    """A search that came to its limit leaves what it did not reach to the next call."""
+    """What a search did not reach within its limit is gone on with when all calls were searched."""
     config = branching(5)
     leaf = config
     while leaf["rest"]:

@@ -35,7 +35,7 @@ class NativeSavedTensorRecorder(SavedTensorRecorder):
         self._hooks = self._native.hooks()
         self.callbacks = saved_seen.CALLED_BACK  # dynamo has no frames of the others to look at
         hook = functools.partial(library.hook, MODIFYING)
-        self._pack_type = saved_seen.Packs(library.original_of, hook)
+        self._ours = saved_seen.Packs(library.original_of, hook)
 
     def set_outer(self, hooks: tuple[Callable[..., Any], Callable[..., Any]] | None) -> None:
         """Have the hooks that the program pushed before do the packing."""
