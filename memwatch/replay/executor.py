@@ -16,19 +16,19 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memwatch.encoding.generators import restore_states
+from memwatch.encoding.host_memory import as_bytes, copy_in
+from memwatch.encoding.only_allocate import ONLY_ALLOCATE
+from memwatch.encoding.values import GeneratorNumber, Value, Window, leaves, replace
 from memwatch.planner import Graph, Schedule, StepKind
 from memwatch.planner.peak import allocations
-from memwatch.replay.blank import ONLY_ALLOCATE
-from memwatch.replay.encode import GeneratorNumber, Value, Window, leaves, replace
 from memwatch.replay.errors import ReplayError
-from memwatch.replay.memory import as_bytes, copy_in
 from memwatch.replay.overloads import overload_of
-from memwatch.replay.rng import restore_states
 from memwatch.replay.spill import Spill
 
 if TYPE_CHECKING:
+    from memwatch.encoding.replay_inputs import ReplayInputs
     from memwatch.replay.graph import Recorded
-    from memwatch.replay.kept import Kept
     from memwatch.replay.program import Call
 
 OnStep = Callable[[int], None]
@@ -82,7 +82,7 @@ class Executor:
     recorded: Recorded
     schedule: Schedule
     storages: list[torch.UntypedStorage | None]
-    kept: Kept | None = None
+    kept: ReplayInputs | None = None
     on_step: OnStep | None = None
     last_drawn: int = -1
     moved_bytes: int = 0

@@ -11,9 +11,9 @@ from torch import fx
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch.fx.experimental.symbolic_shapes import optimization_hint
 
+from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec
 from memwatch.replay.cost import price
-from memwatch.replay.encode import Value, leaves
 from memwatch.replay.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
