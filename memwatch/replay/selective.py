@@ -21,8 +21,7 @@ from memwatch.planner.peak import allocations
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from torch._ops import OpOverload
-
+    from memwatch._torch.overloads import OpOverload
     from memwatch.capture import Capture
     from memwatch.planner import Schedule
     from memwatch.replay.graph import Recorded
