@@ -23,7 +23,7 @@ from memwatch.capture.schema import NONE, RECORDED_BY_NAME
 from memwatch.errors import MemwatchError
 from memwatch.record import baseline, context
 from memwatch.record.arguments import ArgumentRecorder
-from memwatch.record.backend import Choice
+from memwatch.record.choice import Choice
 from memwatch.record.clock import Clock, ticks
 from memwatch.record.holders.holders import HolderLooks
 from memwatch.record.interception.compiled import CompiledCalls
