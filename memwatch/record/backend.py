@@ -44,6 +44,9 @@ class Backend(Protocol):
     def key_works(self) -> bool:
         """Return True if ops can be seen by this backend's kernels on the free dispatch key; probe once."""
 
+    def allocator_events(self, block: Block) -> AllocatorEvents | None:
+        """Return what receives the allocator's own events; None where this torch hands out none."""
+
     def recorder(self, block: Block, stacks: Stacks) -> Recorder:
         """Return a recorder of one block, which numbers call stacks in `stacks`; nothing of torch is touched yet."""
 
@@ -126,9 +129,6 @@ class Recorder(Protocol):
 
     def packer(self, context: CallContext) -> Packer:
         """Return what packs the tensors that autograd saves."""
-
-    def allocator_events(self) -> AllocatorEvents | None:
-        """Return what receives the allocator's own events; None where this torch hands out none."""
 
 
 class OpRecorder(Protocol):

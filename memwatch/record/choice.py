@@ -1,106 +1,54 @@
-"""Which recorder and which interceptor a block gets: the fastest that works here and does what is asked."""
+"""Which backend records a block, and how it sees the ops: the fastest that works here and does what is asked."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
+from memwatch._torch.fake import is_fake_mode_on
+from memwatch._torch.modes import MODES_WORK
+from memwatch._torch.profiler import TICKS_ARE_TORCHS
+from memwatch._torch.storages import IDENTITY_IS_ADDRESS
 from memwatch.errors import MemwatchError
-from memwatch.record.interception.key import KeyInterceptor
-from memwatch.record.interception.mode import ModeInterceptor
-from memwatch.record.native import library as native
-from memwatch.record.native.allocator import NativeAllocatorChannel
-from memwatch.record.native.recorder import NativeKeyInterceptor, NativeModeInterceptor, NativeOpRecorder
-from memwatch.record.native.saved import NativeSavedTensorRecorder
-from memwatch.record.native.stacks import NativeStacks
-from memwatch.record.native.storages import NativeStorages
-from memwatch.record.python.allocator import AllocatorChannel
-from memwatch.record.python.ops import OpRecorder
-from memwatch.record.python.saved import SavedTensorRecorder
-from memwatch.record.tables.stacks import Stacks
-from memwatch.record.tables.storages import Storages
+from memwatch.record import native, python
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import CodeType
-
-    from memwatch.record.clock import Clock
-    from memwatch.record.context import Context
-    from memwatch.record.interception.interceptor import Interceptor
+    from memwatch.record.backend import Backend
     from memwatch.record.options import Options
-    from memwatch.record.tables.strings import Strings
 
 
 class Choice:
     """What a block is recorded by, decided before anything of it is recorded.
 
-    A block that is entered under a FakeTensorMode is an estimate: of what its tensors would take, were they real.
-    The ops that a fake mode runs within an op make tensors too, which only a dispatch mode does not see.
+    Attributes:
+        backend: the implementation of the recorder.
+        is_estimate: whether the block was entered under a FakeTensorMode: then it says what its tensors would take,
+            were they real.
+        by_mode: whether ops are seen by a dispatch mode. An estimate is: the ops that a fake mode runs within an op
+            make tensors too, and only a dispatch mode does not see those.
 
     Raises:
-        MemwatchError: `options.intercept` is none of auto, mode and key, or asks for a key that does not work.
+        MemwatchError: `options.intercept` is none of auto, mode and key, or asks for a way that does not work.
     """
 
     def __init__(self, options: Options) -> None:
         intercept = options.intercept
         if intercept not in {"auto", "mode", "key"}:
             raise MemwatchError(f"intercept={intercept!r} is unknown; use 'auto', 'mode' or 'key'")
-        # a replay needs the arguments as Python objects: the native recorder has nothing to save there
-        self.library: Any = None if options.replay else native.load()
-        self.estimate = _is_faking()
-        self.by_mode = intercept == "mode" or not self._key_works() or (intercept == "auto" and self.estimate)
-        if self.by_mode and intercept == "key":
+        self.backend: Backend = _backend(for_replay=options.replay)
+        self.is_estimate = is_fake_mode_on()
+        key_works = self.backend.key_works()
+        if intercept == "key" and not key_works:
             raise MemwatchError("the dispatch key does not work in this torch; use profile(intercept='mode')")
-
-    def _key_works(self) -> bool:
-        if self.library is not None:
-            return NativeKeyInterceptor.works_with(self.library)
-        return KeyInterceptor.works()
-
-    def storages(self, strings: Strings, ops_started: list[int]) -> Storages:
-        """Make the table of storages."""
-        if self.library is None:
-            return Storages(strings, ops_started, estimate=self.estimate)
-        return NativeStorages(strings, ops_started, estimate=self.estimate, library=self.library)
-
-    def stacks(self, strings: Strings, boundary: CodeType, *, enabled: bool) -> Stacks:
-        """Make what captures call stacks, up to the code of `boundary`."""
-        if self.library is None:
-            return Stacks(strings, boundary, enabled=enabled)
-        return NativeStacks(strings, boundary, enabled=enabled, library=self.library)
-
-    def recorder(
-        self, storages: Storages, stacks: Stacks, context: Context, strings: Strings, ops_started: list[int]
-    ) -> OpRecorder:
-        """Make the recorder of ops."""
-        if isinstance(storages, NativeStorages) and isinstance(stacks, NativeStacks):
-            return NativeOpRecorder(storages, stacks, context, strings, ops_started, library=self.library)
-        return OpRecorder(storages, stacks, context, strings, ops_started)
-
-    def saved(self, storages: Storages, context: Context, ops_started: list[int]) -> SavedTensorRecorder:
-        """Make the recorder of saved tensors."""
-        if isinstance(storages, NativeStorages):
-            return NativeSavedTensorRecorder(self.library, storages, context, ops_started)
-        return SavedTensorRecorder(storages, context, ops_started)
-
-    def allocator(
-        self, strings: Strings, clock: Clock, ops_started: list[int], note: Callable[[str, str], None]
-    ) -> AllocatorChannel:
-        """Make the channel of the allocator's events."""
-        if self.library is None:
-            return AllocatorChannel(strings, clock, ops_started, note)
-        return NativeAllocatorChannel(self.library, strings, clock, ops_started, note)
-
-    def interceptor(self, recorder: OpRecorder) -> Interceptor:
-        """Make what hands it the ops."""
-        if not isinstance(recorder, NativeOpRecorder):
-            return ModeInterceptor() if self.by_mode else KeyInterceptor()
-        if self.by_mode:
-            return NativeModeInterceptor(recorder)
-        return NativeKeyInterceptor(self.library, recorder)
+        self.by_mode = intercept == "mode" or not key_works or (intercept == "auto" and self.is_estimate)
+        if self.by_mode and not MODES_WORK:
+            raise MemwatchError("dispatch modes do not work in this torch; use profile(intercept='key')")
 
 
-def _is_faking() -> bool:
-    """Tell whether a FakeTensorMode is on."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+def _backend(*, for_replay: bool) -> Backend:
+    """Return the native backend if it is built and this torch has all that it shares with Python."""
+    # a replay needs the arguments as Python objects: the native recorder has nothing to save there
+    if not for_replay and TICKS_ARE_TORCHS and IDENTITY_IS_ADDRESS:
+        compiled = native.backend()
+        if compiled is not None:
+            return compiled
+    return python.BACKEND

@@ -23,23 +23,21 @@ from memwatch.record.holders.holder_words import Words, describe, same_for_all_i
 from memwatch.record.holders.look_times import LookTimes
 from memwatch.record.holders.reach import Chain, Reach
 from memwatch.record.holders.sources import Source, context_variables, namespaces, running, sources
+from memwatch.record.tables.parts import address_or_zero, plain_parts
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import (
     NEVER,
-    Alive,
-    Passing,
     Storages,
     address_of,
-    plain_parts,
 )
-from memwatch.record.tables.storages import _address_or_zero as address_or_zero
+from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import FrameType
 
+    from memwatch.record.backend import Packer
     from memwatch.record.context import Context
-    from memwatch.record.python.saved import SavedTensorRecorder
     from memwatch.record.tables.strings import Strings
 
 _MAX_HOLDERS: Final = 6
@@ -57,7 +55,7 @@ class HolderLooks:
     def __init__(
         self,
         storages: Storages,
-        saved: SavedTensorRecorder,
+        saved: Packer,
         context: Context,
         strings: Strings,
         ops_started: list[int],
@@ -197,7 +195,7 @@ class _Look:
         alive = self._live.get(address_of(tensor))
         if alive is None or alive.nbytes < self._smallest:
             return NONE
-        if alive.__class__ is Passing and alive.address != address_or_zero(tensor):
+        if isinstance(alive, WatchedTensor) and alive.address != address_or_zero(tensor):
             return NONE  # a storage of backward that is gone; another lies where it lay
         if self._deep and alive.number not in self._looks._unnamed:
             return NONE
@@ -245,14 +243,14 @@ class _Look:
                     )
                 self._append(number, row)
 
-    def _unnamed(self) -> dict[int, Alive]:
+    def _unnamed(self) -> dict[int, WatchedStorage]:
         """Repeat what is known of storages that no variable holds; give those, unnamed twice, that are many bytes."""
         looks = self._looks
         explained = {number for numbers in self._saved.values() for number in numbers}
         missing = {
             alive.key: alive
             for alive in list(self._live.values())
-            if alive.__class__ is Alive and alive.number >= looks._first_number and alive.nbytes >= self._smallest
+            if alive.__class__ is WatchedStorage and alive.number >= looks._first_number and alive.nbytes >= self._smallest
             and alive.number not in self._found and alive.number not in explained
             and not looks._context.owns(alive.number)
         }  # fmt: skip
@@ -269,7 +267,7 @@ class _Look:
         enough = nbytes >= _UNNAMED_RATIO * looks.increase_bytes
         return fresh if enough and not looks._context.optimizing else {}
 
-    def _ask(self, fresh: dict[int, Alive], frame: FrameType | None) -> None:
+    def _ask(self, fresh: dict[int, WatchedStorage], frame: FrameType | None) -> None:
         """Ask gc who refers to the storages that the deep search did not find either: young objects first."""
         looks = self._looks
         left = {key: alive.number for key, alive in fresh.items() if alive.number not in looks._told}
