@@ -8,20 +8,19 @@
 #include <vector>
 
 #include "python.h"
+#include "schema.h"
 
 namespace memwatch {
 
-enum Access : int64_t { kRead, kWrite, kOutput };  // as memwatch.capture.schema.ACCESSES
-
 struct Kind {
   std::string text;
-  int64_t name = NONE;  // its string id
+  int64_t name = kNone;  // its string id
   bool skipped = false;
   bool resizes = false;
   std::vector<int64_t> accesses;
   py::object write_names;  // of arguments given by name; only where Python calls
 
-  int64_t access(size_t position) const { return position < accesses.size() ? accesses[position] : kRead; }
+  int64_t access(size_t position) const { return position < accesses.size() ? accesses[position] : kAccessRead; }
 };
 
 /// Name an overload as Python does: aten.add.Tensor.
@@ -45,13 +44,13 @@ inline Kind describe(const c10::FunctionSchema& schema, const py::object& string
     const bool write = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     aliases |= argument.alias_info() != nullptr;
     writes |= write;
-    kind.accesses.push_back(write ? kWrite : kRead);
+    kind.accesses.push_back(write ? kAccessWrite : kAccessRead);
   }
   const std::string& name = schema.name();
   kind.skipped = (aliases && !writes) || unseen.count(name) != 0 || name.rfind("profiler::", 0) == 0;
   kind.resizes = writes && (schema.overload_name().find("out") != std::string::npos || resizing.count(name) != 0);
   kind.text = text_of(schema.operator_name());
-  kind.name = kind.skipped ? NONE : integer(strings(kind.text).ptr());
+  kind.name = kind.skipped ? kNone : integer(strings(kind.text).ptr());
   return kind;
 }
 

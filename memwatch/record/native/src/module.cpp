@@ -145,7 +145,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("original_of", &original_of, "Give the tensor that a pack stands for");
   module.def("hook", &hook, "Have hooks of the program take over from a pack");
   module.def("device_name", &AllocatorLog::name_of, "Name the device of an allocator event");
-  py::class_<Rows>(module, "Rows")
+  py::class_<Rows, std::shared_ptr<Rows>>(module, "Rows")
       .def(py::init<>())
       .def("__iadd__", &Rows::add_tuple, py::return_value_policy::reference)
       .def("__len__", &Rows::size)
@@ -190,7 +190,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         return original.defined() ? owned(THPVariable_Wrap(original)) : py::none();
       });
   py::class_<SavedTensors, std::shared_ptr<SavedTensors>>(module, "SavedTensors")
-      .def(py::init<py::object, py::object, py::object, py::object, std::shared_ptr<Storages>, py::object, py::list>())
+      .def(py::init<std::shared_ptr<Rows>, std::shared_ptr<Rows>, py::object, py::object, std::shared_ptr<Storages>,
+                    py::object, py::list>())
       .def("set_keeper", &SavedTensors::set_keeper)
       .def("set_outer", &SavedTensors::set_outer)
       .def("hooks", &hooks)

@@ -1,8 +1,8 @@
 #include "ops.h"
 
 #include <ATen/SequenceNumber.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/node.h>
 
 #include <algorithm>
 #include <limits>
@@ -13,19 +13,17 @@ namespace memwatch {
 
 namespace {
 
-enum Phase : int64_t { kForward, kBackward, kOptimizer };  // as memwatch.capture.schema.PHASES
-
 /// The sequence number of the node that backward runs; none in callbacks when backward is done, as FSDP's.
 int64_t running_sequence() {
   const auto node = torch::autograd::get_current_node();
   const uint64_t sequence = node ? node->sequence_nr() : std::numeric_limits<uint64_t>::max();
   const bool is_one = sequence <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-  return is_one ? static_cast<int64_t>(sequence) : NONE;  // AccumulateGrad's is the largest
+  return is_one ? static_cast<int64_t>(sequence) : kNone;  // AccumulateGrad's is the largest
 }
 
 /// The sequence number of the node that was made last.
 int64_t last_sequence() {
-  return c10::GradMode::is_enabled() ? static_cast<int64_t>(at::sequence_number::peek()) - 1 : NONE;
+  return c10::GradMode::is_enabled() ? static_cast<int64_t>(at::sequence_number::peek()) - 1 : kNone;
 }
 
 /// Tell whether tensors may lie in a list: those of c10d lie in lists of lists.
@@ -98,7 +96,7 @@ void Recorder::after(const c10::OperatorHandle& op, const torch::jit::Stack* sta
   look(*call.kind, [&] {
     storages_->bury(ops_started());  // an address may be in use again
     for (size_t position = 0; position < call.kept.size(); ++position) {
-      if (call.kept[position].isTensor() && call.kind->access(position) == kWrite) {
+      if (call.kept[position].isTensor() && call.kind->access(position) == kAccessWrite) {
         const py::object written = owned(THPVariable_Wrap(call.kept[position].toTensor()));
         slow_.attr("resized")(py::make_tuple(written), py::dict());
       }
@@ -194,7 +192,8 @@ py::object Recorder::perform(const Kind& kind, const py::object& python_kind, co
     size_t position = 0;
     each_item(args.ptr(), [&](PyObject* value) { give(value, kind.access(position++), call.given); });
     for (const auto& [name, value] : kwargs) {
-      give(value.ptr(), PySet_Contains(kind.write_names.ptr(), name.ptr()) == 1 ? kWrite : kRead, call.given);
+      give(value.ptr(), PySet_Contains(kind.write_names.ptr(), name.ptr()) == 1 ? kAccessWrite : kAccessRead,
+           call.given);
     }
     write_uses(call);
     made(call, result.ptr(), end);
@@ -222,18 +221,18 @@ void Recorder::begin(Call& call, int skip) {
   const int64_t outer = integer(PyTuple_GET_ITEM(top.ptr(), 1));
   const int64_t task = torch::autograd::get_current_graph_task_id();
   const bool was_in_backward = in_backward_.truth_of(context);
-  if (task == NONE) {
+  if (task == kNone) {
     if (was_in_backward) {
       context_.attr("backward_ended")();
     }
-    call.phase = !c10::GradMode::is_enabled() && optimizing_.truth_of(context) ? kOptimizer : kForward;
+    call.phase = !c10::GradMode::is_enabled() && optimizing_.truth_of(context) ? kPhaseOptimizer : kPhaseForward;
     call.sequence = last_sequence();
   } else {
     if (!was_in_backward) {
       in_backward_.set(context, Py_True);
-      storages_->hold = py::bool_(slow_.attr("holds")());
+      storages_->hold = slow_.attr("holds")().cast<bool>();
     }
-    call.phase = kBackward;
+    call.phase = kPhaseBackward;
     call.sequence = running_sequence();
   }
   call.stack = stacks_->capture(outer, task, skip);
@@ -248,14 +247,21 @@ void Recorder::number(Call& call) {
 
 /// Append the row of the op.
 void Recorder::ran(const Call& call, int64_t end, bool failed) {
-  ops_->add({call.number, call.kind->name, call.stack, call.module, call.phase, call.sequence, call.start, end,
-             static_cast<int64_t>(failed)});
+  ops_->add(OpsRow{.op = call.number,
+                   .name = call.kind->name,
+                   .stack = call.stack,
+                   .module = call.module,
+                   .phase = call.phase,
+                   .sequence = call.sequence,
+                   .start_ticks = call.start,
+                   .end_ticks = end,
+                   .failed = failed});
 }
 
 /// Append the uses of what it was given.
 void Recorder::write_uses(const Call& call) {
   for (const auto& [storage, access] : call.given.uses) {
-    uses_->add({call.number, storage, access});
+    uses_->add(UsesRow{.op = call.number, .storage = storage, .access = access});
   }
 }
 
@@ -268,22 +274,38 @@ void Recorder::flush_if_due(const Call& call, int64_t end) {
   }
 }
 
-/// Look at tensors; one that we cannot look into is no reason to stop the program.
+/// Look at tensors; one that we cannot look into is no reason to stop the program, whatever is thrown there.
 template <typename Look>
 void Recorder::look(const Kind& kind, Look&& with) {
   try {
     with();
   } catch (py::error_already_set& error) {
-    if (!error.matches(PyExc_Exception) || error.matches(limit_error_)) {  // asked for by the program
-      throw;
-    }
-    if (!closed_) {
-      slow_.attr("on_error")(kind.text, error.value());
-    }
+    could_not_record(kind, error);
+  } catch (python_error& error) {  // torch's own way to hand on an exception of Python
+    error.restore();
+    py::error_already_set restored;
+    could_not_record(kind, restored);
   } catch (const c10::Error& error) {
-    if (!closed_) {
-      slow_.attr("on_error")(kind.text, py::handle(PyExc_RuntimeError)(error.what_without_backtrace()));
-    }
+    could_not_record(kind, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    could_not_record(kind, error.what());
+  }
+}
+
+/// Note an exception of Python, unless the program asked for it: its limit, an interrupt, an exit.
+void Recorder::could_not_record(const Kind& kind, py::error_already_set& error) {
+  if (!error.matches(PyExc_Exception) || error.matches(limit_error_)) {
+    throw py::error_already_set(error);
+  }
+  if (!closed_) {
+    slow_.attr("on_error")(kind.text, error.value());
+  }
+}
+
+/// Note an exception of C++.
+void Recorder::could_not_record(const Kind& kind, const char* what) {
+  if (!closed_) {
+    slow_.attr("on_error")(kind.text, py::handle(PyExc_RuntimeError)(what));
   }
 }
 
@@ -325,7 +347,7 @@ void Recorder::give(PyObject* value, int64_t access, Given& given) {
 int64_t Recorder::number_of(const at::Tensor& tensor) {
   const int64_t key = key_of(tensor);
   PyObject* known = storages_->find(key);
-  return known != nullptr ? storages_->number_of(known) : storages_->born(tensor, key, NONE, kBaseline, ticks());
+  return known != nullptr ? storages_->number_of(known) : storages_->born(tensor, key, kNone, kOriginBaseline, ticks());
 }
 
 void Recorder::made(const Call& call, const at::Tensor& tensor, int64_t at) {
@@ -342,8 +364,8 @@ void Recorder::made(const Call& call, const at::Tensor& tensor, int64_t at) {
     return std::find(call.given.keys.begin(), call.given.keys.end(), key) != call.given.keys.end();
   };
   if (known == nullptr || (storages_->is_passing(known) && !is_given())) {  // else its address was used before
-    const int64_t storage = storages_->born(tensor, key, call.number, kByOp, at);
-    uses_->add({call.number, storage, kOutput});
+    const int64_t storage = storages_->born(tensor, key, call.number, kOriginOp, at);
+    uses_->add(UsesRow{.op = call.number, .storage = storage, .access = kAccessOutput});
   }
 }
 

@@ -24,7 +24,7 @@ struct Given {
 /// What is noted of an op before it runs.
 struct Call {
   const Kind* kind = nullptr;
-  int64_t number = 0, stack = NONE, module = NONE, phase = 0, sequence = NONE, start = 0;
+  int64_t number = 0, stack = kNone, module = kNone, phase = 0, sequence = kNone, start = 0;
   Given given;
   torch::jit::Stack kept;  // the arguments of an op that may give them other storages
 };
@@ -79,6 +79,8 @@ class Recorder {
   void flush_if_due(const Call& call, int64_t end);
   template <typename Look>
   void look(const Kind& kind, Look&& with);
+  void could_not_record(const Kind& kind, py::error_already_set& error);
+  void could_not_record(const Kind& kind, const char* what);
 
   int64_t number_of(const at::Tensor& tensor);
   void give(const at::Tensor& tensor, int64_t access, Given& given);

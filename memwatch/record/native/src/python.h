@@ -1,18 +1,16 @@
 // Small words for talking to Python objects: interned names, integers, and the lock.
 #pragma once
 
-#include <Python.h>
-#include <structmember.h>  // needs Python.h before
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
 #include <utility>
 
+#include "compat.h"
+
 namespace memwatch {
 
 namespace py = pybind11;
-
-constexpr int64_t NONE = -1;
 
 /// Hold the interpreter's lock, in any thread.
 class Locked {

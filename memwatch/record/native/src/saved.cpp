@@ -2,19 +2,23 @@
 
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/forward_grad.h>
-#include <torch/csrc/autograd/node.h>
 #include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstring>
 #include <typeinfo>
 
+#include "unseen.h"
+
 namespace memwatch {
 
 namespace {
 
+/// Return true for the node of a function written in Python, and for no other type whose name looks like it.
+///
+/// libtorch_python does not export the type_info of PyNode, so its name is compared, as the Itanium C++ ABI writes it.
 bool is_in_python(const torch::autograd::Node& node) {
-  return std::strstr(typeid(node).name(), "PyNode") != nullptr;  // the type itself is not exported
+  return std::strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE") == 0;
 }
 
 /// Tell whether a function written in Python is saving now: then a tensor of its node is its own output.
@@ -31,8 +35,8 @@ int64_t newest_sequence() { return static_cast<int64_t>(at::sequence_number::pee
 
 }  // namespace
 
-SavedTensors::SavedTensors(py::object packs, py::object unpacks, py::object look, py::object error,
-                           std::shared_ptr<Storages> storages, py::object context, py::list started)
+SavedTensors::SavedTensors(std::shared_ptr<Rows> packs, std::shared_ptr<Rows> unpacks, py::object look,
+                           py::object error, std::shared_ptr<Storages> storages, py::object context, py::list started)
     : log_(std::make_shared<SavedLog>(packs, unpacks, started)),
       look_(look),
       error_(error),
@@ -66,19 +70,22 @@ void SavedTensors::hold(Pack& pack, const at::Tensor& tensor) const {
   pack.version = static_cast<int64_t>(tensor._version());
   pack.output_nr = tensor.output_nr();
   const auto node = tensor.grad_fn();
-  pack.is_original = true;
+  pack.holds = Pack::kOriginal;
   if (node) {
     pack.node_name = node->name();
     const bool in_python = is_in_python(*node);
     const bool newest = static_cast<int64_t>(node->sequence_nr()) == newest_sequence();
     const bool is_output = newest || (in_python && is_saving(*node));
     const bool of_library = pack.node_name.find("::") != std::string::npos;
-    if (is_output || (!in_python && (of_library || torch::autograd::ForwardADLevel::try_get_by_idx(0)))) {
-      pack.is_original = false;
-      pack.packed = tensor.detach();
-      if (!is_output) {
-        pack.weak_original = decltype(pack.weak_original)(tensor.getIntrusivePtr());
-      }
+    if (is_output) {
+      pack.holds = Pack::kAliasOfOutput;
+      pack.packed = tensor.detach();  // modes may see it: autograd detaches an output too
+      return;
+    }
+    if (!in_python && (of_library || torch::autograd::ForwardADLevel::try_get_by_idx(0))) {
+      pack.holds = Pack::kAliasOfUnknown;
+      pack.packed = detached_unseen(tensor);
+      pack.weak_original = decltype(pack.weak_original)(tensor.getIntrusivePtr());
       return;
     }
   }
@@ -90,7 +97,7 @@ void SavedTensors::append(Pack& pack, const at::Tensor& tensor, const py::object
   const auto storages = storages_;
   const py::object look = look_, context = context_;
   const int64_t op = log_->ops_started();
-  int64_t storage = NONE, shape = NONE, nbytes = 0;
+  int64_t storage = kNone, shape = kNone, nbytes = 0;
   if (is_plain(tensor)) {
     storage = storages->number_of(tensor, object, op);
     shape = storages->shape_of(tensor);
@@ -105,7 +112,14 @@ void SavedTensors::append(Pack& pack, const at::Tensor& tensor, const py::object
   const int64_t module = integer(PyTuple_GET_ITEM(top_.of(context.ptr()).ptr(), 0));
   pack.number = log_->count++;
   log_->living.emplace(pack.number, std::make_pair(sequence, storage));
-  log_->packs.cast<Rows*>()->add({pack.number, storage, op, sequence, module, nbytes, shape, ticks()});
+  log_->packs->add(PacksRow{.pack = pack.number,
+                            .storage = storage,
+                            .op = op,
+                            .sequence = sequence,
+                            .module = module,
+                            .nbytes = nbytes,
+                            .shape = shape,
+                            .time_ticks = ticks()});
 }
 
 py::object SavedTensors::unpack(Pack& pack) {
@@ -120,7 +134,8 @@ py::object SavedTensors::unpack(Pack& pack) {
     PyErr_SetObject(PyExc_RuntimeError, error_(py::cast(&pack, py::return_value_policy::reference)).ptr());
     throw py::error_already_set();
   }
-  return owned(THPVariable_Wrap(pack.packed));
+  const bool is_output = pack.holds == Pack::kAliasOfOutput;
+  return owned(THPVariable_Wrap(is_output ? pack.packed : to_be_detached_unseen(pack.packed)));
 }
 
 bool SavedTensors::hook(Pack& pack, const std::string& modifying, const py::object& pack_hook, py::object unpack_hook) {
@@ -128,12 +143,13 @@ bool SavedTensors::hook(Pack& pack, const std::string& modifying, const py::obje
     return false;
   }
   const at::NoGradGuard no_grad;
-  const at::Tensor given = pack.packed.detach();
+  // an output was detached when it was packed, and torch detaches it once
+  const at::Tensor given = pack.holds == Pack::kAliasOfOutput ? pack.packed : pack.packed.detach();
   const auto version = given._version();
   pack.packed_by_program = pack_hook(owned(THPVariable_Wrap(given)));
   pack.unpack_by_program = std::move(unpack_hook);
   pack.packed.reset();
-  pack.is_original = false;
+  pack.holds = Pack::kNothing;
   pack.weak_original.reset();
   if (given._version() != version) {
     PyErr_SetString(PyExc_RuntimeError, modifying.c_str());
@@ -146,7 +162,7 @@ py::dict SavedTensors::living_by_sequence() const {
   py::dict found;
   for (const auto& [number, node_and_storage] : log_->living) {
     const auto& [sequence, storage] = node_and_storage;
-    if (storage != NONE) {
+    if (storage != kNone) {
       const py::int_ key(sequence);
       if (!found.contains(key)) {
         found[key] = py::list();

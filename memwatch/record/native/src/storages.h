@@ -17,8 +17,6 @@
 
 namespace memwatch {
 
-enum Origin : int64_t { kByOp, kBaseline };  // as memwatch.capture.schema.ORIGINS
-
 inline int64_t ticks() { return static_cast<int64_t>(c10::getApproximateTime()); }
 
 /// Tell whether a tensor shows the one storage that holds its bytes, and sizes to look up.
@@ -94,7 +92,7 @@ class Storages {
     if (known == nullptr && PyErr_Occurred() != nullptr) {
       throw py::error_already_set();
     }
-    const bool dead = known != nullptr && is_alive(known) && PyWeakref_GetObject(known) == Py_None;
+    const bool dead = known != nullptr && is_alive(known) && compat::is_dead(known);
     return dead ? nullptr : known;
   }
 
@@ -107,7 +105,7 @@ class Storages {
     PyObject* known = find(key);
     const bool passing = known != nullptr && is_passing(known);
     if (known == nullptr || (passing && address_.of(known) != address_of(tensor))) {
-      return born(tensor, key, NONE, kBaseline, ticks());
+      return born(tensor, key, kNone, kOriginBaseline, ticks());
     }
     const int64_t number = number_of(known);
     if (passing && hold) {
@@ -141,7 +139,14 @@ class Storages {
       throw py::error_already_set();
     }
     live_bytes += weight;
-    births_->add({number, op, at, address, nbytes, device, origin, shape});
+    births_->add(BirthsRow{.storage = number,
+                           .op = op,
+                           .time_ticks = at,
+                           .address = address,
+                           .nbytes = nbytes,
+                           .device = device,
+                           .origin = origin,
+                           .shape = shape});
     if (live_bytes > watch_bytes) {
       self_.attr("high")(weight);
     }
@@ -176,6 +181,7 @@ class Storages {
 
   /// Return the string id of dtype and shape.
   int64_t shape_of(const at::Tensor& tensor) {
+    // no Python runs between here and the look-up, so no other thread writes the scratch
     shape_.assign(1, static_cast<int64_t>(tensor.scalar_type()));
     shape_.insert(shape_.end(), tensor.sizes().begin(), tensor.sizes().end());
     const auto known = shapes_.find(shape_);
@@ -216,7 +222,7 @@ class Storages {
       entry_gone_bytes += nbytes_.of(gone);
       watch_bytes -= nbytes_.of(gone);
     }
-    deaths_->add({number, op, at});
+    deaths_->add(DeathsRow{.storage = number, .op = op, .time_ticks = at});
     const py::object role = owned(PyLong_FromLongLong(number));
     if (PyDict_Contains(roles_.ptr(), role.ptr()) == 1) {
       PyDict_DelItem(roles_.ptr(), role.ptr());
@@ -232,7 +238,7 @@ class Storages {
   py::object live_, roles_, dead_, bury_later_, take_dead_, alive_, passing_;
   py::object births_rows_, deaths_rows_;
   Rows *births_ = nullptr, *deaths_ = nullptr;
-  std::unordered_map<Key, int64_t, HashOfKey> shapes_;
+  std::unordered_map<Key, int64_t, HashOfKey, SameKey> shapes_;
   std::unordered_map<int64_t, int64_t> devices_;
   Key shape_;
 };
