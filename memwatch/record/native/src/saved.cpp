@@ -35,18 +35,19 @@ int64_t newest_sequence() { return static_cast<int64_t>(at::sequence_number::pee
 
 }  // namespace
 
-SavedTensors::SavedTensors(std::shared_ptr<Rows> packs, std::shared_ptr<Rows> unpacks, py::object look,
-                           py::object error, std::shared_ptr<Storages> storages, py::object context, py::list started)
-    : log_(std::make_shared<SavedLog>(packs, unpacks, started)),
-      look_(look),
-      error_(error),
-      context_(context),
+SavedTensors::SavedTensors(const py::object& callbacks, std::shared_ptr<Storages> storages, py::object context,
+                           py::list started)
+    : log_(std::make_shared<SavedLog>(std::move(started))),
+      callbacks_(callbacks),
+      context_(std::move(context)),
       storages_(std::move(storages)) {}
 
+/// Let go of the block; packs in the program's graph still word their errors.
 void SavedTensors::close() {
   log_->closed = true;
   log_->living.clear();
-  look_ = context_ = keeper_ = py::none();  // Python's collector cannot see that they are held here
+  callbacks_.describe = keeper_ = py::none();  // Python's collector cannot see that they are held here
+  context_.clear();
   storages_.reset();
 }
 
@@ -95,7 +96,8 @@ void SavedTensors::hold(Pack& pack, const at::Tensor& tensor) const {
 void SavedTensors::append(Pack& pack, const at::Tensor& tensor, const py::object& object) {
   const Storages::Look looking(storages_);
   const auto storages = storages_;
-  const py::object look = look_, context = context_;
+  const py::object describe = callbacks_.describe;
+  const CallContext context = context_;
   const int64_t op = log_->ops_started();
   int64_t storage = kNone, shape = kNone, nbytes = 0;
   if (is_plain(tensor)) {
@@ -103,13 +105,13 @@ void SavedTensors::append(Pack& pack, const at::Tensor& tensor, const py::object
     shape = storages->shape_of(tensor);
     nbytes = static_cast<int64_t>(tensor.nbytes());
   } else {
-    const py::tuple seen = look(object);
+    const py::tuple seen = describe(object);
     storage = integer(py::object(seen[0]).ptr());
     shape = integer(py::object(seen[1]).ptr());
     nbytes = integer(py::object(seen[2]).ptr());
   }
   const int64_t sequence = newest_sequence();
-  const int64_t module = integer(PyTuple_GET_ITEM(top_.of(context.ptr()).ptr(), 0));
+  const int64_t module = context.top().first;
   pack.number = log_->count++;
   log_->living.emplace(pack.number, std::make_pair(sequence, storage));
   log_->packs->add(PacksRow{.pack = pack.number,
@@ -131,7 +133,8 @@ py::object SavedTensors::unpack(Pack& pack) {
     return outer_[py::int_(1)](pack.packed_by_program);
   }
   if (static_cast<int64_t>(pack.packed._version()) != pack.version) {
-    PyErr_SetObject(PyExc_RuntimeError, error_(py::cast(&pack, py::return_value_policy::reference)).ptr());
+    PyErr_SetObject(PyExc_RuntimeError,
+                    callbacks_.inplace_error(py::cast(&pack, py::return_value_policy::reference)).ptr());
     throw py::error_already_set();
   }
   const bool is_output = pack.holds == Pack::kAliasOfOutput;

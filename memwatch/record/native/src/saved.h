@@ -1,4 +1,5 @@
-// What autograd keeps for backward: the compiled twin of memwatch/record/python/saved.py, which says why it is as it is.
+// What autograd keeps for backward: the compiled twin of memwatch/record/python/packs.py, which says why it is as it
+// is.
 #pragma once
 
 #include <map>
@@ -11,8 +12,7 @@ namespace memwatch {
 
 /// The rows of packs, and the packs that live; outlives the recorder, as autograd's graph may.
 struct SavedLog {
-  SavedLog(std::shared_ptr<Rows> packs, std::shared_ptr<Rows> unpacks, py::list started)
-      : packs(std::move(packs)), unpacks(std::move(unpacks)), started(std::move(started)) {}
+  explicit SavedLog(py::list op_counter) : started(std::move(op_counter)) {}
 
   void unpack(int64_t number, bool released) {
     if (!closed) {
@@ -33,7 +33,7 @@ struct SavedLog {
 
   int64_t ops_started() const { return integer(PyList_GET_ITEM(started.ptr(), 0)); }
 
-  const std::shared_ptr<Rows> packs, unpacks;
+  const std::shared_ptr<Rows> packs = std::make_shared<Rows>(), unpacks = std::make_shared<Rows>();
   const py::list started;
   std::map<int64_t, std::pair<int64_t, int64_t>> living;  // by pack: sequence number of the node, storage
   int64_t count = 0;
@@ -74,13 +74,11 @@ struct Pack {
 
 class SavedTensors {
  public:
-  /// Append to the rows that are given.
-  ///
-  /// look: gives the storage, the string id of the shape and the bytes of a tensor of parts.
-  /// error: words autograd's error for a pack whose tensor was modified.
-  SavedTensors(std::shared_ptr<Rows> packs, std::shared_ptr<Rows> unpacks, py::object look, py::object error,
-               std::shared_ptr<Storages> storages, py::object context, py::list started);
+  /// callbacks: a `PackCallbacks` of callbacks.py. started: the op counter.
+  SavedTensors(const py::object& callbacks, std::shared_ptr<Storages> storages, py::object context, py::list started);
 
+  const std::shared_ptr<Rows>& packs() const { return log_->packs; }
+  const std::shared_ptr<Rows>& unpacks() const { return log_->unpacks; }
   /// Have every pack hold an object; None for none.
   void set_keeper(py::object keeper) { keeper_ = std::move(keeper); }
   /// Have the hooks (pack, unpack) that the program pushed before do the packing; None for none.
@@ -99,9 +97,10 @@ class SavedTensors {
   void hold(Pack& pack, const at::Tensor& tensor) const;
   void append(Pack& pack, const at::Tensor& tensor, const py::object& object);
 
-  const Name top_{"top"};
   std::shared_ptr<SavedLog> log_;
-  py::object look_, error_, context_, outer_ = py::none(), keeper_ = py::none();
+  PackCallbacks callbacks_;
+  CallContext context_;
+  py::object outer_ = py::none(), keeper_ = py::none();
   std::shared_ptr<Storages> storages_;
 };
 

@@ -1,17 +1,16 @@
-// The running call stack as a number: the compiled twin of `Stacks.capture` in memwatch/record/tables/stacks.py.
+// The running call stack as a number: the compiled twin of memwatch/record/python/stack_walk.py.
 //
 // Every op walks the few frames between it and the module that runs it, and looks their code objects and offsets
-// up. A stack seen for the first time is interned by the Python object, which keeps the code objects.
+// up. A stack seen for the first time is interned by the table of stacks, which keeps the code objects.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <span>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
-#include "python.h"
+#include "callbacks.h"
 #include "schema.h"
 
 namespace memwatch {
@@ -39,19 +38,11 @@ struct SameKey {
 
 class Stacks {
  public:
-  /// Read the boundaries of a `memwatch.record.tables.stacks.Stacks`, which keeps this object.
-  explicit Stacks(const py::object& stacks)
-      : self_(stacks.ptr()),
-        enabled_(py::bool_(stacks.attr("enabled"))),
-        engine_(integer(stacks.attr("engine").ptr())) {
-    for (const auto& bound : stacks.attr("bounds")) {
-      bounds_.insert(integer(bound.ptr()));
-    }
-  }
+  explicit Stacks(const py::object& table) : table_(table) {}
 
   /// Return the id of the stack, leaving out the innermost `skip` frames; as `Stacks.capture` does.
   int64_t capture(int64_t outer, int64_t task, int skip) {
-    if (!enabled_) {
+    if (!table_.enabled) {
       return kNone;
     }
     Frame frame(PyThreadState_GetFrame(PyThreadState_Get()));
@@ -61,7 +52,7 @@ class Stacks {
     if (!frame) {  // an op of a thread that C++ started
       return kNone;
     }
-    const bool engine = task != kNone && frame.code() == engine_;
+    const bool engine = task != kNone && frame.code() == table_.engine;
     if (engine && task == task_) {
       return task_stack_;
     }
@@ -108,7 +99,7 @@ class Stacks {
     const Frame* frame = &innermost;
     for (int depth = 0; depth < kMaxDepth && *frame; ++depth) {
       const int64_t code = frame->code();
-      if (bounds_.count(code) != 0) {
+      if (table_.bounds.count(code) != 0) {
         bounded = true;
         break;
       }
@@ -130,16 +121,13 @@ class Stacks {
       key[index] = found[index];
     }
     const py::handle frame_object(reinterpret_cast<PyObject*>(innermost.get()));
-    const int64_t number = integer(self_.attr("intern")(key, frame_object).ptr());
+    const int64_t number = table_.intern(key, frame_object);
     numbers_.emplace(Key(found.begin(), found.end()), number);
     return number;
   }
 
   static constexpr int kMaxDepth = 128;
-  py::handle self_;
-  bool enabled_;
-  int64_t engine_;
-  std::unordered_set<int64_t> bounds_;
+  const StackTable table_;
   std::unordered_map<Key, int64_t, HashOfKey, SameKey> numbers_;
   int64_t task_ = kNone;
   int64_t task_stack_ = kNone;
