@@ -9,7 +9,7 @@ import memwatch
 from memwatch.analysis import Frames
 from memwatch.analysis.observer import observer_effects
 from memwatch.errors import MemwatchError
-from memwatch.record.account import allocator_account
+from memwatch.record.allocator_only import allocator_account
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from memwatch.capture.schema import NONE
-from memwatch.record.rows import Rows
-from memwatch.record.storages import BASELINE
+from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.storages import BASELINE
 from memwatch.replay.blank import ONLY_ALLOCATE
 from memwatch.replay.encode import encode, leaves, unsupported_tensor
 from memwatch.replay.kept import Kept, RngStates
@@ -24,9 +24,10 @@ from memwatch.replay.memory import checksum, copy_out, crc32
 from memwatch.replay.rng import OWN, default_generators, read_states
 
 if TYPE_CHECKING:
-    from memwatch.record.ops import OpKind, OpRecorder
-    from memwatch.record.storages import Storages
-    from memwatch.record.strings import Strings
+    from memwatch.record.interception.kinds import OpKind
+    from memwatch.record.python.ops import OpRecorder
+    from memwatch.record.tables.storages import Storages
+    from memwatch.record.tables.strings import Strings
 
 READ, WRITE, RESULT = range(3)
 _STATISTICS = frozenset({"running_mean", "running_var"})

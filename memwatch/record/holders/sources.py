@@ -12,7 +12,7 @@ from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.heap.frames import is_own_code, is_test_runner_code, may_be_traced, read_locals
-from memwatch.record.stacks import is_user
+from memwatch.record.tables.stacks import is_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

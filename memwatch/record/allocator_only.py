@@ -6,9 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from memwatch.capture.recording import Recording
-from memwatch.record.allocator import AllocatorChannel
 from memwatch.record.clock import Clock, ticks
-from memwatch.record.strings import Strings
+from memwatch.record.python.allocator import AllocatorChannel
+from memwatch.record.tables.strings import Strings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from memwatch.capture.schema import NONE
-from memwatch.record.climb import climb, in_variables, living_tensors, young_objects
 from memwatch.record.clock import ticks
-from memwatch.record.graphs import Graphs
-from memwatch.record.holder_words import Words, describe, same_for_all_items
-from memwatch.record.look_times import LookTimes
-from memwatch.record.reach import Chain, Reach
-from memwatch.record.rows import Rows
-from memwatch.record.sources import Source, context_variables, namespaces, running, sources
-from memwatch.record.storages import (
+from memwatch.record.holders.climb import climb, in_variables, living_tensors, young_objects
+from memwatch.record.holders.graphs import Graphs
+from memwatch.record.holders.holder_words import Words, describe, same_for_all_items
+from memwatch.record.holders.look_times import LookTimes
+from memwatch.record.holders.reach import Chain, Reach
+from memwatch.record.holders.sources import Source, context_variables, namespaces, running, sources
+from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.storages import (
     NEVER,
     Alive,
     Passing,
@@ -31,15 +31,15 @@ from memwatch.record.storages import (
     address_of,
     plain_parts,
 )
-from memwatch.record.storages import _address_or_zero as address_or_zero
+from memwatch.record.tables.storages import _address_or_zero as address_or_zero
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import FrameType
 
     from memwatch.record.context import Context
-    from memwatch.record.saved import SavedTensorRecorder
-    from memwatch.record.strings import Strings
+    from memwatch.record.python.saved import SavedTensorRecorder
+    from memwatch.record.tables.strings import Strings
 
 _MAX_HOLDERS: Final = 6
 _SMALL_RATIO: Final = 0.001

@@ -19,7 +19,7 @@ import memwatch
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
-    from memwatch.record.strings import Strings
+    from memwatch.record.tables.strings import Strings
 
 _MAX_DEPTH: Final = 128
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep

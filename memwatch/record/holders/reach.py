@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from memwatch.heap.frames import read_locals
 from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import is_node_type, mro_of, type_dict
-from memwatch.record.sources import Source, is_foreign
+from memwatch.record.holders.sources import Source, is_foreign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
