@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import memwatch
 from memwatch.analysis import Frames
 from memwatch.analysis.observer import observer_effects
 from memwatch.errors import MemwatchError
+from memwatch.profile import profile
 from memwatch.record.allocator_only import allocator_account
 from memwatch.sizes import format_bytes
 
@@ -64,7 +64,7 @@ def verify(function: Callable[..., Any], *args: Any, intercept: str = "auto", **
             "a torch profiler is running and holds the allocator's events; call verify() outside it"
         )
     plain = Frames(capture).curve.peak_increase_bytes
-    prof = memwatch.profile(intercept=intercept)
+    prof = profile(intercept=intercept)
     with prof:
         result = function(*args, **kwargs)
     del result

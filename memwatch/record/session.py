@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-import memwatch
+from memwatch._version import __version__
 from memwatch.capture.capture import Note
 from memwatch.capture.file import CaptureWriter
 from memwatch.capture.packed import as_rows
@@ -322,7 +322,7 @@ class Session:
     def _meta(self, *, complete: bool) -> dict[str, Any]:
         return {
             "complete": complete,
-            "memwatch": memwatch.__version__,
+            "memwatch": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
             "platform": platform.platform(),

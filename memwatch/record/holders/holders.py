@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from memwatch.capture.schema import NONE
+from memwatch.own_code import code_owner
 from memwatch.record.clock import ticks
 from memwatch.record.holders.climb import climb, in_variables, living_tensors, young_objects
 from memwatch.record.holders.graphs import Graphs
@@ -46,7 +47,7 @@ _SMALL_RATIO: Final = 0.001
 _UNNAMED_RATIO: Final = 0.1
 _LOOKS_BETWEEN_SEARCHES: Final = 4
 
-Row = tuple[int, int, int, int]
+Row = tuple[int, int, int, int, int]
 """String ids of kind, holder, site and path."""
 
 
@@ -221,7 +222,10 @@ class _Look:
 
     def _row(self, words: Words) -> Row:
         strings = self._looks._strings
-        return strings(words.kind), strings(words.holder), strings(words.site), strings(words.path)
+        file = words.site.rpartition(":")[0]
+        owner = code_owner(file) if file else NONE
+        kind, holder, site, path = (strings(text) for text in words)
+        return kind, holder, site, path, int(owner)
 
     def _graph(self, source: Source, chain: Chain) -> None:
         """Tell which saved tensors the graph of a variable keeps, and what a ctx in it holds."""
