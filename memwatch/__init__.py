@@ -12,7 +12,7 @@ from memwatch.errors import MemoryLimitError, MemwatchError
 
 if TYPE_CHECKING:
     from memwatch import planner, replay
-    from memwatch.analysis.findings import Finding
+    from memwatch.analysis.findings.finding import Finding
     from memwatch.capture.file import CaptureError
     from memwatch.leaks import Leak, TensorLeakError, check_leaks, find_leaks, why_alive
     from memwatch.planner.errors import BudgetError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "BudgetError": "memwatch.planner.errors",
     "CaptureError": "memwatch.capture.file",
-    "Finding": "memwatch.analysis.findings",
+    "Finding": "memwatch.analysis.findings.finding",
     "Leak": "memwatch.leaks",
     "Plan": "memwatch.planner.plan",
     "Profile": "memwatch.profile",

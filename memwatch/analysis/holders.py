@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.lives import BASELINE, WORKSPACE
+from memwatch.analysis.facts.allocations import BASELINE, WORKSPACE
 from memwatch.capture.schema import NONE, PHASES
 from memwatch.own_code import CodeOwner
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from memwatch.analysis.frames import Frames
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.saved_tensors import SavedTensors
     from memwatch.capture.packed import IntArray
 
 _STACK: Final = "evaluation stack"
@@ -44,6 +45,11 @@ class Holder:
     owner: int = NONE
 
     @property
+    def key(self) -> str:
+        """What two holders share that are one: the same variable holds all items of a list."""
+        return self.words
+
+    @property
     def foreign(self) -> bool:
         """Whether the holder is a variable of torch's or an installed package's code, which no user edits."""
         return self.owner > CodeOwner.PROGRAM
@@ -52,13 +58,13 @@ class Holder:
 class Holders:
     """The holders of a capture's storages, at any event of its live curve."""
 
-    def __init__(self, frames: Frames) -> None:
-        self._frames = frames
+    def __init__(self, facts: Facts, saved: SavedTensors) -> None:
+        self._facts, self._saved_tensors = facts, saved
 
     @cached_property
     def _looks(self) -> tuple[dict[int, list[int]], IntArray, IntArray]:
         """Rows of the recorded table by storage, the numbers of the looks and the op before which each was."""
-        table = self._frames.capture.tables["holders"]
+        table = self._facts.capture.tables["holders"]
         rows: dict[int, list[int]] = {}
         for row, storage in enumerate(table["storage"].tolist()):
             rows.setdefault(storage, []).append(row)
@@ -74,9 +80,9 @@ class Holders:
 
         Where no look was while it was saved, the graph of another storage that the same calls made tells.
         """
-        table = self._frames.capture.tables["holders"]
+        table = self._facts.capture.tables["holders"]
         by_storage, _, _ = self._looks
-        own = np.array(by_storage.get(int(self._frames.lives.storage[life]), []), dtype=np.int64)
+        own = np.array(by_storage.get(int(self._facts.allocations.storage[life]), []), dtype=np.int64)
         for rows in (own, self._twin_rows(life)):
             graphs = rows[table["kind"][rows] == self._graph_kind]
             if len(graphs):
@@ -86,7 +92,7 @@ class Holders:
 
     def _told_with(self, rows: IntArray, row: int) -> NDArray[np.bool_]:
         """Tell which rows are of the same look at the same storage as one of them."""
-        table = self._frames.capture.tables["holders"]
+        table = self._facts.capture.tables["holders"]
         same: NDArray[np.bool_] = (table["snapshot"][rows] == table["snapshot"][row]) & (
             table["storage"][rows] == table["storage"][row]
         )
@@ -94,24 +100,27 @@ class Holders:
 
     def _twin_rows(self, life: int) -> IntArray:
         """Give the rows about storages of the same size that the same calls made."""
-        made, nothing = int(self._frames.lives.op[life]), np.zeros(0, dtype=np.int64)
+        made, nothing = int(self._facts.allocations.op[life]), np.zeros(0, dtype=np.int64)
         if made == NONE:
             return nothing
-        stack = int(self._frames.capture.tables["ops"]["stack"][made])
-        return self._twins.get((stack, int(self._frames.lives.nbytes[life])), nothing)
+        stack = int(self._facts.capture.tables["ops"]["stack"][made])
+        return self._twins.get((stack, int(self._facts.allocations.nbytes[life])), nothing)
 
     @cached_property
     def _graph_kind(self) -> int:
-        strings = list(self._frames.strings)
+        strings = list(self._facts.strings)
         return strings.index("graph") if "graph" in strings else NONE
 
     def _seen(self, life: int, op: int) -> list[Holder]:
-        table = self._frames.capture.tables["holders"]
+        table = self._facts.capture.tables["holders"]
         by_storage, looks, look_ops = self._looks
-        rows = by_storage.get(int(self._frames.lives.storage[life]), [])
+        rows = by_storage.get(int(self._facts.allocations.storage[life]), [])
         alive, telling = self._telling_looks(life, op)
         chosen = table["snapshot"][rows]
-        if rows and self._frames.lives.nbytes[life] <= _SMALL_RATIO * self._frames.curve.peak_increase_bytes:
+        if (
+            rows
+            and self._facts.allocations.nbytes[life] <= _SMALL_RATIO * self._facts.curve.peak_increase_bytes
+        ):
             nearest = chosen[
                 np.argmin(np.abs(table["op"][rows] - op))
             ]  # most looks leave out what is so small
@@ -130,12 +139,12 @@ class Holders:
         Who holds a value changes with its use: what waited in a list lies in a variable then. A storage is
         unknown to the look in the middle of which it was born.
         """
-        frames, (_, _, look_ops) = self._frames, self._looks
-        death = int(frames.lives.death_event[life])
-        end = int(frames.timeline["op"].iloc[death]) if death != NONE else len(frames.ops)
-        made = int(frames.lives.op[life])
+        facts, (_, _, look_ops) = self._facts, self._looks
+        death = int(facts.allocations.death_event[life])
+        end = int(facts.op_of_event[death]) if death != NONE else facts.capture.rows("ops")
+        made = int(facts.allocations.op[life])
         alive = (look_ops > made + 1 if made != NONE else look_ops >= 0) & (look_ops <= end)
-        first, last = (int(bound[life]) for bound in frames.use_bounds)
+        first, last = (int(bound[life]) for bound in facts.use_bounds)
         if first == NONE:
             return alive, alive
         if op < first:
@@ -144,7 +153,7 @@ class Holders:
 
     def _read(self, rows: IntArray | list[int], life: int, op: int) -> list[Holder]:
         """Read rows of the recorded table as the holders of a life."""
-        table, text = self._frames.capture.tables["holders"], self._frames.capture.text
+        table, text = self._facts.capture.tables["holders"], self._facts.capture.text
         kinds, words, sites, paths = (text(table[name][rows]) for name in ("kind", "holder", "site", "path"))
         owners = table["owner"][rows].tolist()
         found = dict.fromkeys(Holder(*row) for row in zip(kinds, words, sites, paths, owners, strict=True))
@@ -154,10 +163,10 @@ class Holders:
     @cached_property
     def _asked(self) -> dict[int, Holder]:
         """What gc told of unnamed storages, by the stack that made them: it is not asked for every one."""
-        table, lives = self._frames.capture.tables["holders"], self._frames.lives
-        text, stack = self._frames.capture.text, self._frames.capture.tables["ops"]["stack"]
+        table, lives = self._facts.capture.tables["holders"], self._facts.allocations
+        text, stack = self._facts.capture.text, self._facts.capture.tables["ops"]["stack"]
         rows = np.flatnonzero(
-            np.isin(table["kind"], [n for n, t in enumerate(self._frames.strings) if t == _STACK])
+            np.isin(table["kind"], [n for n, t in enumerate(self._facts.strings) if t == _STACK])
         )
         made = lives.op[table["storage"][rows]]
         columns = [text(table[name][rows]) for name in ("kind", "holder", "site", "path")]
@@ -171,10 +180,10 @@ class Holders:
     @cached_property
     def _twins(self) -> dict[tuple[int, int], IntArray]:
         """Rows of the recorded table by the stack that made the storage and its size, in the order of the ops."""
-        table, lives = self._frames.capture.tables["holders"], self._frames.lives
+        table, lives = self._facts.capture.tables["holders"], self._facts.allocations
         made = lives.op[table["storage"]]
         rows = np.flatnonzero(made != NONE)
-        stacks = self._frames.capture.tables["ops"]["stack"][made[rows]].tolist()
+        stacks = self._facts.capture.tables["ops"]["stack"][made[rows]].tolist()
         found: dict[tuple[int, int], list[int]] = {}
         for row, stack, nbytes in zip(
             rows.tolist(), stacks, lives.nbytes[table["storage"][rows]].tolist(), strict=True
@@ -194,8 +203,8 @@ class Holders:
             op: the op while which it is held.
             seen: whether there was a look at it in another phase; that is better than another's, but for lag.
         """
-        lives, table = self._frames.lives, self._frames.capture.tables["holders"]
-        made, (first, _) = int(lives.op[life]), self._frames.use_bounds
+        lives, table = self._facts.allocations, self._facts.capture.tables["holders"]
+        made, (first, _) = int(lives.op[life]), self._facts.use_bounds
         if made == NONE or (seen and op >= first[life]):
             return []
         rows = self._twin_rows(life)
@@ -208,10 +217,10 @@ class Holders:
 
     def _asked_of_twin(self, life: int, op: int) -> list[Holder]:
         """Give the holder of another storage that the same calls made, where gc was asked for that one only."""
-        made = int(self._frames.lives.op[life])
+        made = int(self._facts.allocations.op[life])
         if made == NONE:
             return []
-        holder = self._asked.get(int(self._frames.capture.tables["ops"]["stack"][made]))
+        holder = self._asked.get(int(self._facts.capture.tables["ops"]["stack"][made]))
         return [self._on_stack(holder, life, op)] if holder is not None else []
 
     def _on_stack(self, holder: Holder, life: int, op: int) -> Holder:
@@ -221,15 +230,20 @@ class Holders:
             return holder
         file, line, function = call
         words = f"{holder.words}, on the evaluation stack of `{function}`"
-        return Holder(holder.kind, words, f"{file}:{line}", holder.path, self._frames.owner_of_file[file])
+        return Holder(
+            holder.kind, words, f"{file}:{line}", holder.path, self._facts.call_stacks.owner_of_file[file]
+        )
 
     def common_call(self, life: int, op: int) -> tuple[str, int, str] | None:
         """Give file, line and function of the program's innermost call that ran at birth and while an op ran."""
-        frames = self._frames
-        if op < 0 or int(frames.lives.op[life]) == NONE:
+        facts = self._facts
+        if op < 0 or int(facts.allocations.op[life]) == NONE:
             return None
-        stack = frames.capture.tables["ops"]["stack"]
-        birth, now = (frames.stack(int(stack[number]))[::-1] for number in (int(frames.lives.op[life]), op))
+        stack = facts.capture.tables["ops"]["stack"]
+        birth, now = (
+            facts.call_stacks.frames(int(stack[number]))[::-1]
+            for number in (int(facts.allocations.op[life]), op)
+        )
         found = loop = None
         for (file, line, function, user), (file_now, line_now, function_now, _) in zip(
             birth, now, strict=False
@@ -246,10 +260,10 @@ class Holders:
     @cached_property
     def _packs(self) -> dict[int, list[tuple[int, int, int]]]:
         """Packs by storage: (pack, op before which it was saved, op before which it was released)."""
-        saved = self._frames.saved
+        saved = self._saved_tensors
         found: dict[int, list[tuple[int, int, int]]] = {}
         columns = zip(
-            saved["storage"].tolist(), saved["saved_op"].tolist(), saved["released_op"].tolist(), strict=True
+            saved.storage.tolist(), saved.saved_op.tolist(), saved.released_op.tolist(), strict=True
         )
         for pack, (storage, start, end) in enumerate(columns):
             if storage != NONE:
@@ -258,14 +272,13 @@ class Holders:
 
     def packs_at(self, life: int, op: int) -> list[int]:
         """Give the saved tensors through which autograd held a life while an op ran."""
-        packs = self._packs.get(int(self._frames.lives.storage[life]), [])
+        packs = self._packs.get(int(self._facts.allocations.storage[life]), [])
         return [pack for pack, start, end in packs if start <= op + 1 and (end == NONE or end > op)]
 
     def describe(self, lives: Sequence[int], op: int) -> list[Holder]:
         """Name one holder for each life, as seen while an op ran."""
-        storages = self._frames.storages
-        category, name = storages["category"].to_numpy(), storages["name"].to_numpy()
-        return [self._one(life, op, str(category[life]), str(name[life])) for life in lives]
+        category, name = self._facts.categories.category, self._facts.names
+        return [self._one(life, op, category[life], name[life]) for life in lives]
 
     def _one(self, life: int, op: int, category: str, name: str) -> Holder:
         if category in ("parameter", "buffer"):
@@ -281,8 +294,8 @@ class Holders:
         return variables[0] if variables else self._unnamed(life, op)
 
     def _saved(self, life: int, op: int, pack: int) -> Holder:
-        saved = self._frames.saved
-        node, module, line = (str(saved[column].iloc[pack]) for column in ("op_name", "module", "line"))
+        saved = self._saved_tensors
+        node, module, line = (str(column[pack]) for column in (saved.op_name, saved.module, saved.line))
         behalf = f" on behalf of `{module}`" if module else ""
         roots = self.graph_roots(life, op)
         path = roots[0].path if roots else ""
@@ -290,26 +303,26 @@ class Holders:
 
     def _unnamed(self, life: int, op: int) -> Holder:
         """Explain what no variable held: a kernel's workspace, a gradient in flight, an unnamed value of a call."""
-        frames, lives = self._frames, self._frames.lives
-        storages = frames.storages
+        facts, lives = self._facts, self._facts.allocations
+        made = facts.made_by
         born = int(lives.op[life])
-        made_by, line = str(storages["op_name"].iloc[life]), str(storages["line"].iloc[life])
+        made_by, line = str(made.op_name[life]), str(made.line[life])
         if int(lives.origin[life]) == WORKSPACE:
             return Holder("kernel", f"the kernel of {made_by}", line, "")
         if born == op and op != NONE:
             return Holder("running op", f"the running op {made_by}, whose result it is", line, "")
-        if int(lives.nbytes[life]) <= _SMALL_RATIO * frames.curve.peak_increase_bytes:
+        if int(lives.nbytes[life]) <= _SMALL_RATIO * facts.curve.peak_increase_bytes:
             return Holder("not looked for", _TOO_SMALL, line, "")
         if born == NONE:
             return Holder("elsewhere", _ELSEWHERE[int(lives.origin[life]) == BASELINE], line, "")
-        module = str(storages["module"].iloc[life])
+        module = str(made.module_name[life])
         words = (
             f"C++ code that runs, or an unnamed value, made by {made_by}",
             f"gradient in flight in the autograd engine, made by {made_by} in the backward"
             + (f" of `{module}`" if module else ""),
             f"a temporary of the optimizer's step, made by {made_by}",
         )
-        phase = int(frames.capture.tables["ops"]["phase"][born])
+        phase = facts.op_phase(born)
         call = self.common_call(life, op) if PHASES[phase] == "forward" else None
         if call is None:
             return Holder("C++ only", words[phase], line, "")

@@ -33,11 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print the comparison; 1 if the peak grew too much."""
-    from memwatch.analysis import Frames
+    from memwatch.analysis import DerivedTables
     from memwatch.analysis.compare import compare
     from memwatch.capture import load
 
-    compared = compare(Frames(load(options.old)), Frames(load(options.new)))
+    compared = compare(DerivedTables(load(options.old)), DerivedTables(load(options.new)))
     emit(_as_json(compared) if options.json else _as_text(compared, options.rows))
     return int(options.fail_above is not None and compared.growth_ratio > options.fail_above)
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.blocks import block_at, pair_events
+from memwatch.analysis.facts.blocks import block_at, pair_events
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
-    from memwatch.analysis.blocks import Blocks
+    from memwatch.analysis.facts.blocks import Blocks
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 from rich.text import Text
 
-from memwatch.analysis.findings import LEAST_RATIO
+from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.report.console import CATEGORY_STYLE, bar, clip, head, line_width, name, tail, to_text
 from memwatch.report.facts import bytes_by, peak_instant, saved_for_backward
 from memwatch.report.layers import repeated_layers

@@ -1,9 +1,9 @@
-"""Lives: storages and blocks joined, one row for every piece of memory, named or not, and the live curve.
+"""Allocations: storages and the allocator's blocks joined, one row for every piece of memory, named or not.
 
-A storage that the recorder numbered is matched to the block at its address when it was first seen. What is
-left of the blocks is memory that no tensor ever named: workspace inside an op, or memory allocated where
-nothing was recorded. What is left of the storages was alive at entry, or lies in memory that the allocator
-did not give, or was made where no allocator events were recorded; then its own birth and death count.
+A storage that the recorder numbered is matched to the block at its address when it was first seen. The blocks
+without a storage are memory that no tensor ever named: workspace inside an op, or memory allocated where nothing
+was recorded. The storages without a block were alive at entry, lie in memory that the allocator did not give, or
+were made while no allocator events were recorded; for these the birth and death that the recorder saw count.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwatch.analysis.blocks import Blocks, block_at, pair_events
-from memwatch.analysis.identity import first_on_block, tell_as_one
+from memwatch.analysis.facts.blocks import Blocks, block_at, pair_events
+from memwatch.analysis.facts.identity import first_on_block, unify_storages
 from memwatch.capture.schema import NONE, ORIGINS
 
 if TYPE_CHECKING:
@@ -28,8 +28,11 @@ WORKSPACE = len(ORIGINS)
 
 
 @dataclass(frozen=True)
-class Lives:
-    """Every piece of memory as columns; the first `named` rows are the recorder's storages, by their number."""
+class Allocations:
+    """Every piece of memory as columns; the first `named` rows are the recorder's storages, by their number.
+
+    `birth_event` and `death_event` are rows of the live curve, -1 until `trace_live_curve` has filled them in.
+    """
 
     named: int
     storage: IntArray  # the recorder's storage it belongs to, -1 for memory that no tensor named
@@ -41,23 +44,20 @@ class Lives:
     birth_ns: IntArray
     death_ns: IntArray
     counted: NDArray[np.bool_]
-    birth_order: IntArray  # position among the allocator's events, -1 if none of them tells of it
+    birth_order: IntArray  # position among the allocator's events, -1 if it is in none of them
     death_order: IntArray
     birth_event: IntArray
     death_event: IntArray
 
+    def __len__(self) -> int:
+        """Count the allocations."""
+        return len(self.nbytes)
 
-@dataclass(frozen=True)
-class Curve:
-    """The live curve as columns; row 0 is the entry of the block."""
-
-    time_ns: IntArray
-    life: IntArray
-    delta_bytes: IntArray
-    live_bytes: IntArray
-    baseline_bytes: int
-    peak_event: int
-    peak_increase_bytes: int
+    @property
+    def is_later_block(self) -> NDArray[np.bool_]:
+        """Whether an allocation is a block that a storage got by a resize, in place of its first one."""
+        later: NDArray[np.bool_] = (self.storage != NONE) & (np.arange(len(self)) >= self.named)
+        return later
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class _Match:
     resized: IntArray  # blocks that a storage got later, by a resize
 
 
-def join(capture: Capture) -> tuple[Capture, Lives, Curve]:
+def join_allocations(capture: Capture) -> tuple[Capture, Allocations]:
     """Join the storages of a capture with the allocator's events.
 
     Returns:
-        The capture with the storages that proved to be one told as one, every piece of memory, the live curve.
+        The capture, in which storages that proved to be the same memory have one number, and every allocation.
     """
     capture = _in_order(capture)
     births = capture.tables["births"]
@@ -88,17 +88,16 @@ def join(capture: Capture) -> tuple[Capture, Lives, Curve]:
     again = canonical != np.arange(len(order))
     block_of[again] = NONE
     births["nbytes"] = np.where(again, 0, births["nbytes"])
-    capture = tell_as_one(capture, canonical)
+    capture = unify_storages(capture, canonical)
     owner = np.full(len(blocks), NONE, dtype=np.int64)
     matched = block_of != NONE
     owner[block_of[matched]] = np.flatnonzero(matched)
     resized = _match_resizes(capture, blocks, owner)
-    lives = _assemble(capture, _Match(births, blocks, block_of, owner, resized))
-    return capture, *_curve(capture, lives)
+    return capture, _assemble(capture, _Match(births, blocks, block_of, owner, resized))
 
 
 def _in_order(capture: Capture) -> Capture:
-    """Sort the ops by their number: those that torch.jit.fork runs side by side are written as they end."""
+    """Return the capture with its ops sorted by number; parallel ops of torch.jit.fork are written as they end."""
     ops = capture.tables["ops"]
     if (np.diff(ops["op"]) > 0).all():
         return capture
@@ -108,7 +107,7 @@ def _in_order(capture: Capture) -> Capture:
 
 
 def _match_resizes(capture: Capture, blocks: Blocks, owner: IntArray) -> IntArray:
-    """Give every later block of a resized storage to that storage; return those blocks."""
+    """Assign each later block of a resized storage to that storage, in `owner`; return those blocks."""
     resizes = capture.tables["resizes"]
     found = block_at(blocks, resizes["address"], resizes["time_ns"])
     fresh = (found != NONE) & (resizes["nbytes"] > 0)
@@ -117,12 +116,12 @@ def _match_resizes(capture: Capture, blocks: Blocks, owner: IntArray) -> IntArra
     return np.unique(found[fresh])
 
 
-def _assemble(capture: Capture, match: _Match) -> Lives:
-    """Put the recorder's storages first, then the blocks that are no storage's first one."""
+def _assemble(capture: Capture, match: _Match) -> Allocations:
+    """Return the recorder's storages, and after them the blocks that are not the first of any storage."""
     blocks, named = match.blocks, len(match.block_of)
     others = np.setdiff1d(np.flatnonzero(match.owner == NONE), match.resized)
     extra = np.concatenate([match.resized, others])
-    storages = _named_lives(capture, match)
+    storages = _named_allocations(capture, match)
     ops = capture.tables["ops"]
     op = _op_at(ops, blocks.birth_ns[extra])
     origin = np.where(np.arange(len(extra)) < len(match.resized), BY_OP, UNOBSERVED)
@@ -142,11 +141,11 @@ def _assemble(capture: Capture, match: _Match) -> Lives:
     }
     none = np.full(named + len(extra), NONE, dtype=np.int64)
     columns = {name: np.concatenate([column, unnamed[name]]) for name, column in storages.items()}
-    return Lives(named, **columns, birth_event=none, death_event=none.copy())
+    return Allocations(named, **columns, birth_event=none, death_event=none.copy())
 
 
-def _named_lives(capture: Capture, match: _Match) -> dict[str, Any]:
-    """Give the columns of the recorder's storages: from their block where they have one, else from what was seen."""
+def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
+    """Return the columns of the recorder's storages: from their block if they have one, else from what was seen."""
     births, blocks = match.births, match.blocks
     named, matched = len(match.block_of), match.block_of != NONE
     start_ns = int(capture.meta.get("start_ns", 0))
@@ -167,10 +166,10 @@ def _named_lives(capture: Capture, match: _Match) -> dict[str, Any]:
     at_entry = ~matched & (births["origin"] == BASELINE) & (births["time_ns"] <= start_ns)
     origin = np.where(matched & (births["origin"] == BASELINE), UNOBSERVED, births["origin"])
     real = _is_real(births)
-    told = _covered(capture, births["time_ns"]) & real & (births["nbytes"] > 0)
+    reported = _covered(capture, births["time_ns"]) & real & (births["nbytes"] > 0)
     weighs = ~real if capture.meta.get("estimate") else real
-    foreign = ~matched & ~at_entry & (told | (births["origin"] == BASELINE))
-    origin = np.where(foreign, EXTERNAL, origin)
+    elsewhere = ~matched & ~at_entry & (reported | (births["origin"] == BASELINE))
+    origin = np.where(elsewhere, EXTERNAL, origin)
     return {
         "storage": np.arange(named),
         **columns,
@@ -184,12 +183,12 @@ def _named_lives(capture: Capture, match: _Match) -> dict[str, Any]:
 
 
 def _is_real(births: dict[str, IntArray]) -> NDArray[np.bool_]:
-    """Tell real storages from meta and fake ones, which have no address and no allocator events."""
+    """Return True for real storages; meta and fake ones have no address and no allocator events."""
     return np.not_equal(births["address"], 0)
 
 
 def _covered(capture: Capture, time_ns: IntArray) -> NDArray[np.bool_]:
-    """Tell at which times allocator events were recorded."""
+    """Return True for the times at which allocator events were recorded."""
     windows = capture.tables["windows"]
     if not len(windows["start_ns"]):
         return np.zeros(len(time_ns), dtype=bool)
@@ -199,7 +198,7 @@ def _covered(capture: Capture, time_ns: IntArray) -> NDArray[np.bool_]:
 
 
 def _op_at(ops: dict[str, IntArray], time_ns: IntArray) -> IntArray:
-    """Give the op that was running at each time, -1 if none was."""
+    """Return the op that was running at each time, -1 if none was."""
     if not len(ops["op"]):
         return np.full(len(time_ns), NONE, dtype=np.int64)
     position = np.searchsorted(ops["start_ns"], time_ns, side="right") - 1
@@ -211,10 +210,13 @@ def _op_at(ops: dict[str, IntArray], time_ns: IntArray) -> IntArray:
 def _place_workspace(
     ops: dict[str, IntArray], blocks: Blocks, extra: IntArray, op: IntArray, origin: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Call unnamed blocks workspace of the op that they do not outlive: the one that ran, or else the next.
+    """Mark each unnamed block as workspace of the op that frees it: the op that was running, or else the next.
 
-    ATen wraps a Python number in a tensor of 8 bytes just before the call it is for, so a block may be made
-    between two ops; and the clocks of ops and events agree to a fraction of a microsecond only.
+    ATen wraps a Python number in a tensor of 8 bytes just before the call that takes it, so a block may be made
+    between two ops. The clocks of ops and of allocator events also differ by a fraction of a microsecond.
+
+    Returns:
+        The op of each block, -1 if none, and its origin.
     """
     if not len(ops["op"]) or not len(extra):
         return op, origin
@@ -222,52 +224,8 @@ def _place_workspace(
     last = len(ops["op"]) - 1
     bounds = np.append(ops["start_ns"], [np.iinfo(np.int64).max] * 2)
     row = np.searchsorted(ops["start_ns"], birth, side="right") - 1
-    told = (origin == UNOBSERVED) & (death != NONE)
-    within = told & (op != NONE) & (death <= bounds[row + 1])
-    for_next = told & ~within & (row < last) & (death <= bounds[np.minimum(row + 2, last + 1)])
+    freed = (origin == UNOBSERVED) & (death != NONE)
+    within = freed & (op != NONE) & (death <= bounds[row + 1])
+    for_next = freed & ~within & (row < last) & (death <= bounds[np.minimum(row + 2, last + 1)])
     op = np.where(for_next, ops["op"][np.minimum(row + 1, last)], op)
     return op, np.where(within | for_next, WORKSPACE, origin)
-
-
-def _position(order: IntArray, time_ns: IntArray) -> NDArray[np.float64]:
-    """Put events in the allocator's own order, and those it does not tell of between them by their time."""
-    told = order != NONE
-    sequence = np.argsort(order[told])
-    times, positions = time_ns[told][sequence], order[told][sequence]
-    if not len(times):
-        return np.zeros(len(order))
-    before = np.searchsorted(times, time_ns, side="right") - 1
-    between = np.where(before >= 0, positions[np.maximum(before, 0)] + 0.5, -0.5)
-    return np.where(told, order, between)
-
-
-def _curve(capture: Capture, lives: Lives) -> tuple[Lives, Curve]:
-    start_ns = int(capture.meta.get("start_ns", 0))
-    counted = np.flatnonzero(lives.counted)
-    entry = (lives.origin[counted] == BASELINE) & (lives.birth_ns[counted] <= start_ns)
-    baseline_bytes = int(lives.nbytes[counted][entry].sum())
-    born, died = counted[~entry], counted[lives.death_ns[counted] != NONE]
-    life = np.concatenate([born, died])
-    time_ns = np.concatenate([lives.birth_ns[born], lives.death_ns[died]])
-    delta = np.concatenate([lives.nbytes[born], -lives.nbytes[died]])
-    known = np.concatenate([lives.birth_order[born], lives.death_order[died]])
-    order = np.lexsort((time_ns, _position(known, time_ns)))
-    life, time_ns, delta = life[order], time_ns[order], delta[order]
-    live = baseline_bytes + np.cumsum(delta)
-    positions = np.arange(1, len(life) + 1)
-    lives.birth_event[life[delta > 0]] = positions[delta > 0]
-    lives.death_event[life[delta < 0]] = positions[delta < 0]
-    at_entry = np.zeros(len(lives.nbytes), dtype=bool)
-    at_entry[counted[entry]] = True
-    increase = np.cumsum(np.where(at_entry[life], 0, delta)) if len(life) else np.zeros(1, dtype=np.int64)
-    live = np.concatenate([[baseline_bytes], live])
-    curve = Curve(
-        np.concatenate([[start_ns], time_ns]),
-        np.concatenate([[NONE], life]),
-        np.concatenate([[0], delta]),
-        live,
-        baseline_bytes,
-        int(np.argmax(live)),
-        max(0, int(increase.max())),
-    )
-    return lives, curve

@@ -1,8 +1,8 @@
 """Blocks: every stretch of memory the allocator handed out, from allocation to free.
 
-The allocator's events are paired by address. A free whose block was not seen is dropped (c10 reports some
-with the size of an older block at that address, TORCH_FACTS 3.2); an allocation at an address still held
-means that the free was not seen, so the older block ends there.
+The allocator's events are paired by address. A free without its allocation is dropped: c10 reports some with the
+size of an older block at that address (TORCH_FACTS 3.2). An allocation at an address that is still held means
+that the free was missed, so the older block ends there.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def pair_events(capture: Capture) -> Blocks:
 
 
 def block_at(blocks: Blocks, address: IntArray, time_ns: IntArray) -> IntArray:
-    """Find, for each address and time, the block that held the address then; -1 if none did.
+    """Return, for each address and time, the block that held the address then; -1 if none did.
 
     Args:
         blocks: the blocks.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
+Texts = np.ndarray[Any, Any]
+"""An array of str objects."""
+
 BACKWARD = PHASES.index("backward")
 
 
 @dataclass(frozen=True)
 class Places:
-    """Per stack: the user's line and function. Per op: the stack and module it is told under."""
+    """Per stack: the program's line and function. Per op: the stack and module that reports name for it."""
 
     line_of_stack: list[str]
     function_of_stack: list[str]
@@ -28,18 +31,31 @@ class Places:
     module_names: list[str]
     module_classes: list[str]
 
-    def line(self, stack: int) -> str:
-        """Give `file:line` of a stack, empty for -1."""
-        return self.line_of_stack[stack] if stack >= 0 else ""
+    def lines(self, stacks: IntArray) -> Texts:
+        """Return `file:line` of each stack, empty for -1."""
+        return with_empty_end(self.line_of_stack)[stacks]
 
-    def module(self, number: int) -> str:
-        """Give the qualified name of a module, empty for -1."""
-        return self.module_names[number] if number >= 0 else ""
+    def functions(self, stacks: IntArray) -> Texts:
+        """Return the function of each stack, empty for -1."""
+        return with_empty_end(self.function_of_stack)[stacks]
+
+    def modules(self, numbers: IntArray) -> Texts:
+        """Return the qualified name of each module, empty for -1."""
+        return with_empty_end(self.module_names)[numbers]
+
+    def classes(self, numbers: IntArray) -> Texts:
+        """Return the class of each module, empty for -1."""
+        return with_empty_end(self.module_classes)[numbers]
+
+
+def with_empty_end(texts: list[str]) -> Texts:
+    """Return texts as an array with empty text at its end, so that the number -1, "there is none", finds that."""
+    return np.array([*texts, ""], dtype=object)
 
 
 def find_places(capture: Capture) -> Places:
-    """Find the place of every op of a capture."""
-    lines, functions = _user_frames(capture)
+    """Return the place of every op of a capture."""
+    lines, functions = _innermost_callers(capture)
     ops = capture.tables["ops"]
     forward = forward_op_of(ops)
     has = forward != NONE
@@ -49,15 +65,13 @@ def find_places(capture: Capture) -> Places:
     return Places(lines, functions, stack, module, *_modules(capture))
 
 
-def _user_frames(capture: Capture) -> tuple[list[str], list[str]]:
-    """Give, per stack, `file:line` and function of the innermost frame that is the program's own."""
+def _innermost_callers(capture: Capture) -> tuple[list[str], list[str]]:
+    """Return, per stack, `file:line` and function of the innermost frame of code that calls torch."""
     stacks = capture.tables["stacks"]
     count = int(stacks["stack"].max()) + 1 if len(stacks["stack"]) else 0
     rows = np.full(count, NONE, dtype=np.int64)
-    for chosen in (
-        stacks["depth"] == 0,
-        stacks["owner"] <= CodeOwner.INSTALLED,
-    ):  # without a frame of its own: the innermost of all
+    # The second choice wins over the first, which is for stacks that show torch's own frames only.
+    for chosen in (stacks["depth"] == 0, stacks["owner"] <= CodeOwner.INSTALLED):
         index = np.flatnonzero(chosen)[::-1]
         rows[stacks["stack"][index]] = index
     lines, functions = [""] * count, [""] * count
@@ -69,7 +83,7 @@ def _user_frames(capture: Capture) -> tuple[list[str], list[str]]:
 
 
 def forward_op_of(ops: dict[str, IntArray]) -> IntArray:
-    """Give, for each backward op, the forward op that made its node; -1 for all others.
+    """Return, for each backward op, the forward op that made its node; -1 for all others.
 
     A forward op made a node if autograd's sequence number moved when it ran; a backward op carries the
     number of the node that runs.
@@ -88,7 +102,7 @@ def forward_op_of(ops: dict[str, IntArray]) -> IntArray:
 
 
 def _modules(capture: Capture) -> tuple[list[str], list[str]]:
-    """Give the qualified name and class of every module; the root's class comes before names that two trees share."""
+    """Return the qualified name and class of every module; names that two trees share start with the root's class."""
     modules = capture.tables["modules"]
     names, classes = capture.text(modules["name"]), capture.text(modules["class_name"])
     roots: list[int] = []
@@ -108,7 +122,7 @@ def _modules(capture: Capture) -> tuple[list[str], list[str]]:
 
 
 def _root_labels(roots: list[int], classes: list[str]) -> dict[int, str]:
-    """Name each root by its class, numbered where several roots share one."""
+    """Return a label for each root: its class, numbered where several roots share one."""
     labels: dict[int, str] = {}
     used: dict[str, int] = {}
     for root in dict.fromkeys(roots):

@@ -1,4 +1,4 @@
-"""Identity: storages that turn out to be the same memory are told as one.
+"""Identity: storages that turn out to be the same memory get one number.
 
 The recorder numbers what it sees; it may number one block twice: a gradient that autograd wrapped anew while
 backward ran, or a second storage made over the same memory (DLPack). The allocator's events settle it: two
@@ -22,7 +22,7 @@ _TABLES = ("uses", "deaths", "resizes", "packs", "roles", "holders")
 
 
 def first_on_block(block_of: IntArray) -> IntArray:
-    """Give, for each storage, the first storage that was seen on its block: itself, in most cases.
+    """Return, for each storage, the first storage that was seen on its block: itself, in most cases.
 
     Args:
         block_of: the block of each storage, -1 for none, shape (storages,).
@@ -34,8 +34,8 @@ def first_on_block(block_of: IntArray) -> IntArray:
     return canonical
 
 
-def tell_as_one(capture: Capture, canonical: IntArray) -> Capture:
-    """Give the capture with every storage replaced by its canonical one in all tables but `births`."""
+def unify_storages(capture: Capture, canonical: IntArray) -> Capture:
+    """Return the capture with every storage replaced by its canonical one in all tables but `births`."""
     if np.array_equal(canonical, np.arange(len(canonical))):
         return capture
     tables = dict(capture.tables)
