@@ -7,11 +7,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING
 
 from memwatch._torch.lookup import NoSuchClass, Part
 
-InputMutation: Final[type[Any]] = Part("a plan of a compiled graph may miss that an input is written").take(
-    "torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput", NoSuchClass
-)
-"""The class of outputs of a joint graph that AOTAutograd writes back into an input."""
+if TYPE_CHECKING:
+    from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+
+    InputMutation = InputMutationAOTOutput
+else:
+    InputMutation = Part("a plan of a compiled graph may miss that an input is written").take(
+        "torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput", NoSuchClass
+    )
+    """The class of outputs of a joint graph that AOTAutograd writes back into an input."""

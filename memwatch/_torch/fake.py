@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.lookup import NoSuchClass, Part
 
+__all__ = ["FakeTensor", "is_fake_mode_on"]
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 _fake: Final = Part("fake tensors are not known, so a block under FakeTensorMode is no estimate")
-FakeTensor: Final[type[Any]] = _fake.take("torch._subclasses.fake_tensor.FakeTensor", NoSuchClass)
-"""The class of tensors that only pretend to have memory."""
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensor
+else:
+    FakeTensor = _fake.take("torch._subclasses.fake_tensor.FakeTensor", NoSuchClass)
+    """The class of tensors that only pretend to have memory."""
 _mode_of_key: Final[Callable[[Any], Any]] = _fake.take("torch._C._get_dispatch_mode", lambda key: None)
 _FAKE_KEY: Final[Any] = _fake.take("torch._C._TorchDispatchModeKey.FAKE", None)
 

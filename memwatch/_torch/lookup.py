@@ -55,9 +55,24 @@ class Part:
             return otherwise
         return found  # type: ignore[no-any-return]  # what torch has there is of the fallback's type
 
+    @property
+    def sentence(self) -> str:
+        """What is missing, and what memwatch does worse for it."""
+        return f"torch {torch.__version__} has no {', '.join(self.lacking)}: {self.lost}"
+
+    def require(self) -> None:
+        """Raise MemwatchError if a name is missing."""
+        if self.lacking:
+            from memwatch.errors import MemwatchError
+
+            raise MemwatchError(self.sentence)
+
     def required(self, path: str) -> Any:
         """Return the object at a path; where it is missing, a function that raises MemwatchError when called."""
-        return self.take(path, _refusal(self, path))
+        return self.take(path, self._refuse)
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        self.require()
 
     def reader(self, path: str, otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return a function that reads a private attribute of an object.
@@ -93,17 +108,4 @@ def asked() -> list[str]:
 
 def missing() -> list[str]:
     """Return one sentence for each ability that suffers from a name this torch does not have."""
-    return [
-        f"torch {torch.__version__} has no {', '.join(part.lacking)}: {part.lost}"
-        for part in _parts
-        if part.lacking
-    ]
-
-
-def _refusal(part: Part, path: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        from memwatch.errors import MemwatchError
-
-        raise MemwatchError(f"torch {torch.__version__} has no {path}: {part.lost}")
-
-    return refuse
+    return [part.sentence for part in _parts if part.lacking]

@@ -20,21 +20,36 @@ import torch
 
 from memwatch._torch.lookup import NoSuchClass, Part
 
+__all__ = [
+    "COLLECTIVE_NAMESPACES",
+    "HigherOrderOperator",
+    "OpOverload",
+    "base_name_of",
+    "call_of",
+    "overload_name_of",
+    "schema_of",
+    "takes_numbers_as_tensors",
+]
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-COLLECTIVE_NAMESPACES: Final = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
+COLLECTIVE_NAMESPACES: Final = frozenset(
+    {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"}
+)
 """Namespaces of the ops that communicate between ranks."""
 
-
-OpOverload: Final[type[Any]] = Part("the class of overloads is the one of a common op").take(
-    "torch._ops.OpOverload", type(torch.ops.aten.detach.default)
-)
-"""The class of overloads."""
-HigherOrderOperator: Final[type[Any]] = Part("operators with subgraphs are refused by the planner").take(
-    "torch._ops.HigherOrderOperator", NoSuchClass
-)
-"""The class of operators that take functions or graphs, such as `torch.cond`."""
+if TYPE_CHECKING:
+    from torch._ops import HigherOrderOperator, OpOverload
+else:
+    OpOverload = Part("the class of overloads is that of a common op").take(
+        "torch._ops.OpOverload", type(torch.ops.aten.detach.default)
+    )
+    """The class of overloads."""
+    HigherOrderOperator = Part("operators with subgraphs are refused by the planner").take(
+        "torch._ops.HigherOrderOperator", NoSuchClass
+    )
+    """The class of operators that take functions or graphs, such as `torch.cond`."""
 
 
 def _names(overload: Any) -> tuple[str, str]:

@@ -56,7 +56,7 @@ _NO_OPS: Final[Any] = _events.take("torch._C._profiler.RecordScope.BUILD_FEATURE
 _ExperimentalConfig: Final[Any] = _events.take("torch._C._profiler._ExperimentalConfig", None)
 _ALLOCATION: Final[Any] = _events.take("torch._C._profiler._EventType.Allocation", None)
 EVENTS_WORK: Final = _events.complete
-"""Whether allocator events can be had; the functions below need it, except `is_running`."""
+"""Whether allocator events can be had; `start_allocator_events` raises without."""
 
 _starters: Final = Part("a program's own torch profiler may fail while memwatch listens to the allocator")
 STARTERS: Final[tuple[tuple[Any, str], ...]] = tuple(
@@ -77,7 +77,12 @@ def is_running() -> bool:
 
 
 def start_allocator_events() -> None:
-    """Start torch's profiler for allocator events alone: with no op scope on, nothing else is recorded."""
+    """Start torch's profiler for allocator events alone: with no op scope on, nothing else is recorded.
+
+    Raises:
+        MemwatchError: this torch lacks a name that this needs.
+    """
+    _events.require()
     config = _Config(_KINETO, False, True, False, False, False, _ExperimentalConfig())
     _prepare(config, {_CPU})
     _enable(config, {_CPU}, {_NO_OPS})

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memwatch.capture.capture import Capture
 
 
-def allocator_account(function: Callable[[], Any]) -> Capture | None:
+def allocator_only(function: Callable[[], Any]) -> Capture | None:
     """Call a function and give a capture of its allocator events; None if a profiler is already running."""
     recording, strings, clock = Recording(None), Strings(), Clock()
     channel = AllocatorChannel(strings, clock, [0], lambda kind, text: None)

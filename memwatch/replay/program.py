@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.capture.schema import NONE, OPERANDS
+from memwatch.encoding.only_allocate import ONLY_ALLOCATE
+from memwatch.encoding.values import FAKE, META, Unsupported, Value, Window, decode, leaves
 from memwatch.errors import MemwatchError
 from memwatch.own_code import CodeOwner
-from memwatch.replay.blank import ONLY_ALLOCATE
-from memwatch.replay.encode import FAKE, META, Unsupported, Value, Window, decode, leaves
 from memwatch.replay.errors import UnsupportedOpError
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+
+from memwatch._torch.fake import FakeTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
