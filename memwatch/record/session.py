@@ -25,7 +25,7 @@ from memwatch.record import baseline, context
 from memwatch.record.arguments import ArgumentRecorder
 from memwatch.record.backend import Choice
 from memwatch.record.clock import Clock, ticks
-from memwatch.record.holders.holders import HolderLooks
+from memwatch.record.holders.sampler import HolderSampler
 from memwatch.record.interception.compiled import CompiledCalls
 from memwatch.record.interception.tracing import JitTracing
 from memwatch.record.patches import StandIns
@@ -73,7 +73,7 @@ class Session:
         )
         self._saved = choice.saved(self.storages, self.context, self.started)
         self._process = ProcessSampler()
-        self._holders: HolderLooks | None = None
+        self._holders: HolderSampler | None = None
         self._want_holders = options.holders
         self._notes: list[Note] = []
         self._allocator = (
@@ -118,7 +118,7 @@ class Session:
             if self._writer is not None:
                 self._start_timer()
             if self._want_holders:
-                self._holders = HolderLooks(
+                self._holders = HolderSampler(
                     self.storages, self._saved, self.context, self.strings, self.started
                 )
                 self._switch_on(self._holders.start, self._holders.stop)
@@ -284,7 +284,7 @@ class Session:
                 "deaths": self.storages.deaths,
                 "resizes": self.storages.resizes,
                 "roles": self.context.roles,
-                "holders": self._holders.rows if self._holders is not None else Rows(),
+                **self._holder_rows(),
                 "uses": self.ops.uses,
                 "calls": self.context.calls,
                 "modules": self.context.modules,
@@ -299,6 +299,12 @@ class Session:
             rows.update((name, self._in_ns(name, flat)) for name, flat in rows.items() if name != "windows")
             rows["stacks"] = self._stacks.unwritten_rows()
             self._write(rows)
+
+    def _holder_rows(self) -> dict[str, Rows]:
+        holders = self._holders
+        if holders is None:
+            return {}
+        return {"holders": holders.rows, "edges": holders.edges, "vertices": holders.vertices}
 
     def _in_ns(self, name: str, flat: list[int]) -> Any:
         names = RECORDED_BY_NAME[name].names

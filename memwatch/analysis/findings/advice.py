@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.analysis.holders import HolderKind
 from memwatch.sizes import format_bytes
 from memwatch.words import findings as words
 
 if TYPE_CHECKING:
     from memwatch.analysis.holders import Holder
 
-_OWN_NAMES: Final = ("argument", "local", "global", "attribute")
+_OWN_NAMES: Final = (HolderKind.ARGUMENT, HolderKind.LOCAL, HolderKind.GLOBAL, HolderKind.ATTRIBUTE)
 """Kinds of holders whose name the program chose: "do not make it" is an advice that its author can follow."""
 
 
@@ -49,8 +50,8 @@ def advise(
 
 
 def _what_to_do(kind: FindingKind, holder: Holder) -> str:
-    drop = words.DROP.get(holder.kind, words.DROP_ANY)
-    if kind is FindingKind.LAG and holder.kind == "evaluation stack":
+    drop = words.DROP.get(holder.kind.value, words.DROP_ANY)
+    if kind is FindingKind.LAG and holder.kind is HolderKind.EVALUATION_STACK:
         return words.LAG_IN_CALL
     if kind is FindingKind.VOID and holder.kind not in _OWN_NAMES:
         return drop

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memwatch.analysis.holders import HolderKind
+
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
@@ -58,7 +60,7 @@ def as_one(
     if not group:
         return []
     candidate = _candidate(kind, group, allocations)
-    variables = (holders[0] for _, holders in group if holders[0].kind != "autograd node")
+    variables = (holders[0] for _, holders in group if holders[0].kind is not HolderKind.AUTOGRAD_NODE)
     return [dataclasses.replace(candidate, holder=next(variables, candidate.holder))]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from memwatch.analysis.facts.biographies import LAG
 from memwatch.analysis.findings.candidate import Candidate, by_holder
 from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.analysis.holders import HolderKind
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
@@ -33,10 +34,10 @@ def _waiting_places(moment: Moment, allocation: int, variables: list[Holder]) ->
     A plain variable is where a value waits that the next lines use; but if the line that made it has made another
     since, the variable holds that one.
     """
-    if variables[0].kind == "evaluation stack":
-        waits = [] if variables[0].path else variables
+    if variables[0].kind is HolderKind.EVALUATION_STACK:
+        waits = [] if variables[0].is_inside else variables
     else:
-        waits = [holder for holder in variables if "\n" in holder.path and not holder.foreign]
+        waits = [holder for holder in variables if holder.is_inside and not holder.foreign]
     rest = [holder for holder in variables if holder not in waits]
     in_variable = bool(rest) and not any(holder.foreign for holder in rest)
     if in_variable and not moment.evidence.loops.is_rebound(allocation, moment.op):
@@ -50,7 +51,7 @@ def without_gathered(candidate: Candidate, facts: Facts) -> Candidate | None:
     An op that gathers needs all its inputs at once, whenever they are made. This is known only after all moments
     were searched, when the candidate has all its allocations.
     """
-    if candidate.kind is not FindingKind.LAG or not candidate.holder.path:
+    if candidate.kind is not FindingKind.LAG or not candidate.holder.is_inside:
         return candidate
     first = facts.use_bounds.first_op[candidate.allocations]
     alone = [row for row, op in zip(candidate.allocations, first, strict=True) if (first == op).sum() == 1]

@@ -9,7 +9,7 @@ import numpy as np
 from memwatch.analysis.facts.allocations import WORKSPACE
 from memwatch.analysis.findings.avoidable_memory import if_large
 from memwatch.analysis.findings.kinds import FindingKind
-from memwatch.analysis.holders import Holder
+from memwatch.analysis.holders import Holder, HolderKind
 from memwatch.capture.schema import NONE
 from memwatch.words.findings import KERNEL
 
@@ -30,5 +30,5 @@ def find_workspace(peak: Moment) -> list[Candidate]:
     same = (ops["name"] == ops["name"][op]) & (lines == lines[op])
     made = allocations.op != NONE
     found = np.flatnonzero((allocations.origin == WORKSPACE) & made & same[np.maximum(allocations.op, 0)])
-    holder = Holder("kernel", KERNEL.format(op=facts.op_name(op)), facts.op_line(op), "")
+    holder = Holder(HolderKind.KERNEL, KERNEL.format(op=facts.op_name(op)), facts.op_line(op))
     return if_large(FindingKind.WORKSPACE, holder, found.tolist(), peak, _LEAST_RATIO)

@@ -84,6 +84,6 @@ def at_peak(facts: Facts, holders: Holders, rows: pd.DataFrame) -> pd.DataFrame:
     columns["phase"] = np.array(PHASE_NAMES, dtype=object)[phases][rows.index]
     held = holders.describe(rows.index.tolist(), facts.op_at_peak)
     columns["holder"] = [holder.words for holder in held]
-    columns["holder_kind"] = [holder.kind for holder in held]
+    columns["holder_kind"] = [holder.kind.value for holder in held]
     columns["path"] = [holder.path for holder in held]
     return table("at_peak", columns, index=rows.index)

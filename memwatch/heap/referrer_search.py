@@ -1,4 +1,4 @@
-"""Who refers to a tensor that no variable reaches: climbs from the tensor up, through gc's referrers.
+"""The bounded search against references: from tensors that no variable reaches, up to who refers to them.
 
 An iterator in a running `for`, the values of a half-made call, the argument tuple of a C call and a context
 manager in use lie on an evaluation stack, which gc does not show; they are the tops that nothing refers to.
@@ -15,39 +15,30 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from memwatch.heap.edge_names import name_edge
+from memwatch._torch.tensors import USE_COUNT
+from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.frames import is_own_code, read_locals
 from memwatch.heap.names import type_name
+from memwatch.heap.paths import name_chain
 from memwatch.heap.tensors import mro_of
-from memwatch.record.holders.holder_words import Words
+from memwatch.heap.vertices import module_vertex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-_use_count: Final[Any] = torch._C.TensorBase.__dict__["_use_count"]
 _MAX_LEVELS: Final = 7
 _MAX_TENSORS: Final = 24
 _MAX_REFERRERS: Final = 2000
 _MAX_YOUNG: Final = 50_000
 _OURS: Final = 4  # both dictionaries, the loop's name, the argument of getrefcount; C++ may hold one more
-_UNNAMED: Final = "a value that no variable names"
-_STACK_TYPES: Final = {
-    "enumerate": "the last result of `enumerate`",
-    "zip": "the last result of `zip`",
-    "map": "an argument of `map`",
-    "filter": "an item in `filter`",
-    "tuple": "the arguments of a running call",
-    "list": "a list that no variable names",
-    "dict": "a dictionary that no variable names",
-    "list_iterator": "the list of a running loop",
-    "tuple_iterator": "the tuple of a running loop",
-}
+
+Path = tuple[Edge, ...]
 
 
 def young_objects() -> list[Any]:
-    """Give what gc tracks and has made lately: few objects, and nearly always those that hold a fresh tensor.
+    """Return what gc tracks and has made lately: few objects, and nearly always those that hold a fresh tensor.
 
-    None if they are many, as in a program that collects garbage rarely or by hand.
+    The list is empty if they are many, as in a program that collects garbage rarely or by hand.
     """
     if gc.get_count()[0] > _MAX_YOUNG:
         return []
@@ -55,25 +46,27 @@ def young_objects() -> list[Any]:
     return objects if len(objects) <= _MAX_YOUNG else []
 
 
-def living_tensors(wanted: dict[int, int], address_of: Any, objects: list[Any]) -> dict[int, Any]:
+def living_tensors(
+    wanted: dict[int, int], address_of: Callable[[Any], int], objects: list[Any]
+) -> dict[int, Any]:
     """Find one Python tensor for each storage wanted, and take all tensors out of the objects.
 
     Args:
         wanted: address of a storage -> its number.
-        address_of: gives the address of a tensor's storage.
+        address_of: returns the address of a tensor's storage.
         objects: where to look.
 
     Returns:
         Storage number -> tensor; storages that only C++ refers to are missing.
     """
     types = np.fromiter(map(id, map(type, objects)), dtype=np.int64, count=len(objects))
-    kinds, first = np.unique(types, return_index=True)
-    tensor_kinds = []
-    for kind, at in zip(kinds.tolist(), first.tolist(), strict=True):
+    classes, first = np.unique(types, return_index=True)
+    tensor_classes = []
+    for cls, at in zip(classes.tolist(), first.tolist(), strict=True):
         if torch.Tensor in mro_of(type(objects[at])):
-            tensor_kinds.append(kind)  # in a comprehension `objects` would be in a cell that lies in it
+            tensor_classes.append(cls)  # in a comprehension `objects` would be in a cell that lies in it
     found: dict[int, Any] = {}
-    for at in np.flatnonzero(np.isin(types, tensor_kinds)).tolist():
+    for at in np.flatnonzero(np.isin(types, tensor_classes)).tolist():
         try:
             number = wanted.get(address_of(objects[at]))
         except (NotImplementedError, RuntimeError, AttributeError):
@@ -85,12 +78,14 @@ def living_tensors(wanted: dict[int, int], address_of: Any, objects: list[Any]) 
 
 
 def in_variables(calls: Iterable[FrameType]) -> set[int]:
-    """Give the `id` of each value of running calls; gc does not show what their variables refer to."""
+    """Return the `id` of each value of running calls; gc does not show what their variables refer to."""
     return {id(value) for call in calls for value in read_locals(call).values()}
 
 
-def climb(tensors: dict[int, Any], variables: set[int], objects: list[Any] | None = None) -> dict[int, Words]:
-    """Say who refers to each tensor.
+def referrer_paths(
+    tensors: dict[int, Any], variables: set[int], objects: list[Any] | None = None
+) -> dict[int, Path]:
+    """Return the path to each tensor from the top of what refers to it.
 
     Args:
         tensors: storage number -> tensor, held by nothing else here.
@@ -98,11 +93,12 @@ def climb(tensors: dict[int, Any], variables: set[int], objects: list[Any] | Non
         objects: which objects may refer to them; by default all that there are.
 
     Returns:
-        Storage number -> holder; kind ``evaluation stack`` where the top is referred to by nothing that gc sees.
+        Storage number -> path. It starts with `EVALUATION_STACK`, named by the type of the top, where nothing
+        that gc sees refers to the top; with `MODULE` where a module does; else with an entry of a class.
     """
     chosen = dict(list(tensors.items())[:_MAX_TENSORS])
     counts = {
-        number: sys.getrefcount(tensor) - _OURS - (_use_count(tensor) > 1)
+        number: sys.getrefcount(tensor) - _OURS - (_owners_in_c(tensor) > 1)
         for number, tensor in chosen.items()
     }
     above: dict[int, Any] = {}
@@ -120,16 +116,21 @@ def climb(tensors: dict[int, Any], variables: set[int], objects: list[Any] | Non
     for number, tensor in chosen.items():
         chain = _chain(tensor, above)
         if id(chain[0]) not in variables:  # a variable of torch's own calls, for the program's were searched
-            words = _describe(chain, counts[number])
-            if words is not None:
-                found[number] = words
+            path = _path(chain, counts[number])
+            if path is not None:
+                found[number] = path
     above.clear()
     return found
+
+
+def _owners_in_c(tensor: Any) -> int:
+    return 1 if USE_COUNT is None else USE_COUNT(tensor)
 
 
 def _referrers(
     level: list[Any], known: set[int], ours: set[int], above: dict[int, Any], objects: list[Any] | None
 ) -> list[Any]:
+    """Return what refers to the objects of a level, and note for each of these who does."""
     wanted = {id(obj) for obj in level}
     fresh = []
     for referrer in gc.get_referrers(*level)[:_MAX_REFERRERS] if objects is None else objects:
@@ -156,29 +157,21 @@ def _chain(tensor: Any, above: dict[int, Any]) -> list[Any]:
     return chain[::-1]
 
 
-def _describe(chain: list[Any], count: int) -> Words | None:
+def _path(chain: list[Any], count: int) -> Path | None:
+    """Name a chain from its top on; None where a program could do nothing about it.
+
+    Args:
+        chain: objects from the top to the tensor.
+        count: references to the tensor that no referrer accounts for.
+    """
     top = chain[0]
     if len(chain) == 1:
-        return Words("evaluation stack", _UNNAMED, "", "") if count > 0 else None
-    edges = _names(chain)
-    path = "\n".join(edges)
-    name = type_name(type(top))
+        return (Edge(EdgeKind.EVALUATION_STACK),) if count > 0 else None
     if type(top) is FrameType:
         return None  # a call in torch or Python: it ends soon, and nobody edits it
-    if type(top) is ModuleType or type in mro_of(type(top)):
-        return Words("global", edges[0] if edges else name, "", path)
-    words = _STACK_TYPES.get(name)
-    telling = [edge for edge in edges if not edge.startswith(("item [", "reference from"))]
-    if words is None:
-        words = telling[-1] if telling else f"a {name} that no variable names"
-    return Words("evaluation stack", words, "", path)
-
-
-def _names(chain: Iterable[Any]) -> list[str]:
-    steps, place, edges = list(chain), 0, []
-    while place < len(steps) - 1:
-        words, covered, _ = name_edge(steps, place)
-        if words:
-            edges.append(words)
-        place += max(covered, 1)
-    return edges
+    edges = name_chain(chain)
+    if type(top) is ModuleType:
+        return Edge(EdgeKind.MODULE, module_vertex(top).name), *edges
+    if type in mro_of(type(top)):
+        return tuple(edges)
+    return Edge(EdgeKind.EVALUATION_STACK, type_name(type(top))), *edges
