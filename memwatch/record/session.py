@@ -344,9 +344,9 @@ class Session:
             "recorder": "python" if self._choice.library is None else "native",
             "stacks": self._stacks.enabled,
             "holders": self._holders is not None,
-            "holder_looks": 0 if self._holders is None else self._holders.count,
-            "holder_looks_cut": 0 if self._holders is None else self._holders.cut_count,
-            "holder_looks_ns": 0
+            "holder_samples": 0 if self._holders is None else self._holders.count,
+            "holder_samples_cut": 0 if self._holders is None else self._holders.cut_count,
+            "holder_samples_ns": 0
             if self._holders is None
             else self._clock.duration_ns(self._holders.cost_ticks),
             "allocator": self._allocator is not None and not self._allocator.stepped_aside,

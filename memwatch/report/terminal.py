@@ -204,8 +204,8 @@ def _findings(reading: Reading, rows: int) -> Table:
 
 
 def _looks(reading: Reading) -> Text:
-    count, time_ns = int(reading.meta.get("holder_looks", 0)), int(reading.meta.get("holder_looks_ns", 0))
-    cut = int(reading.meta.get("holder_looks_cut", 0))
+    count, time_ns = int(reading.meta.get("holder_samples", 0)), int(reading.meta.get("holder_samples_ns", 0))
+    cut = int(reading.meta.get("holder_samples_cut", 0))
     limit = f"; {cut:,} of them came to their limit and may have missed some" if cut else ""
     return Text(
         f"Found by looking {count:,} times, which took {format_duration(time_ns)}{limit}", style="dim"

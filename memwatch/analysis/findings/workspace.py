@@ -11,7 +11,7 @@ from memwatch.analysis.findings.avoidable_memory import if_large
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import Holder, HolderKind
 from memwatch.capture.schema import NONE
-from memwatch.words.findings import KERNEL
+from memwatch.words.holders import KERNEL
 
 if TYPE_CHECKING:
     from memwatch.analysis.findings.candidate import Candidate

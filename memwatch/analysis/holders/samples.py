@@ -99,7 +99,8 @@ class HolderSamples:
         same = (table["sample"][rows] == table["sample"][row]) & (
             table["storage"][rows] == table["storage"][row]
         )
-        return rows[same]
+        chosen: IntArray = rows[same]
+        return chosen
 
     def _holders(self, allocation: int, op: int) -> list[Holder]:
         """Return all holders in the sample that speaks best for an allocation while an op ran."""
