@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from memwatch._torch.overloads import base_name_of
-from memwatch.replay.blank import ONLY_ALLOCATE
-from memwatch.replay.encode import GeneratorNumber, Value, Window, leaves, replace
+from memwatch.encoding.only_allocate import ONLY_ALLOCATE
+from memwatch.encoding.values import GeneratorNumber, Value, Window, leaves, replace
 from memwatch.replay.overloads import overload_of
 
 if TYPE_CHECKING:

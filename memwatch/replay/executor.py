@@ -21,19 +21,19 @@ from memwatch._torch.overloads import base_name_of, call_of
 from memwatch._torch.overrides import disable_torch_function
 from memwatch._torch.storages import address_of
 from memwatch._torch.tensors import set_conj, set_neg
+from memwatch.encoding.generators import restore_states
+from memwatch.encoding.host_memory import as_bytes, copy_in
+from memwatch.encoding.only_allocate import ONLY_ALLOCATE
+from memwatch.encoding.values import GeneratorNumber, Value, Window, leaves, replace
 from memwatch.planner import Graph, Schedule, StepKind
 from memwatch.planner.peak import allocations
-from memwatch.replay.blank import ONLY_ALLOCATE
-from memwatch.replay.encode import GeneratorNumber, Value, Window, leaves, replace
 from memwatch.replay.errors import ReplayError
-from memwatch.replay.memory import as_bytes, copy_in
 from memwatch.replay.overloads import overload_of
-from memwatch.replay.rng import restore_states
 from memwatch.replay.spill import Spill
 
 if TYPE_CHECKING:
+    from memwatch.encoding.replay_inputs import ReplayInputs
     from memwatch.replay.graph import Recorded
-    from memwatch.replay.kept import Kept
     from memwatch.replay.program import Call
 
 OnStep = Callable[[int], None]
@@ -87,7 +87,7 @@ class Executor:
     recorded: Recorded
     schedule: Schedule
     storages: list[torch.UntypedStorage | None]
-    kept: Kept | None = None
+    kept: ReplayInputs | None = None
     on_step: OnStep | None = None
     last_drawn: int = -1
     moved_bytes: int = 0

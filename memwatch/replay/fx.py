@@ -19,9 +19,9 @@ from memwatch._torch.overloads import (
     schema_of,
 )
 from memwatch._torch.storages import address_of
+from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec
 from memwatch.replay.cost import price
-from memwatch.replay.encode import Value, leaves
 from memwatch.replay.errors import UnsupportedOpError
 
 if TYPE_CHECKING:

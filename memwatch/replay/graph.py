@@ -12,9 +12,9 @@ import torch
 
 from memwatch._torch.overloads import COLLECTIVE_NAMESPACES
 from memwatch.capture.schema import NONE
+from memwatch.encoding.values import GeneratorNumber, leaves
 from memwatch.planner import Effect, Graph, OpSpec
 from memwatch.replay.cost import cost
-from memwatch.replay.encode import GeneratorNumber, leaves
 from memwatch.replay.overloads import overload_of
 from memwatch.replay.program import Call, Program, pinned, read_program
 from memwatch.replay.workspace import workspaces

@@ -19,7 +19,7 @@ from memwatch.errors import MemwatchError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memwatch.replay.encode import Value
+    from memwatch.encoding.values import Value
 
 
 @dataclass

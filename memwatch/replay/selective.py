@@ -14,9 +14,9 @@ import numpy as np
 from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, create_selective_checkpoint_contexts
 
 from memwatch.capture.schema import PHASES
+from memwatch.encoding.values import encode
 from memwatch.planner import StepKind
 from memwatch.planner.peak import allocations
-from memwatch.replay.encode import encode
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

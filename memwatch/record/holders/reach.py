@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from memwatch.heap.frames import read_locals
 from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import is_node_type, mro_of, type_dict
-from memwatch.record.sources import Source, is_foreign
+from memwatch.own_code import is_program_code
+from memwatch.record.holders.sources import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -277,7 +278,7 @@ def _is_own_class(cls: type) -> bool:
     name = type_dict(cls).get("__module__")
     module = sys.modules.get(name) if type(name) is str else None
     file = (instance_dict(module) or {}).get("__file__")
-    return not is_foreign(file) if type(file) is str else True
+    return is_program_code(file) if type(file) is str else True
 
 
 def _class(value: Any) -> Iterator[Chain]:

@@ -29,15 +29,15 @@ from torch.autograd import profiler, profiler_legacy
 
 from memwatch.capture.schema import NONE
 from memwatch.record.clock import Clock, ticks
-from memwatch.record.rows import Rows
-from memwatch.record.stand_in import StandIns
+from memwatch.record.patches import StandIns
+from memwatch.record.tables.rows import Rows
 from memwatch.record.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from memwatch.capture.packed import IntArray
-    from memwatch.record.strings import Strings
+    from memwatch.record.tables.strings import Strings
 
 _STARTERS: Final = (
     (profiler, "_prepare_profiler"),

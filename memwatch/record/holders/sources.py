@@ -12,7 +12,7 @@ from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.heap.frames import is_own_code, is_test_runner_code, may_be_traced, read_locals
-from memwatch.record.stacks import is_user
+from memwatch.own_code import code_owner, is_program_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,12 +43,6 @@ class Source:
 
 
 _is_plumbing: Final = functools.cache(is_test_runner_code)
-
-
-@functools.cache
-def is_foreign(file: str) -> bool:
-    """Tell whether a file belongs to Python, torch or an installed package: nobody edits it for one program."""
-    return not is_user(file) or "site-packages" in file or "dist-packages" in file
 
 
 def running(frame: FrameType | None) -> Iterator[FrameType]:
@@ -120,8 +114,8 @@ def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any
         code = call.f_code
         if is_own_code(code) or _is_plumbing(code.co_filename):
             continue
-        user = is_user(code.co_filename)
-        if user and not is_foreign(code.co_filename):
+        user = code_owner(code.co_filename).calls_torch
+        if is_program_code(code.co_filename):
             spaces.setdefault(id(call.f_globals), call.f_globals)
         if code.co_name == "<module>" and user:
             yield _namespace(call.f_globals, f"{code.co_filename}:{call.f_lineno}")

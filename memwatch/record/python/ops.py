@@ -7,7 +7,6 @@ Budget: less than an empty TorchDispatchMode costs (reports/overhead.py).
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -16,17 +15,26 @@ from torch import Tensor
 from memwatch.capture.schema import ACCESSES, NONE, PHASES
 from memwatch.errors import MemwatchError
 from memwatch.record.clock import ticks
-from memwatch.record.rows import Rows
-from memwatch.record.storages import BASELINE, BY_OP, Passing, Storages, address_of, is_gone, plain_parts
+from memwatch.record.interception.kinds import READ, WRITE, OpKind
+from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.storages import (
+    BASELINE,
+    BY_OP,
+    Passing,
+    Storages,
+    address_of,
+    is_gone,
+    plain_parts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from memwatch.record.context import Context
-    from memwatch.record.stacks import Stacks
-    from memwatch.record.strings import Strings
+    from memwatch.record.tables.stacks import Stacks
+    from memwatch.record.tables.strings import Strings
 
-READ, WRITE, OUTPUT = (ACCESSES.index(access) for access in ("read", "write", "output"))
+OUTPUT: Final = ACCESSES.index("output")
 FORWARD, BACKWARD, OPTIMIZER = (PHASES.index(phase) for phase in ("forward", "backward", "optimizer"))
 
 _MAX_SEQUENCE: Final = (1 << 63) - 1
@@ -38,87 +46,6 @@ _next_sequence = torch._C._autograd._get_sequence_nr
 _grad_enabled = torch.is_grad_enabled
 _Parameter: Final = torch.nn.Parameter
 _strided: Final = torch.strided
-_NUMBERS: Final[dict[type, torch.dtype]] = {
-    bool: torch.bool,
-    int: torch.int64,
-    float: torch.float64,
-    complex: torch.complex128,
-}
-
-
-class OpKind:
-    """What the recorder needs to know of an overload, computed once."""
-
-    __slots__ = (
-        "_calling",
-        "_seeing",
-        "accesses",
-        "call",
-        "name",
-        "overload",
-        "resizes",
-        "takes_lists",
-        "write_names",
-    )
-
-    def __init__(self, overload: Any) -> None:
-        schema = overload._schema
-        self.overload = overload
-        self.name = str(overload)
-        self.call: Callable[..., Any] = overload._op
-        self.takes_lists = any("[]" in str(argument.type) for argument in schema.arguments)
-        arguments = [
-            (position, argument.name)
-            for position, argument in enumerate(schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-        writes = {position for position, _ in arguments}
-        self.accesses: Final = tuple(
-            WRITE if position in writes else READ for position in range(len(schema.arguments))
-        )
-        self.write_names: Final = frozenset(name for _, name in arguments)
-        self.resizes = bool(arguments) and (
-            "out" in overload._overloadname
-            or overload._opname in {"resize_", "resize_as_", "set_", "_resize_output_"}
-        )
-        self._seeing: OpKind | None = None
-        self._calling: OpKind | None = None
-
-    def numbers_as_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Give the arguments with tensors in place of numbers where the schema wants tensors; None if there are none.
-
-        torch hands the tensor that C++ made of a number to Python as the number, and most ops do not take it back
-        (code that torch.jit traced, as `x.shape[0] // 2`, fails so under any dispatch mode).
-        """
-        if torch._C._should_allow_numbers_as_tensors(self.overload._opname):
-            return None
-        restored = list(args)
-        for position, argument in enumerate(self.overload._schema.arguments[: len(args)]):
-            dtype = _NUMBERS.get(args[position].__class__)
-            if dtype is not None and str(argument.type) == "Tensor":
-                restored[position] = torch.scalar_tensor(args[position], dtype=dtype)
-        return None if all(new is old for new, old in zip(restored, args, strict=True)) else tuple(restored)
-
-    def calling(self, call: Callable[..., Any]) -> OpKind:
-        """Give the same kind for one run with another call; the next run takes the object again."""
-        kind = self._calling
-        if kind is None:
-            kind = self._calling = OpKind(self.overload)
-        kind.call = call
-        kind._seeing = None
-        return kind
-
-    def seeing(self) -> OpKind:
-        """Give the same kind for use while __torch_function__ is off: its call alone has it on, as plainly."""
-        if self._seeing is None:
-            self._seeing = OpKind(self.overload)
-            self._seeing.call = functools.partial(_with_torch_function, self.call)
-        return self._seeing
-
-
-def _with_torch_function(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with torch._C._EnableTorchFunction():
-        return call(*args, **kwargs)
 
 
 class OpRecorder:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from memwatch.replay.memory import HostBytes
+from memwatch.encoding.host_memory import HostBytes
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ RngStates = dict[str, HostBytes]
 
 
 @dataclass
-class Kept:
+class ReplayInputs:
     """The live part of a recording made with `profile(replay=True)`.
 
     Attributes:

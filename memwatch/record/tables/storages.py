@@ -23,13 +23,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from memwatch.capture.schema import NONE, ORIGINS
 from memwatch.errors import MemoryLimitError
 from memwatch.record.clock import ticks
-from memwatch.record.rows import Rows
+from memwatch.record.tables.rows import Rows
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from memwatch.record.strings import Strings
+    from memwatch.record.tables.strings import Strings
 
 NEVER: Final = 1 << 62
 _data_address: Callable[[Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]  # copies no lazy clone

@@ -6,9 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from memwatch.capture.recording import Recording
-from memwatch.record.allocator import AllocatorChannel
 from memwatch.record.clock import Clock, ticks
-from memwatch.record.strings import Strings
+from memwatch.record.python.allocator import AllocatorChannel
+from memwatch.record.tables.strings import Strings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memwatch.capture.capture import Capture
 
 
-def allocator_account(function: Callable[[], Any]) -> Capture | None:
+def allocator_only(function: Callable[[], Any]) -> Capture | None:
     """Call a function and give a capture of its allocator events; None if a profiler is already running."""
     recording, strings, clock = Recording(None), Strings(), Clock()
     channel = AllocatorChannel(strings, clock, [0], lambda kind, text: None)

@@ -19,7 +19,7 @@ from memwatch.heap.edge_names import name_edge
 from memwatch.heap.frames import is_own_code, read_locals
 from memwatch.heap.names import type_name
 from memwatch.heap.tensors import mro_of
-from memwatch.record.holder_words import Words
+from memwatch.record.holders.holder_words import Words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,8 +16,8 @@ from memwatch.heap.tensors import is_python_node, mro_of, type_dict
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memwatch.record.reach import Chain
-    from memwatch.record.sources import Source
+    from memwatch.record.holders.reach import Chain
+    from memwatch.record.holders.sources import Source
 
 _UNSPOKEN: Final = (FunctionType, MethodType, CellType, FrameType)
 _PLACE: Final = re.compile(r" \([^()]*\)")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch.record.stand_in import StandIns
+from memwatch.record.patches import StandIns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from memwatch.capture.schema import NONE
-from memwatch.record import saved_seen
 from memwatch.record.clock import ticks
-from memwatch.record.rows import Rows
-from memwatch.record.stand_in import StandIns
-from memwatch.record.storages import BASELINE, Storages, known_bytes
+from memwatch.record.patches import StandIns
+from memwatch.record.saved import disguise
+from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.storages import BASELINE, Storages, known_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -66,7 +66,7 @@ class Pack:
         "version",
     )
     number: int
-    keeper: saved_seen.Keeper | None
+    keeper: disguise.Keeper | None
     by_program: Callable[[Any], Tensor] | None  # gives the tensor for what the program's own hook packed
     packed: Any
     version: int
@@ -97,9 +97,9 @@ class SavedTensorRecorder:
         self._count = 0
         self._outer: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         self._hooks: tuple[Callable[..., Any], Callable[..., Any]] = (self._pack, self._unpack)
-        self.callbacks: tuple[Callable[..., Any], ...] = (*self._hooks, *saved_seen.CALLED_BACK, *_PACKS)
+        self.callbacks: tuple[Callable[..., Any], ...] = (*self._hooks, *disguise.CALLED_BACK, *_PACKS)
         self._ours = _PACKS
-        self._keeper: saved_seen.Keeper | None = None
+        self._keeper: disguise.Keeper | None = None
         storages.on_release = self._released
         self._stand_ins = StandIns()
         self.closed = False
@@ -109,7 +109,7 @@ class SavedTensorRecorder:
         self.set_outer(_autograd._top_saved_tensors_default_hooks(True))
         _autograd._push_saved_tensors_default_hooks(*self._hooks)
         self._stand_ins.put(torch.autograd.graph, "disable_saved_tensors_hooks", self._stand_aside)
-        self._keeper = saved_seen.put_on(self._ours)
+        self._keeper = disguise.put_on(self._ours)
 
     def set_outer(self, hooks: tuple[Callable[..., Any], Callable[..., Any]] | None) -> None:
         """Have the hooks that the program pushed before do the packing."""
@@ -266,7 +266,7 @@ def _hook(packed: Any, pack_hook: Any, unpack_hook: Any) -> bool:
     return True
 
 
-_PACKS = saved_seen.Packs(_original_of, _hook)
+_PACKS = disguise.Packs(_original_of, _hook)
 
 
 def _kind_of(node: Any) -> tuple[str, bool]:

@@ -6,26 +6,19 @@ it by number. So the cost per op is that of the few frames between the op and th
 
 from __future__ import annotations
 
-import functools
-import os
 import sys
-import sysconfig
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-import memwatch
 from memwatch.capture.schema import NONE
+from memwatch.own_code import CodeOwner, code_owner
 
 if TYPE_CHECKING:
-    from memwatch.record.strings import Strings
+    from memwatch.record.tables.strings import Strings
 
 _MAX_DEPTH: Final = 128
-_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
-_OWN: Final = os.path.dirname(memwatch.__file__) + os.sep
-_STDLIB: Final = sysconfig.get_paths()["stdlib"] + os.sep
-_SITE: Final = tuple({sysconfig.get_paths()["purelib"] + os.sep, sysconfig.get_paths()["platlib"] + os.sep})
 _MODULE_CALL: Final = torch.nn.Module._call_impl.__code__
 """torch's own frame around `forward`, just inside the boundary."""
 _STEP_CALL: Final = next(
@@ -121,8 +114,8 @@ class Stacks:
         """Give the rows of the `stacks` table for the stacks interned since the last call."""
         rows: list[int] = []
         while self._written < len(self._keys):
-            for depth, (file, line, function, user) in enumerate(self._expand(self._written)):
-                rows += (self._written, depth, file, line, function, user)
+            for depth, (file, line, function, owner) in enumerate(self._expand(self._written)):
+                rows += (self._written, depth, file, line, function, owner)
             self._written += 1
         return rows
 
@@ -140,14 +133,15 @@ class Stacks:
     def _symbolise(self, address: int, offset: int) -> tuple[int, int, int, int] | None:
         if (address, offset) not in self._frames:
             code = self._codes[address]
+            owner = code_owner(code.co_filename)
             self._frames[address, offset] = (
                 None
-                if code.co_filename.startswith(_OWN)
+                if owner is CodeOwner.MEMWATCH
                 else (
                     self._strings(code.co_filename),
                     _line_at(code, offset),
                     self._strings(getattr(code, "co_qualname", code.co_name)),
-                    int(is_user(code.co_filename)),
+                    int(owner),
                 )
             )
         return self._frames[address, offset]
@@ -158,11 +152,3 @@ def _line_at(code: CodeType, offset: int) -> int:
         if start <= offset < end and line is not None:
             return line
     return code.co_firstlineno
-
-
-@functools.cache
-def is_user(file: str) -> bool:
-    """Tell whether a file is the program's own: not torch, not memwatch, not the standard library, not frozen."""
-    if file.startswith(("<frozen", _TORCH, _OWN)):
-        return False
-    return not (file.startswith(_STDLIB) and not file.startswith(_SITE))

@@ -15,15 +15,16 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from memwatch.capture.schema import NONE
-from memwatch.record.climb import climb, in_variables, living_tensors, young_objects
+from memwatch.own_code import code_owner
 from memwatch.record.clock import ticks
-from memwatch.record.graphs import Graphs
-from memwatch.record.holder_words import Words, describe, same_for_all_items
-from memwatch.record.look_times import LookTimes
-from memwatch.record.reach import Chain, Reach
-from memwatch.record.rows import Rows
-from memwatch.record.sources import Source, context_variables, namespaces, running, sources
-from memwatch.record.storages import (
+from memwatch.record.holders.climb import climb, in_variables, living_tensors, young_objects
+from memwatch.record.holders.graphs import Graphs
+from memwatch.record.holders.holder_words import Words, describe, same_for_all_items
+from memwatch.record.holders.look_times import LookTimes
+from memwatch.record.holders.reach import Chain, Reach
+from memwatch.record.holders.sources import Source, context_variables, namespaces, running, sources
+from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.storages import (
     NEVER,
     Alive,
     Passing,
@@ -31,22 +32,22 @@ from memwatch.record.storages import (
     address_of,
     plain_parts,
 )
-from memwatch.record.storages import _address_or_zero as address_or_zero
+from memwatch.record.tables.storages import _address_or_zero as address_or_zero
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import FrameType
 
     from memwatch.record.context import Context
-    from memwatch.record.saved import SavedTensorRecorder
-    from memwatch.record.strings import Strings
+    from memwatch.record.python.saved import SavedTensorRecorder
+    from memwatch.record.tables.strings import Strings
 
 _MAX_HOLDERS: Final = 6
 _SMALL_RATIO: Final = 0.001
 _UNNAMED_RATIO: Final = 0.1
 _LOOKS_BETWEEN_SEARCHES: Final = 4
 
-Row = tuple[int, int, int, int]
+Row = tuple[int, int, int, int, int]
 """String ids of kind, holder, site and path."""
 
 
@@ -221,7 +222,10 @@ class _Look:
 
     def _row(self, words: Words) -> Row:
         strings = self._looks._strings
-        return strings(words.kind), strings(words.holder), strings(words.site), strings(words.path)
+        file = words.site.rpartition(":")[0]
+        owner = code_owner(file) if file else NONE
+        kind, holder, site, path = (strings(text) for text in words)
+        return kind, holder, site, path, int(owner)
 
     def _graph(self, source: Source, chain: Chain) -> None:
         """Tell which saved tensors the graph of a variable keeps, and what a ctx in it holds."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.jit import _trace as jit
 
-from memwatch.record.stand_in import StandIns
+from memwatch.record.patches import StandIns
 
 if TYPE_CHECKING:
     from collections.abc import Callable

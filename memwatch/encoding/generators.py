@@ -9,7 +9,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from memwatch.replay.kept import RngStates
+    from memwatch.encoding.replay_inputs import RngStates
 
 OWN = "generator:"
 

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memwatch.errors import MemwatchError
-from memwatch.record.allocator import AllocatorChannel
-from memwatch.record.intercept import KeyInterceptor, ModeInterceptor
+from memwatch.record.interception.key import KeyInterceptor
+from memwatch.record.interception.mode import ModeInterceptor
 from memwatch.record.native import library as native
 from memwatch.record.native.allocator import NativeAllocatorChannel
 from memwatch.record.native.recorder import NativeKeyInterceptor, NativeModeInterceptor, NativeOpRecorder
 from memwatch.record.native.saved import NativeSavedTensorRecorder
 from memwatch.record.native.stacks import NativeStacks
 from memwatch.record.native.storages import NativeStorages
-from memwatch.record.ops import OpRecorder
-from memwatch.record.saved import SavedTensorRecorder
-from memwatch.record.stacks import Stacks
-from memwatch.record.storages import Storages
+from memwatch.record.python.allocator import AllocatorChannel
+from memwatch.record.python.ops import OpRecorder
+from memwatch.record.python.saved import SavedTensorRecorder
+from memwatch.record.tables.stacks import Stacks
+from memwatch.record.tables.storages import Storages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 
     from memwatch.record.clock import Clock
     from memwatch.record.context import Context
-    from memwatch.record.intercept import Interceptor
+    from memwatch.record.interception.interceptor import Interceptor
     from memwatch.record.options import Options
-    from memwatch.record.strings import Strings
+    from memwatch.record.tables.strings import Strings
 
 
 class Choice:
