@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from memwatch.replay.kept import Kept
+    from memwatch.encoding.replay_inputs import ReplayInputs
     from memwatch.replay.result import ReplayResult
     from memwatch.replay.selective import Regions
 
@@ -45,7 +45,7 @@ class Replayable:
 
     capture: Capture
     recorded: Recorded
-    kept: Kept | None
+    kept: ReplayInputs | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +161,7 @@ def replayable(source: _Recording | Capture | str | os.PathLike[str]) -> Replaya
     capture = source.capture
     known = _known.get(source)
     if known is None or known[0] is not capture:
-        kept: Kept | None = getattr(source, "_kept", None)
+        kept: ReplayInputs | None = getattr(source, "_replay_inputs", None)
         recorded = recorded_program(capture)
         if kept is not None:
             check_inputs(recorded.program, kept)
