@@ -63,7 +63,11 @@ def _matched_strings(tree: ast.Module) -> list[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             matched += [node.left, *node.comparators]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MATCHING:
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in _MATCHING
+        ):
             matched += node.args
     matched += [constants[node.id] for node in matched if isinstance(node, ast.Name) and node.id in constants]
     return [
