@@ -1,8 +1,7 @@
 """The references that autograd holds in C++ and gc never shows, read without running any hook.
 
-gc sees almost nothing of the autograd graph: ``gc.get_referents(grad_fn)`` is empty. Every edge here is
-read from
-an attribute that torch offers; ``SavedTensor.data`` gives what a node saved (or what a pack hook made of it)
+gc sees almost nothing of the autograd graph: ``gc.get_referents(grad_fn)`` is empty. Every edge here is read
+from an attribute that torch offers; ``SavedTensor.data`` gives what a node saved (or what a pack hook made of it)
 without calling the user's unpack hook.
 """
 
@@ -11,8 +10,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
-from torch._C import _functorch
 
+from memwatch._torch.autograd import RAW_SAVED_PREFIX, RAW_SAVED_TENSORS, FunctionBase
+from memwatch._torch.functorch import is_wrapped, unwrapped
+from memwatch._torch.tensors import (
+    BACKWARD_HOOKS,
+    BASE,
+    GRAD,
+    INDICES,
+    POST_GRAD_HOOKS,
+    TENSOR_DICT,
+    VALUES,
+    TensorBase,
+)
 from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.node_hooks import node_hooks
 from memwatch.heap.tensors import is_python_node, is_tensor, mro_of, storage_of, type_dict
@@ -21,8 +31,7 @@ from memwatch.heap.vertices import vertex_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_TENSOR: Final = torch._C.TensorBase.__dict__
-_PYTHON_NODE: Final = torch._C._FunctionBase.__dict__
+_PYTHON_NODE: Final = vars(FunctionBase)
 _REFUSED: Final = (RuntimeError, AttributeError, NotImplementedError, TypeError)
 
 
@@ -65,10 +74,10 @@ def autograd_edges(obj: object) -> list[NativeEdge]:
 
 def plain_gradient(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the gradient of a leaf, unless it carries a graph of its own; touches no other tensor."""
-    if not _read(_TENSOR, "is_leaf", tensor):
+    if not _read(TENSOR_DICT, "is_leaf", tensor):
         return None
-    gradient: torch.Tensor | None = _read(_TENSOR, "_grad", tensor)
-    return None if gradient is None or _read(_TENSOR, "grad_fn", gradient) is not None else gradient
+    gradient: torch.Tensor | None = _read(TENSOR_DICT, GRAD, tensor)
+    return None if gradient is None or _read(TENSOR_DICT, "grad_fn", gradient) is not None else gradient
 
 
 def _read(descriptors: Any, name: str, obj: object) -> Any:
@@ -83,33 +92,30 @@ def _read(descriptors: Any, name: str, obj: object) -> Any:
 
 def _tensor_edges(tensor: Any) -> Iterator[NativeEdge]:
     yield NativeEdge(EdgeKind.STORAGE, storage_of(tensor))
-    if _read(_TENSOR, "is_leaf", tensor) or _read(
-        _TENSOR, "retains_grad", tensor
-    ):  # else torch warns the user
-        yield NativeEdge(EdgeKind.GRAD, _read(_TENSOR, "_grad", tensor))
-    yield NativeEdge(EdgeKind.GRAD_FN, _read(_TENSOR, "grad_fn", tensor))
-    yield NativeEdge(EdgeKind.BASE, _read(_TENSOR, "_base", tensor))
-    yield NativeEdge(EdgeKind.TENSOR_HOOKS, _read(_TENSOR, "_backward_hooks", tensor), hidden=False)
-    yield NativeEdge(
-        EdgeKind.ACCUMULATE_HOOKS, _read(_TENSOR, "_post_accumulate_grad_hooks", tensor), hidden=False
-    )
-    if _read(_TENSOR, "layout", tensor) is not torch.strided:
+    # torch warns about reading the gradient of any other tensor
+    if _read(TENSOR_DICT, "is_leaf", tensor) or _read(TENSOR_DICT, "retains_grad", tensor):
+        yield NativeEdge(EdgeKind.GRAD, _read(TENSOR_DICT, GRAD, tensor))
+    yield NativeEdge(EdgeKind.GRAD_FN, _read(TENSOR_DICT, "grad_fn", tensor))
+    yield NativeEdge(EdgeKind.BASE, _read(TENSOR_DICT, BASE, tensor))
+    yield NativeEdge(EdgeKind.TENSOR_HOOKS, _read(TENSOR_DICT, BACKWARD_HOOKS, tensor), hidden=False)
+    yield NativeEdge(EdgeKind.ACCUMULATE_HOOKS, _read(TENSOR_DICT, POST_GRAD_HOOKS, tensor), hidden=False)
+    if _read(TENSOR_DICT, "layout", tensor) is not torch.strided:
         yield from _sparse_parts(tensor)
-    if _functorch.is_functorch_wrapped_tensor(tensor):
-        yield NativeEdge(EdgeKind.FUNCTORCH_VALUE, _functorch.get_unwrapped(tensor))
+    if is_wrapped(tensor):
+        yield NativeEdge(EdgeKind.FUNCTORCH_VALUE, unwrapped(tensor))
 
 
 def _sparse_parts(tensor: torch.Tensor) -> Iterator[NativeEdge]:
     for name in (
-        "_indices",
-        "_values",
+        INDICES,
+        VALUES,
         "crow_indices",
         "col_indices",
         "ccol_indices",
         "row_indices",
         "values",
     ):
-        method = getattr(torch._C.TensorBase, name, None)
+        method = getattr(TensorBase, name, None)
         try:
             part = None if method is None else method(tensor)
         except _REFUSED:
@@ -136,15 +142,15 @@ def _node_edges(node: Any) -> Iterator[NativeEdge]:
 
 def _saved_names(node: object, *, python: bool) -> tuple[str, ...]:
     if python:
-        return ("_raw_saved_tensors",)
-    return tuple(name for name in type_dict(mro_of(type(node))[0]) if name.startswith("_raw_saved_"))
+        return (RAW_SAVED_TENSORS,)
+    return tuple(name for name in type_dict(mro_of(type(node))[0]) if name.startswith(RAW_SAVED_PREFIX))
 
 
 def _saved(namespace: Any, name: str, node: object) -> Iterator[NativeEdge]:
     raw = _read(namespace, name, node)
     if raw is None:
         return
-    name = name.removeprefix("_raw_saved_")
+    name = name.removeprefix(RAW_SAVED_PREFIX)
     many = isinstance(raw, (tuple, list))
     for number, saved in enumerate(raw if many else (raw,)):
         position = number if many else None

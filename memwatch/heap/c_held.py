@@ -11,9 +11,8 @@ from itertools import chain, compress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import torch
-from torch.jit._script import RecursiveScriptModule
 
+from memwatch._torch.jit import Future, ScriptModule, tensors_of_script_module
 from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import NativeEdge
 from memwatch.heap.names import instance_dict
@@ -24,21 +23,22 @@ if TYPE_CHECKING:
 
 _BASE: Final = np.ndarray.__dict__["base"]
 _DTYPE: Final = np.ndarray.__dict__["dtype"]
+_ROLES: Final = {"parameter": EdgeKind.PARAMETER, "buffer": EdgeKind.BUFFER}
 _CHUNK: Final = 10_000  # objects whose references are listed at a time
 
 
 def keeps_in_c(cls: type) -> bool:
     """Say whether a class keeps references that gc does not show and that :func:`c_held_edges` reads."""
     bases = mro_of(cls)
-    return np.ndarray in bases or torch._C.Future in bases or RecursiveScriptModule in bases
+    return np.ndarray in bases or Future in bases or ScriptModule in bases
 
 
 def c_held_edges(obj: Any) -> list[NativeEdge]:
     """List what a numpy array, a finished torch future or a scripted module holds; no code of a subclass runs."""
     bases = mro_of(type(obj))
-    if torch._C.Future in bases:
+    if Future in bases:
         return _result(obj)
-    if RecursiveScriptModule in bases:
+    if ScriptModule in bases:
         return _scripted(obj)
     edges = (
         [] if (base := _BASE.__get__(obj)) is None else [NativeEdge(EdgeKind.NUMPY_BASE, base, hidden=False)]
@@ -54,26 +54,17 @@ def c_held_edges(obj: Any) -> list[NativeEdge]:
 
 def _result(future: Any) -> list[NativeEdge]:
     try:
-        done = torch._C.Future.done(future)
-        return (
-            [NativeEdge(EdgeKind.FUTURE_RESULT, torch._C.Future.value(future), hidden=False)] if done else []
-        )
+        done = Future.done(future)
+        return [NativeEdge(EdgeKind.FUTURE_RESULT, Future.value(future), hidden=False)] if done else []
     except Exception:  # the error that the future was given, of any class
         return []
 
 
 def _scripted(module: Any) -> list[NativeEdge]:
     inside = (instance_dict(module) or {}).get("_c")
-    if type(inside) is not torch._C.ScriptModule:
-        return []
-    tables: tuple[tuple[EdgeKind, Any], ...] = (
-        (EdgeKind.PARAMETER, torch._C.ParameterDict),
-        (EdgeKind.BUFFER, torch._C.BufferDict),
-    )
     return [
-        NativeEdge(kind, tensor, name, hidden=False)
-        for kind, table in tables
-        for name, tensor in table(inside).items()
+        NativeEdge(_ROLES[role], tensor, name, hidden=False)
+        for role, name, tensor in tensors_of_script_module(inside)
     ]
 
 

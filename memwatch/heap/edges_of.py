@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.frames import read_locals
 from memwatch.heap.names import attributes, class_place, in_interactive_shell, instance_dict, type_name
@@ -370,9 +371,9 @@ def _attribute(chain: Sequence[Any], at: int, name: str, owner: Vertex, *, cover
 
 
 _MODULE_TABLES: Final = {
-    "_parameters": EdgeKind.PARAMETER,
-    "_buffers": EdgeKind.BUFFER,
-    "_modules": EdgeKind.SUBMODULE,
+    PARAMETERS: EdgeKind.PARAMETER,
+    BUFFERS: EdgeKind.BUFFER,
+    MODULES: EdgeKind.SUBMODULE,
 }
 _NAMERS: Final[dict[type, Callable[[Sequence[Any], int], Named | None]]] = {
     Root: _root,

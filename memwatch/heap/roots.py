@@ -12,6 +12,9 @@ from enum import Enum
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from memwatch._torch.autograd import top_saved_hooks
+from memwatch._torch.modes import mode_stack
+from memwatch._torch.overrides import active_function_modes
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.frames import is_test_runner_code, read_locals, running_frames
 from memwatch.heap.tensors import mro_of, type_dict
@@ -223,15 +226,9 @@ def _thread_locals(objects: Iterable[object]) -> Root:
 
 
 def _torch_state() -> Root:
-    import torch
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
     found: list[tuple[EdgeKind, str | None, object]] = [
-        (EdgeKind.DISPATCH_MODE, None, mode) for mode in _get_current_dispatch_mode_stack()
+        (EdgeKind.DISPATCH_MODE, None, mode) for mode in mode_stack()
     ]
-    for position in range(torch._C._len_torch_function_stack()):
-        mode = torch._C._get_function_stack_at(position)
-        found.append((EdgeKind.FUNCTION_MODE, None, mode))
-    hooks: Iterable[object] | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    found += [(EdgeKind.DEFAULT_SAVED_HOOK, None, hook) for hook in hooks or ()]
+    found += [(EdgeKind.FUNCTION_MODE, None, mode) for mode in active_function_modes()]
+    found += [(EdgeKind.DEFAULT_SAVED_HOOK, None, hook) for hook in top_saved_hooks() or ()]
     return _root(RootKind.TORCH_STATE, found)

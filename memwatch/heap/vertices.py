@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.edges import Vertex, VertexKind
 from memwatch.heap.names import short_qualname, type_name
 from memwatch.heap.tensors import is_node, is_python_node, is_tensor, mro_of, quiet, storage_bytes
@@ -97,7 +98,7 @@ def key_text(key: object) -> str:
 
 
 def _tensor(tensor: Any) -> Vertex:
-    namespace = torch._C.TensorBase.__dict__
+    namespace = TENSOR_DICT
     name = type_name(type(tensor))
     with quiet():
         try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from memwatch._torch.modules import BUFFERS, PARAMETERS
 from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import plain_gradient
 from memwatch.heap.c_held import c_held_edges, keeps_in_c
@@ -76,7 +77,7 @@ def listed(edges: Iterable[tuple[int, int]]) -> Positions:
 def _module_state(snapshot: Snapshot) -> Iterable[tuple[int, int]]:
     for module in snapshot.instances(torch.nn.Module):
         values = instance_dict(module) or {}
-        for table in (values.get("_parameters"), values.get("_buffers")):
+        for table in (values.get(PARAMETERS), values.get(BUFFERS)):
             if type(table) is dict or type(table).__name__ == "OrderedDict":
                 place = snapshot.position(table)
                 yield from ((place, snapshot.position(tensor)) for tensor in dict.values(table))  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memwatch._torch import missing
 from memwatch.errors import MemwatchError
 from memwatch.leaks.kinds import LeakKind
 from memwatch.words import leaks as words
@@ -98,7 +99,8 @@ class TensorLeakError(MemwatchError, AssertionError):
         total = sum(leak.nbytes for leak in self.leaks)
         count = sum(leak.count for leak in self.leaks)
         head = words.total_line(total, count, len(self.leaks))
-        super().__init__("\n".join([head, *map(str, self.leaks)]))
+        notes = (words.NOTE.format(sentence=sentence) for sentence in missing())
+        super().__init__("\n".join([head, *map(str, self.leaks), *notes]))
 
     def __reduce__(self) -> tuple[type[TensorLeakError], tuple[list[Leak]]]:
         return type(self), (self.leaks,)

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
 
+from memwatch._torch.dynamo import leave_alone
+from memwatch._torch.modes import UncompiledMode, mode_stack, pop_mode, push_mode
+from memwatch._torch.overloads import schema_of
 from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_of
 
 if TYPE_CHECKING:
@@ -29,7 +26,7 @@ _LIBRARY: Final = (
 )
 
 
-class NewStorageMode(TorchDispatchMode):
+class NewStorageMode(UncompiledMode):
     """Writes the storages that ops return into a book; changes nothing.
 
     Args:
@@ -38,27 +35,16 @@ class NewStorageMode(TorchDispatchMode):
     """
 
     def __init__(self, book: NewStorages, run: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._book = book
         self._run = run
         self._aliases: dict[Any, bool] = {}
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let compiled code run compiled; else one call under the mode would switch it off for good."""
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True wraps the method below so that its first call imports torch._dynamo: seconds, and a changed process.
-        # The end of this file tells dynamo to leave it alone instead.
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         aliases = self._aliases.get(func)
         if aliases is None:
-            aliases = self._aliases[func] = all(ret.alias_info is not None for ret in func._schema.returns)
+            aliases = self._aliases[func] = all(ret.alias_info is not None for ret in schema_of(func).returns)
         if not aliases:
             with quiet():
                 self._note(result)
@@ -75,20 +61,20 @@ class NewStorageMode(TorchDispatchMode):
 
     def start(self) -> None:
         """Switch on for this thread."""
-        _push_mode(self)
+        push_mode(self)
 
     def stop(self) -> None:
         """Switch off, leaving modes that were entered later in place; does nothing if already off."""
-        if not any(mode is self for mode in _get_current_dispatch_mode_stack()):
+        if not any(mode is self for mode in mode_stack()):
             return
         above = []
-        while _get_current_dispatch_mode_stack():
-            mode = _pop_mode()
+        while mode_stack():
+            mode = pop_mode()
             if mode is self:
                 break
             above.append(mode)
         for mode in reversed(above):
-            _push_mode(mode)
+            push_mode(mode)
 
 
 def user_line() -> Site | None:
@@ -102,8 +88,4 @@ def user_line() -> Site | None:
     return None
 
 
-_eval_frame = torch._C._dynamo.eval_frame
-_SKIP: Final = _eval_frame._FrameAction.SKIP
-_eval_frame.set_code_exec_strategy(
-    NewStorageMode.__torch_dispatch__.__code__, _eval_frame._FrameExecStrategy(_SKIP, _SKIP)
-)
+leave_alone(NewStorageMode.__torch_dispatch__.__code__)
