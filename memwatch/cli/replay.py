@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print what the replay found; 1 if the peak is not what the plan says."""
-    from memwatch.planner.plan_file import load_plan
+    from memwatch.planner.plan import load_plan
     from memwatch.reading import load
     from memwatch.replay.front import replay
     from memwatch.report import plan_summary

@@ -13,8 +13,10 @@ from weakref import WeakKeyDictionary
 from memwatch.capture import Capture, load
 from memwatch.errors import MemwatchError
 from memwatch.planner import BudgetError, Graph
-from memwatch.planner.plan import OrderChoice, Plan, describe_moves, plan_graph
-from memwatch.planner.plan_file import fingerprint
+from memwatch.planner.fingerprint import fingerprint
+from memwatch.planner.moves import describe_moves
+from memwatch.planner.plan import Plan
+from memwatch.planner.plan_search import OrderChoice, plan_graph
 from memwatch.replay.graph import Recorded, in_words, recorded_program
 from memwatch.replay.inputs import check_inputs
 from memwatch.replay.run import replay_schedule

@@ -232,7 +232,7 @@ def test_plan_of_another_program_is_refused(tmp_path):
     x = torch.ones(8)
     prof, other = record(lambda: torch.sum(x * 2)), record(lambda: (x * 2).exp().sum())
     plan(prof).save(tmp_path / "plan.json")
-    from memwatch.planner.plan_file import load_plan
+    from memwatch.planner.plan import load_plan
 
     loaded = load_plan(tmp_path / "plan.json")
     assert replay(loaded, prof).identical
