@@ -7,9 +7,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from memwatch._version import __version__ as __version__
 from memwatch.errors import MemoryLimitError, MemwatchError
-
-__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from memwatch import planner, replay

@@ -20,6 +20,7 @@ from memwatch.analysis.choices import Choices
 from memwatch.analysis.fates import Fates
 from memwatch.analysis.holders import Holder
 from memwatch.capture.schema import ACCESSES, NONE
+from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -94,8 +95,7 @@ class _Search:
         self._least = max(int(self._curve.peak_increase_bytes * LEAST_RATIO), 1)
         self._fates = Fates(frames)
         stacks = frames.capture.tables["stacks"]
-        files = frames.capture.text(np.unique(stacks["file"][stacks["user"] == 1]))
-        self._has_own_files = any(not Holder("", "", file, "").foreign for file in files)
+        self._has_own_files = bool((stacks["owner"] == CodeOwner.PROGRAM).any())
         self._computed = _computed(frames)
 
     def run(self) -> list[Finding]:

@@ -16,6 +16,7 @@ from memwatch.analysis.holders import Holders
 from memwatch.analysis.lives import UNOBSERVED, WORKSPACE, Curve, Lives, join
 from memwatch.analysis.places import Places, find_places
 from memwatch.capture.schema import ACCESSES, DERIVED_BY_NAME, NONE, ORIGINS, PANDAS_DTYPE, PHASES
+from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
     from memwatch.analysis.findings import Finding
@@ -91,10 +92,16 @@ class Frames:
                 text(stacks["file"][rows]),
                 stacks["line"][rows].tolist(),
                 text(stacks["function"][rows]),
-                (stacks["user"][rows] == 1).tolist(),
+                (stacks["owner"][rows] <= CodeOwner.INSTALLED).tolist(),
                 strict=True,
             )
         )
+
+    @cached_property
+    def owner_of_file(self) -> dict[str, int]:
+        """Whose code each file of a recorded stack is, as an index into OWNERS."""
+        stacks = self.capture.tables["stacks"]
+        return dict(zip(self.capture.text(stacks["file"]), stacks["owner"].tolist(), strict=True))
 
     def _lines(self, stacks: IntArray) -> np.ndarray[Any, Any]:
         return np.array([*self.places.line_of_stack, ""], dtype=object)[stacks]

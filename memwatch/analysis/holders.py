@@ -14,6 +14,7 @@ import numpy as np
 
 from memwatch.analysis.lives import BASELINE, WORKSPACE
 from memwatch.capture.schema import NONE, PHASES
+from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from memwatch.analysis.frames import Frames
     from memwatch.capture.packed import IntArray
 
-_FOREIGN: Final = ("/torch/", "\\torch\\", "site-packages", "dist-packages", "<frozen", "/lib/python3")
 _STACK: Final = "evaluation stack"
 _SMALL_RATIO: Final = 0.001
 _TOO_SMALL: Final = "not looked for: it is less than 0.1 % of the increase"
@@ -41,11 +41,12 @@ class Holder:
     words: str
     site: str
     path: str
+    owner: int = NONE
 
     @property
     def foreign(self) -> bool:
         """Whether the holder is a variable of torch's or an installed package's code, which no user edits."""
-        return any(part in self.site for part in _FOREIGN)
+        return self.owner > CodeOwner.PROGRAM
 
 
 class Holders:
@@ -145,7 +146,8 @@ class Holders:
         """Read rows of the recorded table as the holders of a life."""
         table, text = self._frames.capture.tables["holders"], self._frames.capture.text
         kinds, words, sites, paths = (text(table[name][rows]) for name in ("kind", "holder", "site", "path"))
-        found = dict.fromkeys(Holder(*row) for row in zip(kinds, words, sites, paths, strict=True))
+        owners = table["owner"][rows].tolist()
+        found = dict.fromkeys(Holder(*row) for row in zip(kinds, words, sites, paths, owners, strict=True))
         placed = [self._on_stack(holder, life, op) if holder.kind == _STACK else holder for holder in found]
         return sorted(placed, key=lambda holder: holder.foreign)
 
@@ -158,10 +160,11 @@ class Holders:
             np.isin(table["kind"], [n for n, t in enumerate(self._frames.strings) if t == _STACK])
         )
         made = lives.op[table["storage"][rows]]
-        columns = (text(table[name][rows]) for name in ("kind", "holder", "site", "path"))
+        columns = [text(table[name][rows]) for name in ("kind", "holder", "site", "path")]
+        holders = map(Holder, *columns, table["owner"][rows].tolist())
         return {
-            int(stack[op]): Holder(*row)
-            for op, *row in zip(made.tolist(), *columns, strict=True)
+            int(stack[op]): holder
+            for op, holder in zip(made.tolist(), holders, strict=True)
             if op != NONE and stack[op] != NONE
         }
 
@@ -218,7 +221,7 @@ class Holders:
             return holder
         file, line, function = call
         words = f"{holder.words}, on the evaluation stack of `{function}`"
-        return Holder(holder.kind, words, f"{file}:{line}", holder.path)
+        return Holder(holder.kind, words, f"{file}:{line}", holder.path, self._frames.owner_of_file[file])
 
     def common_call(self, life: int, op: int) -> tuple[str, int, str] | None:
         """Give file, line and function of the program's innermost call that ran at birth and while an op ran."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.capture.schema import NONE, PHASES
+from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
     from memwatch.capture import Capture
@@ -55,7 +56,7 @@ def _user_frames(capture: Capture) -> tuple[list[str], list[str]]:
     rows = np.full(count, NONE, dtype=np.int64)
     for chosen in (
         stacks["depth"] == 0,
-        stacks["user"] == 1,
+        stacks["owner"] <= CodeOwner.INSTALLED,
     ):  # without a frame of its own: the innermost of all
         index = np.flatnonzero(chosen)[::-1]
         rows[stacks["stack"][index]] = index

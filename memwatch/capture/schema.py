@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-FORMAT_VERSION: Final = 1
+from memwatch.own_code import CodeOwner
+
+FORMAT_VERSION: Final = 2
 """Raised when an older memwatch could not read the file."""
 
 Kind = Literal["int", "text", "float", "bool"]
@@ -21,6 +23,8 @@ NONE: Final = -1
 PHASES: Final = ("forward", "backward", "optimizer")
 ACCESSES: Final = ("read", "write", "output")
 OPERANDS: Final = ("read", "written", "result")
+OWNERS: Final = tuple(owner.name.lower() for owner in CodeOwner)
+"""Whose code a file is."""
 ORIGINS: Final = ("op", "baseline", "external", "unobserved")
 ROLES: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
 CATEGORIES: Final = (
@@ -207,6 +211,7 @@ RECORDED: Final = (
         ("holder", "int", "string id of the holder in words"),
         ("site", "int", "string id of `file:line` of the line to edit, empty if there is none"),
         ("path", "int", "string id of the retention path, one edge per line"),
+        ("owner", "int", "index into OWNERS: whose code the site is; -1 if there is no site"),
     ),
     _table(
         "stacks",
@@ -216,7 +221,7 @@ RECORDED: Final = (
         ("file", "int", "string id of the file"),
         ("line", "int", "line number"),
         ("function", "int", "string id of the qualified function name"),
-        ("user", "int", "1 if the frame is the program's own, 0 for torch and memwatch"),
+        ("owner", "int", "index into OWNERS: whose code the frame is"),
     ),
     _table("strings", "Interned text.", ("id", "int", "string id"), ("text", "text", "the text")),
     _table("meta", "What was recorded where.", ("key", "text", "key"), ("value", "text", "value, JSON")),

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Build the library, or say that it is there."""
-    from memwatch.building import build_recorder
+    from memwatch.profile import build_recorder
 
     path, built = build_recorder()
     emit(f"{'built' if built else 'already built:'} {path}\n")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-import memwatch
+from memwatch._version import __version__
 from memwatch.cli.program_arguments import parse
 from memwatch.errors import MemwatchError
 
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 fine, 1 a finding or bad input, 2 wrong usage",
         allow_abbrev=False,
     )
-    parser.add_argument("-V", "--version", action="version", version=f"memwatch {memwatch.__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"memwatch {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for verb in VERBS:
         _add_verb(verbs, verb, importlib.import_module(f"memwatch.cli.{verb}"))

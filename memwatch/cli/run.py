@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int | BaseException:
     """Run the program; give what it raised, or 0."""
     # imported now, before the program's folder is the first place where modules are found
-    from memwatch import profile
+    from memwatch.profile import profile
 
     program = chosen_program(options)
     capture = Path(options.output or f"{program.name}.{os.getpid()}.memwatch")

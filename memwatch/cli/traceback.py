@@ -7,9 +7,7 @@ import sys
 from types import TracebackType
 from typing import Final
 
-import memwatch
-
-_HOME = os.path.dirname(os.path.abspath(memwatch.__file__))
+_HOME: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _AROUND: Final = tuple(os.path.join(_HOME, part, "") for part in ("cli", "record"))
 """Folders whose code stands around and between the program's; what the program itself calls is elsewhere."""
 

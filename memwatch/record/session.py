@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-import memwatch
+from memwatch._version import __version__
 from memwatch.capture.capture import Note
 from memwatch.capture.file import CaptureWriter
 from memwatch.capture.packed import as_rows
@@ -23,15 +23,15 @@ from memwatch.capture.schema import NONE, RECORDED_BY_NAME
 from memwatch.errors import MemwatchError
 from memwatch.record import baseline, context
 from memwatch.record.arguments import ArgumentRecorder
-from memwatch.record.choose import Choice
+from memwatch.record.backend import Choice
 from memwatch.record.clock import Clock, ticks
-from memwatch.record.compiled import CompiledCalls
-from memwatch.record.holders import HolderLooks
+from memwatch.record.holders.holders import HolderLooks
+from memwatch.record.interception.compiled import CompiledCalls
+from memwatch.record.interception.tracing import JitTracing
+from memwatch.record.patches import StandIns
 from memwatch.record.process import ProcessSampler
-from memwatch.record.rows import Rows
-from memwatch.record.stand_in import StandIns
-from memwatch.record.strings import Strings
-from memwatch.record.tracing import JitTracing
+from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.strings import Strings
 from memwatch.record.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
@@ -322,7 +322,7 @@ class Session:
     def _meta(self, *, complete: bool) -> dict[str, Any]:
         return {
             "complete": complete,
-            "memwatch": memwatch.__version__,
+            "memwatch": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
             "platform": platform.platform(),

@@ -13,11 +13,14 @@ import warnings
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.backends.debugging import boxed_nop
-from torch._functorch.partitioners import _extract_fwd_bwd_modules, default_partition
 from torch.fx.experimental.proxy_tensor import py_sym_types
 
+from memwatch._torch.aot import (
+    aot_autograd,
+    boxed_nop,
+    default_partition,
+    extract_forward_and_backward,
+)
 from memwatch.errors import MemwatchError
 from memwatch.planner import BudgetError, Plan, plan_graph
 from memwatch.planner.budget import parse_budget
@@ -121,7 +124,7 @@ class _Planner:
         written = rewritten(joint, plan, num_fwd_outputs)
         symbols = [node for node in written.saved if _is_symbol(node)]
         tensors = [node for node in written.saved if not _is_symbol(node)]
-        return _extract_fwd_bwd_modules(
+        return extract_forward_and_backward(
             written.module, tensors, symbols, num_fwd_outputs=num_fwd_outputs
         )  # fmt: skip
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from memwatch.replay.blank import ONLY_ALLOCATE
-from memwatch.replay.encode import GeneratorNumber, Value, Window, leaves, replace
+from memwatch._torch.overloads import base_name_of
+from memwatch.encoding.only_allocate import ONLY_ALLOCATE
+from memwatch.encoding.values import GeneratorNumber, Value, Window, leaves, replace
 from memwatch.replay.overloads import overload_of
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def price(overload: Value, positional: Value, keyword: dict[str, Value], result:
         keyword: its keyword arguments.
         result: what it gave.
     """
-    if overload._opname in ONLY_ALLOCATE or overload._opname == "resize_":
+    name = base_name_of(overload)
+    if name in ONLY_ALLOCATE or name == "resize_":
         return 0.0
     moved = sum(
         _span_bytes(item)

@@ -14,21 +14,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
+from memwatch._torch import dispatch
+from memwatch._torch.modes import without_modes
+from memwatch._torch.overloads import base_name_of, call_of
+from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.storages import address_of
+from memwatch._torch.tensors import set_conj, set_neg
+from memwatch.encoding.generators import restore_states
+from memwatch.encoding.host_memory import as_bytes, copy_in
+from memwatch.encoding.only_allocate import ONLY_ALLOCATE
+from memwatch.encoding.values import GeneratorNumber, Value, Window, leaves, replace
 from memwatch.planner import Graph, Schedule, StepKind
 from memwatch.planner.peak import allocations
-from memwatch.replay.blank import ONLY_ALLOCATE
-from memwatch.replay.encode import GeneratorNumber, Value, Window, leaves, replace
 from memwatch.replay.errors import ReplayError
-from memwatch.replay.memory import as_bytes, copy_in
 from memwatch.replay.overloads import overload_of
-from memwatch.replay.rng import restore_states
 from memwatch.replay.spill import Spill
 
 if TYPE_CHECKING:
+    from memwatch.encoding.replay_inputs import ReplayInputs
     from memwatch.replay.graph import Recorded
-    from memwatch.replay.kept import Kept
     from memwatch.replay.program import Call
 
 OnStep = Callable[[int], None]
@@ -82,7 +87,7 @@ class Executor:
     recorded: Recorded
     schedule: Schedule
     storages: list[torch.UntypedStorage | None]
-    kept: Kept | None = None
+    kept: ReplayInputs | None = None
     on_step: OnStep | None = None
     last_drawn: int = -1
     moved_bytes: int = 0
@@ -97,7 +102,7 @@ class Executor:
         buffer_of = self.recorded.buffer_of.tolist()
         plan = frees_of(self.recorded.graph, self.schedule)
         calls = self.recorded.program.calls
-        overloads = [overload_of(call)._op for call in calls]
+        overloads = [call_of(overload_of(call)) for call in calls]
         steps = list(zip(self.schedule.kind.tolist(), self.schedule.index.tolist(), strict=True))
         with Spill() as spill, below_autograd():
             for step, (kind, index) in enumerate(steps):
@@ -135,7 +140,7 @@ class Executor:
         copies.clear()
         self._check(call, result)
         del result
-        if overload_of(call)._opname in ONLY_ALLOCATE:
+        if base_name_of(overload_of(call)) in ONLY_ALLOCATE:
             self._fill()
         for buffer, storage in self._new.items():
             if buffer in bound:
@@ -165,7 +170,7 @@ class Executor:
 
         positional = replace(call.positional, build)
         keyword = {name: replace(value, build) for name, value in call.keyword.items()}
-        torch._C._set_grad_enabled(call.grad)  # below autograd it builds no graph, but kernels look at it
+        dispatch.set_grad_enabled(call.grad)  # below autograd it builds no graph, but kernels look at it
         try:
             return overload(*positional, **keyword)
         except Exception as error:
@@ -206,7 +211,7 @@ class Executor:
         known = self._new.get(buffer) if buffer in call.makes else self._held(call, buffer)
         if known is None:
             self._new[buffer] = storage
-        elif known._cdata != storage._cdata:
+        elif address_of(known) != address_of(storage):
             raise ReplayError(f"{call.where} returned other memory than it did when it was recorded")
 
 
@@ -215,9 +220,9 @@ def rebuild(window: Window, storage: torch.UntypedStorage) -> torch.Tensor:
     empty: Value = torch.empty(0, dtype=window.dtype, device=storage.device)
     tensor: torch.Tensor = empty.set_(storage, window.offset, window.size, window.stride)
     if "c" in window.flags:
-        torch._C._set_conj(tensor, True)
+        set_conj(tensor, True)
     if "n" in window.flags:
-        torch._C._set_neg(tensor, True)
+        set_neg(tensor, True)
     return tensor
 
 
@@ -225,12 +230,12 @@ def rebuild(window: Window, storage: torch.UntypedStorage) -> torch.Tensor:
 def below_autograd() -> Iterator[None]:
     """Call ops as the recorder saw them: no autograd, no autocast, no modes, no overrides."""
     with (
-        _disable_current_modes(),
+        without_modes(),
         torch.no_grad(),
-        torch._C.DisableTorchFunction(),
-        torch._C._DisableAutocast(),
-        torch._C._AutoDispatchBelowADInplaceOrView(),
-        torch._C._AutoDispatchBelowAutograd(),
+        disable_torch_function(),
+        dispatch.disable_autocast(),
+        dispatch.below_inplace_or_view(),
+        dispatch.below_autograd(),
     ):
         yield
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from memwatch.replay.kept import Kept
+    from memwatch.encoding.replay_inputs import ReplayInputs
     from memwatch.replay.result import ReplayResult
     from memwatch.replay.selective import Regions
 
@@ -47,7 +47,7 @@ class Replayable:
 
     capture: Capture
     recorded: Recorded
-    kept: Kept | None
+    kept: ReplayInputs | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +163,7 @@ def replayable(source: _Recording | Capture | str | os.PathLike[str]) -> Replaya
     capture = source.capture
     known = _known.get(source)
     if known is None or known[0] is not capture:
-        kept: Kept | None = getattr(source, "_kept", None)
+        kept: ReplayInputs | None = getattr(source, "_replay_inputs", None)
         recorded = recorded_program(capture)
         if kept is not None:
             check_inputs(recorded.program, kept)

@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch.fx.experimental.symbolic_shapes import optimization_hint
 
+from memwatch._torch.aot_graphs import InputMutation
+from memwatch._torch.overloads import (
+    COLLECTIVE_NAMESPACES,
+    HigherOrderOperator,
+    OpOverload,
+    base_name_of,
+    schema_of,
+)
+from memwatch._torch.storages import address_of
+from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec
 from memwatch.replay.cost import price
-from memwatch.replay.encode import Value, leaves
 from memwatch.replay.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
@@ -24,7 +32,6 @@ if TYPE_CHECKING:
 BOUNDARY: Final = "the code between forward and backward"
 """Name of the op that stands for it: it reads what the forward gives and makes the tangents."""
 
-_COLLECTIVES: Final = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 _SYMBOLS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _UNKNOWN_SIZE: Final = 4096
 """Elements that a dimension without a hint is taken to have."""
@@ -67,7 +74,7 @@ class _Reader:
         self.ops.append(spec)
 
     def _item(self, node: fx.Node) -> tuple[str, ...]:
-        found = tuple(self.names[tensor.untyped_storage()._cdata] for tensor in _tensors(node))
+        found = tuple(self.names[address_of(tensor.untyped_storage())] for tensor in _tensors(node))
         return found or self.buffers[node.all_input_nodes[0]]  # a number waits for the op that gives it
 
     def _read_op(self, node: fx.Node) -> None:
@@ -88,10 +95,10 @@ class _Reader:
 
     def _name(self, node: fx.Node, tensor: torch.Tensor, new: dict[Name, int]) -> str:
         storage = tensor.untyped_storage()
-        name = self.names.get(storage._cdata)
+        name = self.names.get(address_of(storage))
         if name is None:
             count = len(self.names)
-            name = self.names[storage._cdata] = f"{node.name}.{count}"
+            name = self.names[address_of(storage)] = f"{node.name}.{count}"
             new[name] = hinted(storage.nbytes())
         return name
 
@@ -138,7 +145,7 @@ def crossing_node(graph: fx.Graph) -> fx.Node:
 def _mutated(graph: fx.Graph) -> list[fx.Node]:
     """Give the inputs that AOTAutograd writes after the forward, with what the forward computed for them."""
     outputs = graph.output_node().meta.get("desc", ())
-    written = {item.mutated_input for item in leaves(outputs) if isinstance(item, InputMutationAOTOutput)}
+    written = {item.mutated_input for item in leaves(outputs) if isinstance(item, InputMutation)}
     return [node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in written]
 
 
@@ -149,16 +156,16 @@ def is_tangent(node: fx.Node) -> bool:
 
 def is_op(node: fx.Node) -> bool:
     """Whether a node is something to run: an ATen op, an op with subgraphs, or arithmetic of symbolic sizes."""
-    if isinstance(node.target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+    if isinstance(node.target, (OpOverload, HigherOrderOperator)):
         return True
     return node.op == "call_function" and isinstance(node.meta.get("val"), (*_SYMBOLS, int, float, bool))
 
 
 def written_nodes(node: fx.Node) -> Iterator[fx.Node]:
     """Give the nodes that a call writes in place."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return
-    for position, argument in enumerate(node.target._schema.arguments):
+    for position, argument in enumerate(schema_of(node.target).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
             yield from (item for item in leaves(value) if isinstance(item, fx.Node))
@@ -186,23 +193,23 @@ def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
 
 def _effect(node: fx.Node) -> Effect:
     overload = node.target
-    if isinstance(overload, torch._ops.HigherOrderOperator):
+    if isinstance(overload, HigherOrderOperator):
         return Effect.UNKNOWN
-    if not isinstance(overload, torch._ops.OpOverload):
+    if not isinstance(overload, OpOverload):
         return Effect.NONE
-    if overload.namespace in _COLLECTIVES:
+    if overload.namespace in COLLECTIVE_NAMESPACES:
         return Effect.COLLECTIVE
-    only_acts = not overload._schema.returns and not list(written_nodes(node))
+    only_acts = not schema_of(overload).returns and not list(written_nodes(node))
     if overload.namespace not in {"aten", "prims"} or only_acts:
         return Effect.UNKNOWN
     values = [item for item in leaves(node.meta.get("val")) if item is not None]
     if any(not isinstance(item, torch.Tensor) for item in values):
-        return Effect.NONE if overload._opname.startswith("sym_") else Effect.ITEM
+        return Effect.NONE if base_name_of(overload).startswith("sym_") else Effect.ITEM
     return Effect.RNG if torch.Tag.nondeterministic_seeded in overload.tags else Effect.NONE
 
 
 def _price(node: fx.Node) -> float:
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return 0.0
     return price(node.target, _sized(node.args), _sized(node.kwargs), _sized(node.meta.get("val")))
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
+from memwatch._torch.overloads import COLLECTIVE_NAMESPACES
 from memwatch.capture.schema import NONE
+from memwatch.encoding.values import GeneratorNumber, leaves
 from memwatch.planner import Effect, Graph, OpSpec
 from memwatch.replay.cost import cost
-from memwatch.replay.encode import GeneratorNumber, leaves
 from memwatch.replay.overloads import overload_of
 from memwatch.replay.program import Call, Program, pinned, read_program
 from memwatch.replay.workspace import workspaces
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from memwatch.planner.op import Name
 
 _PURE: Final = frozenset({"aten", "prims"})
-_COLLECTIVES: Final = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
 _SYMMETRIC: Final = "symm_mem"
 
 
@@ -100,7 +100,7 @@ def _graph(capture: Capture, program: Program, device: str) -> Graph:
 def effect_of(call: Call) -> Effect:
     """Say what a call does besides its buffers; a custom op may do anything."""
     space = call.name.split(".")[0]
-    if space in _COLLECTIVES or space == _SYMMETRIC:
+    if space in COLLECTIVE_NAMESPACES or space == _SYMMETRIC:
         return Effect.COLLECTIVE
     if space not in _PURE:
         return Effect.UNKNOWN

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 
 from memwatch.capture.schema import NONE
+from memwatch.encoding.host_memory import HostBytes, checksum, copy_in, new_storage
 from memwatch.replay.errors import ReplayError, UnsupportedOpError
-from memwatch.replay.memory import HostBytes, checksum, copy_in, new_storage
 
 if TYPE_CHECKING:
-    from memwatch.replay.kept import Kept
+    from memwatch.encoding.replay_inputs import ReplayInputs
     from memwatch.replay.program import Buffer, Program
 
 _FLOATS: Final = frozenset({"float64", "float32", "float16", "bfloat16", "complex64", "complex128"})
 
 
-def starting_storages(program: Program, kept: Kept | None) -> list[torch.UntypedStorage | None]:
+def starting_storages(program: Program, kept: ReplayInputs | None) -> list[torch.UntypedStorage | None]:
     """Give the storage of every input buffer; None for buffers that a call makes.
 
     Args:
@@ -39,7 +39,7 @@ def starting_storages(program: Program, kept: Kept | None) -> list[torch.Untyped
     ]
 
 
-def _starting(buffer: Buffer, kept: Kept | None) -> torch.UntypedStorage:
+def _starting(buffer: Buffer, kept: ReplayInputs | None) -> torch.UntypedStorage:
     if kept is None:
         return _copied(_synthetic(buffer), buffer.device)
     before = kept.before.get(buffer.storage)
@@ -71,7 +71,7 @@ def _synthetic(buffer: Buffer) -> HostBytes:
     return np.concatenate([held, np.zeros(buffer.nbytes - len(held), dtype=np.uint8)])
 
 
-def check_inputs(program: Program, kept: Kept) -> None:
+def check_inputs(program: Program, kept: ReplayInputs) -> None:
     """Refuse a program whose inputs changed in a way that no op shows.
 
     Raises:

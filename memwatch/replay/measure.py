@@ -12,21 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch._C._profiler import (
-    ProfilerActivity,
-    ProfilerConfig,
-    ProfilerState,
-    RecordScope,
-    _EventType,
-    _ExperimentalConfig,
-)
 
+from memwatch._torch import profiler
 from memwatch.errors import MemwatchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from memwatch.replay.encode import Value
+    from memwatch.encoding.values import Value
 
 
 @dataclass
@@ -41,22 +34,19 @@ def measure_peak(device: str) -> Iterator[Measured]:
     """Measure the block on a device, as `cpu` or `cuda:0`; the result is filled when the block ends.
 
     Raises:
-        MemwatchError: a profiler is running already.
+        MemwatchError: a profiler is running already, or this torch tells no allocator events.
     """
-    autograd: Value = torch._C._autograd
-    if autograd._profiler_enabled():
+    if profiler.is_running():
         raise MemwatchError("a profiler is running, so the peak cannot be measured; leave its block first")
-    config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
     measured = Measured()
     with _without_kineto_lines():
-        autograd._prepare_profiler(config, {ProfilerActivity.CPU})
-        autograd._enable_profiler(config, {ProfilerActivity.CPU}, {RecordScope.BUILD_FEATURE})
+        profiler.start_allocator_events()
     try:
         yield measured
     finally:
         with _without_kineto_lines():
-            result = autograd._disable_profiler()
-    measured.peak_increase_bytes = _peak(_events(result.experimental_event_tree(), device))
+            events = profiler.stop_allocator_events()
+    measured.peak_increase_bytes = _peak(_events(events, device))
 
 
 def _events(roots: list[Value], device: str) -> list[tuple[int, int, int]]:
@@ -67,7 +57,7 @@ def _events(roots: list[Value], device: str) -> list[tuple[int, int, int]]:
     while waiting:
         node = waiting.pop()
         waiting.extend(node.children)
-        if node.tag == _EventType.Allocation and node.extra_fields.device.type == wanted.type:
+        if profiler.is_allocation(node) and node.extra_fields.device.type == wanted.type:
             fields = node.extra_fields
             if wanted.index is None or wanted.type == "cpu" or fields.device.index == wanted.index:
                 found.append((node.start_time_ns, fields.ptr, fields.alloc_size))

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.capture.schema import NONE, OPERANDS
+from memwatch.encoding.only_allocate import ONLY_ALLOCATE
+from memwatch.encoding.values import FAKE, META, Unsupported, Value, Window, decode, leaves
 from memwatch.errors import MemwatchError
-from memwatch.replay.blank import ONLY_ALLOCATE
-from memwatch.replay.encode import FAKE, META, Unsupported, Value, Window, decode, leaves
+from memwatch.own_code import CodeOwner
 from memwatch.replay.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
@@ -273,7 +274,7 @@ def _refuse_unsupported(call: Call) -> None:
 def op_lines(capture: Capture) -> dict[int, str]:
     """Give `file:line` of the innermost frame of the program's own code for every op."""
     stacks = capture.tables["stacks"]
-    own = np.flatnonzero(stacks["user"] == 1)[::-1]  # innermost last, so that it wins
+    own = np.flatnonzero(stacks["owner"] <= CodeOwner.INSTALLED)[::-1]  # innermost last, so that it wins
     files = capture.text(stacks["file"][own])
     place = {
         stack: f"{file}:{line}"

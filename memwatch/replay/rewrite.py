@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
-from memwatch.replay.encode import Value, leaves
+from memwatch.encoding.values import Value, leaves
 from memwatch.replay.fx import BOUNDARY, is_tangent
 
 if TYPE_CHECKING:

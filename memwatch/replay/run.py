@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memwatch.encoding.generators import default_generators, read_states, restore_states
 from memwatch.planner import Schedule
 from memwatch.replay.executor import Executor, OnStep
 from memwatch.replay.inputs import starting_storages
 from memwatch.replay.measure import measure_peak
 from memwatch.replay.result import ReplayResult
-from memwatch.replay.rng import default_generators, read_states, restore_states
 from memwatch.replay.verify import (
     differing,
     largest_of,
@@ -25,15 +25,15 @@ from memwatch.replay.verify import (
 )
 
 if TYPE_CHECKING:
+    from memwatch.encoding.host_memory import HostBytes
+    from memwatch.encoding.replay_inputs import ReplayInputs
     from memwatch.replay.graph import Recorded
-    from memwatch.replay.kept import Kept
-    from memwatch.replay.memory import HostBytes
 
 
 def replay_schedule(
     recorded: Recorded,
     schedule: Schedule,
-    kept: Kept | None,
+    kept: ReplayInputs | None,
     planned_bytes: int,
     on_step: OnStep | None = None,
 ) -> ReplayResult:
@@ -83,7 +83,7 @@ class _Outcome:
 class _Run:
     """Runs schedules of one program, each from the recorded start."""
 
-    def __init__(self, recorded: Recorded, kept: Kept | None) -> None:
+    def __init__(self, recorded: Recorded, kept: ReplayInputs | None) -> None:
         self._recorded = recorded
         self._kept = kept
 

@@ -14,15 +14,14 @@ import numpy as np
 from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, create_selective_checkpoint_contexts
 
 from memwatch.capture.schema import PHASES
+from memwatch.encoding.values import encode
 from memwatch.planner import StepKind
 from memwatch.planner.peak import allocations
-from memwatch.replay.encode import encode
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from torch._ops import OpOverload
-
+    from memwatch._torch.overloads import OpOverload
     from memwatch.capture import Capture
     from memwatch.planner import Schedule
     from memwatch.replay.graph import Recorded

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from memwatch.replay.memory import HostBytes, as_bytes, copy_in, new_storage
+from memwatch.encoding.host_memory import HostBytes, as_bytes, copy_in, new_storage
 
 if TYPE_CHECKING:
     from types import TracebackType

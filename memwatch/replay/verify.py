@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from memwatch.replay.memory import HostBytes, copy_out, crc32
+from memwatch.encoding.generators import read_states
+from memwatch.encoding.host_memory import HostBytes, copy_out, crc32
 from memwatch.replay.program import Buffer, Program, pinned
-from memwatch.replay.rng import read_states
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from memwatch.encoding.replay_inputs import ReplayInputs
     from memwatch.replay.executor import Executor
-    from memwatch.replay.kept import Kept
 
 
 def results_of(program: Program, storages: Sequence[torch.UntypedStorage | None]) -> dict[int, HostBytes]:
@@ -29,7 +29,7 @@ def results_of(program: Program, storages: Sequence[torch.UntypedStorage | None]
     return found
 
 
-def recorded_results(program: Program, kept: Kept) -> dict[int, HostBytes]:
+def recorded_results(program: Program, kept: ReplayInputs) -> dict[int, HostBytes]:
     """Give the bytes that the program itself left, by buffer."""
     results = kept.results
     numbers = ((buffer, program.buffers[buffer].storage) for buffer in pinned(program))

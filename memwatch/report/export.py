@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from memwatch import __version__
+from memwatch._version import __version__
 from memwatch.capture.schema import CATEGORIES, DERIVED_BY_NAME
 from memwatch.errors import MemwatchError
 from memwatch.report.page.curve import live_by_category

@@ -36,12 +36,12 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...]) -> 
     `top` (the lines that allocated most), `leaks`, `ignored`, `kept` (by caches),
     `machinery` (cycles of tools), `allowed` and `page`. What was not measured is absent.
     """
-    import memwatch
+    from memwatch._version import __version__
 
     data = {
         "format": FORMAT,
         "version": VERSION,
-        "memwatch": memwatch.__version__,
+        "memwatch": __version__,
         "ignore_rules": [{"pattern": rule.pattern, "reason": rule.reason} for rule in ignore],
         "tests": [{"nodeid": node, **results[node]} for node in sorted(results)],
     }

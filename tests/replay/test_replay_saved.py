@@ -50,7 +50,7 @@ def test_recorded_inputs_go_with_the_profile():
     import weakref
 
     prof = record(PROGRAMS["u-net"]())
-    kept = weakref.ref(prof._kept)
+    kept = weakref.ref(prof._replay_inputs)
     replayable(prof)
     del prof
     gc.collect()

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import jinja2
 
-from memwatch import __version__
+from memwatch._version import __version__
 from memwatch.report.meta import format_duration
 from memwatch.sizes import format_bytes
 
