@@ -43,7 +43,7 @@ def execute(options: argparse.Namespace) -> int:
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
     from memwatch.reading import load
-    from memwatch.replay.front import plan
+    from memwatch.replay.api import plan
     from memwatch.report import plan_summary
 
     if options.output is not None:

@@ -29,7 +29,7 @@ def execute(options: argparse.Namespace) -> int:
     """Print what the replay found; 1 if the peak is not what the plan says."""
     from memwatch.planner.plan import load_plan
     from memwatch.reading import load
-    from memwatch.replay.front import replay
+    from memwatch.replay.api import replay
     from memwatch.report import plan_summary
 
     plan = load_plan(options.plan)

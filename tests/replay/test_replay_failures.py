@@ -14,7 +14,7 @@ from torch.nn import functional
 from memwatch.errors import MemwatchError
 from memwatch.planner import BudgetError, Graph
 from memwatch.replay.errors import ReplayError
-from memwatch.replay.front import plan, replay, replayable
+from memwatch.replay.api import plan, replay, replayable
 from memwatch.replay.run import replay_schedule
 
 
@@ -94,7 +94,7 @@ def test_failure_at_any_op_changes_nothing():
                 raise InjectedError
 
         with pytest.raises(InjectedError):
-            replay_schedule(planned.program.recorded, planned.schedule, planned.program.kept, 0, stop)
+            replay_schedule(planned.program.recorded, planned.schedule, planned.program.inputs, 0, stop)
         assert_unchanged(before, state_of(model, optimizer))
     assert len(steps) > 10
     assert replay(planned).identical
@@ -117,7 +117,7 @@ def test_memory_of_a_failed_replay_is_given_back():
     gc.collect()
     before = _storage_bytes()
     with pytest.raises(InjectedError):
-        replay_schedule(program.recorded, schedule, program.kept, 0, stop)
+        replay_schedule(program.recorded, schedule, program.inputs, 0, stop)
     assert len(started) == len(schedule)
     assert _storage_bytes() == before
 
@@ -223,7 +223,7 @@ def test_impossible_budget_holds_a_plan_that_replays():
 def test_plan_of_a_graph_cannot_be_replayed():
     """A graph built by hand has no ops to run."""
     planned = plan(Graph.build([("a", [], {"x": 8}, 1.0), ("b", ["x"], {"y": 8}, 1.0)], keep=["y"]))
-    with pytest.raises(MemwatchError, match="knows no recorded program"):
+    with pytest.raises(MemwatchError, match="holds no recorded program"):
         replay(planned)
 
 
