@@ -168,7 +168,7 @@ def test_value_that_differs_stops_the_replay():
 
     planned = plan(record(step))
     with pytest.raises(
-        ReplayError, match=r"_local_scalar_dense.*test_replay_failures.py:\d+.*gave 2.0, 1.0 was recorded"
+        ReplayError, match=r"_local_scalar_dense.*test_replay_failures.py:\d+.*returned 2.0, but 1.0 was recorded"
     ):
         replay(planned)
 
