@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch._C import _functorch
 
+from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.node_hooks import node_hooks
 from memwatch.heap.tensors import is_python_node, is_tensor, mro_of, storage_of, type_dict
+from memwatch.heap.vertices import vertex_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,15 +26,29 @@ _PYTHON_NODE: Final = torch._C._FunctionBase.__dict__
 _REFUSED: Final = (RuntimeError, AttributeError, NotImplementedError, TypeError)
 
 
-class CppEdge(NamedTuple):
-    """One reference held by C++: its words, what it leads to, and whether gc is blind to it."""
+class NativeEdge(NamedTuple):
+    """One reference held by C code, on its way into the graph.
 
-    label: str
+    Attributes:
+        kind: how it refers.
+        target: what it leads to.
+        name: identifier that tells it from others of its kind.
+        position: index that tells it from others of its kind.
+        hidden: True if gc does not see it.
+    """
+
+    kind: EdgeKind
     target: object
+    name: str | None = None
+    position: int | None = None
     hidden: bool = True
 
+    def owned_by(self, owner: object) -> Edge:
+        """Return the reference as an edge of its owner, which keeps neither of them alive."""
+        return Edge(self.kind, self.name, self.position, vertex_of(owner), hidden=self.hidden)
 
-def autograd_edges(obj: object) -> list[CppEdge]:
+
+def autograd_edges(obj: object) -> list[NativeEdge]:
     """List what a tensor or an autograd node holds in C++.
 
     Args:
@@ -65,25 +81,25 @@ def _read(descriptors: Any, name: str, obj: object) -> Any:
         return None
 
 
-def _tensor_edges(tensor: Any) -> Iterator[CppEdge]:
-    yield CppEdge("storage", storage_of(tensor))
+def _tensor_edges(tensor: Any) -> Iterator[NativeEdge]:
+    yield NativeEdge(EdgeKind.STORAGE, storage_of(tensor))
     if _read(_TENSOR, "is_leaf", tensor) or _read(
         _TENSOR, "retains_grad", tensor
     ):  # else torch warns the user
-        yield CppEdge(".grad", _read(_TENSOR, "_grad", tensor))
-    yield CppEdge(".grad_fn", _read(_TENSOR, "grad_fn", tensor))
-    yield CppEdge("._base", _read(_TENSOR, "_base", tensor))
-    yield CppEdge("tensor hooks (._backward_hooks)", _read(_TENSOR, "_backward_hooks", tensor), hidden=False)
-    yield CppEdge(
-        "post-accumulate-grad hooks", _read(_TENSOR, "_post_accumulate_grad_hooks", tensor), hidden=False
+        yield NativeEdge(EdgeKind.GRAD, _read(_TENSOR, "_grad", tensor))
+    yield NativeEdge(EdgeKind.GRAD_FN, _read(_TENSOR, "grad_fn", tensor))
+    yield NativeEdge(EdgeKind.BASE, _read(_TENSOR, "_base", tensor))
+    yield NativeEdge(EdgeKind.TENSOR_HOOKS, _read(_TENSOR, "_backward_hooks", tensor), hidden=False)
+    yield NativeEdge(
+        EdgeKind.ACCUMULATE_HOOKS, _read(_TENSOR, "_post_accumulate_grad_hooks", tensor), hidden=False
     )
     if _read(_TENSOR, "layout", tensor) is not torch.strided:
         yield from _sparse_parts(tensor)
     if _functorch.is_functorch_wrapped_tensor(tensor):
-        yield CppEdge("value wrapped by torch.func", _functorch.get_unwrapped(tensor))
+        yield NativeEdge(EdgeKind.FUNCTORCH_VALUE, _functorch.get_unwrapped(tensor))
 
 
-def _sparse_parts(tensor: torch.Tensor) -> Iterator[CppEdge]:
+def _sparse_parts(tensor: torch.Tensor) -> Iterator[NativeEdge]:
     for name in (
         "_indices",
         "_values",
@@ -98,24 +114,24 @@ def _sparse_parts(tensor: torch.Tensor) -> Iterator[CppEdge]:
             part = None if method is None else method(tensor)
         except _REFUSED:
             continue
-        yield CppEdge(f"sparse .{name.lstrip('_')}()", part)
+        yield NativeEdge(EdgeKind.SPARSE_PART, part, name.lstrip("_"))
 
 
-def _node_edges(node: Any) -> Iterator[CppEdge]:
+def _node_edges(node: Any) -> Iterator[NativeEdge]:
     python = is_python_node(node)
     namespace = _PYTHON_NODE if python else type_dict(type(node))
     for position, entry in enumerate(_read(namespace, "next_functions", node) or ()):
-        yield CppEdge(f"next_functions[{position}]", entry[0])
-    yield CppEdge(".variable", _read(namespace, "variable", node))
+        yield NativeEdge(EdgeKind.NEXT_FUNCTION, entry[0], position=position)
+    yield NativeEdge(EdgeKind.VARIABLE, _read(namespace, "variable", node))
     metadata = _read(namespace, "metadata", node)
-    yield CppEdge(".metadata", metadata or None)
+    yield NativeEdge(EdgeKind.METADATA, metadata or None)
     for name in _saved_names(node, python=python):
         yield from _saved(namespace, name, node)
     if python:
-        yield CppEdge("ctx.to_save", _read(_PYTHON_NODE, "to_save", node))
-        yield CppEdge("ctx.saved_for_forward", _read(_PYTHON_NODE, "saved_for_forward", node))
+        for name in ("to_save", "saved_for_forward"):
+            yield NativeEdge(EdgeKind.CTX_SAVED, _read(_PYTHON_NODE, name, node), name)
     for kind, hooks in node_hooks(node):
-        yield CppEdge(kind, hooks)
+        yield NativeEdge(kind, hooks)
 
 
 def _saved_names(node: object, *, python: bool) -> tuple[str, ...]:
@@ -124,17 +140,18 @@ def _saved_names(node: object, *, python: bool) -> tuple[str, ...]:
     return tuple(name for name in type_dict(mro_of(type(node))[0]) if name.startswith("_raw_saved_"))
 
 
-def _saved(namespace: Any, name: str, node: object) -> Iterator[CppEdge]:
+def _saved(namespace: Any, name: str, node: object) -> Iterator[NativeEdge]:
     raw = _read(namespace, name, node)
     if raw is None:
         return
-    word = name.removeprefix("_raw_saved_")
+    name = name.removeprefix("_raw_saved_")
     many = isinstance(raw, (tuple, list))
-    for position, saved in enumerate(raw if many else (raw,)):
-        what = f"saved {word}[{position}]" if many else f"saved `{word}`"
+    for number, saved in enumerate(raw if many else (raw,)):
+        position = number if many else None
         try:
             hook = saved.unpack_hook
-            yield CppEdge(what if hook is None else f"{what}, packed by a saved-tensor hook", saved.data)
-            yield CppEdge(f"unpack hook of {what}", hook)
+            kind = EdgeKind.SAVED if hook is None else EdgeKind.PACKED
+            yield NativeEdge(kind, saved.data, name, position)
+            yield NativeEdge(EdgeKind.UNPACK_HOOK, hook, name, position)
         except _REFUSED:
             continue

@@ -120,9 +120,9 @@ def _holder(steps: list[Step]) -> Holder:
     kind = next((kind for words, kind in _KINDS if words in last.words), "attribute")
     if any("attribute .state of" in step.words for step in telling) and kind == "item":
         # an optimizer's state is keyed by the parameters: a path may end at a key as well as at a value
-        kind = "parameter" if last.target.startswith("Parameter") else "optimizer state"
-    known = [step for step in reversed(telling) if step.file is not None]
-    where = known[0] if known else last
+        kind = "parameter" if last.edge.target and last.edge.target.name == "Parameter" else "optimizer state"
+    known = [step for step in reversed(telling) if step.edge.file is not None]
+    where = (known[0] if known else last).edge
     return Holder(kind, last.words, _function(telling[0]), where.file, where.line, tuple(telling))
 
 

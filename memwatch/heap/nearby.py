@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch.heap.autograd import autograd_edges
+from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
+from memwatch.heap.autograd import NativeEdge, autograd_edges
 from memwatch.heap.frames import running_frames
-from memwatch.heap.roots import Root, frame_roots
+from memwatch.heap.roots import Held, Root, RootKind, frame_roots
 from memwatch.heap.tensors import TypeFilter, is_storage, is_tensor, mro_of, quiet, storage_of
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ _NOT_ENTERED: Final = (ModuleType, type)
 class Nearby:
     """Breadth-first search from the running calls, stopped after a number of objects.
 
-    Has ``objects`` and ``label`` like :class:`memwatch.heap.snapshot.Snapshot`, so paths are named the same
-    way.
+    Has ``objects`` and ``native_edge`` like :class:`memwatch.heap.snapshot.Snapshot`, so paths are named the
+    same way.
 
     Args:
         wanted: ``id`` of the storages looked for; the search ends when all are found.
@@ -34,7 +35,7 @@ class Nearby:
 
     def __init__(self, wanted: Iterable[int], max_objects: int, ignore: Collection[int] = ()) -> None:
         self.objects: list[Any] = [*frame_roots(), *_globals_of_running_calls()]
-        self.labels: dict[tuple[int, int], tuple[str, bool]] = {}
+        self._native: dict[tuple[int, int], NativeEdge] = {}
         self._places = {id(obj): place for place, obj in enumerate(self.objects)}
         self._places.update(dict.fromkeys(ignore, 0))
         self._above = list(range(len(self.objects)))
@@ -67,7 +68,7 @@ class Nearby:
             if type(root) is Root:
                 root.entries.clear()
         self.objects.clear()
-        self.labels.clear()
+        self._native.clear()
         self._places.clear()
 
     def _add(self, obj: object, above: int) -> int:
@@ -79,7 +80,7 @@ class Nearby:
 
     def _visible(self, obj: Any) -> list[object]:
         if type(obj) is Root:
-            return [value for _, value in obj.entries]
+            return [held.value for held in obj.entries]
         skipped = obj.__globals__ if type(obj) is FunctionType else None
         children = []
         for child in gc.get_referents(obj):
@@ -94,22 +95,22 @@ class Nearby:
 
     def _autograd(self, obj: object) -> list[object]:
         children = []
-        for label, child, hidden in autograd_edges(obj):
-            self.labels.setdefault((id(obj), id(child)), (label, hidden))
-            children.append(child)
+        for edge in autograd_edges(obj):
+            self._native.setdefault((id(obj), id(edge.target)), edge)
+            children.append(edge.target)
         return children
 
     def _storage(self, obj: Any, place: int) -> set[int]:
         storage = storage_of(obj) if is_tensor(obj) else None
         if storage is None or id(storage) in self._places:
             return set()
-        self.labels[id(obj), id(storage)] = ("storage", True)
+        self._native[id(obj), id(storage)] = NativeEdge(EdgeKind.STORAGE, storage)
         self._add(storage, place)
         return {id(storage)}
 
-    def label(self, parent: int, child: int) -> tuple[str, bool] | None:
-        """Return the words of a C++ edge and whether gc is blind to it, or None for a Python edge."""
-        return self.labels.get((id(self.objects[parent]), id(self.objects[child])))
+    def native_edge(self, parent: int, child: int) -> NativeEdge | None:
+        """Return the reference that native code holds from parent to child, or None for one of Python's."""
+        return self._native.get((id(self.objects[parent]), id(self.objects[child])))
 
     def path(self, obj: object) -> list[int]:
         """Return the positions from a running call to an object, or an empty list."""
@@ -127,15 +128,13 @@ def _globals_of_running_calls() -> list[Root]:
     spaces = {id(frame.f_globals): frame.f_globals for frame, _ in running_frames()}
     roots = []
     for space in spaces.values():
-        module = space.get("__name__")
-        kept = [
-            (name, value)
+        module = Vertex(VertexKind.MODULE, str(space.get("__name__")))
+        entries = [
+            Held(Edge(EdgeKind.GLOBAL, name, owner=module), value)
             for name, value in list(space.items())
             if _may_hold(value) and not name.startswith("__")
         ]
-        roots.append(
-            Root("globals", "", [(f"global `{name}` of module {module}", value) for name, value in kept])
-        )
+        roots.append(Root(RootKind.CALLER, entries))
     return roots
 
 

@@ -1,9 +1,8 @@
 """Read the hooks of an autograd node, which torch keeps in C++ and shows nowhere.
 
 ``node.register_hook(hook)`` asks the static method ``_register_hook`` of ``torch.autograd.function``
-to put the hook into the node's dictionary, and hands it that dictionary. Asking to register a marker while
-that
-method is ours shows the dictionary; raising before anything is stored leaves the node as it was.
+to put the hook into the node's dictionary, and hands it that dictionary. Registering a marker while that method
+is ours shows the dictionary; raising before anything is stored leaves the node as it was.
 """
 
 from __future__ import annotations
@@ -13,15 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.autograd.function import _HookMixin
 
+from memwatch.edges import EdgeKind
 from memwatch.heap.tensors import is_python_node, type_dict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MARKER: Final = object()
-_WORDS: Final = (
-    ("register_hook", "node hooks (register_hook)"),
-    ("register_prehook", "node pre-hooks (register_prehook)"),
+_KINDS: Final = (
+    ("register_hook", EdgeKind.NODE_HOOKS),
+    ("register_prehook", EdgeKind.NODE_PREHOOKS),
 )
 _LOCK: Final = threading.Lock()
 
@@ -34,14 +34,14 @@ class _SeenError(Exception):
         self.hooks = hooks
 
 
-def node_hooks(node: object) -> list[tuple[str, object]]:
-    """Return the hook dictionaries of one autograd node, each with its words.
+def node_hooks(node: object) -> list[tuple[EdgeKind, object]]:
+    """Return the hook dictionaries of one autograd node, each with its kind.
 
     Args:
         node: a C++ autograd node, or the ``ctx`` of a custom Function.
 
     Returns:
-        ``(words, dictionary)`` for the post-hooks and the pre-hooks the node has.
+        ``(kind, dictionary)`` for the post-hooks and the pre-hooks the node has.
     """
     found = []
     with _LOCK:
@@ -54,10 +54,10 @@ def node_hooks(node: object) -> list[tuple[str, object]]:
 
         _HookMixin._register_hook = staticmethod(show)  # type: ignore[method-assign]
         try:
-            for name, words in _WORDS:
+            for name, kind in _KINDS:
                 hooks = _ask(node, name)
                 if hooks:
-                    found.append((words, hooks))
+                    found.append((kind, hooks))
         finally:
             _HookMixin._register_hook = original  # type: ignore[method-assign]
     return found

@@ -178,11 +178,16 @@ def edge_phrase(edge: Edge) -> str:
 
 def edge_line(edge: Edge) -> str:
     """Return one line of a path: the reference, the place to edit it, what it leads to."""
+    target = "" if edge.target is None else f" -> {vertex_phrase(edge.target)}"
+    return f"{reference_phrase(edge)}{target}{HIDDEN_MARK if edge.hidden else ''}"
+
+
+def reference_phrase(edge: Edge) -> str:
+    """Return the words for a reference, and the place to edit it unless they name that already."""
     words = edge_phrase(edge)
     if edge.file and not _shows_place(edge):
         words += f"  ({place(edge.file, edge.line)})"
-    target = "" if edge.target is None else f" -> {vertex_phrase(edge.target)}"
-    return f"{words}{target}{HIDDEN_MARK if edge.hidden else ''}"
+    return words
 
 
 def vertex_phrase(vertex: Vertex) -> str:

@@ -151,7 +151,7 @@ def describe(measurement: Measurement, *, top: int, stack_depth: int) -> dict[st
 
 def largest_lines(reading: Reading, *, top: int, stack_depth: int) -> list[dict[str, Any]]:
     """Return the lines whose allocations in the block were alive at its peak, largest first."""
-    from memwatch.heap.names import place
+    from memwatch.words.places import place
 
     there = reading.storages.loc[reading.at_peak.index]
     there = there[there["birth_event"] >= 0]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from memwatch.edges import EdgeKind
 from memwatch.heap import Snapshot, holders_of, retained_bytes
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.tensors import quiet
@@ -82,14 +83,14 @@ def test_reading_autograd_edges_changes_nothing():
     hook_calls = []
     y.grad_fn.register_hook(lambda *_: hook_calls.append(1) and None)
     with quiet():
-        before = [edge.label for edge in autograd_edges(y.grad_fn)]
-        again = [edge.label for edge in autograd_edges(y.grad_fn)]
+        before = [edge.kind for edge in autograd_edges(y.grad_fn)]
+        again = [edge.kind for edge in autograd_edges(y.grad_fn)]
     assert before == again
     assert calls == []
     y.sum().backward()
     assert (len(calls), len(hook_calls)) == (1, 1)
     with quiet():
-        assert [e.label for e in autograd_edges(y.grad_fn) if e.label.startswith("saved")] == []  # released
+        assert [e.kind for e in autograd_edges(y.grad_fn) if e.kind is EdgeKind.SAVED] == []  # released
 
 
 def test_why_alive_lists_each_holder_once():

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from memwatch.heap.edge_names import name_edge
+from memwatch.heap.edges_of import name_edge
 from memwatch.heap.frames import is_own_code, read_locals
 from memwatch.heap.names import type_name
 from memwatch.heap.tensors import mro_of
 from memwatch.record.holders.holder_words import Words
+from memwatch.words.edges import edge_phrase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -177,8 +178,8 @@ def _describe(chain: list[Any], count: int) -> Words | None:
 def _names(chain: Iterable[Any]) -> list[str]:
     steps, place, edges = list(chain), 0, []
     while place < len(steps) - 1:
-        words, covered, _ = name_edge(steps, place)
-        if words:
-            edges.append(words)
-        place += max(covered, 1)
+        edge, covered = name_edge(steps, place)
+        if edge is not None:
+            edges.append(edge_phrase(edge))
+        place += covered
     return edges

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch import Tensor, nn
 
-from memwatch.heap.edge_names import name_edge
-from memwatch.heap.names import attributes, instance_dict, key_text
+from memwatch.heap.edges_of import name_edge
+from memwatch.heap.names import attributes, instance_dict
 from memwatch.heap.tensors import is_python_node, mro_of, type_dict
+from memwatch.heap.vertices import key_text
+from memwatch.words.edges import edge_phrase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,10 +91,11 @@ def _edges(chain: Chain) -> list[tuple[str, str]]:
     """Name the references of a chain after its head, the outermost first, each with its `file:line`."""
     found, place = [], 1
     while place < len(chain) - 1:
-        words, covered, (file, line) = name_edge(chain, place)
-        if words:
-            found.append((words, f"{file}:{line}" if file and line else ""))
-        place += max(covered, 1)
+        edge, covered = name_edge(chain, place)
+        if edge is not None:
+            site = f"{edge.file}:{edge.line}" if edge.file and edge.line else ""
+            found.append((edge_phrase(edge), site))
+        place += covered
     return found
 
 

@@ -11,7 +11,7 @@ from memwatch.heap.frames import is_own_code
 if TYPE_CHECKING:
     from types import FrameType
 
-    from memwatch.leaks.legit import Exempt
+    from memwatch.leaks.exemptions import Exemptions
 
 _STORES: Final = {
     "STORE_FAST",
@@ -33,7 +33,7 @@ def calling_frame() -> FrameType | None:
     return frame
 
 
-class OwnNames:
+class NamesBoundInBlock:
     """Remembers where a block begins; keeps no frame alive."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class OwnNames:
         self._code_id = id(frame.f_code) if frame else 0
         self._begin = frame.f_lasti if frame else -1
 
-    def exempt(self, exempt: Exempt) -> None:
+    def exempt(self, exempt: Exemptions) -> None:
         """Add the names bound since the beginning, if the block ends in the call in which it began."""
         frame = calling_frame()
         if frame is None or id(frame) != self._frame_id or id(frame.f_code) != self._code_id:

@@ -1,8 +1,13 @@
-"""Holders that are no leak by what they are: bounded caches, imports under way, torch's own constants."""
+"""What a check does not count: what its block holds itself, and holders that are no leak by what they are.
+
+A block may keep what it binds to names of its own, what its caller gave or gets, and the exception in flight.
+By what they are, bounded caches, imports under way and torch's own constants leak nothing.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
 from pathlib import Path
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType
@@ -10,17 +15,62 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch.heap.roots import Root
+from memwatch.heap.roots import Root, RootKind
 from memwatch.heap.tensors import mro_of, type_dict
+from memwatch.leaks.known_retainers import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from memwatch.heap.snapshot import Snapshot
+    from memwatch.leaks.known_retainers import Positions
 
 _TORCH: Final = str(Path(torch.__file__).parent)
 _UNASKED_BOUND: Final = 128
 """The size `functools.lru_cache` has if nobody chose one: a cache like that fills for long, and no one knows."""
 _WRAPPERS: Final = (CellType, partial, _lru_cache_wrapper)
 _BASIC: Final = frozenset({"builtins", "collections", "weakref", "_weakref", "types", "functools"})
+
+
+@dataclass(slots=True)
+class Exemptions:
+    """What one check does not count as holding a tensor.
+
+    Attributes:
+        objects: ``id`` of objects the caller of the block holds: arguments, result, the exception in flight.
+        locals: ``(id of a frame, name)`` of the names the block itself bound.
+        globals: ``(id of a namespace, name)`` of module-level names the block itself bound.
+        state: True to exempt parameters, buffers, gradients and optimizer state too.
+    """
+
+    objects: set[int] = field(default_factory=set)
+    locals: set[tuple[int, str]] = field(default_factory=set)
+    globals: set[tuple[int, str]] = field(default_factory=set)
+    state: bool = True
+
+
+def exempt_edges(snapshot: Snapshot, exempt: Exemptions) -> Positions:
+    """Return the references from names that the block itself bound, and from the exception in flight."""
+    return listed(_exempt(snapshot, exempt))
+
+
+def _exempt(snapshot: Snapshot, exempt: Exemptions) -> Iterable[tuple[int, int]]:
+    for place, root in enumerate(snapshot.roots, start=snapshot.first_root):
+        if root.kind is RootKind.EXCEPTION:
+            handled = (held.value for held in root.entries if id(held.value) in exempt.objects)
+            yield from ((place, snapshot.position(error)) for error in handled)
+        names = {name for frame, name in exempt.locals if frame == root.frame_id}
+        if root.kind is RootKind.FRAME and names:
+            for held in root.entries:
+                if held.edge.name in names and not _has_other_name(root, held.value, names):
+                    yield place, snapshot.position(held.value)
+    for namespace, name in exempt.globals:
+        for place in snapshot.positions([namespace]):
+            yield place, snapshot.position(snapshot.objects[place].get(name))
+
+
+def _has_other_name(root: Root, value: object, names: set[str]) -> bool:
+    return any(held.value is value and held.edge.name not in names for held in root.entries)
 
 
 def is_bounded(obj: Any) -> bool:
@@ -47,7 +97,7 @@ def is_torchs_own(objects: Sequence[Any]) -> bool:
     Such are constants and caches that torch makes on first use. A hook or a closure of the program's on the way
     makes it the program's path.
     """
-    if len(objects) < 2 or type(objects[0]) is not Root or objects[0].kind != "modules":
+    if len(objects) < 2 or type(objects[0]) is not Root or objects[0].kind is not RootKind.MODULES:
         return False
     return type(objects[1]) is ModuleType and all(map(_by_torch, objects[1:]))
 

@@ -1,9 +1,8 @@
 """Find the storages that a block made and that outlive it, at a cost that depends on the survivors alone.
 
-While automatic collection is off, everything born in the block stays in gc's youngest generation. Tensors and
+While automatic collection is off, everything made in the block stays in gc's youngest generation. Tensors and
 autograd nodes are gc objects, so listing that generation shows the survivors of all threads, with no
-interceptor and
-no scan of the heap. Storages that only C++ holds are found from there along the autograd graph.
+interceptor and no scan of the heap. Storages that only C++ holds are found from there along the autograd graph.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ if TYPE_CHECKING:
 
 
 Site = tuple[str, int, str]
-"""File, line and function of a birth."""
+"""File, line and function that made a storage."""
 
 
 @dataclass(slots=True, eq=False)
-class Birth:
-    """A storage born in a watched block; never keeps it alive.
+class NewStorage:
+    """A storage that a watched block made; never keeps it alive.
 
     Attributes:
         ref: weak reference to the storage.
         nbytes: its size in bytes when first seen.
         run: index of the run that made it.
         site: the user's line that made it, or None if nothing watched.
-        certain: True if the birth itself was seen; False if only a survivor was found.
+        certain: True if its making was seen; False if only a survivor was found.
         time_s: clock when it was first seen, in seconds.
     """
 
@@ -62,11 +61,11 @@ class Birth:
         return self.ref() is not None
 
 
-class BirthBook:
-    """Collects the births of successive runs, each storage once."""
+class NewStorages:
+    """The storages that successive runs made, each once."""
 
     def __init__(self) -> None:
-        self.births: dict[int, Birth] = {}
+        self.by_id: dict[int, NewStorage] = {}
 
     def add(
         self, storage: torch.UntypedStorage, run: int, site: Site | None = None, *, certain: bool = False
@@ -77,21 +76,21 @@ class BirthBook:
         nbytes = storage_bytes(storage)
         if nbytes:
             ref = weakref.ref(storage)
-            self.births[id(storage)] = Birth(ref, nbytes, run, site, certain, time.monotonic())
+            self.by_id[id(storage)] = NewStorage(ref, nbytes, run, site, certain, time.monotonic())
 
     def has(self, storage: torch.UntypedStorage) -> bool:
         """Say whether a storage is known."""
-        known = self.births.get(id(storage))
+        known = self.by_id.get(id(storage))
         return known is not None and known.ref() is storage
 
-    def alive(self) -> list[Birth]:
+    def alive(self) -> list[NewStorage]:
         """Drop the dead and return the living."""
-        self.births = {key: birth for key, birth in self.births.items() if birth.alive}
-        return list(self.births.values())
+        self.by_id = {key: made for key, made in self.by_id.items() if made.alive}
+        return list(self.by_id.values())
 
 
 class YoungWatch:
-    """Holds gc still over a block and lists the tensors and nodes that were born in it and live on."""
+    """Holds gc still over a block and lists the tensors and nodes that were made in it and live on."""
 
     def __init__(self) -> None:
         self._promoted: list[weakref.ref[Any]] = []
@@ -109,8 +108,7 @@ class YoungWatch:
         resume_gc()
 
     def _before_collection(self, phase: str, _info: dict[str, int]) -> None:
-        # The program itself calls gc.collect(): its survivors leave the youngest generation, so remember
-        # them.
+        # The program itself calls gc.collect(): its survivors leave the youngest generation, so remember them.
         if phase == "start":
             self._promoted += [
                 weakref.ref(obj) for obj in _young_tensors() if is_tensor(obj) or is_storage(obj)

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch.jit._script import RecursiveScriptModule
 
-from memwatch.heap.autograd import CppEdge
+from memwatch.edges import EdgeKind
+from memwatch.heap.autograd import NativeEdge
 from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import mro_of
 
@@ -26,45 +27,52 @@ _DTYPE: Final = np.ndarray.__dict__["dtype"]
 _CHUNK: Final = 10_000  # objects whose references are listed at a time
 
 
-def is_foreign_type(cls: type) -> bool:
-    """Say whether a class keeps references that gc does not show and that :func:`foreign_edges` reads."""
+def keeps_in_c(cls: type) -> bool:
+    """Say whether a class keeps references that gc does not show and that :func:`c_held_edges` reads."""
     bases = mro_of(cls)
     return np.ndarray in bases or torch._C.Future in bases or RecursiveScriptModule in bases
 
 
-def foreign_edges(obj: Any) -> list[CppEdge]:
+def c_held_edges(obj: Any) -> list[NativeEdge]:
     """List what a numpy array, a finished torch future or a scripted module holds; no code of a subclass runs."""
     bases = mro_of(type(obj))
     if torch._C.Future in bases:
         return _result(obj)
     if RecursiveScriptModule in bases:
         return _scripted(obj)
-    edges = [] if (base := _BASE.__get__(obj)) is None else [CppEdge("numpy .base", base, hidden=False)]
+    edges = (
+        [] if (base := _BASE.__get__(obj)) is None else [NativeEdge(EdgeKind.NUMPY_BASE, base, hidden=False)]
+    )
     if _DTYPE.__get__(obj) == np.object_:
         items = np.ndarray.tolist(np.ndarray.reshape(obj, -1))
-        edges += [CppEdge(f"item [{place}]", item, hidden=False) for place, item in enumerate(items)]
+        edges += [
+            NativeEdge(EdgeKind.ITEM, item, position=position, hidden=False)
+            for position, item in enumerate(items)
+        ]
     return edges
 
 
-def _result(future: Any) -> list[CppEdge]:
+def _result(future: Any) -> list[NativeEdge]:
     try:
         done = torch._C.Future.done(future)
-        return [CppEdge("result", torch._C.Future.value(future), hidden=False)] if done else []
+        return (
+            [NativeEdge(EdgeKind.FUTURE_RESULT, torch._C.Future.value(future), hidden=False)] if done else []
+        )
     except Exception:  # the error that the future was given, of any class
         return []
 
 
-def _scripted(module: Any) -> list[CppEdge]:
+def _scripted(module: Any) -> list[NativeEdge]:
     inside = (instance_dict(module) or {}).get("_c")
     if type(inside) is not torch._C.ScriptModule:
         return []
-    tables: tuple[tuple[str, Any], ...] = (
-        ("parameter", torch._C.ParameterDict),
-        ("buffer", torch._C.BufferDict),
+    tables: tuple[tuple[EdgeKind, Any], ...] = (
+        (EdgeKind.PARAMETER, torch._C.ParameterDict),
+        (EdgeKind.BUFFER, torch._C.BufferDict),
     )
     return [
-        CppEdge(f"{word} {name!r}", tensor, hidden=False)
-        for word, table in tables
+        NativeEdge(kind, tensor, name, hidden=False)
+        for kind, table in tables
         for name, tensor in table(inside).items()
     ]
 
@@ -88,7 +96,7 @@ def untracked(listed: Sequence[object], known: set[int]) -> list[object]:
         for start in range(0, len(todo), _CHUNK):
             part = todo[start : start + _CHUNK]
             behind = chain.from_iterable(
-                [edge.target for edge in foreign_edges(obj)] for obj in part if type(obj) in arrays
+                [edge.target for edge in c_held_edges(obj)] for obj in part if type(obj) in arrays
             )
             near = [*gc.get_referents(*part), *behind]
             for obj in compress(near, map(kinds.__contains__, map(type, near))):

@@ -1,4 +1,4 @@
-"""See each storage being born on this thread, with the user's line; on only where a line is wanted."""
+"""A dispatch mode that sees each storage being made on this thread, with the user's line; on where a line is wanted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_of
 if TYPE_CHECKING:
     from types import FrameType
 
-    from memwatch.leaks.births import BirthBook, Site
+    from memwatch.leaks.new_storages import NewStorages, Site
 
 _LIBRARY: Final = (
     str(Path(torch.__file__).parent),
@@ -29,15 +29,15 @@ _LIBRARY: Final = (
 )
 
 
-class BirthWatch(TorchDispatchMode):
+class NewStorageMode(TorchDispatchMode):
     """Writes the storages that ops return into a book; changes nothing.
 
     Args:
-        book: where births are noted; weak references only.
+        book: where new storages are noted; weak references only.
         run: index of the run.
     """
 
-    def __init__(self, book: BirthBook, run: int) -> None:
+    def __init__(self, book: NewStorages, run: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._book = book
         self._run = run
@@ -105,5 +105,5 @@ def user_line() -> Site | None:
 _eval_frame = torch._C._dynamo.eval_frame
 _SKIP: Final = _eval_frame._FrameAction.SKIP
 _eval_frame.set_code_exec_strategy(
-    BirthWatch.__torch_dispatch__.__code__, _eval_frame._FrameExecStrategy(_SKIP, _SKIP)
+    NewStorageMode.__torch_dispatch__.__code__, _eval_frame._FrameExecStrategy(_SKIP, _SKIP)
 )
