@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from memwatch.analysis.facts.facts import Facts
 from memwatch.analysis.observer import observer_effects
 from memwatch.errors import MemwatchError
-from memwatch.profile import profile
-from memwatch.record.account import allocator_account
+from memwatch.profile import allocator_only, profile
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def verify(function: Callable[..., Any], *args: Any, intercept: str = "auto", **
     Raises:
         MemwatchError: a torch profiler is already running, so that the allocator's events cannot be had.
     """
-    capture = allocator_account(lambda: function(*args, **kwargs))
+    capture = allocator_only(lambda: function(*args, **kwargs))
     if capture is None:
         raise MemwatchError(
             "a torch profiler is running and holds the allocator's events; call verify() outside it"

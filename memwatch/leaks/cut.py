@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memwatch.heap.paths import Step
+    from memwatch.leaks.survivor import Survivor
 
 _PREFERENCE: Final[tuple[frozenset[EdgeKind], ...]] = (
     frozenset({EdgeKind.CLOSURE_CELL}),
@@ -107,30 +108,36 @@ def entry_step(steps: Sequence[Step], young: Sequence[bool]) -> Step | None:
     return visible[-1] if visible else (steps[0] if steps else None)
 
 
-def holder_of(steps: Sequence[Step], cut: Step | None, kind: LeakKind) -> tuple[str, tuple[Edge, ...]]:
-    """Return who holds the tensors, in one phrase, and the references that the phrase names.
-
-    Args:
-        steps: the retention path, or the cycle and the way from it.
-        cut: the reference to cut.
-        kind: the leak's kind: a path is told root first, a cycle by its most telling references.
-    """
-    if not steps:
+def holder_of(survivor: Survivor) -> tuple[str, tuple[Edge, ...]]:
+    """Return who holds a survivor, in one phrase, and the references that the phrase names."""
+    if not survivor.steps:
         edge = Edge(EdgeKind.C_CODE)
         return edge_phrase(edge), (edge,)
-    if kind is not LeakKind.RETAINED:
-        first = cut or steps[0]
-        named = sorted((step for step in steps if step is not first and _is_telling(step)), key=_rank)
-        edges = [first.edge, *(step.edge for step in named[: _LONGEST - 1])]
-        return holder_phrase(edges, is_path=False), tuple(edges)
+    if survivor.kind is LeakKind.RETAINED:
+        told = _along_path(survivor.steps, survivor.cut)
+        return holder_phrase(told), tuple(edge for edge in told if edge is not None)
+    edges = _in_cycle(survivor)
+    return holder_phrase(edges, is_path=False), tuple(edges)
+
+
+def _in_cycle(survivor: Survivor) -> list[Edge]:
+    """Return the reference to cut and the most telling others; the first one out of the cycle explains nothing."""
+    steps = survivor.steps
+    first = survivor.cut or steps[0]
+    exits = steps[survivor.cycle_length : survivor.cycle_length + 1] if survivor.looped else []
+    others = (
+        step
+        for step in steps
+        if step is not first and all(step is not exit_ for exit_ in exits) and _is_telling(step)
+    )
+    return [first.edge, *(step.edge for step in sorted(others, key=_rank)[: _LONGEST - 1])]
+
+
+def _along_path(steps: Sequence[Step], cut: Step | None) -> list[Edge | None]:
+    """Return the references that Python shows, root first; None stands for those left out of a long path."""
     visible = [step.edge for step in steps if not step.hidden or step is cut] or [steps[0].edge]
     if len(visible) <= _LONGEST + 2:
-        return holder_phrase(visible), tuple(visible)
-    first_edges, last_edges = visible[:2], visible[-_LONGEST + 1 :]
-    if cut is not None and all(cut.edge is not edge for edge in (*first_edges, *last_edges)):
-        return holder_phrase([*first_edges, cut.edge, None, *last_edges]), (
-            *first_edges,
-            cut.edge,
-            *last_edges,
-        )
-    return holder_phrase([*first_edges, None, *last_edges]), (*first_edges, *last_edges)
+        return list(visible)
+    start, end = visible[:2], visible[-_LONGEST + 1 :]
+    is_told = cut is None or any(cut.edge is edge for edge in (*start, *end))
+    return [*start, *([] if is_told or cut is None else [cut.edge]), None, *end]

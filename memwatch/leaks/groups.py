@@ -79,7 +79,7 @@ def _leak(group: list[Survivor], runs: int, *, per_call: bool) -> Leak:
     )
     edges = tuple(step.edge for step in shown.steps)
     cut = shown.cut.edge if shown.cut else None
-    holder, holder_edges = holder_of(shown.steps, shown.cut, shown.kind)
+    holder, holder_edges = holder_of(shown)
     keeps_graph = any(step.edge.kind is EdgeKind.GRAD_FN for each in group for step in each.steps)
     remedy = remedy_for(shown.kind, cut, holder_edges, edges)
     return Leak(

@@ -15,18 +15,19 @@ import torch
 from torch import Tensor
 
 from memwatch.capture.schema import NONE
-from memwatch.record.rows import Rows
-from memwatch.record.storages import BASELINE
-from memwatch.replay.blank import ONLY_ALLOCATE
-from memwatch.replay.encode import encode, leaves, unsupported_tensor
-from memwatch.replay.kept import Kept, RngStates
-from memwatch.replay.memory import checksum, copy_out, crc32
-from memwatch.replay.rng import OWN, default_generators, read_states
+from memwatch.encoding.generators import OWN, default_generators, read_states
+from memwatch.encoding.host_memory import checksum, copy_out, crc32
+from memwatch.encoding.only_allocate import ONLY_ALLOCATE
+from memwatch.encoding.replay_inputs import ReplayInputs, RngStates
+from memwatch.encoding.values import encode, leaves, unsupported_tensor
+from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.storages import BASELINE
 
 if TYPE_CHECKING:
-    from memwatch.record.ops import OpKind, OpRecorder
-    from memwatch.record.storages import Storages
-    from memwatch.record.strings import Strings
+    from memwatch.record.interception.kinds import OpKind
+    from memwatch.record.python.ops import OpRecorder
+    from memwatch.record.tables.storages import Storages
+    from memwatch.record.tables.strings import Strings
 
 READ, WRITE, RESULT = range(3)
 _STATISTICS = frozenset({"running_mean", "running_var"})
@@ -44,7 +45,7 @@ class ArgumentRecorder:
     def __init__(self, ops: OpRecorder, storages: Storages, strings: Strings, ops_started: list[int]) -> None:
         self.arguments = Rows()
         self.operands = Rows()
-        self.kept = Kept()
+        self.replay_inputs = ReplayInputs()
         self._ops = ops
         self._storages = storages
         self._strings = strings
@@ -83,7 +84,7 @@ class ArgumentRecorder:
         call = self._call_text(args, kwargs, operands, _traits(kind.overload).written(args, kwargs))
         self._keep_inputs(args, kwargs, operands)
         if draws:
-            self.kept.rng_before[number] = self._rng_states()
+            self.replay_inputs.rng_before[number] = self._rng_states()
         return call
 
     def _after(self, number: int, kind: OpKind, result: Any, operands: list[Operand], *, draws: bool) -> str:
@@ -91,7 +92,9 @@ class ArgumentRecorder:
         if _traits(kind.overload).only_allocates:
             self._blank.update(storage for _, storage, access, _ in operands if access == RESULT)
         if draws:
-            self.kept.rng_after[number] = {name: crc32(state) for name, state in self._rng_states().items()}
+            self.replay_inputs.rng_after[number] = {
+                name: crc32(state) for name, state in self._rng_states().items()
+            }
         return made
 
     def _call_text(
@@ -115,7 +118,7 @@ class ArgumentRecorder:
             slot = self._operand(tensor, RESULT, operands)
             if slot >= 0:
                 number = operands[-1][1]
-                if number not in self.kept.inputs:
+                if number not in self.replay_inputs.inputs:
                     self._made.add(number)
             return slot
 
@@ -136,7 +139,7 @@ class ArgumentRecorder:
             for item in leaves([*args, *kwargs.values()])
             if isinstance(item, Tensor) and not unsupported_tensor(item)
         )
-        kept = self.kept
+        kept = self.replay_inputs
         for tensor, (_, number, access, _) in zip(tensors, operands, strict=True):
             storage = tensor.untyped_storage()
             if number in self._blank:
@@ -152,11 +155,11 @@ class ArgumentRecorder:
                 kept.before[number] = copy_out(storage)
 
     def _rng_states(self) -> RngStates:
-        own = self.kept.generators
+        own = self.replay_inputs.generators
         return read_states(default_generators() + [f"{OWN}{index}" for index in range(len(own))], own)
 
     def _generator(self, generator: torch.Generator) -> int:
-        own = self.kept.generators
+        own = self.replay_inputs.generators
         for number, known in enumerate(own):
             if known is generator:
                 return number
@@ -166,7 +169,7 @@ class ArgumentRecorder:
     def finish(self) -> None:
         """Copy the results: every storage that outlives the block and that an op made or wrote."""
         gc.collect()  # garbage is nothing the program can still reach
-        kept = self.kept
+        kept = self.replay_inputs
         for alive in list(self._storages.live.values()):
             storage = alive()
             if storage is not None and (alive.number in self._made or alive.number in kept.before):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from memwatch.capture.schema import NONE
-from memwatch.record.storages import BASELINE, Storages, plain_parts
+from memwatch.record.tables.storages import BASELINE, Storages, plain_parts
 
 if TYPE_CHECKING:
     from memwatch.record.context import Context

@@ -17,16 +17,16 @@ from torch.optim import optimizer as torch_optimizer
 
 from memwatch.capture.schema import NONE, ROLES
 from memwatch.record.clock import ticks
-from memwatch.record.rows import Rows
-from memwatch.record.stand_in import StandIns
-from memwatch.record.storages import BASELINE, Alive, Storages, address_of, plain_parts
+from memwatch.record.patches import StandIns
+from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.storages import BASELINE, Alive, Storages, address_of, plain_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import CodeType, FrameType
 
-    from memwatch.record.stacks import Stacks
-    from memwatch.record.strings import Strings
+    from memwatch.record.tables.stacks import Stacks
+    from memwatch.record.tables.strings import Strings
 
 PARAMETER, BUFFER, GRADIENT, STATE, INPUT = range(len(ROLES))
 _OUTSIDE: Final = (NONE, NONE)

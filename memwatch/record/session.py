@@ -23,15 +23,15 @@ from memwatch.capture.schema import NONE, RECORDED_BY_NAME
 from memwatch.errors import MemwatchError
 from memwatch.record import baseline, context
 from memwatch.record.arguments import ArgumentRecorder
-from memwatch.record.choose import Choice
+from memwatch.record.backend import Choice
 from memwatch.record.clock import Clock, ticks
-from memwatch.record.compiled import CompiledCalls
-from memwatch.record.holders import HolderLooks
+from memwatch.record.holders.holders import HolderLooks
+from memwatch.record.interception.compiled import CompiledCalls
+from memwatch.record.interception.tracing import JitTracing
+from memwatch.record.patches import StandIns
 from memwatch.record.process import ProcessSampler
-from memwatch.record.rows import Rows
-from memwatch.record.stand_in import StandIns
-from memwatch.record.strings import Strings
-from memwatch.record.tracing import JitTracing
+from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.strings import Strings
 from memwatch.record.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:

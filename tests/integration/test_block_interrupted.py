@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import memwatch
-from memwatch.record.storages import BASELINE, Storages, address_of
-from memwatch.record.strings import Strings
+from memwatch.record.tables.storages import BASELINE, Storages, address_of
+from memwatch.record.tables.strings import Strings
 
 SIGNALS = 300
 FLUSH_EVERY_OPS = 40  # as often as a flush can be hit

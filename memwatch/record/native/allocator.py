@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwatch.record.allocator import LOG_ERRORS_ONLY, AllocatorChannel, log_level
 from memwatch.record.clock import Clock, ticks
+from memwatch.record.python.allocator import LOG_ERRORS_ONLY, AllocatorChannel, log_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from memwatch.record.strings import Strings
+    from memwatch.record.tables.strings import Strings
 
 
 class NativeAllocatorChannel(AllocatorChannel):

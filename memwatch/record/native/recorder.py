@@ -10,15 +10,18 @@ import torch
 from torch import Tensor
 
 from memwatch.capture.schema import NONE
-from memwatch.record.intercept import KEY, PROBED, KeyInterceptor, ModeInterceptor, mode_kind, probe
-from memwatch.record.ops import OpRecorder
-from memwatch.record.storages import BASELINE, address_of, plain_parts
+from memwatch.record.interception.key import KEY, KeyInterceptor
+from memwatch.record.interception.kinds import mode_kind
+from memwatch.record.interception.mode import ModeInterceptor
+from memwatch.record.interception.probe import PROBED, probe
+from memwatch.record.python.ops import OpRecorder
+from memwatch.record.tables.storages import BASELINE, address_of, plain_parts
 
 if TYPE_CHECKING:
     from memwatch.record.context import Context
     from memwatch.record.native.stacks import NativeStacks
     from memwatch.record.native.storages import NativeStorages
-    from memwatch.record.strings import Strings
+    from memwatch.record.tables.strings import Strings
 
 
 class NativeOpRecorder(OpRecorder):

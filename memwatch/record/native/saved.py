@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from memwatch.record import saved_seen
-from memwatch.record.saved import MODIFYING, SavedTensorRecorder, inplace_error, look
+from memwatch.record.python.saved import MODIFYING, SavedTensorRecorder, inplace_error, look
+from memwatch.record.saved import disguise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,9 +33,9 @@ class NativeSavedTensorRecorder(SavedTensorRecorder):
             ops_started,
         )
         self._hooks = self._native.hooks()
-        self.callbacks = saved_seen.CALLED_BACK  # dynamo has no frames of the others to look at
+        self.callbacks = disguise.CALLED_BACK  # dynamo has no frames of the others to look at
         hook = functools.partial(library.hook, MODIFYING)
-        self._ours = saved_seen.Packs(library.original_of, hook)
+        self._ours = disguise.Packs(library.original_of, hook)
 
     def set_outer(self, hooks: tuple[Callable[..., Any], Callable[..., Any]] | None) -> None:
         """Have the hooks that the program pushed before do the packing."""

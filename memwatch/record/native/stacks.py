@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.record.stacks import Stacks
+from memwatch.record.tables.stacks import Stacks
 
 if TYPE_CHECKING:
     from types import CodeType
 
-    from memwatch.record.strings import Strings
+    from memwatch.record.tables.strings import Strings
 
 
 class NativeStacks(Stacks):

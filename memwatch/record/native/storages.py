@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memwatch.record.storages import Storages
+from memwatch.record.tables.storages import Storages
 
 if TYPE_CHECKING:
-    from memwatch.record.strings import Strings
+    from memwatch.record.tables.strings import Strings
 
 
 def _count(name: str) -> Any:

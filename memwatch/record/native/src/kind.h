@@ -34,7 +34,7 @@ inline std::string text_of(const c10::OperatorName& name) {
   return text + "." + (name.overload_name.empty() ? "default" : name.overload_name);
 }
 
-/// Describe what the dispatch key sees. Views make no bytes; the others are those of `_UNSEEN` in intercept.py.
+/// Describe what the dispatch key sees. Views make no bytes; the others are those of `UNSEEN` in interception/kinds.py.
 inline Kind describe(const c10::FunctionSchema& schema, const py::object& strings) {
   static const std::set<std::string> unseen = {"aten::detach", "aten::lift_fresh", "aten::alias"};
   static const std::set<std::string> resizing = {"aten::resize_", "aten::resize_as_", "aten::set_",
@@ -55,7 +55,7 @@ inline Kind describe(const c10::FunctionSchema& schema, const py::object& string
   return kind;
 }
 
-/// Describe what a dispatch mode hands on, from a `memwatch.record.ops.OpKind`.
+/// Describe what a dispatch mode hands on, from a `memwatch.record.python.ops.OpKind`.
 inline Kind describe(const py::object& python_kind, const py::object& strings) {
   Kind kind;
   kind.text = py::str(python_kind.attr("name"));

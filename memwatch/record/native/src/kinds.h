@@ -51,7 +51,7 @@ class Kinds {
     return *seen_.try_emplace(schema, std::move(kind)).first->second;  // the first one stays, if others came by
   }
 
-  /// The kind of an op that Python hands on, with a `memwatch.record.ops.OpKind`.
+  /// The kind of an op that Python hands on, with a `memwatch.record.python.ops.OpKind`.
   const Kind& of(const py::object& python_kind) {
     const auto found = handed_on_.find(python_kind.ptr());
     if (found != handed_on_.end()) {

@@ -1,4 +1,4 @@
-// The hot path: run one intercepted op and append its rows. The compiled twin of memwatch/record/ops.py.
+// The hot path: run one intercepted op and append its rows. The compiled twin of memwatch/record/python/ops.py.
 //
 // Plain tensors are read here; others (wrappers, sparse, nested, symbolic) are handed to the Python recorder,
 // which knows their parts. Everything that touches Python or the rows is done under the interpreter's lock.

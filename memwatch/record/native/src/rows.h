@@ -1,4 +1,4 @@
-// A table's rows as one flat run of 64-bit integers: the compiled twin of memwatch/record/rows.py.
+// A table's rows as one flat run of 64-bit integers: the compiled twin of memwatch/record/tables/rows.py.
 #pragma once
 
 #include <pybind11/numpy.h>

@@ -1,4 +1,4 @@
-// What autograd keeps for backward: the compiled twin of memwatch/record/saved.py, which says why it is as it is.
+// What autograd keeps for backward: the compiled twin of memwatch/record/python/saved.py, which says why it is as it is.
 #pragma once
 
 #include <map>

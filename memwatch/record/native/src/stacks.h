@@ -1,4 +1,4 @@
-// The running call stack as a number: the compiled twin of `Stacks.capture` in memwatch/record/stacks.py.
+// The running call stack as a number: the compiled twin of `Stacks.capture` in memwatch/record/tables/stacks.py.
 //
 // Every op walks the few frames between it and the module that runs it, and looks their code objects and offsets
 // up. A stack seen for the first time is interned by the Python object, which keeps the code objects.
@@ -26,7 +26,7 @@ struct HashOfKey {
 
 class Stacks {
  public:
-  /// Read the boundaries of a `memwatch.record.stacks.Stacks`, which keeps this object.
+  /// Read the boundaries of a `memwatch.record.tables.stacks.Stacks`, which keeps this object.
   explicit Stacks(const py::object& stacks)
       : self_(stacks.ptr()),
         enabled_(py::bool_(stacks.attr("enabled"))),

@@ -1,6 +1,6 @@
 // Births and deaths of storages: the compiled twin of `Storages.born` and `Storages.bury`.
 //
-// The table itself stays the Python object of memwatch/record/storages.py, which others read: this drives it, and
+// The table itself stays the Python object of memwatch/record/tables/storages.py, which others read: this drives it, and
 // keeps its counts.
 #pragma once
 
@@ -33,7 +33,7 @@ inline int64_t key_of(const at::Tensor& tensor) {
 
 class Storages {
  public:
-  /// Drive a `memwatch.record.storages.Storages`, which keeps this object.
+  /// Drive a `memwatch.record.tables.storages.Storages`, which keeps this object.
   void drive(const py::object& storages) {
     self_ = storages.ptr();
     live_ = storages.attr("live");
@@ -46,7 +46,7 @@ class Storages {
     births_ = births_rows_.cast<Rows*>();
     deaths_ = deaths_rows_.cast<Rows*>();
     estimate_ = storages.attr("estimate").cast<bool>();
-    const py::module_ types = py::module_::import("memwatch.record.storages");
+    const py::module_ types = py::module_::import("memwatch.record.tables.storages");
     alive_ = types.attr("Alive");
     passing_ = types.attr("Passing");
     const py::object known = types.attr("Known");

@@ -1,0 +1,110 @@
+"""The kinds of ops: what the recorders need to know of each overload of ATen, computed once."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from memwatch.capture.schema import ACCESSES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+READ, WRITE = (ACCESSES.index(access) for access in ("read", "write"))
+UNSEEN: Final = frozenset({"detach", "lift_fresh", "alias"})
+"""Ops that make no bytes; `detach` must stay unseen below autograd: `nn.Parameter` needs its output unwrapped."""
+_NUMBERS: Final[dict[type, torch.dtype]] = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+    complex: torch.complex128,
+}
+
+
+class OpKind:
+    """What the recorder needs to know of an overload, computed once."""
+
+    __slots__ = (
+        "_calling",
+        "_seeing",
+        "accesses",
+        "call",
+        "name",
+        "overload",
+        "resizes",
+        "takes_lists",
+        "write_names",
+    )
+
+    def __init__(self, overload: Any) -> None:
+        schema = overload._schema
+        self.overload = overload
+        self.name = str(overload)
+        self.call: Callable[..., Any] = overload._op
+        self.takes_lists = any("[]" in str(argument.type) for argument in schema.arguments)
+        arguments = [
+            (position, argument.name)
+            for position, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        writes = {position for position, _ in arguments}
+        self.accesses: Final = tuple(
+            WRITE if position in writes else READ for position in range(len(schema.arguments))
+        )
+        self.write_names: Final = frozenset(name for _, name in arguments)
+        self.resizes = bool(arguments) and (
+            "out" in overload._overloadname
+            or overload._opname in {"resize_", "resize_as_", "set_", "_resize_output_"}
+        )
+        self._seeing: OpKind | None = None
+        self._calling: OpKind | None = None
+
+    def numbers_as_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Give the arguments with tensors in place of numbers where the schema wants tensors; None if there are none.
+
+        torch hands the tensor that C++ made of a number to Python as the number, and most ops do not take it back
+        (code that torch.jit traced, as `x.shape[0] // 2`, fails so under any dispatch mode).
+        """
+        if torch._C._should_allow_numbers_as_tensors(self.overload._opname):
+            return None
+        restored = list(args)
+        for position, argument in enumerate(self.overload._schema.arguments[: len(args)]):
+            dtype = _NUMBERS.get(args[position].__class__)
+            if dtype is not None and str(argument.type) == "Tensor":
+                restored[position] = torch.scalar_tensor(args[position], dtype=dtype)
+        return None if all(new is old for new, old in zip(restored, args, strict=True)) else tuple(restored)
+
+    def calling(self, call: Callable[..., Any]) -> OpKind:
+        """Give the same kind for one run with another call; the next run takes the object again."""
+        kind = self._calling
+        if kind is None:
+            kind = self._calling = OpKind(self.overload)
+        kind.call = call
+        kind._seeing = None
+        return kind
+
+    def seeing(self) -> OpKind:
+        """Give the same kind for use while __torch_function__ is off: its call alone has it on, as plainly."""
+        if self._seeing is None:
+            self._seeing = OpKind(self.overload)
+            self._seeing.call = functools.partial(_with_torch_function, self.call)
+        return self._seeing
+
+
+def _with_torch_function(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with torch._C._EnableTorchFunction():
+        return call(*args, **kwargs)
+
+
+def mode_kind(func: Any) -> OpKind | None:
+    """Give the kind of an op that a dispatch mode sees; None for one that is not recorded."""
+    if (
+        not isinstance(func, torch._ops.OpOverload)
+        or func.is_view
+        or func._opname in UNSEEN
+        or func.namespace == "profiler"
+    ):
+        return None
+    return OpKind(func)
