@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwatch.profile import Profile, profile
     from memwatch.reading import Reading, load
     from memwatch.replay.errors import UnsupportedOpError
-    from memwatch.replay.front import plan
+    from memwatch.replay.api import plan
     from memwatch.replay.result import ReplayResult
     from memwatch.verification import verify
 
@@ -38,7 +38,7 @@ _HOMES = {
     "check_leaks": "memwatch.leaks",
     "find_leaks": "memwatch.leaks",
     "load": "memwatch.reading",
-    "plan": "memwatch.replay.front",
+    "plan": "memwatch.replay.api",
     "profile": "memwatch.profile",
     "verify": "memwatch.verification",
     "why_alive": "memwatch.leaks",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BAR_WIDTH: Final = 30
 FIGURES_WIDTH: Final = 22
-"""What a size and a share take of a line."""
+"""Characters that a size and a share take of a line."""
 
 
 def summary(
@@ -38,12 +38,12 @@ def summary(
     color: bool | None = None,
     rows: int = 8,
 ) -> str:
-    """Say in a screenful what the peak is made of, and how a plan lowers it.
+    """Return a screenful of text: what the peak is made of, and how a plan lowers it.
 
     Args:
         reading: a profile, from `memwatch.profile` or `memwatch.load`.
-        plan: a plan of this reading, told after the rest.
-        result: what `memwatch.replay` measured of the plan.
+        plan: a plan of this reading; it comes last.
+        result: result of `memwatch.replay` on the plan.
         width: characters in a line; by default the terminal's, or COLUMNS.
         color: whether to colour; by default only on a terminal, and never with NO_COLOR.
         rows: most rows in each table.
@@ -52,7 +52,7 @@ def summary(
         The text, ending with a newline.
 
     Raises:
-        PlanMismatchError: the result is of another plan.
+        PlanMismatchError: the result belongs to another plan.
     """
     line = line_width(width)
     parts: list[RenderableType] = [_headline(reading), ""]
@@ -94,7 +94,7 @@ def _headline(reading: Reading) -> Text:
 
 
 def _table(*headings: str) -> Table:
-    """Make a table without lines; a heading that ends in `>` is one of numbers."""
+    """Return a table without lines; a column whose heading ends in `>` holds numbers, aligned right."""
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
     for heading in headings:
         right = heading.endswith(">")

@@ -1,4 +1,8 @@
-"""plan() and replay(): from a recorded program to a plan, and from a plan to a checked execution."""
+"""plan() and replay(): from a recorded program to a plan, and from a plan to a checked execution.
+
+A recording has two parts. The capture is the tables; it can be saved. The replay inputs are live tensors and
+bytes that only the recording process has; without them a replay makes synthetic inputs.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,10 @@ from weakref import WeakKeyDictionary
 from memwatch.capture import Capture, load
 from memwatch.errors import MemwatchError
 from memwatch.planner import BudgetError, Graph
-from memwatch.planner.plan import OrderChoice, Plan, describe_moves, plan_graph
-from memwatch.planner.plan_file import fingerprint
+from memwatch.planner.fingerprint import fingerprint
+from memwatch.planner.moves import describe_moves
+from memwatch.planner.plan import Plan
+from memwatch.planner.plan_search import OrderChoice, plan_graph
 from memwatch.replay.graph import Recorded, in_words, recorded_program
 from memwatch.replay.inputs import check_inputs
 from memwatch.replay.run import replay_schedule
@@ -29,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class _Recording(Protocol):
-    """What `memwatch.profile(replay=True)` and `memwatch.load` give."""
+    """What `memwatch.profile(replay=True)` yields and `memwatch.load` returns."""
 
     @property
     def capture(self) -> Capture:
@@ -41,27 +47,35 @@ Source: TypeAlias = "_Recording | Capture | Graph | str | os.PathLike[str]"
 
 @dataclass(frozen=True)
 class Replayable:
-    """A recorded program with what replaying it starts from; `kept` is None when only the capture is there."""
+    """A recorded program and what a replay of it starts from.
+
+    Attributes:
+        capture: the recorded tables.
+        recorded: the program and its graph.
+        inputs: the live part of the recording, None when only the capture is there.
+    """
 
     capture: Capture
     recorded: Recorded
-    kept: ReplayInputs | None
+    inputs: ReplayInputs | None
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedPlan(Plan):
-    """A plan of a recorded program; it keeps what the recording kept, so that it can be replayed."""
+    """A plan of a recorded program. It holds the replay inputs of the recording, so it can be replayed."""
 
     program: Replayable | None = field(default=None, repr=False)
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Give the contexts of one region that torch checkpoints as the plan says.
+        """Return the two contexts with which torch checkpoints one region as the plan says.
 
         Pass the method itself: ``checkpoint(block, x, use_reentrant=False,
-        context_fn=plan.checkpoint_contexts)``. What the plan keeps for the backward is saved, all else of
-        the region is computed again when the backward reaches it. Record the program without checkpoints;
-        the regions are found again by the ops they call, and one that was not recorded is computed again
-        as a whole. The order of the plan and its moves are not part of it.
+        context_fn=plan.checkpoint_contexts)``. Tensors that the plan keeps for the backward are saved; the
+        rest of the region is computed again when the backward reaches it.
+
+        Record the program without checkpoints. A region is recognised by the ops it calls; a region that was
+        not recorded is computed again as a whole. Checkpointing can neither reorder ops nor move buffers, so
+        these parts of a plan have no effect here.
         """
         return self._regions.contexts()
 
@@ -73,6 +87,7 @@ class RecordedPlan(Plan):
         return recorded_regions(self.program.capture, self.program.recorded, self.schedule)
 
 
+# Each recording is read once, so that several plans of it share one graph, whose answers the planner remembers.
 _known: WeakKeyDictionary[Any, tuple[Capture, Replayable]] = WeakKeyDictionary()
 
 
@@ -86,7 +101,7 @@ def plan(
     time_limit_s: float = 10.0,
     seed: int = 0,
 ) -> Plan:
-    """Find the cheapest way to run a recorded program within a budget: reorder, recompute, offload.
+    """Return the cheapest way to run a recorded program within a budget: reordered, recomputed, offloaded.
 
     Args:
         source: what `memwatch.profile(replay=True)` recorded, a loaded capture or its path, or a
@@ -104,7 +119,7 @@ def plan(
 
     Raises:
         BudgetError: no plan fits; `.best` is the lowest plan found.
-        UnsupportedOpError: an op cannot be replayed; names it and its line.
+        UnsupportedOpError: an op cannot be replayed; the message names it and its line.
         MemwatchError: the source was recorded without `replay=True`.
     """
     program = None if isinstance(source, Graph) else replayable(source)
@@ -119,36 +134,39 @@ def plan(
 
 
 def replay(plan: Plan, source: Source | None = None) -> ReplayResult:
-    """Execute a plan on the recorded real tensors, measure its peak, and compare everything it leaves.
+    """Execute a plan on the recorded real tensors, measure its peak, and compare all results.
 
-    The program's own tensors are not changed: inputs that it writes are run on copies of their recorded
-    bytes, and the random generators are put back. A capture alone is replayed with synthetic inputs.
+    The program's own tensors are not changed: inputs that the program writes are replaced by copies of their
+    recorded bytes, and the random generators are put back. A capture alone is replayed with synthetic inputs.
 
     Args:
-        plan: what `memwatch.plan` gave, or a plan read from a file.
+        plan: a plan that `memwatch.plan` returned or that was read from a file.
         source: the recording that a plan read from a file belongs to.
 
     Returns:
         The measured peak increase, whether everything was bitwise equal, and how long it took.
 
     Raises:
-        ReplayError: an input changed since it was recorded, or an op failed or gave another value or shape.
+        ReplayError: an input changed since it was recorded, or an op failed or returned another value or shape.
         MemwatchError: the plan belongs to no recorded program, or to another one.
     """
     program = plan.program if isinstance(plan, RecordedPlan) and source is None else None
     if program is None:
         if source is None or isinstance(source, Graph):
             raise MemwatchError(
-                "this plan knows no recorded program; replay(plan, source) names the recording"
+                "this plan comes from a file or a Graph and holds no recorded program; "
+                "pass the recording too: replay(plan, source)"
             )
         program = replayable(source)
     if fingerprint(program.recorded.graph) != plan.fingerprint:
-        raise MemwatchError("the plan belongs to another program; plan this recording again")
-    return replay_schedule(program.recorded, plan.schedule, program.kept, plan.peak_increase_bytes)
+        raise MemwatchError(
+            "the plan was made for another program than this recording; plan this recording again"
+        )
+    return replay_schedule(program.recorded, plan.schedule, program.inputs, plan.peak_increase_bytes)
 
 
 def replayable(source: _Recording | Capture | str | os.PathLike[str]) -> Replayable:
-    """Read the recorded program of a source; the same object gives the same program each time.
+    """Return the recorded program of a source; the same recording always returns the same object.
 
     Raises:
         MemwatchError: the source was recorded without `replay=True`.
@@ -161,15 +179,16 @@ def replayable(source: _Recording | Capture | str | os.PathLike[str]) -> Replaya
     capture = source.capture
     known = _known.get(source)
     if known is None or known[0] is not capture:
-        kept: ReplayInputs | None = getattr(source, "_replay_inputs", None)
+        inputs: ReplayInputs | None = getattr(source, "_replay_inputs", None)
         recorded = recorded_program(capture)
-        if kept is not None:
-            check_inputs(recorded.program, kept)
-        known = _known[source] = (capture, Replayable(capture, recorded, kept))
+        if inputs is not None:
+            check_inputs(recorded.program, inputs)
+        known = _known[source] = (capture, Replayable(capture, recorded, inputs))
     return known[1]
 
 
 def _with_program(found: Plan, program: Replayable) -> RecordedPlan:
+    """Return the plan with its program, and with moves that name ops and lines instead of numbers."""
     values = {item.name: getattr(found, item.name) for item in dataclasses.fields(Plan)}
     values["moves"] = describe_moves(in_words(program.recorded), found.schedule)
     return RecordedPlan(**values, program=program)
@@ -177,6 +196,7 @@ def _with_program(found: Plan, program: Replayable) -> RecordedPlan:
 
 @contextmanager
 def _best_is_replayable(program: Replayable | None) -> Iterator[None]:
+    """Give the plan that a `BudgetError` of the block holds its program, so that it can be replayed too."""
     try:
         yield
     except BudgetError as error:

@@ -1,4 +1,4 @@
-"""What is to be done for one test: decided from its markers, its fixtures and the options, before it runs."""
+"""The checks of one test, decided from its markers, its fixtures and the options before its body runs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ FIXTURE_ASKED: Final = pytest.StashKey[bool]()
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to do with one test.
+class Checks:
+    """The checks of one test.
 
     Attributes:
-        growth: run the body several times and report what each run adds.
-        single_pass: run it once and report what it left behind.
-        allowed: the marker that lets the test leak.
-        limit: the most its body may add at its peak.
-        measured: measure the peak for the report.
+        growth: run the body several times and report tensors that each further run adds.
+        single_pass: run the body once and report tensors that it leaves behind.
+        allowed: the marker that allows the test to leak.
+        limit: the most that the body may add at its peak.
+        measured: whether to measure the peak for the report.
     """
 
     growth: GrowthCheck | None = None
@@ -45,16 +45,16 @@ class Plan:
         return not (self.growth or self.single_pass or self.profiled or self.allowed)
 
 
-def plan_for(item: pytest.Item, settings: Settings) -> Plan:
-    """Decide what to do with a test; its fixtures are set up already."""
+def checks_for(item: pytest.Item, settings: Settings) -> Checks:
+    """Return the checks of a test whose fixtures are set up already."""
     if not settings.enabled:
-        return Plan()
+        return Checks()
     mark = leak_mark(item) if settings.leaks != "off" else None
     allowed = mark if isinstance(mark, Allowance) else None
     growth = mark if isinstance(mark, GrowthCheck) else None
     if mark is None and settings.leaks != "off" and item.stash.get(FIXTURE_ASKED, False):
         growth = GrowthCheck()
-    return Plan(
+    return Checks(
         growth=growth,
         single_pass=settings.leaks == "all" and mark is None and growth is None,
         allowed=allowed,
