@@ -284,7 +284,7 @@ class Session:
                 "deaths": self.storages.deaths,
                 "resizes": self.storages.resizes,
                 "roles": self.context.roles,
-                **self._holder_rows(),
+                **(self._holders.tables if self._holders is not None else {}),
                 "uses": self.ops.uses,
                 "calls": self.context.calls,
                 "modules": self.context.modules,
@@ -299,12 +299,6 @@ class Session:
             rows.update((name, self._in_ns(name, flat)) for name, flat in rows.items() if name != "windows")
             rows["stacks"] = self._stacks.unwritten_rows()
             self._write(rows)
-
-    def _holder_rows(self) -> dict[str, Rows]:
-        holders = self._holders
-        if holders is None:
-            return {}
-        return {"holders": holders.rows, "edges": holders.edges, "vertices": holders.vertices}
 
     def _in_ns(self, name: str, flat: list[int]) -> Any:
         names = RECORDED_BY_NAME[name].names

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from memwatch.heap.references import Chain
     from memwatch.heap.referrer_search import Path
     from memwatch.heap.roots import Root
-    from memwatch.record.holders.sampler import HolderSampler
+    from memwatch.record.holders.state import SamplingState
 
 _MAX_HOLDERS: Final = 6
 _SMALL_RATIO: Final = 0.001
@@ -45,15 +45,15 @@ _GRAPH: Final = Edge(EdgeKind.GRAPH)
 class Sample:
     """What one sample found so far; holds nothing of the program once it was taken and dropped."""
 
-    def __init__(self, sampler: HolderSampler) -> None:
-        self._sampler = sampler
-        self._live = sampler.storages.live
-        self._smallest_bytes = max(int(sampler.increase_bytes * _SMALL_RATIO), 1)
+    def __init__(self, state: SamplingState) -> None:
+        self._state = state
+        self._live = state.storages.live
+        self._smallest_bytes = max(int(state.increase_bytes * _SMALL_RATIO), 1)
         self._holder_counts: dict[int, int] = {}
         self._deep = False
         self._told_now: dict[int, list[int]] = {}
         self._graphs = GraphWalk()
-        self._saved = sampler.saved.living_by_sequence()
+        self._saved = state.saved.living_by_sequence()
         self._told_of_graph: set[tuple[int, int]] = set()
         self._path_of_items: dict[int, int] = {}
         self._root: Root | None = None
@@ -64,7 +64,7 @@ class Sample:
         spaces: dict[int, dict[str, Any]] = {}
         self._search_near(frame, spaces)
         fresh = self._unnamed()
-        if fresh or self._sampler.is_time_to_search_again():
+        if fresh or self._state.is_time_to_search_again():
             self._search_deep(frame, spaces)
             if fresh:
                 self._ask_gc(fresh, frame)
@@ -74,20 +74,20 @@ class Sample:
 
     def _search_near(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> None:
         calls = {id(call) for call in running(frame)}
-        search = ReferenceSearch(calls, deep=False, barren=self._sampler.barren)
+        search = ReferenceSearch(calls, deep=False, barren=self._state.barren)
         self._search(search, call_roots(frame, spaces))
-        self._sampler.cut_count += search.cut_count > 0
+        self._state.cut_count += search.cut_count > 0
         self._root = None
 
     def _search_deep(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> None:
         self._deep = True
         calls = {id(call) for call in running(frame)}
-        search = ReferenceSearch(calls, deep=True, barren=self._sampler.barren)
+        search = ReferenceSearch(calls, deep=True, barren=self._state.barren)
         self._search(search, call_roots(frame, spaces))
         self._search(search, (*namespace_roots(spaces), context_root()))
         for chain in search.rest():
             self._held(chain)
-        self._sampler.told.update(self._told_now)
+        self._state.told.update(self._told_now)
         self._root = None
 
     def _search(self, search: ReferenceSearch, roots: Iterable[Root]) -> None:
@@ -109,7 +109,7 @@ class Sample:
             number = self._wanted(part)
             if number != NONE:
                 path = self._path(chain) if path is None else path
-                self._sampler.append(number, path)
+                self._state.append(number, path)
                 if self._deep:
                     self._told_now.setdefault(number, []).append(path)
         if not self._deep:
@@ -122,7 +122,7 @@ class Sample:
             return NONE
         if alive.__class__ is Passing and alive.address != address_or_zero(tensor):
             return NONE  # a storage of backward that is gone; another lies where it lay
-        if self._deep and alive.number not in self._sampler.unnamed:
+        if self._deep and alive.number not in self._state.unnamed:
             return NONE
         count = self._holder_counts.get(alive.number, 0)
         self._holder_counts[alive.number] = count + 1
@@ -136,7 +136,7 @@ class Sample:
         is_shared = _leads_through_containers(chain)
         if is_shared and id(chain[1]) in self._path_of_items:
             return self._path_of_items[id(chain[1])]
-        path = self._sampler.paths(name_chain(chain))
+        path = self._state.paths(name_chain(chain))
         if is_shared:
             self._path_of_items[id(chain[1])] = path
         return path
@@ -155,43 +155,43 @@ class Sample:
                     continue
                 self._told_of_graph.add((number, place))
                 if path is None:
-                    path = self._sampler.paths((*name_chain(chain), _GRAPH))
-                self._sampler.append(number, path)
+                    path = self._state.paths((*name_chain(chain), _GRAPH))
+                self._state.append(number, path)
 
     def _unnamed(self) -> dict[int, Alive]:
         """Repeat what is known of storages that no variable holds; return those that are to be searched for.
 
         These had no name in the sample before either, and are many bytes together.
         """
-        sampler = self._sampler
+        state = self._state
         explained = {number for numbers in self._saved.values() for number in numbers}
         missing = {
             alive.key: alive
             for alive in list(self._live.values())
-            if alive.__class__ is Alive and alive.number >= sampler.first_number
+            if alive.__class__ is Alive and alive.number >= state.first_number
             and alive.nbytes >= self._smallest_bytes
             and alive.number not in self._holder_counts and alive.number not in explained
-            and not sampler.context.owns(alive.number)
+            and not state.context.owns(alive.number)
         }  # fmt: skip
-        before, sampler.unnamed = sampler.unnamed, {alive.number for alive in missing.values()}
+        before, state.unnamed = state.unnamed, {alive.number for alive in missing.values()}
         fresh = {}
         for key, alive in missing.items():
-            paths = sampler.told.get(alive.number)
+            paths = state.told.get(alive.number)
             if paths is not None:
                 for path in paths:
-                    sampler.append(alive.number, path)
+                    state.append(alive.number, path)
             elif alive.number in before:
                 fresh[key] = alive
         fresh_bytes = sum(alive.nbytes for alive in fresh.values())
-        enough = fresh_bytes >= _UNNAMED_RATIO * sampler.increase_bytes
-        return fresh if enough and not sampler.context.optimizing else {}
+        enough = fresh_bytes >= _UNNAMED_RATIO * state.increase_bytes
+        return fresh if enough and not state.context.optimizing else {}
 
     def _ask_gc(self, fresh: dict[int, Alive], frame: FrameType | None) -> None:
         """Ask gc who refers to the storages that the deep search did not find either: young objects first."""
-        sampler = self._sampler
-        left = {key: alive.number for key, alive in fresh.items() if alive.number not in sampler.told}
+        state = self._state
+        left = {key: alive.number for key, alive in fresh.items() if alive.number not in state.told}
         left = dict(sorted(left.items(), key=lambda item: -fresh[item[0]].nbytes))
-        sampler.told.update((number, []) for number in left.values())
+        state.told.update((number, []) for number in left.values())
         variables = in_variables(
             running(frame)
         )  # first: a list of all objects holds the frames' dictionaries
@@ -201,19 +201,19 @@ class Sample:
         old = {key: number for key, number in left.items() if number not in tensors}
         objects.clear()
         tensors.clear()
-        if old and sampler.schedule.may_scan_heap():
+        if old and state.schedule.may_scan_heap():
             start = ticks()
             objects = gc.get_objects()
             tensors = living_tensors(old, address_of, objects)
             objects.clear()  # it holds every container there is, perhaps one of this call's own
             self._found_by_gc(referrer_paths(tensors, variables))
-            sampler.schedule.heap_scanned(ticks() - start)
+            state.schedule.heap_scanned(ticks() - start)
 
     def _found_by_gc(self, found: dict[int, Path]) -> None:
         for number, edges in found.items():
-            path = self._sampler.paths(edges)
-            self._sampler.told[number] = [path]
-            self._sampler.append(number, path)
+            path = self._state.paths(edges)
+            self._state.told[number] = [path]
+            self._state.append(number, path)
 
 
 def _leads_through_containers(chain: Chain) -> bool:
