@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from memwatch.analysis import Frames
+from memwatch.analysis.facts.facts import Facts
 from memwatch.analysis.observer import observer_effects
 from memwatch.profile import allocator_only, profile
 from memwatch.sizes import format_bytes
@@ -57,10 +57,10 @@ def verify(function: Callable[..., Any], *args: Any, intercept: str = "auto", **
         MemwatchError: a torch profiler is already running, so that the allocator's events cannot be had.
     """
     capture = allocator_only(lambda: function(*args, **kwargs))
-    plain = Frames(capture).curve.peak_increase_bytes
+    plain = Facts(capture).curve.peak_increase_bytes
     prof = profile(intercept=intercept)
     with prof:
         result = function(*args, **kwargs)
     del result
-    effects = tuple(effect.text for effect in observer_effects(prof._frames))
+    effects = tuple(effect.text for effect in observer_effects(prof._tables.facts))
     return Verification(plain, prof.peak_increase_bytes, effects)
