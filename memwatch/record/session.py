@@ -83,7 +83,7 @@ class Session:
             ArgumentRecorder(self.ops, self.storages, strings, counter) if options.replay else None
         )
         self._packer = recorder.packer(self.context)
-        self._saved = SavedTensorHooks(self._packer)
+        self._saved = SavedTensorHooks(self._packer, self.note)
         self._process = ProcessSampler()
         self._holders: HolderSampler | None = None
         self._want_holders = options.holders

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
+from torch.nn import Parameter
 
 from memwatch._torch.autograd import current_node, in_forward_mode, next_sequence_nr, sequence_nr_of
+from memwatch._torch.modes import current_mode, disable_torch_dispatch
 from memwatch._torch.tensors import version_of
 from memwatch.capture.schema import NONE
 from memwatch.record.clock import ticks
@@ -181,11 +183,19 @@ def _hold(pack: Pack, tensor: Tensor) -> None:
     if not (newest or written or in_forward_mode()):
         pack.packed, pack.original = tensor, lambda: tensor
         return
-    pack.packed = tensor.detach()
-    if newest:
-        pack.original = _nothing
+    if newest:  # modes of the program may see it: autograd detaches an output too
+        pack.packed, pack.original = tensor.detach(), _nothing
     else:
+        pack.packed = _detached_unseen(tensor)
         pack.original = functools.partial(_of_other, pack.node_name, sequence, weakref.ref(tensor))
+
+
+def _detached_unseen(tensor: Tensor) -> Tensor:
+    """Return an alias of a tensor, made below the dispatch modes of the program where its class has no say."""
+    if current_mode() is None or type(tensor) not in (Tensor, Parameter):
+        return tensor.detach()
+    with disable_torch_dispatch():
+        return tensor.detach()
 
 
 def describe(storages: Storages, tensor: Tensor) -> tuple[int, int, int]:
