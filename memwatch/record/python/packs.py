@@ -24,9 +24,8 @@ from memwatch.capture.schema import NONE
 from memwatch.record.clock import ticks
 from memwatch.record.saved.disguise import Disguise
 from memwatch.record.saved.errors import MODIFYING, inplace_error
-from memwatch.record.tables.parts import known_bytes
+from memwatch.record.saved.tensors import saved_storage
 from memwatch.record.tables.rows import Rows
-from memwatch.record.tables.storages import BASELINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,7 +133,7 @@ class PythonPacker:
         return pack
 
     def _append(self, pack: Pack, tensor: Tensor) -> None:
-        storage, shape, nbytes = describe(self._storages, tensor)
+        storage, shape, nbytes = saved_storage(self._storages, tensor)
         sequence, at_ticks = next_sequence_nr() - 1, ticks()
         op, module = self._op_counter[0], self._context.top[0]
         release = _Release(pack, self._storages.dead.append)
@@ -196,16 +195,6 @@ def _detached_unseen(tensor: Tensor) -> Tensor:
         return tensor.detach()
     with disable_torch_dispatch():
         return tensor.detach()
-
-
-def describe(storages: Storages, tensor: Tensor) -> tuple[int, int, int]:
-    """Return the storage of a saved tensor, the string id of its shape, and its bytes."""
-    storage = storages.number_of(tensor, NONE, BASELINE) if tensor.layout is torch.strided else NONE
-    try:
-        nbytes = known_bytes(tensor.nbytes)
-    except (RuntimeError, NotImplementedError):
-        nbytes = 0
-    return storage, storages.shape_id(tensor), nbytes
 
 
 def _nothing() -> None:
