@@ -12,6 +12,8 @@ import torch
 
 from memwatch.errors import MemoryLimitError, MemwatchError
 from memwatch.reading import Reading
+from memwatch.record.allocator_only import allocator_only
+from memwatch.record.native.building import build_recorder
 from memwatch.record.options import Options
 from memwatch.record.session import Session
 from memwatch.record.uninterrupted import uninterrupted
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 
     from memwatch.capture import Capture
     from memwatch.capture.recording import Recording
-    from memwatch.replay.kept import Kept
+    from memwatch.encoding.replay_inputs import ReplayInputs
+
+__all__ = ["Profile", "allocator_only", "build_recorder", "profile"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,7 +42,7 @@ class Profile(Reading):
         self._session: Session | None = None
         self._recording: Recording | None = None
         self._unpacked: Capture | None = None
-        self._kept: Kept | None = None
+        self._replay_inputs: ReplayInputs | None = None
 
     def __enter__(self) -> Profile:
         """Start recording."""
@@ -60,7 +64,7 @@ class Profile(Reading):
                 session.check_place()
                 self._session = None
                 self._recording, self._unpacked = session.stop(), None
-                self._kept = None if session.arguments is None else session.arguments.kept
+                self._replay_inputs = None if session.arguments is None else session.arguments.replay_inputs
                 if self.failure is not None:
                     text = f"memwatch: {self.failure}; the profile is whole in this process only"
                     warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import memwatch
-from memwatch.analysis import Frames
+from memwatch.analysis.facts.facts import Facts
 from memwatch.analysis.observer import observer_effects
-from memwatch.errors import MemwatchError
-from memwatch.record.account import allocator_account
+from memwatch.profile import allocator_only, profile
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -58,15 +56,11 @@ def verify(function: Callable[..., Any], *args: Any, intercept: str = "auto", **
     Raises:
         MemwatchError: a torch profiler is already running, so that the allocator's events cannot be had.
     """
-    capture = allocator_account(lambda: function(*args, **kwargs))
-    if capture is None:
-        raise MemwatchError(
-            "a torch profiler is running and holds the allocator's events; call verify() outside it"
-        )
-    plain = Frames(capture).curve.peak_increase_bytes
-    prof = memwatch.profile(intercept=intercept)
+    capture = allocator_only(lambda: function(*args, **kwargs))
+    plain = Facts(capture).curve.peak_increase_bytes
+    prof = profile(intercept=intercept)
     with prof:
         result = function(*args, **kwargs)
     del result
-    effects = tuple(effect.text for effect in observer_effects(prof._frames))
+    effects = tuple(effect.text for effect in observer_effects(prof._tables.facts))
     return Verification(plain, prof.peak_increase_bytes, effects)

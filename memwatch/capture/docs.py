@@ -11,6 +11,7 @@ from memwatch.capture.schema import (
     DERIVED,
     FORMAT_VERSION,
     ORIGINS,
+    OWNERS,
     PANDAS_DTYPE,
     PHASES,
     RECORDED,
@@ -58,6 +59,7 @@ def tables_page() -> str:
         ("PHASES", PHASES),
         ("ACCESSES", ACCESSES),
         ("ORIGINS", ORIGINS),
+        ("OWNERS", OWNERS),
         ("ROLES", ROLES),
         ("CATEGORIES", CATEGORIES),
     )

@@ -211,9 +211,14 @@ def _check_format(database: sqlite3.Connection, source: pathlib.Path) -> None:
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if application != _APPLICATION_ID:
         raise CaptureError(f"{source} is not a memwatch capture; record one with `memwatch run script.py`")
+    if version < FORMAT_VERSION:
+        raise CaptureError(
+            f"{source} has format {version}, which an older memwatch wrote; this memwatch reads format "
+            f"{FORMAT_VERSION}: record it again"
+        )
     if version > FORMAT_VERSION:
         raise CaptureError(
-            f"{source} has format {version}, this memwatch reads up to {FORMAT_VERSION}; upgrade memwatch to read it"
+            f"{source} has format {version}, this memwatch reads {FORMAT_VERSION}; upgrade memwatch to read it"
         )
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-FORMAT_VERSION: Final = 1
+from memwatch.own_code import CodeOwner
+
+FORMAT_VERSION: Final = 2
 """Raised when an older memwatch could not read the file."""
 
 Kind = Literal["int", "text", "float", "bool"]
@@ -21,6 +23,8 @@ NONE: Final = -1
 PHASES: Final = ("forward", "backward", "optimizer")
 ACCESSES: Final = ("read", "write", "output")
 OPERANDS: Final = ("read", "written", "result")
+OWNERS: Final = tuple(owner.name.lower() for owner in CodeOwner)
+"""Whose code a file is."""
 ORIGINS: Final = ("op", "baseline", "external", "unobserved")
 ROLES: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
 CATEGORIES: Final = (
@@ -199,14 +203,54 @@ RECORDED: Final = (
     ),
     _table(
         "holders",
-        "One row per holder of a storage in a snapshot.",
-        ("snapshot", "int", "number of the snapshot, from 0"),
-        ("op", "int", "number of ops started before the snapshot"),
+        "One row per holder of a storage in a sample.",
+        ("sample", "int", "number of the sample, from 0"),
+        ("op", "int", "number of ops started before the sample"),
         ("storage", "int", "the storage"),
-        ("kind", "int", "string id of the kind, as `local` or `saved tensor`"),
-        ("holder", "int", "string id of the holder in words"),
-        ("site", "int", "string id of `file:line` of the line to edit, empty if there is none"),
-        ("path", "int", "string id of the retention path, one edge per line"),
+        ("path", "int", "the retention path: its rows in `edges`"),
+    ),
+    _table(
+        "edges",
+        "One row per reference of a retention path, from the root on; paths that are equal are one.",
+        ("path", "int", "number of the path, from 0"),
+        ("depth", "int", "position in the path, 0 for the reference from the root"),
+        ("kind", "int", "number of the `EdgeKind`"),
+        ("name", "int", "string id of the variable, attribute, key or field"),
+        ("position", "int", "index of an item or argument"),
+        ("owner", "int", "vertex that refers, -1 for a root that needs no owner"),
+        ("reader", "int", "vertex of the function through which a global is read"),
+        ("file", "int", "string id of the file where the reference can be edited"),
+        ("line", "int", "line in that file"),
+        ("code", "int", "index into OWNERS: whose code the file is"),
+    ),
+    _table(
+        "vertices",
+        "One row per description of an object that refers to another on a retention path.",
+        ("vertex", "int", "number of the vertex, from 0"),
+        ("kind", "int", "number of the `VertexKind`"),
+        ("name", "int", "string id of its own name (functions, classes, modules), else of its class"),
+        ("file", "int", "string id of the file of a function, call or traceback"),
+        ("line", "int", "line in that file"),
+        ("count", "int", "entries of a container"),
+        ("limit", "int", "the most entries that a deque takes"),
+        ("nbytes", "int", "bytes of a storage"),
+        ("shape", "int", "string id of the sizes of a tensor or array, as `8 16`"),
+        ("dtype", "int", "string id of its element type"),
+        (
+            "thread",
+            "int",
+            "string id of the name of the thread of a call, if it is not the one that recorded",
+        ),
+        (
+            "library",
+            "int",
+            "string id of `torch` or `Python`, whose call it is that runs the program's function",
+        ),
+        (
+            "inner",
+            "int",
+            "vertex of the function inside: of a method, a partial, a cache or a library's call",
+        ),
     ),
     _table(
         "stacks",
@@ -216,7 +260,7 @@ RECORDED: Final = (
         ("file", "int", "string id of the file"),
         ("line", "int", "line number"),
         ("function", "int", "string id of the qualified function name"),
-        ("user", "int", "1 if the frame is the program's own, 0 for torch and memwatch"),
+        ("owner", "int", "index into OWNERS: whose code the frame is"),
     ),
     _table("strings", "Interned text.", ("id", "int", "string id"), ("text", "text", "the text")),
     _table("meta", "What was recorded where.", ("key", "text", "key"), ("value", "text", "value, JSON")),

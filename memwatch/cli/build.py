@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Build the library, or say that it is there."""
-    from memwatch.building import build_recorder
+    """Build the library unless it is there, and print its path; return 0."""
+    from memwatch.profile import build_recorder
 
     path, built = build_recorder()
     emit(f"{'built' if built else 'already built:'} {path}\n")

@@ -1,4 +1,4 @@
-"""The front of the command line: choose the verb, turn errors into one line and an exit code."""
+"""The entry of the command line: run the verb that was asked for, and print an error as one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-import memwatch
+from memwatch._version import __version__
 from memwatch.cli.program_arguments import parse
 from memwatch.errors import MemwatchError
 
@@ -22,21 +22,21 @@ VERBS: Final = (
 """The verbs in the order of the help; each is a module of this package with `add_arguments` and `execute`."""
 
 Execute = Callable[[argparse.Namespace], "int | BaseException"]
-"""Does what a verb says; gives the exit code or, for a verb that ran a program, what the program raised."""
+"""Runs a verb. Returns the exit code or, for a verb that ran a program, the exception that the program raised."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line and return the exit code.
 
     Args:
         argv: the arguments; those of the process by default.
 
     Returns:
-        Exit code: 0 fine, 1 a finding or bad input. Wrong usage exits with 2.
+        0 fine, 1 a finding or bad input. Wrong usage exits with 2.
 
     Raises:
-        BaseException: what a program that a verb ran has raised, `SystemExit` included, so that the process
-            ends as the program would have ended.
+        BaseException: the exception of a program that a verb ran, `SystemExit` included. The process then ends
+            as it would have ended without memwatch.
     """
     options = parse(_parser(), sys.argv[1:] if argv is None else argv)
     execute: Execute = options.execute
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 fine, 1 a finding or bad input, 2 wrong usage",
         allow_abbrev=False,
     )
-    parser.add_argument("-V", "--version", action="version", version=f"memwatch {memwatch.__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"memwatch {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     for verb in VERBS:
         _add_verb(verbs, verb, importlib.import_module(f"memwatch.cli.{verb}"))

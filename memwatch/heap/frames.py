@@ -8,11 +8,12 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from memwatch.own_code import is_memwatch_code
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import CodeType, FrameType
 
-_PACKAGE: Final = str(Path(__file__).resolve().parent.parent)
 _HELD_BY_FRAME_ONLY: Final = 3  # the frame, our name, the argument of getrefcount
 
 
@@ -72,8 +73,8 @@ def may_be_traced(frame: FrameType | None) -> bool:
 
 
 def is_own_code(code: CodeType) -> bool:
-    """Say whether a function belongs to memwatch itself."""
-    return code.co_filename.startswith(_PACKAGE)
+    """Return True for a function of memwatch itself: what its calls hold is not the program's doing."""
+    return is_memwatch_code(code.co_filename)
 
 
 def is_test_runner_code(filename: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 
 from memwatch.record.clock import ticks
-from memwatch.record.rows import Rows
+from memwatch.record.tables.rows import Rows
 
 
 class ProcessSampler:

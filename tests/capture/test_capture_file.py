@@ -155,6 +155,16 @@ def test_a_newer_format_asks_for_an_upgrade(recorded, tmp_path):
         load(path)
 
 
+def test_an_older_format_is_recorded_again(recorded, tmp_path):
+    """A file of an earlier memwatch lacks columns: one sentence says so, and what to do."""
+    path = tmp_path / "older.memwatch"
+    path.write_bytes(recorded.read_bytes())
+    with sqlite3.connect(path) as database:
+        database.execute(f"PRAGMA user_version = {FORMAT_VERSION - 1}")
+    with pytest.raises(CaptureError, match=r"older\.memwatch.*an older memwatch wrote.*record it again"):
+        load(path)
+
+
 def test_reading_leaves_the_file_alone(recorded):
     """Reading writes nothing: a file in a place where nothing may be written is read as well."""
     before = recorded.read_bytes()

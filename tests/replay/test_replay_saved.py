@@ -11,7 +11,7 @@ from replay_programs import PROGRAMS
 from replay_recording import record
 
 import memwatch
-from memwatch.replay.front import plan, replay, replayable
+from memwatch.replay.api import plan, replay, replayable
 
 
 @pytest.mark.parametrize("name", ["resnet, BatchNorm, momentum SGD", "gpt, AdamW plain"])
@@ -50,7 +50,7 @@ def test_recorded_inputs_go_with_the_profile():
     import weakref
 
     prof = record(PROGRAMS["u-net"]())
-    kept = weakref.ref(prof._kept)
+    kept = weakref.ref(prof._replay_inputs)
     replayable(prof)
     del prof
     gc.collect()

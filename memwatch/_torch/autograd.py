@@ -1,0 +1,145 @@
+"""Autograd: the node and the graph task that run, what nodes keep, and the hooks on saved tensors.
+
+| torch | here |
+| --- | --- |
+| torch._C._current_graph_task_id | current_graph_task_id |
+| torch._C._current_autograd_node | current_node |
+| torch._C._autograd._get_sequence_nr | next_sequence_nr |
+| node._sequence_nr() | sequence_nr_of(node); SEQUENCE_NR is the attribute's name |
+| torch._C._FunctionBase | FunctionBase |
+| torch._C._functions.AccumulateGrad | AccumulateGrad |
+| torch._C._autograd._top_saved_tensors_default_hooks(True) | top_saved_hooks() |
+| torch._C._autograd._push_saved_tensors_default_hooks | push_saved_hooks |
+| torch._C._autograd._pop_saved_tensors_default_hooks | pop_saved_hooks |
+| torch._C._autograd.SavedTensor | SavedTensor |
+| torch._C._FunctionBase.saved_tensors | saved_tensors_of (the descriptor: call `.__get__(ctx)`) |
+| ctx._raw_saved_tensors | raw_saved_tensors_of(ctx); RAW_SAVED_TENSORS, RAW_SAVED_PREFIX are names |
+| torch.autograd.forward_ad._current_level >= 0 | in_forward_mode() |
+| torch.autograd.graph._engine_run_backward.__code__ | ENGINE_CODE, None if unknown |
+| torch.autograd.function._HookMixin, "_register_hook" | registering_hooks_by(replacement) |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.autograd import forward_ad
+
+from memwatch._torch.lookup import NoSuchClass, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import CodeType
+
+    Hooks = tuple[Callable[..., Any], Callable[..., Any]]
+
+NO_TASK: Final = -1
+
+current_graph_task_id: Final[Callable[[], int]] = Part("ops of a backward are not told from the others").take(
+    "torch._C._current_graph_task_id", lambda: NO_TASK
+)
+"""Return the number of the backward that runs in this thread, -1 outside any."""
+
+_nodes: Final = Part("ops and saved tensors have no autograd node")
+current_node: Final[Callable[[], Any]] = _nodes.take("torch._C._current_autograd_node", lambda: None)
+"""Return the autograd node that runs in this thread, or None."""
+next_sequence_nr: Final[Callable[[], int]] = _nodes.take("torch._C._autograd._get_sequence_nr", lambda: 0)
+"""Return the number that the next autograd node of this thread gets."""
+SEQUENCE_NR: Final = "_sequence_nr"
+"""The method of a node that returns its number."""
+_nodes.take("torch._C._FunctionBase._sequence_nr", None)
+NODES_WORK: Final = _nodes.complete
+"""Whether ops can be put down to autograd nodes."""
+sequence_nr_of: Final[Callable[[Any], int]] = (
+    operator.methodcaller(SEQUENCE_NR) if NODES_WORK else lambda node: -1
+)
+"""Return the number of a node; a forward op and its node share it. Called for every op of a backward."""
+
+
+FunctionBase: Final[Any] = Part("nodes of torch.autograd.Function are not looked into").take(
+    "torch._C._FunctionBase", NoSuchClass
+)
+"""The base of the nodes (`ctx`) of every `torch.autograd.Function`."""
+AccumulateGrad: Final[Any] = Part("the walk along a graph visits the nodes of its leaves too").take(
+    "torch._C._functions.AccumulateGrad", NoSuchClass
+)
+"""The class of the nodes that add up the gradients of leaves."""
+
+_saved: Final = Part("saved tensors are not recorded one by one")
+_top: Final[Callable[[bool], Hooks | None]] = _saved.take(
+    "torch._C._autograd._top_saved_tensors_default_hooks", lambda ignore_tracing: None
+)
+push_saved_hooks: Final[Callable[[Callable[..., Any], Callable[..., Any]], None]] = _saved.take(
+    "torch._C._autograd._push_saved_tensors_default_hooks", lambda pack, unpack: None
+)
+"""Have a pair of hooks pack and unpack the tensors that autograd saves in this thread from now on."""
+pop_saved_hooks: Final[Callable[[], None]] = _saved.take(
+    "torch._C._autograd._pop_saved_tensors_default_hooks", lambda: None
+)
+"""Take the pair that was pushed last off."""
+SavedTensor: Final[Any] = _saved.take("torch._C._autograd.SavedTensor", None)
+"""The class of what a node keeps of a saved tensor."""
+RAW_SAVED_PREFIX: Final = "_raw_saved_"
+"""What the names of the attributes begin with in which a C++ node gives its saved tensors."""
+RAW_SAVED_TENSORS: Final = "_raw_saved_tensors"
+"""The attribute in which a node of Python gives its saved tensors."""
+_saved.take("torch._C._FunctionBase._raw_saved_tensors", None)
+saved_tensors_of: Final[Any] = _saved.take("torch._C._FunctionBase.saved_tensors", property(lambda ctx: ()))
+"""The descriptor of `ctx.saved_tensors`: torch's own way to read them, which a property may cover."""
+SAVED_HOOKS_WORK: Final = _saved.complete
+"""Whether hooks can see every tensor that autograd saves."""
+
+
+def top_saved_hooks() -> Hooks | None:
+    """Return the pair of hooks on saved tensors that was pushed last in this thread, or None."""
+    return _top(True)
+
+
+def raw_saved_tensors_of(ctx: Any) -> Any:
+    """Return what a node of Python keeps of its saved tensors, without running their hooks."""
+    return getattr(ctx, RAW_SAVED_TENSORS, ())
+
+
+_level: Final = Part("forward-mode AD is not noticed, so a saved output may be kept with its node")
+_level.take("torch.autograd.forward_ad._current_level", None)
+
+
+def in_forward_mode() -> bool:
+    """Return True inside `torch.autograd.forward_ad.dual_level()`."""
+    return getattr(forward_ad, "_current_level", -1) >= 0
+
+
+_engine: Final = Part("the line that called backward is searched anew for every op of it")
+_run_backward: Final[Any] = _engine.take("torch.autograd.graph._engine_run_backward", None)
+ENGINE_CODE: Final[CodeType | None] = getattr(_run_backward, "__code__", None)
+"""The code of torch's Python frame around a whole backward."""
+
+_hooks: Final = Part("hooks of autograd nodes are not searched for leaks")
+_HookMixin: Final[Any] = _hooks.take("torch.autograd.function._HookMixin", None)
+_REGISTER: Final = "_register_hook"
+_hooks.take("torch.autograd.function._HookMixin._register_hook", None)
+NODE_HOOKS_WORK: Final = _hooks.complete
+"""Whether `registering_hooks_by` changes anything."""
+
+
+@contextlib.contextmanager
+def registering_hooks_by(replacement: Callable[[Callable[..., Any], Any, Any], Any]) -> Iterator[None]:
+    """Have `node.register_hook(hook)` call `replacement(original, hooks, hook)` inside the block.
+
+    `hooks` is the dictionary of the node's hooks, which torch keeps in C++ and hands out here alone.
+    """
+    if not NODE_HOOKS_WORK:
+        yield
+        return
+    original = vars(_HookMixin)[_REGISTER]
+
+    def register(hooks: Any, hook: Any) -> Any:
+        return replacement(original.__func__, hooks, hook)
+
+    setattr(_HookMixin, _REGISTER, staticmethod(register))
+    try:
+        yield
+    finally:
+        setattr(_HookMixin, _REGISTER, original)

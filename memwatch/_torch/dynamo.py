@@ -1,0 +1,63 @@
+"""torch.compile: what dynamo does with frames. Nothing here imports `torch._dynamo`, which takes seconds.
+
+| torch | here |
+| --- | --- |
+| torch._C._dynamo.eval_frame.get_eval_frame_callback | frame_callback |
+| torch._C._dynamo.eval_frame.set_code_exec_strategy(code, SKIP) | leave_alone(code) |
+| torch._dynamo.disable | disabled(function) |
+| sys.modules["torch._dynamo.eval_frame"] | loaded_eval_frame() |
+| "set_eval_frame", "_maybe_set_eval_frame", "compile_wrapper" | SET_CALLBACK, RESTORE_CALLBACK, COMPILED_WRAPPER |
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch._torch.lookup import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, ModuleType
+
+_callback: Final = Part("dynamo may try to compile code of memwatch, which costs time")
+frame_callback: Final[Callable[[], Any]] = _callback.take(
+    "torch._C._dynamo.eval_frame.get_eval_frame_callback", lambda: None
+)
+"""Return what dynamo evaluates the frames of this thread with; None where it does not."""
+_set_strategy: Final[Callable[[CodeType, Any], None]] = _callback.take(
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy", lambda code, strategy: None
+)
+_Strategy: Final[Callable[[Any, Any], Any]] = _callback.take(
+    "torch._C._dynamo.eval_frame._FrameExecStrategy", lambda here, inside: None
+)
+_SKIP: Final[Any] = _callback.take("torch._C._dynamo.eval_frame._FrameAction.SKIP", None)
+
+
+def leave_alone(code: CodeType) -> None:
+    """Have dynamo neither compile frames of this code nor look into what they call."""
+    if _callback.complete:
+        _set_strategy(code, _Strategy(_SKIP, _SKIP))
+
+
+SET_CALLBACK, RESTORE_CALLBACK = "set_eval_frame", "_maybe_set_eval_frame"
+"""Functions of dynamo's module by which a compiled function switches frame evaluation off, and on again."""
+COMPILED_WRAPPER: Final = "compile_wrapper"
+"""The name of the function that a compiled function is called through."""
+_EVAL_FRAME: Final = "torch._dynamo.eval_frame"
+
+
+def loaded_eval_frame() -> ModuleType | None:
+    """Return dynamo's module with the names above once something has imported it; None before, or if they are gone."""
+    module = sys.modules.get(_EVAL_FRAME)
+    names = (SET_CALLBACK, RESTORE_CALLBACK, "skip_code")
+    return module if all(hasattr(module, name) for name in names) else None
+
+
+def disabled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does the same and that dynamo does not look into; imports dynamo."""
+    disable: Any = Part("dynamo may compile code of memwatch that runs under a mode").take(
+        "torch._dynamo.disable", lambda function: function
+    )
+    result: Callable[..., Any] = disable(function)
+    return result

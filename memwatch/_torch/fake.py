@@ -1,0 +1,33 @@
+"""Fake tensors, which have sizes and no memory.
+
+| torch | here |
+| --- | --- |
+| torch._subclasses.fake_tensor.FakeTensor | FakeTensor |
+| torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None | is_fake_mode_on() |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch._torch.lookup import NoSuchClass, Part
+
+__all__ = ["FakeTensor", "is_fake_mode_on"]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+_fake: Final = Part("fake tensors are not known, so a block under FakeTensorMode is no estimate")
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensor
+else:
+    FakeTensor = _fake.take("torch._subclasses.fake_tensor.FakeTensor", NoSuchClass)
+    """The class of tensors that only pretend to have memory."""
+_mode_of_key: Final[Callable[[Any], Any]] = _fake.take("torch._C._get_dispatch_mode", lambda key: None)
+_FAKE_KEY: Final[Any] = _fake.take("torch._C._TorchDispatchModeKey.FAKE", None)
+
+
+def is_fake_mode_on() -> bool:
+    """Return True inside a FakeTensorMode."""
+    return _fake.complete and _mode_of_key(_FAKE_KEY) is not None

@@ -1,0 +1,26 @@
+"""torch.func: the tensors inside its wrappers.
+
+| torch | here |
+| --- | --- |
+| torch._C._functorch.is_functorch_wrapped_tensor | is_wrapped |
+| torch._C._functorch.get_unwrapped | unwrapped |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch._torch.lookup import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_wrappers: Final = Part("what tensors of torch.func wrap is not searched for leaks")
+unwrapped: Final[Callable[[Any], Any]] = _wrappers.take(
+    "torch._C._functorch.get_unwrapped", lambda tensor: None
+)
+"""Return the tensor inside a wrapper of torch.func."""
+is_wrapped: Final[Callable[[Any], bool]] = _wrappers.take(
+    "torch._C._functorch.is_functorch_wrapped_tensor", lambda tensor: False
+)
+"""Return True for a wrapper that torch.func makes."""

@@ -1,0 +1,56 @@
+"""torch.jit, and the futures of torch: what traces, and what scripted modules and futures hold.
+
+| torch | here |
+| --- | --- |
+| torch._C._get_tracing_state | tracing_state |
+| torch.jit._trace, "_trace_impl", "trace_module" | TRACERS |
+| torch.jit._script.RecursiveScriptModule | ScriptModule |
+| torch._C.ScriptModule, ParameterDict, BufferDict | tensors_of_script_module(inside) |
+| torch._C.Future | Future |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from memwatch._torch.lookup import NoSuchClass, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+_traces: Final = Part("ops that torch.jit traces are recorded, and the recorder's may be written down")
+tracing_state: Final[Callable[[], Any]] = _traces.take("torch._C._get_tracing_state", lambda: None)
+"""Return what torch.jit writes a trace into, or None while it does not trace in this thread."""
+_traces.take("torch.jit._trace._trace_impl", None)
+TRACERS: Final[tuple[tuple[Any, str], ...]] = tuple(
+    (place, name)
+    for place in (_traces.take("torch.jit._trace", torch.jit), torch.jit)
+    for name in ("_trace_impl", "trace_module")
+    if hasattr(place, name)
+)
+"""Modules, and functions in them, through which every trace runs."""
+
+_script: Final = Part("what scripted modules hold is not searched for leaks")
+ScriptModule: Final[type[Any]] = _script.take("torch.jit._script.RecursiveScriptModule", NoSuchClass)
+"""The class of scripted modules."""
+_Inside: Final[type[Any]] = _script.take("torch._C.ScriptModule", NoSuchClass)
+_ParameterDict: Final[Any] = _script.take("torch._C.ParameterDict", None)
+_BufferDict: Final[Any] = _script.take("torch._C.BufferDict", None)
+
+
+def tensors_of_script_module(inside: Any) -> Iterator[tuple[str, str, Any]]:
+    """Yield (``parameter`` or ``buffer``, name, tensor) of the C++ module inside a scripted one."""
+    if type(inside) is not _Inside or not _script.complete:
+        return
+    for role, table in (("parameter", _ParameterDict), ("buffer", _BufferDict)):
+        for name, tensor in table(inside).items():
+            yield role, name, tensor
+
+
+Future: Final[Any] = Part("what torch futures hold is not searched for leaks").take(
+    "torch._C.Future", NoSuchClass
+)
+"""The C class of torch's futures, with `done` and `value`."""

@@ -1,0 +1,111 @@
+"""Look a private name of torch up; where this torch lacks it, take the fallback and remember what is lost."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+_ABSENT: Final = object()
+_parts: Final[list[Part]] = []
+
+
+class NoSuchClass:
+    """Stand where a class of torch's would; nothing is an instance of it."""
+
+
+class Part:
+    """Names of torch that one ability of memwatch needs together.
+
+    Args:
+        lost: what memwatch does worse where one of the names is missing; the end of a sentence.
+
+    Attributes:
+        asked: the names that were looked up.
+        lacking: those among them that this torch does not have.
+    """
+
+    def __init__(self, lost: str) -> None:
+        self.lost = lost
+        self.asked: list[str] = []
+        self.lacking: list[str] = []
+        _parts.append(self)
+
+    @property
+    def complete(self) -> bool:
+        """Whether this torch has every name that was asked for."""
+        return not self.lacking
+
+    def take(self, path: str, otherwise: T) -> T:
+        """Return the object at a dotted path that starts with `torch`, or `otherwise` if there is none.
+
+        The object itself is returned, not a wrapper, so that calling it costs what calling torch costs.
+        """
+        self.asked.append(path)
+        found = find(path)
+        if found is _ABSENT:
+            self.lacking.append(path)
+            return otherwise
+        return found  # type: ignore[no-any-return]  # what torch has there is of the fallback's type
+
+    @property
+    def sentence(self) -> str:
+        """What is missing, and what memwatch does worse for it."""
+        return f"torch {torch.__version__} has no {', '.join(self.lacking)}: {self.lost}"
+
+    def require(self) -> None:
+        """Raise MemwatchError if a name is missing."""
+        if self.lacking:
+            from memwatch.errors import MemwatchError
+
+            raise MemwatchError(self.sentence)
+
+    def required(self, path: str) -> Any:
+        """Return the object at a path; where it is missing, a function that raises MemwatchError when called."""
+        return self.take(path, self._refuse)
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        self.require()
+
+    def reader(self, path: str, otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return a function that reads a private attribute of an object.
+
+        Args:
+            path: the attribute on a class or on an example, as `torch.Tensor._version`.
+            otherwise: what is called with the object where the attribute is missing.
+        """
+        name = path.rpartition(".")[2]
+        return otherwise if self.take(path, None) is None else operator.attrgetter(name)
+
+
+def find(path: str) -> Any:
+    """Return the object at a dotted path that starts with `torch`; modules on the way are imported."""
+    first, *names = path.split(".")
+    place: Any = torch
+    for name in names:
+        first = f"{first}.{name}"
+        found = getattr(place, name, _ABSENT)
+        if found is _ABSENT:
+            try:
+                found = importlib.import_module(first)
+            except ImportError:
+                return _ABSENT
+        place = found
+    return place
+
+
+def asked() -> list[str]:
+    """Return every name that was looked up so far."""
+    return [path for part in _parts for path in part.asked]
+
+
+def missing() -> list[str]:
+    """Return one sentence for each ability that suffers from a name this torch does not have."""
+    return [part.sentence for part in _parts if part.lacking]

@@ -1,0 +1,102 @@
+"""Dispatch modes: the class to derive from, and the stack of those that are active in this thread.
+
+| torch | here |
+| --- | --- |
+| torch.utils._python_dispatch.TorchDispatchMode (with `_should_skip_dynamo`) | UncompiledMode |
+| torch.utils._python_dispatch._get_current_dispatch_mode | current_mode |
+| torch.utils._python_dispatch._get_current_dispatch_mode_stack | mode_stack |
+| torch.utils._python_dispatch._push_mode, _pop_mode | push_mode, pop_mode |
+| torch.utils._python_dispatch._disable_current_modes | without_modes |
+| torch.utils._python_dispatch.is_traceable_wrapper_subclass | is_wrapper_subclass |
+| torch._C._DisableTorchDispatch | disable_torch_dispatch |
+| mode._mode_key | is_torch_own(mode) |
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch._torch.lookup import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    Guard = Callable[[], AbstractContextManager[Any]]
+
+
+class _NoMode:
+    """Stand where torch's class would: the mode can be made, and sees nothing."""
+
+    def __enter__(self) -> _NoMode:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+_modes: Final = Part(
+    "memwatch cannot use a dispatch mode, so intercept='mode' and the lines of leaks are off"
+)
+_Base: Final[Any] = _modes.take("torch.utils._python_dispatch.TorchDispatchMode", _NoMode)
+current_mode: Final[Callable[[], Any]] = _modes.take(
+    "torch.utils._python_dispatch._get_current_dispatch_mode", lambda: None
+)
+"""Return the innermost dispatch mode of this thread, or None."""
+mode_stack: Final[Callable[[], list[Any]]] = _modes.take(
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack", list
+)
+"""Return the dispatch modes of this thread, outermost first."""
+push_mode: Final[Callable[[Any], None]] = _modes.take(
+    "torch.utils._python_dispatch._push_mode", lambda mode: None
+)
+"""Make a mode the innermost one of this thread."""
+pop_mode: Final[Callable[[], Any]] = _modes.take("torch.utils._python_dispatch._pop_mode", lambda: None)
+"""Take the innermost mode of this thread off, and return it."""
+MODES_WORK: Final = _modes.complete
+"""Whether ops can be seen by a dispatch mode."""
+
+
+class UncompiledMode(_Base):  # type: ignore[misc]  # the base is looked up
+    """A dispatch mode that dynamo leaves alone, and that leaves compiled code compiled.
+
+    Under any other mode one call of a compiled function would switch its compilation off for good
+    (TORCH_FACTS 4.4).
+    """
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled code run compiled."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True wraps `__torch_dispatch__` in something as slow as recording, whose first call imports
+        # torch._dynamo: seconds, and a changed process. `dynamo.leave_alone` does without.
+        return False
+
+
+without_modes: Final[Guard] = Part("the program's dispatch modes see what a replay runs").take(
+    "torch.utils._python_dispatch._disable_current_modes", contextlib.nullcontext
+)
+"""A guard: no dispatch mode sees what runs inside."""
+disable_torch_dispatch: Final[Guard] = Part(
+    "the program's dispatch modes and subclasses see what memwatch reads of a tensor"
+).take("torch._C._DisableTorchDispatch", contextlib.nullcontext)
+"""A guard: neither a dispatch mode nor a `__torch_dispatch__` of a subclass sees what runs inside."""
+
+
+def _flattens(tensor: Any) -> bool:
+    return hasattr(tensor, "__tensor_flatten__")
+
+
+is_wrapper_subclass: Final[Callable[[Any], bool]] = Part("wrapper subclasses are told by one method").take(
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass", _flattens
+)
+"""Return True for a tensor that consists of inner tensors, which `__tensor_flatten__` names."""
+
+
+def is_torch_own(mode: Any) -> bool:
+    """Return True for a mode of torch's own, as FakeTensorMode; those always lie beneath the program's."""
+    return getattr(mode, "_mode_key", None) is not None

@@ -1,0 +1,57 @@
+"""Modules and optimizers: the function that every module call runs through, and where modules keep their parts.
+
+| torch | here |
+| --- | --- |
+| nn.Module._call_impl | module_call(), set_module_call(function) |
+| nn.Module._call_impl.__code__ | MODULE_CALL_CODE, None if unknown |
+| a code object in torch.optim.Optimizer.profile_hook_step | OPTIMIZER_STEP_CODE, None if unknown |
+| module.__dict__["_parameters"], "_buffers", "_modules" | PARAMETERS, BUFFERS, MODULES |
+"""
+
+from __future__ import annotations
+
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import nn
+
+from memwatch._torch.lookup import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
+"""Keys in a module's `__dict__` of the dictionaries that hold its parameters, buffers and children."""
+
+_call: Final = Part("module calls are not seen, so nothing is put down to a module")
+_original: Final[Any] = _call.take("torch.nn.Module._call_impl", None)
+MODULE_CALLS_WORK: Final = _call.complete
+"""Whether calls of modules can be seen."""
+MODULE_CALL_CODE: Final[CodeType | None] = getattr(_original, "__code__", None)
+"""The code of torch's own frame around every `forward`."""
+
+
+def module_call() -> Callable[..., Any]:
+    """Return the function that every module call runs through now; what runs it is another tool's if not torch's."""
+    current: Callable[..., Any] = nn.Module._call_impl if MODULE_CALLS_WORK else nn.Module.__call__
+    return current
+
+
+def set_module_call(function: Callable[..., Any]) -> None:
+    """Have every module call run through a function from now on."""
+    if MODULE_CALLS_WORK:
+        nn.Module._call_impl = function  # type: ignore[method-assign]
+
+
+_step: Final = Part("the line that called an optimizer's step is searched anew for every op of it")
+
+
+def _wrapper_in(function: Any) -> CodeType | None:
+    constants = getattr(getattr(function, "__code__", None), "co_consts", ())
+    return next((constant for constant in constants if isinstance(constant, CodeType)), None)
+
+
+OPTIMIZER_STEP_CODE: Final[CodeType | None] = _wrapper_in(
+    _step.take("torch.optim.Optimizer.profile_hook_step", None)
+)
+"""The code of torch's own frame around every optimizer's `step`."""

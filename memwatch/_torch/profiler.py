@@ -1,0 +1,99 @@
+"""torch's profiler: its clock, and the events of c10's allocators without any op scope.
+
+| torch | here |
+| --- | --- |
+| torch._C._profiler._get_approximate_time | ticks |
+| torch._C._profiler._ApproximateClockToUnixTimeConverter | TickConverter |
+| torch._C._autograd._profiler_enabled | is_running() |
+| _prepare_profiler, _enable_profiler with a ProfilerConfig | start_allocator_events() |
+| _disable_profiler().experimental_event_tree() | stop_allocator_events() |
+| node.tag == _EventType.Allocation | is_allocation(event) |
+| (profiler, "_prepare_profiler"), ... that a program starts a profiler by | STARTERS |
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.autograd import profiler, profiler_legacy
+
+from memwatch._torch.lookup import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class _MonotonicClock:
+    """Convert `time.perf_counter_ns` to unix time, as torch's converter does for its own counter."""
+
+    def __init__(self) -> None:
+        self._offset_ns = time.time_ns() - time.perf_counter_ns()
+
+    def to_unix_ns(self, count: int) -> int:
+        return count + self._offset_ns
+
+
+_clock: Final = Part("ops are stamped with Python's clock, which costs more and is less exact")
+_get_ticks: Final[Any] = _clock.take("torch._C._profiler._get_approximate_time", None)
+_Converter: Final[Any] = _clock.take("torch._C._profiler._ApproximateClockToUnixTimeConverter", None)
+TICKS_ARE_TORCHS: Final = _clock.complete
+"""Whether `ticks` is the counter that torch's C++ stamps events with."""
+ticks: Final[Callable[[], int]] = _get_ticks if TICKS_ARE_TORCHS else time.perf_counter_ns
+"""Return the count of a cheap clock; a `TickConverter` turns counts into time."""
+TickConverter: Final[Callable[[], Any]] = _Converter if TICKS_ARE_TORCHS else _MonotonicClock
+"""Make a converter whose `to_unix_ns` turns a count of `ticks` into unix nanoseconds."""
+
+_events: Final = Part("the allocator's own events are not recorded, so workspace inside ops is not known")
+_running: Final[Callable[[], bool]] = _events.take("torch._C._autograd._profiler_enabled", lambda: False)
+_prepare: Final[Any] = _events.take("torch._C._autograd._prepare_profiler", None)
+_enable: Final[Any] = _events.take("torch._C._autograd._enable_profiler", None)
+_disable: Final[Any] = _events.take("torch._C._autograd._disable_profiler", None)
+_Config: Final[Any] = _events.take("torch._C._profiler.ProfilerConfig", None)
+_KINETO: Final[Any] = _events.take("torch._C._profiler.ProfilerState.KINETO", None)
+_CPU: Final[Any] = _events.take("torch._C._profiler.ProfilerActivity.CPU", None)
+_NO_OPS: Final[Any] = _events.take("torch._C._profiler.RecordScope.BUILD_FEATURE", None)
+_ExperimentalConfig: Final[Any] = _events.take("torch._C._profiler._ExperimentalConfig", None)
+_ALLOCATION: Final[Any] = _events.take("torch._C._profiler._EventType.Allocation", None)
+EVENTS_WORK: Final = _events.complete
+"""Whether allocator events can be had; `start_allocator_events` raises without."""
+
+_starters: Final = Part("a program's own torch profiler may fail while memwatch listens to the allocator")
+STARTERS: Final[tuple[tuple[Any, str], ...]] = tuple(
+    (module, name)
+    for module, name in (
+        (profiler, "_prepare_profiler"),
+        (profiler, "_enable_profiler"),
+        (profiler_legacy, "_enable_profiler_legacy"),
+    )
+    if _starters.take(f"{module.__name__}.{name}", None) is not None
+)
+"""Modules, and functions in them, through which every profiler of torch is started."""
+
+
+def is_running() -> bool:
+    """Return True if a torch profiler runs in this thread."""
+    return _running()
+
+
+def start_allocator_events() -> None:
+    """Start torch's profiler for allocator events alone: with no op scope on, nothing else is recorded.
+
+    Raises:
+        MemwatchError: this torch lacks a name that this needs.
+    """
+    _events.require()
+    config = _Config(_KINETO, False, True, False, False, False, _ExperimentalConfig())
+    _prepare(config, {_CPU})
+    _enable(config, {_CPU}, {_NO_OPS})
+
+
+def stop_allocator_events() -> list[Any]:
+    """Stop it and return the roots of the tree of its events."""
+    roots: list[Any] = _disable().experimental_event_tree()
+    return roots
+
+
+def is_allocation(event: Any) -> bool:
+    """Return True for the event of an allocation or a free."""
+    return bool(event.tag == _ALLOCATION)

@@ -1,0 +1,102 @@
+"""Private attributes of tensors, and the descriptors that read a tensor without asking its class.
+
+| torch | here |
+| --- | --- |
+| torch._C.TensorBase | TensorBase |
+| torch._C.TensorBase.__dict__ | TENSOR_DICT |
+| torch._C.TensorBase.grad_fn | GRAD_FN (the descriptor) |
+| torch._C.TensorBase.__dict__["_use_count"] | USE_COUNT (the descriptor), None if missing |
+| torch._C.TensorBase.untyped_storage | untyped_storage_of |
+| tensor._version | version_of(tensor) |
+| tensor._nested_tensor_size() | nested_sizes_of(tensor) |
+| tensor._indices(), tensor._values() | coo_parts_of(tensor) |
+| torch._C._set_conj, torch._C._set_neg | set_conj, set_neg |
+| "_grad", "_base", "_backward_hooks", "_post_accumulate_grad_hooks" | GRAD, BASE, BACKWARD_HOOKS, POST_GRAD_HOOKS |
+| "_indices", "_values" | INDICES, VALUES |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from memwatch._torch.lookup import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+TensorBase: Final[Any] = Part("tensors are read through their public class, which a subclass may see").take(
+    "torch._C.TensorBase", torch.Tensor
+)
+"""The C class beneath `torch.Tensor`; its descriptors run no code of a subclass."""
+
+
+GRAD, BASE = "_grad", "_base"
+"""Attributes that read the gradient, and the base of a view, without a warning."""
+BACKWARD_HOOKS, POST_GRAD_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
+"""Attributes that hold the dictionaries of a tensor's hooks."""
+INDICES, VALUES = "_indices", "_values"
+"""Methods that return the parts of a COO tensor, coalesced or not."""
+
+_edges: Final = Part("gradients, bases or hooks of tensors are not searched for leaks")
+
+
+def _descriptors() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for base in reversed(TensorBase.__mro__):
+        found.update(vars(base))
+    for name in (GRAD, BASE, BACKWARD_HOOKS, POST_GRAD_HOOKS):
+        if _edges.take(f"torch._C.TensorBase.{name}", None) is None:
+            found.pop(name, None)
+    return found
+
+
+TENSOR_DICT: Final[Mapping[str, Any]] = _descriptors()
+"""The descriptors of `TensorBase`, by name; a private one that this torch lacks is not there."""
+GRAD_FN: Final[Any] = TENSOR_DICT["grad_fn"]
+"""The descriptor of `grad_fn`."""
+untyped_storage_of: Final[Callable[[Any], Any]] = TensorBase.untyped_storage
+"""Return the storage of a tensor, unless a `__torch_function__` of a mode or subclass steps in."""
+
+USE_COUNT: Final[Any] = Part("a tensor that only C++ holds may be said to have no known holder").take(
+    "torch._C.TensorBase._use_count", None
+)
+"""The descriptor of the method that counts the owners of a tensor in C++."""
+
+version_of: Final[Callable[[Any], int]] = Part(
+    "an in-place change of a saved tensor is not noticed while it is recorded"
+).reader("torch._C.TensorBase._version", lambda tensor: 0)
+"""Return the version of a tensor, which counts the changes in place."""
+
+
+def _unknown_sizes(tensor: Any) -> str:
+    return "?"
+
+
+_nested: Final = Part("an error about a nested tensor does not show its sizes")
+_nested_sizes: Final[Callable[[Any], Any]] = _nested.take("torch.Tensor._nested_tensor_size", _unknown_sizes)
+
+
+def nested_sizes_of(tensor: Any) -> Any:
+    """Return the sizes of the parts of a nested tensor."""
+    return _nested_sizes(tensor)
+
+
+_coo: Final = Part("bytes of a COO tensor that is not coalesced are not counted")
+_indices: Final[Any] = _coo.take("torch.Tensor._indices", None)
+_values: Final[Any] = _coo.take("torch.Tensor._values", None)
+
+
+def coo_parts_of(tensor: Any) -> tuple[Any, ...]:
+    """Return indices and values of a COO tensor, coalesced or not."""
+    if _coo.complete:
+        return _indices(tensor), _values(tensor)
+    return (tensor.indices(), tensor.values()) if tensor.is_coalesced() else ()
+
+
+_windows: Final = Part("replay refuses tensors that are conjugated or negated lazily")
+set_conj: Final[Callable[[Any, bool], None]] = _windows.required("torch._C._set_conj")
+"""Mark a tensor as conjugated, or as not; no bytes change."""
+set_neg: Final[Callable[[Any, bool], None]] = _windows.required("torch._C._set_neg")
+"""Mark a tensor as negated, or as not; no bytes change."""

@@ -1,0 +1,172 @@
+"""Arguments and results of an op as text and back: numbers as they are, tensors as windows on their storage.
+
+A window is dtype, size, stride and offset; which storage it lies on is not part of the text, so that equal
+calls share one text. Values that cannot be written down are named, and refused when a plan is made.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+from memwatch._torch.fake import FakeTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Value: TypeAlias = Any
+"""An argument or a result of an op: a tensor or window, a number, text, a dtype, or lists of them."""
+
+_PLAIN: Final = (bool, int, float, str, type(None))
+_NAMED: Final = {
+    torch.dtype: "dtype",
+    torch.layout: "layout",
+    torch.memory_format: "memory_format",
+    torch.device: "device",
+}
+
+
+FAKE, META = "fake tensor", "meta tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A tensor as a window on the storage of one operand.
+
+    Attributes:
+        slot: which tensor of the call it is, counted over arguments and results.
+        dtype: element type.
+        size: elements along each dimension.
+        stride: elements from one to the next along each dimension.
+        offset: elements before the first.
+        flags: "c" conjugated, "n" negated.
+    """
+
+    slot: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    flags: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A value that cannot be written down."""
+
+    what: str
+
+
+def encode(
+    value: Value, slot_of: Callable[[Tensor], int], number_of: Callable[[torch.Generator], int]
+) -> Value:
+    """Turn a value into plain JSON data.
+
+    Args:
+        value: an argument, a result, or a list or tuple of them.
+        slot_of: called for every tensor; gives its slot, or -1 if it has no plain storage.
+        number_of: called for every generator; gives its number, -1 for a default one.
+    """
+    if isinstance(value, Tensor):
+        return _encode_tensor(value, slot_of(value))
+    kind = value.__class__
+    if kind in _PLAIN:
+        return value
+    if kind is list or kind is tuple:
+        return [encode(item, slot_of, number_of) for item in value]
+    if isinstance(value, torch.Generator):
+        return {"generator": number_of(value)}
+    return _encode_other(value, kind)
+
+
+def _encode_other(value: Value, kind: type) -> dict[str, Value]:
+    if kind in _NAMED:
+        return {_NAMED[kind]: str(value).removeprefix("torch.")}
+    if kind is complex:
+        return {"complex": [value.real, value.imag]}
+    return {"unsupported": kind.__qualname__}
+
+
+def _encode_tensor(tensor: Tensor, slot: int) -> dict[str, Any]:
+    what = unsupported_tensor(tensor)
+    if what or slot < 0:
+        return {"unsupported": what or type(tensor).__name__}
+    flags = ("c" if tensor.is_conj() else "") + ("n" if tensor.is_neg() else "")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"t": [dtype, list(tensor.shape), list(tensor.stride()), tensor.storage_offset(), flags]}
+
+
+def unsupported_tensor(tensor: Tensor) -> str:
+    """Say what kind of tensor this is if it is not simply a window on a storage; empty text if it is."""
+    kinds = (
+        (isinstance(tensor, FakeTensor), FAKE),
+        (tensor.layout is not torch.strided, f"{str(tensor.layout).removeprefix('torch.')} tensor"),
+        (tensor.is_nested, "nested tensor"),
+        (tensor.is_quantized, "quantized tensor"),
+        (tensor.device.type == "meta", META),
+        (
+            type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__,
+            f"{type(tensor).__name__} (a tensor subclass)",
+        ),
+    )
+    return next((what for holds, what in kinds if holds), "")
+
+
+def decode(text: str, first_slot: int = 0) -> Value:
+    """Read what `encode` and `json.dumps` wrote; tensors become windows, numbered from `first_slot`."""
+    slots = iter(range(first_slot, 1 << 62))
+    return _decode(json.loads(text), slots)
+
+
+def _decode(data: Value, slots: Iterator[int]) -> Value:
+    if isinstance(data, list):
+        return [_decode(item, slots) for item in data]
+    if not isinstance(data, dict):
+        return data
+    ((kind, value),) = data.items()
+    if kind == "t":
+        dtype, size, stride, offset, flags = value
+        return Window(next(slots), getattr(torch, dtype), tuple(size), tuple(stride), offset, flags)
+    return _DECODERS[kind](value)
+
+
+def _named(text: str) -> Value:
+    return getattr(torch, text)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorNumber:
+    """One of the program's own generators."""
+
+    number: int
+
+
+_DECODERS: Final[dict[str, Callable[[Value], Value]]] = {
+    "dtype": _named,
+    "layout": _named,
+    "memory_format": _named,
+    "device": torch.device,
+    "complex": lambda parts: complex(*parts),
+    "generator": GeneratorNumber,
+    "unsupported": Unsupported,
+}
+
+
+def leaves(value: Value) -> Iterator[Value]:
+    """Give the items of nested lists."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+def replace(value: Value, change: Callable[[Value], Value]) -> Value:
+    """Give nested lists with every item changed."""
+    if isinstance(value, list):
+        return [replace(item, change) for item in value]
+    return change(value)

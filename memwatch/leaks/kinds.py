@@ -1,0 +1,36 @@
+"""The kinds of leaks."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from memwatch.words import leaks as words
+
+
+class LeakKind(str, Enum):
+    """Why tensors outlive the code that made them; equal to its name as text, such as ``"cycle"``."""
+
+    CYCLE = "cycle"  # garbage that only gc frees
+    UNCOLLECTABLE = "uncollectable"  # a loop through autograd's C++, which gc cannot see
+    RETAINED = "retained"  # a live root reaches it
+
+    def __str__(self) -> str:
+        return self.value
+
+    def __format__(self, format_spec: str) -> str:
+        return format(self.value, format_spec)
+
+    @property
+    def held_by(self) -> str:
+        """What a leak of this kind does, before the words for its holder."""
+        return words.HELD_BY[self]
+
+    @property
+    def meaning(self) -> str:
+        """The kind in one sentence, for a legend."""
+        return words.MEANINGS[self]
+
+    @property
+    def path_title(self) -> str:
+        """The title over a leak's path."""
+        return words.PATH_TITLES[self]

@@ -1,0 +1,107 @@
+"""Whose code a source file is: the program's own, an installed package's, torch's, Python's or memwatch's.
+
+The answer decides which line a report names and whether a holder is something that the user can edit. It comes
+from the folders that Python and torch really live in, never from a word in a path: a program may well keep its
+code in a folder named `torch`. The recorder asks while the program runs, when those folders are known, and
+stores the answer; a capture that is read elsewhere needs no paths.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import site
+import sys
+import sysconfig
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_PACKAGE_FOLDERS: Final = ("site-packages", "dist-packages")
+
+
+class CodeOwner(IntEnum):
+    """Whose code a file is; recorded tables store the number."""
+
+    PROGRAM = 0
+    """The user wrote it for this program; only this code can be edited to lower the peak."""
+    INSTALLED = 1
+    """A package in site-packages or dist-packages."""
+    TORCH = 2
+    PYTHON = 3
+    """The standard library and frozen modules."""
+    MEMWATCH = 4
+    """memwatch and its pytest plugin."""
+
+    @property
+    def calls_torch(self) -> bool:
+        """Whether an op is attributed to a line of this code: it calls torch and is not torch's own machinery."""
+        return self <= CodeOwner.INSTALLED
+
+
+@functools.cache
+def code_owner(file: str) -> CodeOwner:
+    """Return whose code a file is.
+
+    Args:
+        file: the name in a code object (`co_filename`), which may be no path, as `<stdin>`.
+    """
+    if file.startswith(
+        "<"
+    ):  # <frozen importlib._bootstrap> is Python's; <stdin> and <string> are the program's
+        return CodeOwner.PYTHON if file.startswith("<frozen") else CodeOwner.PROGRAM
+    # As spelled first: an installer may fill site-packages with links to files that lie in its cache.
+    for path in dict.fromkeys((os.path.abspath(file), os.path.realpath(file))):
+        owners = [(len(folder), owner) for folder, owner in _folders() if path.startswith(folder)]
+        if owners:
+            return max(owners)[
+                1
+            ]  # the innermost folder decides: torch lies in site-packages, that in Python's
+    return CodeOwner.PROGRAM
+
+
+def is_program_code(file: str) -> bool:
+    """Return True for a file that the user wrote for this program."""
+    return code_owner(file) is CodeOwner.PROGRAM
+
+
+def is_memwatch_code(file: str) -> bool:
+    """Return True for a file of memwatch or of its pytest plugin."""
+    return code_owner(file) is CodeOwner.MEMWATCH
+
+
+def _folders() -> list[tuple[str, CodeOwner]]:
+    """Return the folders whose files are not the program's, each with a separator at its end."""
+    on_path = (entry for entry in sys.path if os.path.basename(entry.rstrip(os.sep)) in _PACKAGE_FOLDERS)
+    return _fixed_folders() + [(folder, CodeOwner.INSTALLED) for folder in _spellings(on_path)]
+
+
+@functools.cache
+def _fixed_folders() -> list[tuple[str, CodeOwner]]:
+    paths = sysconfig.get_paths()
+    installed = [paths["purelib"], paths["platlib"], site.getusersitepackages(), *site.getsitepackages()]
+    found = (
+        (CodeOwner.PYTHON, [paths["stdlib"], paths["platstdlib"]]),
+        (CodeOwner.INSTALLED, installed),
+        (CodeOwner.TORCH, _folders_of("torch")),
+        (CodeOwner.MEMWATCH, [os.path.dirname(__file__), *_folders_of("pytest_memwatch")]),
+    )
+    return [(folder, owner) for owner, folders in found for folder in _spellings(folders)]
+
+
+def _folders_of(package: str) -> list[str]:
+    """Return the folders of a package without importing it."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # another tool put a module without a spec into sys.modules
+        return []
+    return list(spec.submodule_search_locations or ()) if spec is not None else []
+
+
+def _spellings(folders: Iterable[str]) -> list[str]:
+    """Return each folder as it is spelled and as it really is, both with a separator at the end."""
+    paths = [path for folder in folders for path in (os.path.abspath(folder), os.path.realpath(folder))]
+    return [path + os.sep for path in dict.fromkeys(paths)]

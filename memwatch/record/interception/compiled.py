@@ -1,0 +1,82 @@
+"""Calls of compiled functions: dynamo must not see the dispatch key, and the report says that they ran.
+
+A compiled function guards on the dispatch keys of its thread, so our key would make it compile again. Its
+wrapper first switches dynamo's frame evaluation off, and in the end puts back what was there before. Both
+happen through two functions of dynamo's, which are replaced while a block is open.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from memwatch._torch.dynamo import (
+    COMPILED_WRAPPER,
+    RESTORE_CALLBACK,
+    SET_CALLBACK,
+    loaded_eval_frame,
+)
+from memwatch.record.patches import Patches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_CALLER: Final = 2
+"""Frames from a method of ours to the caller of the function that it replaces."""
+
+
+class CompiledCalls:
+    """Pause the interceptor while a compiled function runs in this thread, and count such calls."""
+
+    def __init__(self, pause: Callable[[], bool], resume: Callable[[], None], ours: Iterable[Any]) -> None:
+        self.count = 0
+        self._pause = pause
+        self._resume = resume
+        self._ours = tuple(ours)  # functions that torch calls back, even where dynamo evaluates frames
+        self._patches = Patches()
+        self._outermost: int | None = None  # id of the running frame of the wrapper
+        self._prior: Any = None
+
+    def start(self) -> None:
+        """Begin to see compiled calls; dynamo is patched when it is there, or once `torch.compile` brings it."""
+        if loaded_eval_frame() is not None:
+            self._patch_dynamo()
+        else:
+            self._patches.put(torch, "compile", self._compile)
+
+    def stop(self) -> None:
+        """Leave torch as it was before `start`."""
+        self._patches.take_off()
+
+    def _compile(self, compile_: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        compiled = compile_(*args, **kwargs)
+        if len(self._patches) == 1:
+            self._patch_dynamo()
+        return compiled
+
+    def _patch_dynamo(self) -> None:
+        dynamo = loaded_eval_frame()
+        if dynamo is None:
+            return
+        codes = [function.__code__ for function in self._ours]
+        codes += self._patches.put(dynamo, SET_CALLBACK, self._leaving)
+        codes += self._patches.put(dynamo, RESTORE_CALLBACK, self._returning)
+        for code in codes:  # they run while frames are evaluated by dynamo, which is not to compile them
+            dynamo.skip_code(code)
+
+    def _leaving(self, set_eval_frame: Callable[[Any], Any], callback: Any) -> Any:
+        prior = set_eval_frame(callback)
+        frame = sys._getframe(_CALLER)
+        enters = callback is None and frame.f_code.co_name == COMPILED_WRAPPER and self._outermost is None
+        if enters and self._pause():
+            self.count += 1
+            self._outermost, self._prior = id(frame), prior
+        return prior
+
+    def _returning(self, maybe_set_eval_frame: Callable[[Any], Any], callback: Any) -> Any:
+        if self._outermost == id(sys._getframe(_CALLER)) and callback is self._prior:
+            self._outermost = self._prior = None
+            self._resume()
+        return maybe_set_eval_frame(callback)

@@ -1,0 +1,159 @@
+"""See every op below autograd through a dispatch key, which nobody notices.
+
+torch 2.13 has a functionality key below autograd that nothing uses (`Fake`): a kernel on it is called for every
+op while the thread includes the key. Views and other ops that make no bytes pass it by.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+import torch
+
+from memwatch._torch.dispatch import (
+    FREE_KEY,
+    FREE_KEY_NAME,
+    OPS_MODULE,
+    include_key,
+    is_key_included,
+    kernel_library,
+    op_names,
+)
+from memwatch._torch.overloads import base_name_of
+from memwatch.record.interception.kinds import UNSEEN
+from memwatch.record.patches import Patches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwatch.record.interception.interceptor import Handler
+
+Libraries: TypeAlias = dict[str, Any]
+"""Libraries of kernels, by namespace: they stay registered for as long as these objects live."""
+KernelOf: TypeAlias = Callable[[str, Any], tuple[Any, bool] | None]
+"""Returns the kernel of an overload, given its namespace, and whether it takes the keyset; None for no kernel."""
+
+
+class Kernels(Protocol):
+    """A backend's kernels on the free dispatch key."""
+
+    def put(self) -> None:
+        """Register them for every op that makes bytes, and let the other ops pass."""
+
+    def take_off(self) -> None:
+        """Take them off."""
+
+
+class KernelTarget(Protocol):
+    """Whom a backend's kernels call, if anyone."""
+
+    def begin(self, handler: Handler) -> None:
+        """Have the kernels call the handler, or what this backend has in its place."""
+
+    def end(self) -> None:
+        """Have the kernels call nobody."""
+
+
+class _Registered:
+    """Which kernels lie on the key: those of one backend at a time, from its first block on."""
+
+    kernels: Kernels | None = None
+
+
+def register(kernels: Kernels) -> None:
+    """Have a backend's kernels on the key, in place of another's."""
+    known = _Registered.kernels
+    if known is kernels:
+        return
+    if known is not None:
+        known.take_off()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch tells of every kernel that takes another's place
+        kernels.put()
+    _Registered.kernels = kernels
+
+
+class KeyInterceptor:
+    """Intercept by including the free dispatch key in this thread.
+
+    Args:
+        kernels: what lies on the key.
+        target: whom the kernels call while a block is open.
+    """
+
+    name: Final = "key"
+    python_functions: Final[tuple[Callable[..., Any], ...]] = ()
+
+    def __init__(self, kernels: Kernels, target: KernelTarget) -> None:
+        self._kernels = kernels
+        self._target = target
+        self._on = False
+        self._patches = Patches()
+
+    def start(self, handler: Handler) -> None:
+        """Include the key in this thread."""
+        register(self._kernels)
+        self._target.begin(handler)
+        self.include(on=True)
+
+    def stop(self) -> None:
+        """Exclude the key again."""
+        self.include(on=False)
+        self._target.end()
+
+    def include(self, *, on: bool) -> None:
+        """Include the key in this thread, or no longer."""
+        self._on = on
+        if on:
+            self._patches.put(OPS_MODULE, "key_extractor", self._keys_of)
+        else:
+            self._patches.take_off()
+        include_key(FREE_KEY, on)
+
+    def _keys_of(self, key_extractor: Callable[..., Any], tensors: Any, mask: Any) -> Any:
+        """Hide the key from operators that torch dispatches in Python, which find no kernel of theirs on it."""
+        return key_extractor(tensors, mask.remove(FREE_KEY))
+
+    def pause(self) -> bool:
+        """Exclude the key in this thread; return whether it was included."""
+        included = is_key_included(FREE_KEY)
+        include_key(FREE_KEY, False)
+        return included
+
+    def resume(self) -> None:
+        """Include the key in this thread again."""
+        if self._on:
+            include_key(FREE_KEY, True)
+
+
+def put_kernels(kernel_of: KernelOf) -> Libraries:
+    """Register a kernel for every overload that makes bytes; the others fall through the key.
+
+    There is one kernel for each overload, and not one fallback for all: while a mode is on but switched off, as
+    FakeTensorMode does within, torch looks a Python kernel up by overload, and does not find a fallback.
+    """
+    libraries: Libraries = {}
+    for space, name, overload in _overloads():
+        if space not in libraries:
+            libraries[space] = kernel_library(space, __file__)
+        if overload.is_view or base_name_of(overload) in UNSEEN or space == "profiler":
+            libraries[space].impl(name, FREE_KEY_NAME, torch.library.fallthrough_kernel, False)
+        elif (found := kernel_of(space, overload)) is not None:
+            kernel, takes_keyset = found
+            libraries[space].impl(name, FREE_KEY_NAME, kernel, takes_keyset)
+    return libraries
+
+
+def _overloads() -> Iterator[tuple[str, str, Any]]:
+    """Yield every defined overload: its namespace, its name within, and itself."""
+    for qualified in op_names():
+        space, name = qualified.split("::")
+        if space in {"prim", "_"}:
+            continue
+        base, _, overload = name.partition(".")
+        try:
+            yield space, name, getattr(getattr(getattr(torch.ops, space), base), overload or "default")
+        except (AttributeError, RuntimeError):
+            continue  # some ops have no Python binding; nobody can call them from here

@@ -1,0 +1,166 @@
+"""See every op below autograd through a dispatch mode.
+
+The mode works everywhere, but it is noticed: ATen takes out-of-place backward formulas while any mode is on, and
+dynamo gives up on compiled functions unless the mode says that they may stay compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from memwatch._torch.dynamo import disabled, frame_callback
+from memwatch._torch.fake import FakeTensor
+from memwatch._torch.modes import UncompiledMode, current_mode, is_torch_own, mode_stack, pop_mode, push_mode
+from memwatch.record.interception.kinds import OpKind, mode_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from memwatch.record.interception.interceptor import Handler
+
+_PATIENCE_CALLS: Final = 10_000_000
+"""For how many calls of Python a mode that was stopped within an op waits for the op's return."""
+
+
+class ModeInterceptor(UncompiledMode):
+    """Intercept with a TorchDispatchMode that dynamo ignores.
+
+    Args:
+        dispatch: called in place of `__torch_dispatch__`, with the mode and the same arguments. A function in C has
+            no frame that dynamo could look at.
+    """
+
+    name: Final = "mode"
+    supports_higher_order_operators = True
+    """What they run is not seen, for torch takes the mode off meanwhile."""
+
+    def __init__(self, dispatch: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self._dispatch = dispatch
+        self._handler: Handler | None = None
+        self._kinds: dict[int, OpKind | None] = {}
+        self._overloads: list[Any] = []
+        self._thread = threading.get_ident()
+        self.python_functions: tuple[Callable[..., Any], ...] = (ModeInterceptor.__torch_dispatch__,)
+
+    def start(self, handler: Handler) -> None:
+        """Push the mode."""
+        self._handler = handler
+        if self._dispatch is not None:  # torch wants a method of the mode
+            self.__dict__["__torch_dispatch__"] = MethodType(self._dispatch, self)
+        self.__enter__()
+
+    def stop(self) -> None:
+        """Take the mode off the stack, leaving those that the program pushed later."""
+        if self._is_pushed():
+            self._take_off()
+        elif self._handler is not None and sys.getprofile() is None and threading.get_ident() == self._thread:
+            # the block is left within an op: torch puts the mode back when that returns
+            sys.setprofile(functools.partial(self._take_off_later, iter(range(_PATIENCE_CALLS))))
+        self._handler = None
+        self.__dict__.pop("__torch_dispatch__", None)
+
+    def _is_pushed(self) -> bool:
+        return any(mode is self for mode in mode_stack())
+
+    def _take_off(self) -> None:
+        above = []
+        while current_mode() is not self:
+            above.append(pop_mode())
+        self.__exit__(None, None, None)
+        for mode in reversed(above):
+            push_mode(mode)
+
+    def _take_off_later(self, tries: Iterator[int], *call: Any) -> None:
+        """Take the mode off when torch has put it back; Python's profiler calls before the next op can begin."""
+        started_again = self._handler is not None
+        back = self._is_pushed()
+        if started_again or back or next(tries, None) is None:
+            sys.setprofile(None)
+        if back and not started_again:
+            self._take_off()
+
+    def pause(self) -> bool:
+        """Stay on: dynamo ignores this mode."""
+        return True
+
+    def resume(self) -> None:
+        """Stay on."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Hand the op to the recorder; leave tensor subclasses that dispatch on their own to themselves."""
+        if frame_callback() is not None:
+            return _unseen_by_dynamo(self._hand_on, func, types, args, kwargs or {})
+        return self._hand_on(func, types, args, kwargs or {})
+
+    def dispatch_in_python(self) -> Callable[..., Any]:
+        """Return the `__torch_dispatch__` written here, which `dispatch` may pass an op on to."""
+        return MethodType(ModeInterceptor.__torch_dispatch__, self)
+
+    def _hand_on(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Hand an op to the recorder, unless it is a view or a subclass sees to it."""
+        handler = self._handler
+        if handler is None:
+            return func(*args, **kwargs)
+        if types and any(_dispatches_itself(kind) for kind in types):
+            return self._leave_to(mode_stack(), func, args, kwargs)
+        try:
+            kind = self._kinds[id(func)]
+        except KeyError:
+            kind = self._kinds[id(func)] = mode_kind(func)
+            self._overloads.append(func)  # its id stays its own
+        if kind is None:
+            return func(*args, **kwargs)
+        return handler(kind, args, kwargs)
+
+    def _leave_to(self, beneath: list[Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Leave an op to the subclass of its arguments, after the modes that lie beneath this one.
+
+        torch asks no further mode once one declines. So the op starts anew with this mode as the lowest: what
+        the subclass runs within is seen then. Where torch's own modes are on, which are always the lowest, all
+        of it is theirs: they trace.
+        """
+        if not beneath:
+            return NotImplemented
+        if any(is_torch_own(mode) for mode in beneath):
+            return func(*args, **kwargs)
+        for _ in beneath:
+            pop_mode()
+        try:
+            for mode in (self, *beneath):
+                push_mode(mode)
+            return func(*args, **kwargs)
+        finally:
+            while current_mode() is not None:
+                pop_mode()
+            for mode in beneath:
+                push_mode(mode)
+
+
+_disabled: Callable[..., Any] | None = None
+
+
+def _unseen_by_dynamo(function: Callable[..., Any], *args: Any) -> Any:
+    global _disabled  # noqa: PLW0603  # no functools.cache, of which dynamo warns
+    if _disabled is None:
+        _disabled = disabled(lambda function, *args: function(*args))
+    return _disabled(function, *args)
+
+
+_known_to_dispatch: Final[weakref.WeakKeyDictionary[type, bool]] = weakref.WeakKeyDictionary()
+
+
+def _dispatches_itself(kind: type) -> bool:
+    known = _known_to_dispatch.get(kind)
+    if known is None:
+        plain = kind is torch.Tensor or kind is torch.nn.Parameter or issubclass(kind, FakeTensor)
+        own = getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
+        known = _known_to_dispatch[kind] = own and not plain
+    return known

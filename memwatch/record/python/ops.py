@@ -1,0 +1,185 @@
+"""The hot path: run one intercepted op and append what it was, what it touched and what it made.
+
+`PythonOpRecorder.run` is called once per ATen op below autograd, by either interceptor. It is written for
+speed: no pytree, no object per op, flat lists of integers; everything else is computed after the block.
+Budget: less than an empty TorchDispatchMode costs (reports/overhead.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from memwatch._torch.autograd import (
+    NO_TASK,
+    current_graph_task_id,
+    current_node,
+    next_sequence_nr,
+    sequence_nr_of,
+)
+from memwatch._torch.overrides import disable_torch_function, has_torch_function
+from memwatch.capture.schema import NONE, PHASES
+from memwatch.errors import MemwatchError
+from memwatch.record.clock import ticks
+from memwatch.record.interception.key import KeyInterceptor
+from memwatch.record.interception.kinds import READ, WRITE, OpKind
+from memwatch.record.interception.mode import ModeInterceptor
+from memwatch.record.python.kernels import PYTHON_KERNELS
+from memwatch.record.tables.operands import OUTPUT, Operands, lies_in
+from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.storages import BY_OP, NEVER, Storages, address_of
+from memwatch.record.tables.watched import WatchedTensor, is_gone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from memwatch.record.backend import Block, CallContext, CaptureStack, Listener
+    from memwatch.record.interception.interceptor import Interceptor
+
+FORWARD, BACKWARD, OPTIMIZER = (PHASES.index(phase) for phase in ("forward", "backward", "optimizer"))
+
+_MAX_SEQUENCE: Final = (1 << 63) - 1
+_grad_enabled = torch.is_grad_enabled
+_Parameter: Final = torch.nn.Parameter
+_strided: Final = torch.strided
+
+
+class PythonOpRecorder:
+    """Append the rows of `ops`, `uses`, `births` and `deaths` for every intercepted op."""
+
+    def __init__(
+        self, block: Block, storages: Storages, capture_stack: CaptureStack, context: CallContext,
+        listener: Listener,
+    ) -> None:  # fmt: skip
+        self.ops = Rows()
+        self.uses = Rows()
+        self._listener = listener
+        self._flush_op = self._flush_ticks = NEVER
+        self._storages = storages
+        self._ledger = storages.ledger
+        self._operands = Operands(storages, self.uses)
+        self._live = storages.live
+        self._dead = storages.dead
+        self._capture_stack = capture_stack
+        self._context = context
+        self._strings = block.strings
+        self._names: dict[OpKind, int] = {}
+        self._op_counter = block.op_counter
+
+    def interceptor(self, *, by_mode: bool) -> Interceptor:
+        """Return what hands this recorder every op."""
+        return ModeInterceptor() if by_mode else KeyInterceptor(PYTHON_KERNELS, PYTHON_KERNELS)
+
+    def run(  # noqa: C901, PLR0912, PLR0915  # the hot path is one function: every call in it is paid per op
+        self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the op and record it; the op's result or exception is passed on as it is."""
+        if has_torch_function(args) or (
+            kind.takes_lists and any(has_torch_function(item) for item in args if item.__class__ is list)
+        ):
+            with disable_torch_function():  # no subclass nor mode of the program may see what we read
+                return self.run(kind.seeing(), args, kwargs)
+        try:
+            if self._dead:
+                self._storages.record_deaths()
+            context = self._context
+            module, outer = context.top
+            task = current_graph_task_id()
+            if task == NO_TASK:
+                if context.in_backward:
+                    context.backward_ended()
+                grad = _grad_enabled()
+                phase = OPTIMIZER if context.optimizing and not grad else FORWARD
+                sequence = next_sequence_nr() - 1 if grad else NONE
+            else:
+                if not context.in_backward:
+                    context.in_backward = True
+                    self._ledger.hold = self._listener.holds_in_backward()
+                phase = BACKWARD
+                node = current_node()  # none in the callbacks that run when backward is done, as FSDP's
+                sequence = NONE if node is None else sequence_nr_of(node)
+                if sequence > _MAX_SEQUENCE:  # AccumulateGrad's: the largest unsigned number
+                    sequence = NONE
+            stack = self._capture_stack(outer, task)
+        except MemwatchError:  # the limit that the program asked for
+            raise
+        except Exception as error:
+            self._listener.could_not_record(kind.name, error)
+            return kind.call(*args, **kwargs)
+        name = self._names.get(kind)
+        if name is None:
+            name = self._names[kind] = self._strings(kind.name)
+        start = ticks()
+        started = self._op_counter
+        number = started[0]
+        started[0] = number + 1
+        try:  # no call out of it until the row is written: a signal's handler may raise at any
+            result = kind.call(*args, **kwargs)
+            end = ticks()
+        except BaseException as error:
+            if error.__class__ is RuntimeError and (restored := kind.numbers_as_tensors(args)) is not None:
+                started[0] = number  # nothing ran
+                return self.run(kind, restored, kwargs)
+            self.ops += (number, name, stack, module, phase, sequence, start, ticks(), 1)
+            raise
+        self.ops += (number, name, stack, module, phase, sequence, start, end, 0)
+        try:
+            if self._dead:  # an address may be in use again
+                self._storages.record_deaths()
+            live, uses = self._live, self.uses
+            for argument, access in zip(args, kind.accesses):  # noqa: B905  # trailing ones may be left out
+                cls = argument.__class__
+                if cls is Tensor or cls is _Parameter:
+                    try:
+                        uses += (number, live[address_of(argument)].number, access)
+                    except (KeyError, NotImplementedError, RuntimeError):
+                        self._operands.used(number, argument, access)
+                elif cls is list or cls is tuple or isinstance(argument, Tensor):
+                    self._touch(number, (argument,), (access,))
+            if kwargs:
+                self._touch(
+                    number, kwargs.values(), [WRITE if name in kind.write_names else READ for name in kwargs]
+                )
+            if kind.resizes:
+                self._operands.resized(args, kwargs)
+            if result.__class__ is Tensor and result.layout is _strided:
+                key = address_of(result)
+                known = live.get(key)
+                if (
+                    known is None
+                    or is_gone(known)
+                    or (known.__class__ is WatchedTensor and not lies_in(key, (args, kwargs)))
+                ):
+                    uses += (number, self._storages.born(result, key, number, BY_OP, end), OUTPUT)
+            elif result is not None:
+                self._operands.made(number, result, (args, kwargs))
+        except MemwatchError:  # the limit that the program asked for
+            raise
+        except Exception as error:  # a tensor we cannot look into is no reason to stop the program
+            self._listener.could_not_record(kind.name, error)
+        if number >= self._flush_op or end > self._flush_ticks:
+            self._listener.flush_due()
+        return result
+
+    def close(self) -> None:
+        """Do nothing: nobody calls `run` when the block has ended, and Python's collector sees what it holds."""
+
+    def flush_at(self, op: int, at_ticks: int) -> None:
+        """Call `Listener.flush_due` after the op of that number, or the first op that ends later than that."""
+        self._flush_op, self._flush_ticks = op, at_ticks
+
+    def _touch(self, number: int, arguments: Iterable[Any], accesses: Iterable[int]) -> None:
+        live, uses = self._live, self.uses
+        for argument, access in zip(arguments, accesses):  # noqa: B905  # trailing arguments may be left out
+            kind = argument.__class__
+            if kind is Tensor or kind is _Parameter:
+                try:
+                    uses += (number, live[address_of(argument)].number, access)
+                except (KeyError, NotImplementedError, RuntimeError):
+                    self._operands.used(number, argument, access)
+            elif kind is list or kind is tuple:
+                self._touch(number, argument, (access,) * len(argument))
+            elif isinstance(argument, Tensor):
+                self._operands.used(number, argument, access)

@@ -1,0 +1,1 @@
+"""What every recorder writes to: rows, strings, call stacks and storages, each named by a number."""

@@ -1,0 +1,102 @@
+"""Call stacks as numbers: interned as code addresses and instruction offsets, symbolised late.
+
+A module call is a boundary: the stack above it is captured once, at the call, and every op inside names
+it by number. So the cost per op is that of the few frames between the op and the module that runs it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memwatch._torch.autograd import ENGINE_CODE
+from memwatch._torch.modules import MODULE_CALL_CODE, OPTIMIZER_STEP_CODE
+from memwatch.capture.schema import NONE
+from memwatch.own_code import CodeOwner, code_owner
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+    from memwatch.record.tables.strings import Strings
+
+
+class Stacks:
+    """Give call stacks numbers; hold code objects, never frames.
+
+    Attributes:
+        enabled: whether stacks are captured at all.
+        bounds: addresses of the code objects that a walk stops at.
+        engine: address of the code object of torch's frame around a whole backward; 0 if it is not known.
+    """
+
+    def __init__(self, strings: Strings, boundary: CodeType, *, enabled: bool) -> None:
+        self.enabled = enabled
+        # a walk stops at our frame around a module call, at torch's own just inside, and at an optimizer's step
+        self.bounds = {
+            id(code) for code in (boundary, MODULE_CALL_CODE, OPTIMIZER_STEP_CODE) if code is not None
+        }
+        self.engine = 0 if ENGINE_CODE is None else id(ENGINE_CODE)
+        self._strings = strings
+        self._ids: dict[tuple[int, ...], int] = {}
+        self._keys: list[tuple[int, ...]] = []
+        self._codes: dict[int, CodeType] = {}
+        self._written = 0
+        self._frames: dict[tuple[int, int], tuple[int, int, int, int] | None] = {}
+
+    def intern(self, key: tuple[int, ...], frame: Any) -> int:
+        """Return the number of a stack, a new one at first sight.
+
+        Args:
+            key: the number of the stack above its module call, then code address and offset of each frame.
+            frame: the innermost frame of the stack.
+        """
+        number = self._ids.get(key)
+        if number is None:
+            for address in key[1::2]:  # keeping the code object keeps its address from being used again
+                self._codes[address] = frame.f_code
+                frame = frame.f_back
+            number = self._ids[key] = len(self._keys)
+            self._keys += (key,)
+        return number
+
+    def unwritten_rows(self) -> list[int]:
+        """Return rows of `stacks` for the stacks that are new since the last call."""
+        rows: list[int] = []
+        while self._written < len(self._keys):
+            for depth, (file, line, function, owner) in enumerate(self._expand(self._written)):
+                rows += (self._written, depth, file, line, function, owner)
+            self._written += 1
+        return rows
+
+    def _expand(self, number: int) -> list[tuple[int, int, int, int]]:
+        frames = []
+        while number != NONE:
+            key = self._keys[number]
+            for address, offset in zip(key[1::2], key[2::2], strict=True):
+                frame = self._symbolise(address, offset)
+                if frame is not None:
+                    frames.append(frame)
+            number = key[0]
+        return frames
+
+    def _symbolise(self, address: int, offset: int) -> tuple[int, int, int, int] | None:
+        if (address, offset) not in self._frames:
+            code = self._codes[address]
+            owner = code_owner(code.co_filename)
+            self._frames[address, offset] = (
+                None
+                if owner is CodeOwner.MEMWATCH
+                else (
+                    self._strings(code.co_filename),
+                    _line_at(code, offset),
+                    self._strings(getattr(code, "co_qualname", code.co_name)),
+                    int(owner),
+                )
+            )
+        return self._frames[address, offset]
+
+
+def _line_at(code: CodeType, offset: int) -> int:
+    for start, end, line in code.co_lines():
+        if start <= offset < end and line is not None:
+            return line
+    return code.co_firstlineno

@@ -1,0 +1,302 @@
+"""Storage identity, birth and death, by weak references only.
+
+The address of the C++ storage names it while it lives. Its Python object lives exactly as long, because torch
+keeps it, so a weak reference to it notes the death, in whatever thread the last owner goes.
+
+But the Python object counts as an owner of the storage, and autograd adds a gradient in place only to a storage
+with one owner. So while backward runs, a new storage gets no Python object (`Ledger.hold` is off): the first
+tensor seen on it is watched until backward has ended, and the allocator's events tell when the memory was freed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+from memwatch._torch.storages import address_of as storage_address
+from memwatch._torch.storages import address_of_storage_of as address_of
+from memwatch._torch.storages import data_address_of
+from memwatch.capture.schema import NONE, ORIGINS
+from memwatch.errors import MemoryLimitError
+from memwatch.record.clock import ticks
+from memwatch.record.tables.parts import address_or_zero, kind_without_storage, known_bytes, tensor_bytes
+from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.watched import WatchedStorage, WatchedTensor, is_gone
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.tables.rows import Table
+    from memwatch.record.tables.strings import Strings
+
+__all__ = ["BASELINE", "BY_OP", "NEVER", "Ledger", "Storages", "address_of"]
+
+NEVER: Final = 1 << 62
+BY_OP, BASELINE = ORIGINS.index("op"), ORIGINS.index("baseline")
+
+
+class Ledger(Protocol):
+    """The figures that change with every birth and death; whichever backend writes the births keeps them.
+
+    Attributes:
+        count: storages seen so far, which is also the number of the next one.
+        live_bytes: what is alive now.
+        watch_bytes: a birth that lifts `live_bytes` above this calls `Storages.above_watched`.
+        hold: whether a new storage is watched by its Python object from birth.
+        entry_count: storages with a smaller number were there at entry.
+        entry_gone_bytes: what of those has died.
+    """
+
+    count: int
+    live_bytes: int
+    watch_bytes: int
+    hold: bool
+    entry_count: int
+    entry_gone_bytes: int
+
+    def keep_for(self, storages: Storages) -> None:
+        """Keep the figures of this table from now on; called once, when the table is complete."""
+
+    def record_deaths(self, op: int, /) -> None:
+        """Append the deaths since the last call, as of now; `op` is how many ops have started."""
+
+
+class Storages:
+    """Number the storages that the program touches; append their births, deaths and resizes.
+
+    Args:
+        strings: numbers for texts.
+        op_counter: how many ops have started.
+        ledger: the backend's figures.
+        rows: makes a table of the kind that the backend appends to.
+        estimate: whether fake tensors count, with the bytes that real ones would take.
+
+    Attributes:
+        live: what watches each storage that lives, by the address of the storage.
+        roles: a bit for each role that is noted, of the storages that live.
+        dead: weak references whose callback ran, in the order of the deaths, until they are written.
+        unseen: kinds of tensors that show no storage.
+    """
+
+    def __init__(
+        self, strings: Strings, op_counter: OpCounter, ledger: Ledger, *, rows: Callable[[], Table] = Rows,
+        estimate: bool = False,
+    ) -> None:  # fmt: skip
+        self.estimate = estimate
+        self.live: dict[int, WatchedStorage | WatchedTensor] = {}
+        self.roles: dict[int, int] = {}
+        self.dead: deque[Any] = deque()
+        self.births = rows()
+        self.deaths = rows()
+        self.resizes = Rows()
+        self.unseen: set[str] = set()
+        self.ledger = ledger
+        self._limit_bytes = self._on_birth_bytes = NEVER
+        self._on_birth: Callable[[int], None] | None = None
+        self._strings = strings
+        self._op_counter = op_counter
+        self._cpu = strings("cpu")
+        self._devices: dict[torch.device, int] = {}
+        self._shapes: dict[tuple[Any, ...], int] = {}
+        ledger.keep_for(self)
+
+    @property
+    def count(self) -> int:
+        """How many storages were seen so far."""
+        return self.ledger.count
+
+    @property
+    def live_bytes(self) -> int:
+        """What is alive now."""
+        return self.ledger.live_bytes
+
+    @property
+    def entry_gone_bytes(self) -> int:
+        """What has died of the storages that were there at entry."""
+        return self.ledger.entry_gone_bytes
+
+    @property
+    def entry_count(self) -> int:
+        """Storages with a smaller number were there at entry."""
+        return self.ledger.entry_count
+
+    @entry_count.setter
+    def entry_count(self, count: int) -> None:
+        self.ledger.entry_count = count
+
+    def number_of(self, tensor: Tensor, op: int, origin: int) -> int:
+        """Return the number of a tensor's storage, appending its birth at first sight; -1 if it has none."""
+        try:
+            key = address_of(tensor)
+        except (NotImplementedError, RuntimeError):
+            self.unseen.add(kind_without_storage(tensor))
+            return NONE
+        self.record_deaths()
+        known = self.live.get(key)
+        if (
+            known is None
+            or is_gone(known)
+            or (known.__class__ is WatchedTensor and known.address != address_or_zero(tensor))
+        ):
+            return self.born(tensor, key, op, origin, ticks())
+        if known.__class__ is WatchedTensor and self.ledger.hold:
+            self.hold_one(tensor, key, known.number)
+        return known.number
+
+    def born(self, tensor: Tensor, key: int, op: int, origin: int, at_ticks: int) -> int:
+        """Append the birth of the storage at address `key`, first seen as that of `tensor`; return its number."""
+        try:
+            address = data_address_of(tensor)
+        except (RuntimeError, NotImplementedError, TypeError):
+            address = 0
+        on_cpu = tensor.is_cpu
+        device = self._cpu if on_cpu else self.device_id(tensor)
+        try:
+            shape = self._shapes.get((tensor.dtype, tensor.shape))
+        except (RuntimeError, TypeError):  # nested tensors have no shape, symbolic ones none to look up
+            shape = None
+        if shape is None:
+            shape = self.shape_id(tensor)
+        ledger = self.ledger
+        if ledger.hold or not on_cpu:
+            storage = tensor.untyped_storage()
+            nbytes = known_bytes(storage.nbytes())
+            watched: WatchedStorage | WatchedTensor = WatchedStorage(storage, self.dead.append)
+        else:
+            nbytes = tensor_bytes(tensor)
+            watched = WatchedTensor(tensor, self.dead.append)
+            watched.address = address
+        # no call until all is written: a signal's handler may raise at any
+        watched.number = number = ledger.count
+        watched.key = key
+        watched.nbytes = weight = nbytes if address or self.estimate else 0
+        ledger.count = number + 1
+        self.live[key] = watched
+        ledger.live_bytes = live = ledger.live_bytes + weight
+        self.births += (number, op, at_ticks, address, nbytes, device, origin, shape)
+        if live > ledger.watch_bytes:
+            self.above_watched(weight)
+        return number
+
+    def watch(self, nbytes: int, on_birth: Callable[[int], None]) -> None:
+        """Call `on_birth` with the size of every storage born while more than `nbytes` bytes are live.
+
+        What was there at entry and has died since counts as live: it is what the block made that may be much.
+        """
+        self._on_birth, self._on_birth_bytes = on_birth, nbytes
+        self._set_watch_bytes()
+
+    def limit(self, nbytes: int) -> None:
+        """Raise at the birth that lifts the live bytes above `nbytes`."""
+        self._limit_bytes = nbytes
+        self._set_watch_bytes()
+
+    def _set_watch_bytes(self) -> None:
+        ledger = self.ledger
+        ledger.watch_bytes = min(self._on_birth_bytes - ledger.entry_gone_bytes, self._limit_bytes)
+
+    def above_watched(self, nbytes: int) -> None:
+        """Call who waits for a birth like this one, of `nbytes` bytes, or raise the error of the limit."""
+        live_bytes, gone_bytes = self.ledger.live_bytes, self.ledger.entry_gone_bytes
+        if live_bytes + gone_bytes > self._on_birth_bytes and self._on_birth is not None:
+            self._on_birth(nbytes)
+        live_bytes = self.ledger.live_bytes
+        if live_bytes > self._limit_bytes:
+            limit_bytes = self._limit_bytes
+            self.limit(NEVER)  # once: the program may handle the error and go on
+            raise MemoryLimitError(
+                f"{format_bytes(live_bytes)} of tensors are live, more than limit_bytes={limit_bytes}; "
+                "see prof.at_peak for what they are, or raise the limit"
+            )
+
+    def hold_one(self, tensor: Tensor, key: int, number: int) -> None:
+        """Watch a known storage by its Python object from now on."""
+        storage = tensor.untyped_storage()
+        nbytes = known_bytes(storage.nbytes()) if self.estimate or address_or_zero(tensor) else 0
+        watched = WatchedStorage(storage, self.dead.append)
+        watched.number, watched.key, watched.nbytes = number, key, nbytes
+        self.live[key] = watched
+        self.ledger.live_bytes += nbytes
+
+    def record_deaths(self) -> None:
+        """Append the deaths since the last time, as of now."""
+        if self.dead:
+            self.ledger.record_deaths(self._op_counter[0])
+
+    def rewatch(self) -> None:
+        """Watch by their Python objects the storages that backward made and left: none is an owner too many now."""
+        self.record_deaths()
+        self.ledger.hold = True
+        # of keys and values no tuples are made, which gc might collect at
+        for known in list(self.live.values()):
+            key = known.key
+            if known.__class__ is WatchedTensor:
+                tensor, live = known(), self.live
+                if tensor is None:
+                    if key in live and live[key] is known:
+                        del live[key]
+                    self.roles.pop(known.number, None)
+                else:
+                    self.ledger.live_bytes -= known.nbytes
+                    self.hold_one(tensor, key, known.number)
+
+    def any_born_since(self, number: int) -> bool:
+        """Return True if the storage born last, of those that live, has at least that number."""
+        try:
+            newest = next(reversed(self.live.values()), None)
+        except RuntimeError:  # one was born in another thread, just now
+            return True
+        return newest is not None and newest.number >= number
+
+    def resized(self, tensor_or_storage: Any) -> None:
+        """Append a resize if the storage has another size than when it was last seen."""
+        storage = tensor_or_storage
+        self.record_deaths()
+        try:
+            if isinstance(storage, Tensor):
+                storage = storage.untyped_storage()
+            watched, nbytes = self.live.get(storage_address(storage)), known_bytes(storage.nbytes())
+            if watched is None or watched.nbytes == nbytes:
+                return
+            has_memory = storage.device.type != "meta"
+            if not has_memory and not self.estimate:
+                return
+            address = storage.data_ptr() if nbytes and has_memory else 0
+            more_bytes = nbytes - watched.nbytes
+            self.ledger.live_bytes += more_bytes
+            watched.nbytes = nbytes
+            self.resizes += (watched.number, self._op_counter[0], ticks(), nbytes, address)
+            if self.ledger.live_bytes > self.ledger.watch_bytes:
+                self.above_watched(max(more_bytes, 0))
+        except (NotImplementedError, RuntimeError):
+            return
+
+    def device_id(self, tensor: Tensor) -> int:
+        """Return the string id of a tensor's device."""
+        device = tensor.device
+        number = self._devices.get(device)
+        if number is None:
+            number = self._devices[device] = self._strings(str(device))
+        return number
+
+    def shape_id(self, tensor: Tensor) -> int:
+        """Return the string id of a tensor's dtype and shape, as ``float32[8, 64]``."""
+        try:
+            key = (tensor.dtype, tensor.shape)
+            number = self._shapes.get(key)
+            if number is None:
+                text = f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"
+                number = self._shapes[key] = self._strings(text)
+        except (RuntimeError, TypeError):  # symbolic or nested sizes cannot be hashed
+            return self._strings(str(tensor.dtype).removeprefix("torch."))
+        return number
+
+    def close(self) -> None:
+        """Stop watching; what is still alive was alive at the end."""
+        self.record_deaths()
+        self.live.clear()
