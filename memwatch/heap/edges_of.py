@@ -170,15 +170,16 @@ def _default_name(chain: Sequence[Any], at: int) -> str | None:
 def _class(chain: Sequence[Any], at: int) -> Named | None:
     cls, child = chain[at], chain[at + 1]
     owner, (file, line) = vertex_of(cls), class_place(cls)
-    name = None
-    kind, covered = EdgeKind.REFERENCE, 1
-    if type(child) is dict:
+    # A bounded search goes from the class to the value; gc shows the class's dictionary between the two.
+    name = next((name for name, value in list(type_dict(cls).items()) if value is child), None)
+    kind, covered = (EdgeKind.REFERENCE if name is None else EdgeKind.CLASS_ATTRIBUTE), 1
+    if name is None and type(child) is dict:
         found, name = _key_of(child, _after(chain, at, 2))
         if found:
             if cls is weakref.finalize and name == "_registry":
                 return Edge(EdgeKind.FINALIZER_REGISTRY), 2
             kind, covered = _class_entry_kind(cls, name), 2
-    if type(child) is tuple:
+    if name is None and type(child) is tuple:
         kind, covered = EdgeKind.CLASS_BASES, min(2, len(chain) - 1 - at)
     return Edge(kind, name, owner=owner, file=file, line=line), covered
 
@@ -331,6 +332,8 @@ def _future(chain: Sequence[Any], at: int) -> Named | None:
 def _thread_local(chain: Sequence[Any], at: int) -> Named | None:
     # local -> its dictionaries by thread -> the dictionary of one thread -> value
     values, value = _after(chain, at, 2), _after(chain, at, 3)
+    if chain[at + 1] is instance_dict(chain[at]):
+        return _instance(chain, at)  # the dictionary of this thread, which a bounded search reads itself
     if type(values) is not dict:
         return None
     found, name = _key_of(values, value)

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from memwatch.heap.edges_of import name_edge
-from memwatch.heap.vertices import vertex_of
+from memwatch.heap.vertices import key_text, vertex_of
 from memwatch.words.edges import edge_line, edge_phrase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memwatch.edges import Edge
-    from memwatch.heap.autograd import NativeEdge
-
-
-class NamedGraph(Protocol):
-    """What naming needs of a graph: objects by position, and the references that gc does not tell of."""
-
-    objects: list[Any]
-
-    def native_edge(self, parent: int, child: int) -> NativeEdge | None:
-        """Return the reference that native code holds from parent to child, or None for one of Python's."""
+    from memwatch.heap.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +44,43 @@ class Step:
         return edge_line(self.edge)
 
 
-def steps_of(graph: NamedGraph, chain: Sequence[int]) -> list[Step]:
+def steps_of(snapshot: Snapshot, chain: Sequence[int]) -> list[Step]:
     """Name each reference along a chain of positions.
 
     Args:
-        graph: the open graph.
+        snapshot: the open graph.
         chain: positions, each referring to the next; the first may be a root.
 
     Returns:
         Steps, fewer than references: an instance, its dictionary and a value make one attribute.
     """
-    objects = [graph.objects[position] for position in chain]
+    objects = [snapshot.objects[position] for position in chain]
     steps: list[Step] = []
     at = 0
     while at < len(chain) - 1:
-        native = graph.native_edge(chain[at], chain[at + 1])
+        native = snapshot.native_edge(chain[at], chain[at + 1])
         edge, covered = name_edge(objects, at) if native is None else (native.owned_by(objects[at]), 1)
         end = min(at + covered, len(chain) - 1)
         if edge is not None:
             steps.append(Step(replace(edge, target=vertex_of(objects[end])), at, end))
         at = end
     return steps
+
+
+def name_chain(chain: Sequence[Any]) -> tuple[Edge, ...]:
+    """Name each reference along a chain of objects, without what it leads to.
+
+    Args:
+        chain: objects, each referring to the next in a way that gc or a bounded search sees; the first may be a
+            root.
+    """
+    edges: list[Edge] = []
+    at = 0
+    while at < len(chain) - 1:
+        edge, covered = name_edge(chain, at)
+        if edge is not None:
+            # The key of a dictionary may be an object of the program that only looks like a text.
+            is_text = edge.name is None or type(edge.name) is str
+            edges.append(edge if is_text else replace(edge, name=key_text(edge.name)))
+        at += covered
+    return tuple(edges)

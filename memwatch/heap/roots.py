@@ -40,6 +40,7 @@ class RootKind(Enum):
 
     FRAME = "frame"
     MODULES = "modules"
+    NAMESPACE = "namespace"  # variables of one module
     EXCEPTION = "exception"
     CONTEXT = "context"
     ATEXIT = "atexit"
@@ -50,17 +51,34 @@ class RootKind(Enum):
 
 
 class Held(NamedTuple):
-    """One object that a root holds.
+    """One object that a root holds; described only when asked, for a bounded search lists far more than it tells of.
 
     Attributes:
-        edge: the reference from the root.
+        kind: how the root refers to it.
+        name: identifier of the variable; None where the kind has none, and for the namespace of a frame.
         value: the object.
-        is_namespace: True if the value is the namespace of a frame: what it holds are globals.
+        owner: the call or module that holds it, with the line to edit; None for a root that needs none.
+        position: index of an argument that is known by that alone.
     """
 
-    edge: Edge
+    kind: EdgeKind
+    name: str | None
     value: object
-    is_namespace: bool = False
+    owner: Vertex | None = None
+    position: int | None = None
+
+    @property
+    def edge(self) -> Edge:
+        """The reference from the root."""
+        owner = self.owner
+        if owner is None:
+            return Edge(self.kind, self.name, self.position)
+        return Edge(self.kind, self.name, self.position, owner=owner, file=owner.file, line=owner.line)
+
+    @property
+    def is_namespace(self) -> bool:
+        """Whether the value is the namespace of a frame: what that holds are globals."""
+        return self.kind is EdgeKind.GLOBAL and self.name is None
 
 
 @dataclass(slots=True, eq=False)
@@ -72,12 +90,14 @@ class Root:
         entries: the objects it holds; clear it soon.
         runner: True for pytest, unittest and other test runners, whose references are discounted.
         frame_id: ``id`` of the frame, else 0.
+        explains: True for a call of torch or Python: nobody edits it, but it tells why a `del` frees nothing.
     """
 
     kind: RootKind
     entries: list[Held] = field(default_factory=list)
     runner: bool = False
     frame_id: int = 0
+    explains: bool = False
 
 
 def find_roots(objects: Iterable[object] = ()) -> list[Root]:
@@ -114,10 +134,10 @@ def _frame_root(frame: FrameType, thread: str, modules: set[int]) -> Root:
     names = code.co_varnames[:arguments]
     for name, value in values.items():
         kind = EdgeKind.ARGUMENT if name in names else EdgeKind.LOCAL
-        root.entries.append(Held(Edge(kind, name, owner=owner, file=owner.file, line=owner.line), value))
+        root.entries.append(Held(kind, name, value, owner))
     if id(frame.f_globals) not in modules:  # exec, runpy: a namespace that no module of sys.modules shows
-        edge = Edge(EdgeKind.GLOBAL, owner=Vertex(VertexKind.NAMESPACE, file=code.co_filename))
-        root.entries.append(Held(edge, frame.f_globals, is_namespace=True))
+        namespace = Vertex(VertexKind.NAMESPACE, file=code.co_filename)
+        root.entries.append(Held(EdgeKind.GLOBAL, None, frame.f_globals, namespace))
     return root
 
 
@@ -136,13 +156,13 @@ def _module_roots() -> Iterator[Root]:
     for name, module in list(sys.modules.items()):
         if isinstance(name, str) and _is_module(module) and not is_own_module(name):
             root = runners if is_runner_module(name) else ours
-            root.entries.append(Held(Edge(EdgeKind.MODULE, name), module))
+            root.entries.append(Held(EdgeKind.MODULE, name, module))
     yield ours
     yield runners
 
 
 def _root(kind: RootKind, held: Iterable[tuple[EdgeKind, str | None, object]]) -> Root:
-    return Root(kind, [Held(Edge(edge_kind, name), value) for edge_kind, name, value in held])
+    return Root(kind, [Held(edge_kind, name, value) for edge_kind, name, value in held])
 
 
 def _exceptions() -> Root:

@@ -63,6 +63,8 @@ def vertex_of(obj: object) -> Vertex:
 def instance_of(obj: object) -> Vertex:
     """Return an object as the owner of its attributes: by its class, whatever it contains."""
     kind = VertexKind.CTX if is_python_node(obj) else VertexKind.OBJECT
+    if BaseException in mro_of(type(obj)):
+        kind = VertexKind.EXCEPTION
     return Vertex(kind, type_name(type(obj)))
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.edges import Edge, EdgeKind
+from memwatch.edges import EdgeKind
 from memwatch.errors import MemwatchError
 from memwatch.heap.roots import Held
 from memwatch.leaks.diagnose import diagnose
@@ -65,7 +65,7 @@ def find_leaks(
         exempt = Exemptions(state=runs == 1)
         if not grown:
             return []
-        held = [Held(Edge(EdgeKind.CHECKED_FUNCTION), fn), *_named(args, kwargs)]
+        held = [Held(EdgeKind.CHECKED_FUNCTION, None, fn), *_named(args, kwargs)]
         return diagnose(grown, exempt, runs=runs, per_call=True, first_run=warmup, held=held)
     finally:
         counter.young.stop()
@@ -74,9 +74,9 @@ def find_leaks(
 def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Held]:
     """Yield the arguments: they are the caller's, so what grows inside them is retained."""
     for position, value in enumerate(args):
-        yield Held(Edge(EdgeKind.ARGUMENT, position=position), value)
+        yield Held(EdgeKind.ARGUMENT, None, value, position=position)
     for name, value in kwargs.items():
-        yield Held(Edge(EdgeKind.ARGUMENT, name), value)
+        yield Held(EdgeKind.ARGUMENT, name, value)
 
 
 class _Runs:

@@ -25,7 +25,7 @@ from memwatch.record import baseline, context
 from memwatch.record.arguments import ArgumentRecorder
 from memwatch.record.backend import Choice
 from memwatch.record.clock import Clock, ticks
-from memwatch.record.holders.holders import HolderLooks
+from memwatch.record.holders.sampler import HolderSampler
 from memwatch.record.interception.compiled import CompiledCalls
 from memwatch.record.interception.tracing import JitTracing
 from memwatch.record.patches import StandIns
@@ -73,7 +73,7 @@ class Session:
         )
         self._saved = choice.saved(self.storages, self.context, self.started)
         self._process = ProcessSampler()
-        self._holders: HolderLooks | None = None
+        self._holders: HolderSampler | None = None
         self._want_holders = options.holders
         self._notes: list[Note] = []
         self._allocator = (
@@ -118,7 +118,7 @@ class Session:
             if self._writer is not None:
                 self._start_timer()
             if self._want_holders:
-                self._holders = HolderLooks(
+                self._holders = HolderSampler(
                     self.storages, self._saved, self.context, self.strings, self.started
                 )
                 self._switch_on(self._holders.start, self._holders.stop)
@@ -284,7 +284,7 @@ class Session:
                 "deaths": self.storages.deaths,
                 "resizes": self.storages.resizes,
                 "roles": self.context.roles,
-                "holders": self._holders.rows if self._holders is not None else Rows(),
+                **(self._holders.tables if self._holders is not None else {}),
                 "uses": self.ops.uses,
                 "calls": self.context.calls,
                 "modules": self.context.modules,
@@ -338,9 +338,9 @@ class Session:
             "recorder": "python" if self._choice.library is None else "native",
             "stacks": self._stacks.enabled,
             "holders": self._holders is not None,
-            "holder_looks": 0 if self._holders is None else self._holders.count,
-            "holder_looks_cut": 0 if self._holders is None else self._holders.cut_count,
-            "holder_looks_ns": 0
+            "holder_samples": 0 if self._holders is None else self._holders.count,
+            "holder_samples_cut": 0 if self._holders is None else self._holders.cut_count,
+            "holder_samples_ns": 0
             if self._holders is None
             else self._clock.duration_ns(self._holders.cost_ticks),
             "allocator": self._allocator is not None and not self._allocator.stepped_aside,

@@ -1,4 +1,4 @@
-"""Words for a failure: one sentence for the summary line, details for a section, data for the report."""
+"""A failure in words and as data: a sentence for the summary line, a section of details, a dict for the report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PEAK_SECTION = "memwatch peak memory"
 
 
 def leak_sentence(leaks: Sequence[Leak]) -> str:
-    """Say what leaked and who holds the largest part, in one sentence."""
+    """Return one sentence: what leaked, and who holds the largest part."""
     first = leaks[0]
     return failure_sentence(
         first.kind,
@@ -33,7 +33,7 @@ def leak_sentence(leaks: Sequence[Leak]) -> str:
 
 
 def leak_section(leaks: Sequence[Leak]) -> str:
-    """Describe every leak."""
+    """Return a description of every leak."""
     texts = [str(leak) for leak in leaks]
     if any(leak.site is None for leak in leaks):
         texts.append(MARK_FOR_LINES)
@@ -41,14 +41,14 @@ def leak_section(leaks: Sequence[Leak]) -> str:
 
 
 def peak_section(figures: dict[str, Any]) -> str:
-    """Describe what the body had allocated at its peak."""
+    """Return a description of what the body had allocated at its peak."""
     added, before = (format_bytes(figures[key]) for key in ("peak_increase_bytes", "baseline_bytes"))
     title = f"{added} at the peak ({figures['device']}); not counted: {before} alive at entry"
     return "\n".join([f"{title} (fixtures and earlier tests)", *top_lines(figures["top"])])
 
 
 def top_lines(rows: Sequence[dict[str, Any]], indent: str = "  ") -> list[str]:
-    """List allocations, one line each and one for each frame beyond the first."""
+    """Return allocations as lines, one each, and one more for each frame beyond the first."""
     lines = []
     for row in rows:
         where = row["stack"][0] if row["stack"] else row["line"] or "(no line)"

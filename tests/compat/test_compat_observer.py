@@ -41,7 +41,7 @@ def test_report_names_the_ops_that_the_mode_changed(program):
     with memwatch.profile(intercept="mode") as prof:
         program()
     assert NAMED[program] in mode_effects(prof)
-    effect = next(each for each in observer_effects(prof._frames) if NAMED[program] in each.ops)
+    effect = next(each for each in observer_effects(prof._tables.facts) if NAMED[program] in each.ops)
     assert 0 < effect.nbytes <= prof.storages["nbytes"].sum()
     assert ("observer", effect.text) in prof.notes
 

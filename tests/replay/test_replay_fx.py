@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from memwatch.planner import Effect, program_peak
 from memwatch.replay.errors import UnsupportedOpError
-from memwatch.replay.front import plan
+from memwatch.replay.api import plan
 from memwatch.replay.fx import graph_from_fx
 
 

@@ -15,7 +15,7 @@ from torch import nn
 import memwatch
 from memwatch.planner import BudgetError
 from memwatch.replay.errors import UnsupportedOpError
-from memwatch.replay.front import plan, replay
+from memwatch.replay.api import plan, replay
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
