@@ -59,7 +59,7 @@ class Table:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Give the column names in order."""
+        """The column names, in order."""
         return tuple(column.name for column in self.columns)
 
 
