@@ -65,7 +65,7 @@ class Reading:
 
     @property
     def ops(self) -> pd.DataFrame:
-        """The ops, in order; columns in `memwatch.capture.schema`."""
+        """The ops, in order; columns in `memwatch.capture.derived`."""
         return self._tables.ops
 
     @property

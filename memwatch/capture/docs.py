@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
+from memwatch.capture.derived import DERIVED, PANDAS_DTYPE
 from memwatch.capture.schema import (
     ACCESSES,
     CATEGORIES,
-    DERIVED,
     FORMAT_VERSION,
     ORIGINS,
     OWNERS,
-    PANDAS_DTYPE,
     PHASES,
     RECORDED,
     ROLES,
@@ -33,7 +32,8 @@ _UNITS: Final = {
 
 _HEAD: Final = """# Tables
 
-Generated from `memwatch/capture/schema.py` by `python -m memwatch.capture.docs > docs/tables.md`.
+Generated from `memwatch/capture/schema.py` and `memwatch/capture/derived.py` by
+`python -m memwatch.capture.docs > docs/tables.md`.
 
 `-1` in an integer column means "there is none". A column's name ends with its unit.
 """

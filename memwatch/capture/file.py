@@ -193,7 +193,7 @@ def load(path: str | os.PathLike[str]) -> Capture:
         path: a file written by `memwatch.profile(path=...)`, `save` or `memwatch run`.
 
     Raises:
-        CaptureError: there is no such file, it is no capture, it is damaged, or a newer memwatch wrote it.
+        CaptureError: there is no such file, it is no capture, it is damaged, or another version of memwatch wrote it.
     """
     source = pathlib.Path(path)
     if not source.is_file():
