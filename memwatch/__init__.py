@@ -88,7 +88,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Let the public function `profile` win over the module `memwatch/profile.py` that it lives in."""
+    """Keep the public function `memwatch.profile` when Python binds the module of the same name to the package."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

@@ -24,7 +24,7 @@ _UNFINISHED = (
 
 
 class Reading:
-    """Read a capture: totals in bytes, tables as DataFrames, summary, page and file."""
+    """A capture as its readers see it: totals in bytes, tables as DataFrames, summary, page and file."""
 
     _recorded: Capture
     _read: DerivedTables | None = None
@@ -65,7 +65,7 @@ class Reading:
 
     @property
     def ops(self) -> pd.DataFrame:
-        """The ops, in order; columns in `memwatch.capture.schema`."""
+        """The ops, in order; columns in `memwatch.capture.derived`."""
         return self._tables.ops
 
     @property
@@ -115,7 +115,7 @@ class Reading:
 
     @property
     def notes(self) -> list[tuple[str, str]]:
-        """What memwatch could not see or changed by looking: (kind, sentence)."""
+        """What memwatch could not see, and what changed because it observed the program: (kind, sentence)."""
         recorded = [] if self.meta.get("complete", True) else [("unfinished", _UNFINISHED)]
         recorded += [(note.kind, note.text) for note in self.capture.notes]
         found = (("unseen", unrecorded(self._tables.facts)), ("not memory", not_memory(self._tables.facts)))
@@ -123,11 +123,18 @@ class Reading:
         return recorded + [("observer", effect.text) for effect in observer_effects(self._tables.facts)]
 
     def live_at(self, event: int) -> pd.DataFrame:
-        """Give the storages alive just after row `event` of the timeline."""
+        """Return the storages alive just after row `event` of the timeline."""
         return self._tables.live_at(event)
 
     def stack(self, stack: int) -> list[tuple[str, int, str, bool]]:
-        """Give the frames of a call stack, innermost first: file, line, function, whether it is the program's own."""
+        """Return the frames of a call stack, innermost first.
+
+        Args:
+            stack: number of the stack, as in column `stack` of `ops` and `storages`.
+
+        Returns:
+            File, line, function, and whether the code is the program's or a package's: not torch's or Python's.
+        """
         return list(self._tables.facts.call_stacks.frames(stack))
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -135,7 +142,7 @@ class Reading:
         save_capture(self.capture, path, force=force)
 
     def summary(self, **options: Any) -> str:
-        """Say in text what the peak is made of."""
+        """Return a text that says what the peak is made of; the options are those of the command `summary`."""
         from memwatch.report.terminal import summary
 
         return summary(self, **options)
@@ -148,7 +155,7 @@ class Reading:
 
 
 def load(path: str | os.PathLike[str]) -> Reading:
-    """Read a capture file in any process; the program that made it is not needed.
+    """Return the reading of a capture file, in any process; the program that made it is not needed.
 
     Args:
         path: a file written by `profile(path=...)`, `save` or `memwatch run`, finished or not.
@@ -157,6 +164,6 @@ def load(path: str | os.PathLike[str]) -> Reading:
         The same reading API that `profile()` gives.
 
     Raises:
-        CaptureError: the file is missing, foreign, damaged or newer than this memwatch.
+        CaptureError: the file is missing, no capture, damaged, or of another format than this memwatch reads.
     """
     return Reading(load_capture(path))

@@ -1,4 +1,4 @@
-"""verify(): does observing a function change its peak? Run it by the allocator's account alone, then observed."""
+"""verify(): does observing a function change its peak? Run it with the allocator's events alone, then observed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verification:
-    """The peak of a function, as the allocator tells it, without and with observation."""
+    """The peak of a function, as the allocator reports it, without and with observation."""
 
     plain_peak_increase_bytes: int
     observed_peak_increase_bytes: int
@@ -28,7 +28,7 @@ class Verification:
         return self.observed_peak_increase_bytes - self.plain_peak_increase_bytes
 
     def __str__(self) -> str:
-        """Say both peaks and what the report holds responsible."""
+        """Return both peaks, and the effects of observing that explain a difference, as text."""
         plain, observed = self.plain_peak_increase_bytes, self.observed_peak_increase_bytes
         lines = [
             f"peak increase without observation: {format_bytes(plain)} ({plain} bytes)",

@@ -117,15 +117,15 @@ def _formulas(facts: Facts) -> list[ObserverEffect]:
     of_backward = np.where(forward != NONE, packets[np.maximum(forward, 0)], "")
     is_forward = ops["phase"] != PHASES.index("backward")
     found = []
-    for affected, where, told in (
+    for affected, where, formulas in (
         (np.isin(of_backward, list(BACKWARD)), of_backward, BACKWARD),
         (is_forward & np.isin(packets, list(FORWARD)), packets, FORWARD),
     ):
         for packet in _unique(where[affected]):
             nbytes = _born_in(facts, affected & (where == packet))
-            phase = "backward" if told is BACKWARD else "forward"
+            phase = "backward" if formulas is BACKWARD else "forward"
             text = (
-                f"under a dispatch mode the {phase} of {packet} {told[packet]} "
+                f"under a dispatch mode the {phase} of {packet} {formulas[packet]} "
                 f"(it allocated {format_bytes(nbytes)}); intercept='key' leaves it alone"
             )
             found.append(ObserverEffect((packet,), nbytes, text))

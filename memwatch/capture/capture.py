@@ -52,6 +52,6 @@ class Capture:
         return len(next(iter(self.tables[name].values())))
 
     def text(self, ids: IntArray) -> list[str]:
-        """Give the texts of string ids; -1 is empty text."""
+        """Return the texts of string ids; -1 is empty text."""
         strings = self.strings
         return [strings[number] if 0 <= number < len(strings) else "" for number in ids.tolist()]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
+from memwatch.capture.derived import DERIVED, PANDAS_DTYPE
 from memwatch.capture.schema import (
     ACCESSES,
     CATEGORIES,
-    DERIVED,
     FORMAT_VERSION,
     ORIGINS,
     OWNERS,
-    PANDAS_DTYPE,
     PHASES,
     RECORDED,
     ROLES,
@@ -33,9 +32,10 @@ _UNITS: Final = {
 
 _HEAD: Final = """# Tables
 
-Generated from `memwatch/capture/schema.py` by `python -m memwatch.capture.docs > docs/tables.md`.
+Generated from `memwatch/capture/schema.py` and `memwatch/capture/derived.py` by
+`python -m memwatch.capture.docs > docs/tables.md`.
 
-`-1` in an integer column means "there is none". A name tells the unit of its column.
+`-1` in an integer column means "there is none". A column's name ends with its unit.
 """
 
 _DERIVED_HEAD: Final = """
@@ -54,7 +54,7 @@ unix time.
 
 
 def tables_page() -> str:
-    """Give the page as Markdown."""
+    """Return the page as Markdown."""
     values = (
         ("PHASES", PHASES),
         ("ACCESSES", ACCESSES),
@@ -79,7 +79,7 @@ def _section(table: Table, heading: str, types: Mapping[Kind, str]) -> str:
 
 
 def unit(column: Column) -> str:
-    """Give the unit that a column's name tells, empty where it has none."""
+    """Return the unit that ends a column's name, empty where it has none."""
     return next((text for ending, text in _UNITS.items() if column.name.endswith(ending)), "")
 
 

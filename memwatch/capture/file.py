@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from memwatch.capture.packed import IntArray
 
-_APPLICATION_ID: Final = 0x6D656D77  # "memw", so that a foreign database is told from a capture
+_APPLICATION_ID: Final = 0x6D656D77  # "memw", distinguishes a capture from other databases
 _BUSY_S: Final = 10.0
 _READ_S: Final = 60.0  # how long a reader may keep the writer waiting
 _SURROGATES: Final = re.compile("[\\ud800-\\udfff]")
@@ -129,7 +129,7 @@ class CaptureWriter:
 
 
 def _storable(row: Iterable[Any]) -> tuple[Any, ...]:
-    """Give a row that SQLite takes: a file name may hold bytes that are no text, which are kept as a blob."""
+    """Return a row that SQLite accepts: a file name may hold bytes that are no text; they are stored as a blob."""
     row = tuple(row)
     if not any(isinstance(value, str) and not value.isascii() for value in row):
         return row
@@ -193,7 +193,7 @@ def load(path: str | os.PathLike[str]) -> Capture:
         path: a file written by `memwatch.profile(path=...)`, `save` or `memwatch run`.
 
     Raises:
-        CaptureError: there is no such file, it is no capture, it is damaged, or a newer memwatch wrote it.
+        CaptureError: there is no such file, it is no capture, it is damaged, or another version of memwatch wrote it.
     """
     source = pathlib.Path(path)
     if not source.is_file():

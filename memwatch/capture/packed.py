@@ -30,7 +30,7 @@ class PackedTable:
         self.rows += len(rows)
 
     def columns(self) -> list[IntArray]:
-        """Give the columns as int64 arrays."""
+        """Return the columns as int64 arrays."""
         if not self._chunks:
             return [np.empty(0, dtype=np.int64) for _ in range(self._width)]
         return [
@@ -40,7 +40,7 @@ class PackedTable:
 
 
 def as_rows(flat: Sequence[int] | IntArray, width: int) -> IntArray:
-    """Shape a flat list of integers, row after row, into an int64 array of shape (n, width)."""
+    """Return a flat list of integers, row after row, as an int64 array of shape (n, width)."""
     return np.asarray(flat, dtype=np.int64).reshape(-1, width)
 
 

@@ -1,7 +1,7 @@
 """Where recorded rows go while the program runs: packed in memory, or into the file when there is one.
 
-A file that can no longer be written, for the disk is full, is no reason to disturb the program or to lose rows:
-they go to memory from then on, and into the file in the end, if that has room again.
+When the file can no longer be written, as on a full disk, the program goes on and no row is lost: from then on rows
+are kept in memory, and they are written to the file at the end if it has room again.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ class Recording:
 
     def __init__(self, writer: CaptureWriter | None) -> None:
         self._writer = writer
-        self._path = (
-            writer.path.absolute() if writer is not None else None
-        )  # the program may change its folder
+        # absolute, because the program may change its working directory
+        self._path = writer.path.absolute() if writer is not None else None
         self._tables = {name: PackedTable(len(RECORDED_BY_NAME[name].columns)) for name in INTEGER_TABLES}
         self._strings: list[str] = []
         self._notes: list[Note] = []
@@ -40,7 +39,7 @@ class Recording:
         self.failure: CaptureError | None = None
 
     def add(self, rows: dict[str, Sequence[int] | IntArray], strings: list[str], notes: list[Note]) -> None:
-        """Take rows of integer tables (flat or shaped), the strings and the notes that are new since the last call."""
+        """Store what is new since the last call: rows of integer tables (flat or shaped), strings and notes."""
         shaped = {name: as_rows(flat, len(RECORDED_BY_NAME[name].columns)) for name, flat in rows.items()}
         self._strings += strings
         self._notes += notes
@@ -67,7 +66,7 @@ class Recording:
         return True
 
     def begin(self, meta: dict[str, Any]) -> None:
-        """Write the metadata of a recording that goes on.
+        """Write the metadata of a recording that has just begun.
 
         Raises:
             CaptureError: the file cannot be written.
@@ -77,7 +76,7 @@ class Recording:
             self._writer.write_meta(meta)
 
     def finish(self, meta: dict[str, Any], op: int) -> None:
-        """Write the metadata of a whole recording, of `op` ops, and close the file, if any.
+        """Write the metadata of a recording that has ended after `op` ops, and close its file, if any.
 
         Does not raise: `failure` says why the file is not whole.
         """
@@ -99,7 +98,7 @@ class Recording:
             self._notes.append(Note(op, "file", text))
 
     def capture(self) -> Capture:
-        """Unpack what was recorded, or read it from the file.
+        """Return what was recorded, unpacked from memory or read from the file.
 
         Raises:
             CaptureError: the file is gone.
@@ -115,6 +114,6 @@ class Recording:
         return Capture.from_columns(columns, self._strings, self.meta, self._notes)
 
     def abandon(self) -> None:
-        """Let go of the file without touching it (in a forked child, which shares it with its parent)."""
+        """Forget the file without closing it: a forked child shares it with its parent."""
         with contextlib.suppress(AttributeError):
             self._writer = None

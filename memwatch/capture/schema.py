@@ -1,7 +1,7 @@
-"""The one place that says which columns exist: recorder, file, DataFrames, page and docs read it.
+"""The one place that says what is recorded: recorder, file, header of the C++ sources and docs read it.
 
-Two groups of tables. *Recorded* tables are what the recorder appends and the file stores, raw and
-additive. *Derived* tables are what users read; `memwatch.analysis` computes them from the recorded ones.
+*Recorded* tables are what the recorder appends and the file stores, raw and additive. *Derived* tables are what users
+read; `memwatch.analysis` computes them, and `memwatch.capture.derived` says which columns they have.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ FORMAT_VERSION: Final = 2
 """Raised when an older memwatch could not read the file."""
 
 Kind = Literal["int", "text", "float", "bool"]
-PANDAS_DTYPE: Final[dict[Kind, str]] = {"int": "int64", "text": "str", "float": "float64", "bool": "bool"}
 
 NONE: Final = -1
 """An integer column's "there is none": no module, no stack, not dead."""
@@ -59,13 +58,16 @@ class Table:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Give the column names in order."""
+        """The column names, in order."""
         return tuple(column.name for column in self.columns)
 
+    @classmethod
+    def of(cls, name: str, doc: str, *columns: tuple[str, Kind, str]) -> Table:
+        """Return a table of columns, each given as name, kind and meaning."""
+        return cls(name, doc, tuple(Column(*column) for column in columns))
 
-def _table(name: str, doc: str, *columns: tuple[str, Kind, str]) -> Table:
-    return Table(name, doc, tuple(Column(*column) for column in columns))
 
+_table = Table.of
 
 RECORDED: Final = (
     _table(
@@ -290,141 +292,4 @@ RECORDED: Final = (
     ),
 )
 
-DERIVED: Final = (
-    _table(
-        "ops",
-        "One row per op; index is the op's number.",
-        ("name", "text", "overload, as `aten.mm.default`"),
-        ("phase", "text", "forward, backward or optimizer"),
-        ("module", "text", "qualified name of the innermost nn.Module; in backward that of the forward op"),
-        ("module_class", "text", "its class"),
-        ("line", "text", "`file:line` of the innermost frame of the program's own code"),
-        ("function", "text", "function of that frame"),
-        ("stack", "int", "stack id, for `Capture.stack`"),
-        ("step", "int", "how many `prof.step()` marks came before"),
-        ("start_ns", "int", "time since the block was entered, nanoseconds"),
-        ("duration_ns", "int", "time the op took, nanoseconds"),
-        ("born_bytes", "int", "bytes of storages it made"),
-        ("workspace_bytes", "int", "most bytes it held at once beyond the storages it made"),
-        ("live_bytes", "int", "live bytes when it returned"),
-        ("peak_bytes", "int", "most live bytes while it ran"),
-        ("failed", "bool", "whether it raised"),
-    ),
-    _table(
-        "storages",
-        "One row per block of tensor memory or workspace: every allocation is here; index is the storage id.",
-        ("nbytes", "int", "size, bytes (as the allocator gave it)"),
-        ("device", "text", "device, as `cpu` or `cuda:0`"),
-        ("category", "text", "one of CATEGORIES"),
-        ("rule", "text", "the rule that assigned the category"),
-        ("name", "text", "parameter, state or gradient name, else op and line"),
-        ("tensor", "text", "dtype and shape of the first tensor on it, empty for workspace"),
-        ("origin", "text", "one of ORIGINS, or `workspace`"),
-        ("module", "text", "qualified name of the module that made it (parameters: that owns it)"),
-        ("op", "int", "op that made it, -1 if none"),
-        ("op_name", "text", "name of that op"),
-        ("line", "text", "`file:line` of the program's own code that made it"),
-        (
-            "birth_event",
-            "int",
-            "row of the timeline at which it was born, -1 if alive at entry or not counted",
-        ),
-        ("death_event", "int", "row of the timeline at which it died, -1 if alive at the end"),
-        ("birth_ns", "int", "time since entry, nanoseconds (0 if alive at entry)"),
-        ("death_ns", "int", "time since entry, nanoseconds, -1 if alive at the end"),
-        ("lag_ns", "int", "time from its birth to the start of its first use, nanoseconds"),
-        ("use_ns", "int", "time from the start of its first to the end of its last use, nanoseconds"),
-        (
-            "drag_ns",
-            "int",
-            "time from the end of its last use to its death or the end of the block, nanoseconds",
-        ),
-        ("void_ns", "int", "time it lived, if it was never used, else 0, nanoseconds"),
-        ("first_use_op", "int", "op that first used it, -1 if none did"),
-        ("last_use_op", "int", "op that last used it, -1 if none did"),
-        ("address", "int", "address, 0 if it has none"),
-        ("stack", "int", "stack id of its birth, -1 if unknown"),
-        (
-            "counted",
-            "bool",
-            "whether its bytes are part of the live bytes (memory the allocator never gave is not)",
-        ),
-    ),
-    _table(
-        "uses",
-        "One row per storage that an op touched.",
-        ("op", "int", "the op"),
-        ("storage", "int", "the storage"),
-        ("access", "text", "read, write or output"),
-    ),
-    _table(
-        "timeline",
-        "One row per allocation or free, in order; row 0 is the entry.",
-        ("time_ns", "int", "time since entry, nanoseconds"),
-        ("op", "int", "op that was running or, between ops, the one before; -1 before the first"),
-        ("storage", "int", "the storage, -1 for row 0"),
-        ("delta_bytes", "int", "bytes, negative for a free"),
-        ("live_bytes", "int", "live bytes after it"),
-    ),
-    _table(
-        "at_peak",
-        "The rows of `storages` that were alive at the peak, largest first; index is the storage id.",
-        ("nbytes", "int", "bytes"),
-        ("share_ratio", "float", "share of the peak, 0 to 1"),
-        ("category", "text", "one of CATEGORIES"),
-        ("name", "text", "name"),
-        ("tensor", "text", "dtype and shape"),
-        ("module", "text", "qualified module name"),
-        ("op_name", "text", "op that made it"),
-        ("line", "text", "`file:line` of the program's own code"),
-        ("rule", "text", "the rule that assigned the category"),
-        ("origin", "text", "where it came from"),
-        ("phase", "text", "phase of its life at the peak: lag, use, drag or void"),
-        ("holder", "text", "who held it at the peak, in words"),
-        ("holder_kind", "text", "kind of that holder, as `local`, `autograd node` or `module parameter`"),
-        ("path", "text", "retention path of a variable's hold, one edge per line, empty for other holders"),
-    ),
-    _table(
-        "saved",
-        "One row per tensor that autograd saved for backward.",
-        ("storage", "int", "storage it lies in, -1 if it could not be seen"),
-        ("nbytes", "int", "bytes the saved tensor spans"),
-        ("tensor", "text", "dtype and shape"),
-        ("op", "int", "the op whose backward needs it, -1 if unknown"),
-        ("op_name", "text", "name of that op"),
-        ("module", "text", "qualified module name"),
-        ("line", "text", "`file:line` of the program's own code"),
-        ("saved_op", "int", "number of ops started before it was saved"),
-        ("used_op", "int", "op before which backward read it, -1 if never"),
-        ("released_op", "int", "op before which autograd let go of it, -1 if never"),
-        ("at_peak", "bool", "whether it was held at the peak"),
-    ),
-    _table(
-        "modules",
-        "One row per nn.Module; index is its qualified name.",
-        ("class_name", "text", "class"),
-        ("calls", "int", "how often it ran"),
-        ("parameter_bytes", "int", "bytes of its own parameters and buffers"),
-        (
-            "own_bytes",
-            "int",
-            "bytes at the peak made by its own ops or owned as parameter, gradient or state",
-        ),
-        ("inclusive_bytes", "int", "the same with its children"),
-        ("saved_bytes", "int", "bytes at the peak saved for backward by it and its children"),
-        ("born_bytes", "int", "bytes of all storages it and its children ever made"),
-    ),
-    _table(
-        "steps",
-        "One row per iteration (`prof.step()`), the last one ending with the block.",
-        ("start_op", "int", "first op"),
-        ("end_op", "int", "op after the last"),
-        ("duration_ns", "int", "duration, nanoseconds"),
-        ("peak_bytes", "int", "most live bytes in it"),
-        ("peak_op", "int", "op at which that was"),
-        ("end_live_bytes", "int", "live bytes when it ended"),
-    ),
-)
-
 RECORDED_BY_NAME: Final = {table.name: table for table in RECORDED}
-DERIVED_BY_NAME: Final = {table.name: table for table in DERIVED}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memwatch.capture.schema import DERIVED_BY_NAME
+from memwatch.capture.derived import DERIVED_BY_NAME
 from memwatch.cli.files import make_room
 from memwatch.cli.output import emit
 

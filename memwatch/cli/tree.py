@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from memwatch.capture.schema import DERIVED_BY_NAME
+from memwatch.capture.derived import DERIVED_BY_NAME
 from memwatch.cli.numbers import positive
 from memwatch.cli.output import emit
 

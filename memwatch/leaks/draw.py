@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import graphviz  # type: ignore[import-untyped]
 
@@ -16,16 +16,42 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from memwatch.edges import Edge
-    from memwatch.leaks.leak import Leak
 
 _WIDTH: Final = 60  # characters of a line in the picture
+
+
+class Drawable(Protocol):
+    """What a picture needs of a leak; `memwatch.Leak` has it, and need not be known here."""
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """The references of the path, typed; empty if C code alone holds the tensors."""
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The path in words."""
+
+    @property
+    def cycle_length(self) -> int:
+        """How many edges, from the first, are the cycle; 0 for a retention path."""
+
+    @property
+    def branch(self) -> int:
+        """Which edge of the cycle starts at the object from which the way to the tensor leaves."""
+
+    @property
+    def tensor(self) -> str:
+        """The largest leaked tensor, described."""
+
+    def headline(self) -> str:
+        """Return the leak in one line."""
 
 
 class DrawError(MemwatchError):
     """The picture of a leak could not be made."""
 
 
-def graph_of(leak: Leak) -> graphviz.Digraph:
+def graph_of(leak: Drawable) -> graphviz.Digraph:
     """Return a leak as a graph: an object per box, a reference per arrow, those only C++ knows dashed.
 
     A cycle is drawn closed; what hangs on it starts at the box it leaves from.
@@ -61,7 +87,7 @@ def _wrapped(text: str) -> str:
     return str(graphviz.escape("\n".join(textwrap.wrap(text, _WIDTH))))
 
 
-def draw_leak(leak: Leak, path: str | PathLike[str]) -> None:
+def draw_leak(leak: Drawable, path: str | PathLike[str]) -> None:
     """Write the picture of a leak; see :meth:`memwatch.leaks.Leak.draw`."""
     target = Path(path)
     kind = target.suffix.removeprefix(".") or "svg"

@@ -1,9 +1,9 @@
 """The planner: from a program, as a graph of buffers, to a schedule with a lower peak. It knows no torch."""
 
-from memwatch.planner.bounds import lower_bound
 from memwatch.planner.errors import BudgetError, GraphError, OrderError
 from memwatch.planner.graph import Graph, cuda_block_sizes
 from memwatch.planner.op import Effect, OpSpec
+from memwatch.planner.order.bounds import lower_bound
 from memwatch.planner.order.custom import custom_order
 from memwatch.planner.order.portfolio import OrderResult, best_order
 from memwatch.planner.peak import PeakResult, check_schedule, program_peak, simulate

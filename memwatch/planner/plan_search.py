@@ -15,12 +15,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from memwatch.planner import offload as moving
-from memwatch.planner.bounds import lower_bound, pinned_bound, working_sets
 from memwatch.planner.budget import parse_budget
 from memwatch.planner.clock import Clock
 from memwatch.planner.errors import BudgetError, OrderError
 from memwatch.planner.fingerprint import fingerprint
 from memwatch.planner.moves import describe_moves
+from memwatch.planner.order.bounds import lower_bound, pinned_bound, working_sets
 from memwatch.planner.order.custom import custom_order
 from memwatch.planner.order.portfolio import OrderResult, find_order
 from memwatch.planner.order.warm import warm_up as warm_up_orders

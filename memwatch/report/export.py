@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from memwatch._version import __version__
-from memwatch.capture.schema import CATEGORIES, DERIVED_BY_NAME
+from memwatch.capture.derived import DERIVED_BY_NAME
+from memwatch.capture.schema import CATEGORIES
 from memwatch.errors import MemwatchError
 from memwatch.report.page.curve import live_by_category
 from memwatch.report.stats import stats

@@ -42,7 +42,7 @@ class Finding(Protocol):
 
 
 class Reading(Protocol):
-    """A profile as users read it; the tables are those of `capture.schema.DERIVED`."""
+    """A profile as users read it; the tables are those of `capture.derived.DERIVED`."""
 
     @property
     def peak_bytes(self) -> int:

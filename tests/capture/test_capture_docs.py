@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from memwatch.capture.derived import DERIVED
 from memwatch.capture.docs import tables_page, unit
-from memwatch.capture.schema import DERIVED, RECORDED
+from memwatch.capture.schema import RECORDED
 
 PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import memwatch
 from memwatch.capture import Capture, CaptureError, load, save
 from memwatch.capture.capture import INTEGER_TABLES, Note
-from memwatch.capture.schema import DERIVED, FORMAT_VERSION, RECORDED_BY_NAME
+from memwatch.capture.derived import DERIVED
+from memwatch.capture.schema import FORMAT_VERSION, RECORDED_BY_NAME
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(), max_size=20)  # with lone surrogates: file names may hold them

@@ -21,8 +21,8 @@ from memwatch.planner import (
     program_peak,
     simulate,
 )
-from memwatch.planner.bounds import must_live_bound, pinned_bound, working_set_bound
 from memwatch.planner.clock import Clock
+from memwatch.planner.order.bounds import must_live_bound, pinned_bound, working_set_bound
 from memwatch.planner.order.cpsat import cpsat_order
 from memwatch.planner.order.exact import search_orders
 from memwatch.planner.order.lists import beam_orders, inductor_orders, list_orders

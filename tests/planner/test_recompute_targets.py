@@ -10,7 +10,7 @@ from planner_recompute_graphs import adversary_chains, linear_graph, unet_step
 from planner_transformer import transformer_step
 
 from memwatch.planner import BudgetError, Effect, Graph, OpSpec, lower_bound, plan_graph, program_peak
-from memwatch.planner.bounds import working_set_bound
+from memwatch.planner.order.bounds import working_set_bound
 
 MIB = 2**20
 

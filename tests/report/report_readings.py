@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
-from memwatch.capture.schema import CATEGORIES, DERIVED_BY_NAME, PANDAS_DTYPE
+from memwatch.capture.derived import DERIVED_BY_NAME, PANDAS_DTYPE
+from memwatch.capture.schema import CATEGORIES
 
 
 def table(name: str, columns: dict, index=None) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import report_readings
 
-from memwatch.capture.schema import DERIVED_BY_NAME
+from memwatch.capture.derived import DERIVED_BY_NAME
 from memwatch.report.export import FORMATS, ExportError, export
 
 

@@ -55,7 +55,7 @@ def by_holder(
 def as_one(
     kind: FindingKind, claims: Iterable[tuple[int, list[Holder]]], allocations: Allocations
 ) -> list[Candidate]:
-    """Put all claims in one candidate, named by the first holder that is a variable and no autograd node."""
+    """Return one candidate for all claims, named by the first holder that is a variable and no autograd node."""
     group = list(claims)
     if not group:
         return []

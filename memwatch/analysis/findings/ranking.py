@@ -35,13 +35,13 @@ def rank(candidates: list[Candidate], facts: Facts, least_bytes: int) -> list[Fi
     """
     live = facts.curve.live_bytes.astype("int64")
     kept = filter(None, (without_gathered(candidate, facts) for candidate in candidates))
-    told, mended = _that_matter(
+    reported, mended = _that_matter(
         [_Spared(each, spared_bytes(each, facts)) for each in kept], live, least_bytes
     )
     together_bytes = int((live - _sum(mended)).max())
     found = [
         _finding(candidate, facts, int((live - spared).max()), together_bytes)
-        for candidate, spared in _merged(told)
+        for candidate, spared in _merged(reported)
     ]
     return sorted(found, key=lambda finding: -finding.nbytes)
 
@@ -53,19 +53,19 @@ def _sum(spared: list[_Spared]) -> IntArray | int:
 def _that_matter(
     spared: list[_Spared], live: IntArray, least_bytes: int
 ) -> tuple[list[_Spared], list[_Spared]]:
-    """Return what to tell, and what is mended when all that is told is done.
+    """Return what is worth reporting, and what is mended when all of that is done.
 
     A candidate that matters only together with one that is dropped matters no more, so this repeats until nothing
     is dropped. Whoever cuts a reference also frees what the same variable holds for another reason.
     """
-    told, mended, count = spared, spared, -1
-    while len(told) != count:
-        count = len(told)
+    reported, mended, count = spared, spared, -1
+    while len(reported) != count:
+        count = len(reported)
         together = live - _sum(mended)
-        told = [each for each in told if _matters(live, together, each.bytes_of_event, least_bytes)]
-        cut = {holder.key for each in told for holder in (each.candidate.holder, *each.candidate.others)}
+        reported = [each for each in reported if _matters(live, together, each.bytes_of_event, least_bytes)]
+        cut = {holder.key for each in reported for holder in (each.candidate.holder, *each.candidate.others)}
         mended = [each for each in mended if each.candidate.holder.key in cut]
-    return told, mended
+    return reported, mended
 
 
 def _matters(live: IntArray, together: IntArray, spared: IntArray, least_bytes: int) -> bool:
@@ -75,12 +75,12 @@ def _matters(live: IntArray, together: IntArray, spared: IntArray, least_bytes: 
     return max(alone, last) >= least_bytes
 
 
-def _merged(told: list[_Spared]) -> list[_Spared]:
+def _merged(reported: list[_Spared]) -> list[_Spared]:
     """Join what a variable holds in this pass of a loop with what it holds from the last: one `del` frees both."""
-    drags = {each.candidate.holder.key: each for each in told if each.candidate.kind is FindingKind.DRAG}
-    passes = {each.candidate.holder.key for each in told if each.candidate.kind is FindingKind.ITERATION}
+    drags = {each.candidate.holder.key: each for each in reported if each.candidate.kind is FindingKind.DRAG}
+    passes = {each.candidate.holder.key for each in reported if each.candidate.kind is FindingKind.ITERATION}
     merged = []
-    for each in told:
+    for each in reported:
         key, kind = each.candidate.holder.key, each.candidate.kind
         if kind is FindingKind.ITERATION and key in drags:
             drag = drags[key]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from memwatch.capture.schema import DERIVED_BY_NAME, PANDAS_DTYPE
+from memwatch.capture.derived import DERIVED_BY_NAME, PANDAS_DTYPE
 
 
 def table(name: str, columns: dict[str, Any], index: Any = None) -> pd.DataFrame:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwatch.planner.bounds import lower_bound
 from memwatch.planner.errors import OrderError
+from memwatch.planner.order.bounds import lower_bound
 from memwatch.planner.order.portfolio import OrderResult
 from memwatch.planner.peak import simulate
 from memwatch.planner.schedule import Schedule

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.planner.bounds import lower_bound
 from memwatch.planner.clock import Clock
 from memwatch.planner.order import cpsat
 from memwatch.planner.order.anneal import anneal_order
+from memwatch.planner.order.bounds import lower_bound
 from memwatch.planner.order.exact import beat_or_prove, search_orders
 from memwatch.planner.order.lists import beam_orders, list_orders
 from memwatch.planner.order.problem import Problem, order_problem

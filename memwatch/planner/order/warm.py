@@ -6,10 +6,10 @@ from functools import cache
 
 import numpy as np
 
-from memwatch.planner.bounds import lower_bound
 from memwatch.planner.clock import Clock
 from memwatch.planner.graph import Graph
 from memwatch.planner.order.anneal import anneal_order
+from memwatch.planner.order.bounds import lower_bound
 from memwatch.planner.order.exact import search_orders
 from memwatch.planner.order.lists import beam_orders, list_orders
 from memwatch.planner.order.problem import order_problem
