@@ -12,22 +12,22 @@ from memwatch.errors import MemoryLimitError, MemwatchError
 
 if TYPE_CHECKING:
     from memwatch import planner, replay
-    from memwatch.analysis.findings import Finding
+    from memwatch.analysis.findings.finding import Finding
     from memwatch.capture.file import CaptureError
     from memwatch.leaks import Leak, TensorLeakError, check_leaks, find_leaks, why_alive
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
     from memwatch.profile import Profile, profile
     from memwatch.reading import Reading, load
+    from memwatch.replay.api import plan
     from memwatch.replay.errors import UnsupportedOpError
-    from memwatch.replay.front import plan
     from memwatch.replay.result import ReplayResult
     from memwatch.verification import verify
 
 _HOMES = {
     "BudgetError": "memwatch.planner.errors",
     "CaptureError": "memwatch.capture.file",
-    "Finding": "memwatch.analysis.findings",
+    "Finding": "memwatch.analysis.findings.finding",
     "Leak": "memwatch.leaks",
     "Plan": "memwatch.planner.plan",
     "Profile": "memwatch.profile",
@@ -38,7 +38,7 @@ _HOMES = {
     "check_leaks": "memwatch.leaks",
     "find_leaks": "memwatch.leaks",
     "load": "memwatch.reading",
-    "plan": "memwatch.replay.front",
+    "plan": "memwatch.replay.api",
     "profile": "memwatch.profile",
     "verify": "memwatch.verification",
     "why_alive": "memwatch.leaks",

@@ -108,6 +108,7 @@ class EdgeKind(Enum):
     CTX_SAVED = 166  # to_save or saved_for_forward of a custom Function's ctx
     NODE_HOOKS = 167
     NODE_PREHOOKS = 168
+    GRAPH = 169  # from a tensor to whatever the autograd graph behind it keeps
 
     # other C code that gc does not follow
     NUMPY_BASE = 180
@@ -160,7 +161,9 @@ class Vertex:
         shape: sizes of a tensor or an array; None where it has none that can be read.
         dtype: element type of a tensor or an array.
         thread: name of a frame's thread, unless that is the main thread.
-        inner: the function inside a bound method, a partial or a cache.
+        inner: the function inside a bound method, a partial or a cache; the program's function that a call of
+            torch or Python runs.
+        library: whose a call is that runs a function of the program: ``torch`` or ``Python``.
     """
 
     kind: VertexKind
@@ -174,6 +177,7 @@ class Vertex:
     dtype: str = ""
     thread: str = ""
     inner: Vertex | None = None
+    library: str = ""
 
 
 @dataclass(frozen=True, slots=True)

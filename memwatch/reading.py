@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memwatch.analysis import Frames
+from memwatch.analysis import DerivedTables
 from memwatch.analysis.observer import not_memory, observer_effects, unrecorded
 from memwatch.capture import Capture
 from memwatch.capture import load as load_capture
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from memwatch.analysis.findings import Finding
+    from memwatch.analysis.findings.finding import Finding
 
 _UNFINISHED = (
     "The block has not ended in this capture: the program was killed or still runs. "
@@ -27,7 +27,7 @@ class Reading:
     """Read a capture: totals in bytes, tables as DataFrames, summary, page and file."""
 
     _recorded: Capture
-    _read: Frames | None = None
+    _read: DerivedTables | None = None
 
     def __init__(self, capture: Capture) -> None:
         self._recorded = capture
@@ -38,26 +38,25 @@ class Reading:
         return self._recorded
 
     @property
-    def _frames(self) -> Frames:
+    def _tables(self) -> DerivedTables:
         if self._read is None or self._read.source is not self.capture:
-            self._read = Frames(self.capture)
+            self._read = DerivedTables(self.capture)
         return self._read
 
     @property
     def peak_bytes(self) -> int:
         """Most live bytes at one instant: what was live at entry and what the block added."""
-        curve = self._frames.curve
-        return int(curve.live_bytes[curve.peak_event])
+        return self._tables.facts.curve.peak_bytes
 
     @property
     def baseline_bytes(self) -> int:
         """Bytes of the storages that were live when the block was entered."""
-        return self._frames.curve.baseline_bytes
+        return self._tables.facts.curve.baseline_bytes
 
     @property
     def peak_increase_bytes(self) -> int:
         """Most bytes, allocated inside the block, that were live at one instant: the allocator's own measure."""
-        return self._frames.curve.peak_increase_bytes
+        return self._tables.facts.curve.peak_increase_bytes
 
     @property
     def device(self) -> str:
@@ -67,47 +66,47 @@ class Reading:
     @property
     def ops(self) -> pd.DataFrame:
         """The ops, in order; columns in `memwatch.capture.schema`."""
-        return self._frames.ops
+        return self._tables.ops
 
     @property
     def storages(self) -> pd.DataFrame:
         """Every piece of memory that was live at some time, named or not."""
-        return self._frames.storages
+        return self._tables.storages
 
     @property
     def uses(self) -> pd.DataFrame:
         """Which op touched which storage."""
-        return self._frames.uses
+        return self._tables.uses
 
     @property
     def timeline(self) -> pd.DataFrame:
         """Every allocation and free, with the live bytes after it."""
-        return self._frames.timeline
+        return self._tables.timeline
 
     @property
     def at_peak(self) -> pd.DataFrame:
         """What was live at the peak, largest first."""
-        return self._frames.at_peak
+        return self._tables.at_peak
 
     @property
     def saved(self) -> pd.DataFrame:
         """What autograd saved for backward."""
-        return self._frames.saved
+        return self._tables.saved
 
     @property
     def modules(self) -> pd.DataFrame:
         """Bytes by module."""
-        return self._frames.modules
+        return self._tables.modules
 
     @property
     def steps(self) -> pd.DataFrame:
         """Peak and duration of every iteration."""
-        return self._frames.steps
+        return self._tables.steps
 
     @property
     def findings(self) -> list[Finding]:
         """What would lower the peak, largest first."""
-        return self._frames.findings
+        return self._tables.findings
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -119,17 +118,17 @@ class Reading:
         """What memwatch could not see or changed by looking: (kind, sentence)."""
         recorded = [] if self.meta.get("complete", True) else [("unfinished", _UNFINISHED)]
         recorded += [(note.kind, note.text) for note in self.capture.notes]
-        found = (("unseen", unrecorded(self._frames)), ("not memory", not_memory(self._frames)))
+        found = (("unseen", unrecorded(self._tables.facts)), ("not memory", not_memory(self._tables.facts)))
         recorded += [(kind, effect.text) for kind, effect in found if effect is not None]
-        return recorded + [("observer", effect.text) for effect in observer_effects(self._frames)]
+        return recorded + [("observer", effect.text) for effect in observer_effects(self._tables.facts)]
 
     def live_at(self, event: int) -> pd.DataFrame:
         """Give the storages alive just after row `event` of the timeline."""
-        return self._frames.live_at(event)
+        return self._tables.live_at(event)
 
     def stack(self, stack: int) -> list[tuple[str, int, str, bool]]:
         """Give the frames of a call stack, innermost first: file, line, function, whether it is the program's own."""
-        return self._frames.stack(stack)
+        return list(self._tables.facts.call_stacks.frames(stack))
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write the capture to one file; refuse to overwrite without `force`."""

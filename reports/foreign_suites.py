@@ -122,7 +122,7 @@ def row(suite: Suite, folder: Path) -> str:
         len(checked.failed),
         len(checked.failed - plain.failed),
         len(checked.accused),
-        checked.kept,
+        checked.inputs,
         checked.cycles,
         f"{plain.duration_s:.0f}",
         f"{checked.duration_s:.0f}",

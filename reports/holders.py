@@ -86,7 +86,7 @@ def cost(rounds: int) -> list[str]:
             on.append(seconds)
         assert prof is not None
         ratio = statistics.median(one / other - 1 for one, other in zip(on, off, strict=True))
-        looks = prof.capture.meta["holder_looks"]
+        looks = prof.capture.meta["holder_samples"]
         lines.append(
             f"| {name} | {statistics.median(off):.2f} s | {statistics.median(on):.2f} s | {ratio:.1%} | {looks} |"
         )

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import planner_graphs as graphs
 
 from memwatch.planner import best_order, program_peak
+from memwatch.planner.clock import Clock
 from memwatch.planner.order._state import peak_of
-from memwatch.planner.order.clock import Clock
 from memwatch.planner.order.cpsat import cpsat_order
 from memwatch.planner.order.lists import inductor_orders
 from memwatch.planner.order.problem import order_problem

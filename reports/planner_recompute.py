@@ -17,7 +17,7 @@ from planner_recompute_graphs import adversary_chains, layered_graph, linear_gra
 from planner_transformer import transformer_step
 
 from memwatch.planner import BudgetError, Graph, Plan, lower_bound, plan_graph, program_peak
-from memwatch.planner.order.clock import Clock
+from memwatch.planner.clock import Clock
 from memwatch.planner.recompute.retention import solve_retention
 
 MIB = 2**20

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 import pytest
+import scrambled_words
 import torch
 
 pytest_plugins = ["pytester"]
+
+if scrambled_words.VARIABLE in os.environ:  # see test_words_are_last.py
+    scrambled_words.scramble()
 
 _CALL = torch.nn.Module._call_impl
 _WATCHING = ("memwatch.record.", "memwatch.heap.", "memwatch.leaks.", "pytest_memwatch.")

@@ -22,6 +22,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.autograd import forward_ad
@@ -48,14 +49,13 @@ next_sequence_nr: Final[Callable[[], int]] = _nodes.take("torch._C._autograd._ge
 """Return the number that the next autograd node of this thread gets."""
 SEQUENCE_NR: Final = "_sequence_nr"
 """The method of a node that returns its number."""
+_nodes.take("torch._C._FunctionBase._sequence_nr", None)
 NODES_WORK: Final = _nodes.complete
 """Whether ops can be put down to autograd nodes."""
-
-
-def sequence_nr_of(node: Any) -> int:
-    """Return the number of a node, -1 for one that has none; a forward op and its node share it."""
-    read = getattr(node, SEQUENCE_NR, None)
-    return -1 if read is None else int(read())
+sequence_nr_of: Final[Callable[[Any], int]] = (
+    operator.methodcaller(SEQUENCE_NR) if NODES_WORK else lambda node: -1
+)
+"""Return the number of a node; a forward op and its node share it. Called for every op of a backward."""
 
 
 FunctionBase: Final[Any] = Part("nodes of torch.autograd.Function are not looked into").take(

@@ -1,7 +1,11 @@
-"""Pure functions from a capture to tables: what the peak is made of, when and where."""
+"""Pure functions from a capture to tables: what the peak is made of, when and where.
+
+Everything flows one way: `facts` (columns of numbers) to saved tensors and holders, to `tables` and `findings`
+(one rule a file), to `DerivedTables`, which readers use.
+"""
 
 from __future__ import annotations
 
-from memwatch.analysis.frames import Frames
+from memwatch.analysis.derived_tables import DerivedTables
 
-__all__ = ["Frames"]
+__all__ = ["DerivedTables"]

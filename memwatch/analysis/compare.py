@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 import pandas as pd
 
 if TYPE_CHECKING:
-    from memwatch.analysis.frames import Frames
+    from memwatch.analysis.derived_tables import DerivedTables
 
 _NAMED: Final = ("parameter", "buffer", "gradient", "optimizer state")
-"""Categories whose names mean the same in both captures; the others are told by op and function."""
+"""Categories whose names mean the same in both captures; of the others, op and function name the site."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Comparison:
         return self.new_peak_bytes / self.old_peak_bytes - 1 if self.old_peak_bytes else float("inf")
 
 
-def compare(old: Frames, new: Frames) -> Comparison:
+def compare(old: DerivedTables, new: DerivedTables) -> Comparison:
     """Compare the peaks of two captures.
 
-    A site is a parameter's, gradient's or state's name, else an op and the function that called it: an
-    edited file moves lines, so they would make everything look changed.
+    A site is the name of a parameter, gradient or state, else an op and the function that called it. It is no
+    line: an edit moves the lines below it, and all of them would look changed.
 
     Args:
         old: the capture to compare with.
@@ -57,21 +57,16 @@ def compare(old: Frames, new: Frames) -> Comparison:
     sites["delta_bytes"] = sites["new_bytes"] - sites["old_bytes"]
     sites = sites[["old_bytes", "new_bytes", "delta_bytes", "old_count", "new_count"]]
     order = sites["delta_bytes"].abs().sort_values(ascending=False, kind="stable").index
-    return Comparison(_peak_bytes(old), _peak_bytes(new), sites.loc[order])
+    return Comparison(old.facts.curve.peak_bytes, new.facts.curve.peak_bytes, sites.loc[order])
 
 
-def _peak_bytes(frames: Frames) -> int:
-    return int(frames.curve.live_bytes[frames.curve.peak_event])
-
-
-def _by_site(frames: Frames) -> pd.DataFrame:
-    peak = frames.at_peak
-    stacks = frames.storages.loc[peak.index, "stack"].tolist()
-    functions = frames.places.function_of_stack
-    rows = zip(peak["category"], peak["name"], peak["op_name"], peak["line"], stacks, strict=True)
+def _by_site(tables: DerivedTables) -> pd.DataFrame:
+    peak = tables.at_peak
+    functions = tables.facts.places.functions(tables.storages.loc[peak.index, "stack"].to_numpy())
+    rows = zip(peak["category"], peak["name"], peak["op_name"], peak["line"], functions, strict=True)
     site = [
-        name if category in _NAMED else _site(op_name, line, functions[stack] if stack >= 0 else "") or name
-        for category, name, op_name, line, stack in rows
+        name if category in _NAMED else _site(op_name, line, function) or name
+        for category, name, op_name, line, function in rows
     ]
     keys = [peak["category"], peak["module"], pd.Series(site, index=peak.index, name="site", dtype="str")]
     groups = peak["nbytes"].groupby(keys, sort=False)

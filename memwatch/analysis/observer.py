@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.lives import BY_OP, UNOBSERVED, WORKSPACE
+from memwatch.analysis.facts.allocations import BY_OP, UNOBSERVED, WORKSPACE
+from memwatch.analysis.facts.places import forward_op_of
 from memwatch.analysis.mode_formulas import BACKWARD, FORWARD
-from memwatch.analysis.places import forward_op_of
 from memwatch.capture.schema import NONE, PHASES
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from memwatch.analysis.frames import Frames
+    from memwatch.analysis.facts.facts import Facts
     from memwatch.capture.packed import IntArray
 
 _NUMBER_BYTES = 8
@@ -32,34 +32,36 @@ class ObserverEffect(NamedTuple):
     text: str
 
 
-def observer_effects(frames: Frames) -> list[ObserverEffect]:
-    """Tell where observing a block may have changed its peak.
+def observer_effects(facts: Facts) -> list[ObserverEffect]:
+    """Return where observing a block may have changed its peak.
 
     A Python number given to an op lies in a tensor of 8 bytes, which interception by Python keeps until the
     op returns; the native recorder behind the key leaves it alone. A dispatch mode, besides, makes ATen avoid
     in-place ops; a dispatch key does not.
 
     Args:
-        frames: the tables of a capture.
+        facts: what the capture shows.
 
     Returns:
         One entry per effect that occurred, none if the peak is the plain program's to the byte.
     """
-    meta = frames.capture.meta
+    meta = facts.capture.meta
     by_mode = meta.get("intercept") == "mode"
-    effects = [] if meta.get("recorder") == "native" and not by_mode else _numbers(frames)
-    if by_mode and frames.capture.rows("ops"):
-        effects += _formulas(frames) + _gradient_sums(frames) + _sparse_gradients(frames)
+    effects = [] if meta.get("recorder") == "native" and not by_mode else _numbers(facts)
+    if by_mode and facts.capture.rows("ops"):
+        effects += _formulas(facts) + _gradient_sums(facts) + _sparse_gradients(facts)
     return effects
 
 
-def unrecorded(frames: Frames) -> ObserverEffect | None:
-    """Tell what only the allocator saw: memory made outside every recorded op, as by compiled code."""
-    lives = frames.lives
-    unseen = (lives.origin == UNOBSERVED) & (lives.op == NONE) & (lives.nbytes > _NUMBER_BYTES)
+def unrecorded(facts: Facts) -> ObserverEffect | None:
+    """Return what only the allocator saw: memory made outside every recorded op, as by compiled code."""
+    allocations = facts.allocations
+    unseen = (
+        (allocations.origin == UNOBSERVED) & (allocations.op == NONE) & (allocations.nbytes > _NUMBER_BYTES)
+    )
     if not unseen.any():
         return None
-    nbytes = int(lives.nbytes[unseen].sum())
+    nbytes = int(allocations.nbytes[unseen].sum())
     text = (
         f"{int(unseen.sum())} blocks, {format_bytes(nbytes)} in all, were allocated outside every recorded op, as "
         "compiled code and C++ do: only the allocator saw them"
@@ -67,19 +69,19 @@ def unrecorded(frames: Frames) -> ObserverEffect | None:
     return ObserverEffect((), nbytes, text)
 
 
-def not_memory(frames: Frames) -> ObserverEffect | None:
-    """Tell that the figures leave out tensors without memory, as fake and meta ones, or are of nothing else."""
-    if frames.capture.meta.get("estimate"):
+def not_memory(facts: Facts) -> ObserverEffect | None:
+    """Return a note if there were fake or meta tensors: they take no memory; an estimate counts nothing else."""
+    if facts.capture.meta.get("estimate"):
         text = (
             "an estimate: the block was entered under a FakeTensorMode, so the figures are what its tensors would "
             "take, without the workspace of kernels"
         )
         return ObserverEffect((), 0, text)
-    lives = frames.lives
-    fake = (lives.origin == BY_OP) & (lives.address == 0) & (lives.nbytes > 0)
+    allocations = facts.allocations
+    fake = (allocations.origin == BY_OP) & (allocations.address == 0) & (allocations.nbytes > 0)
     if not fake.any():
         return None
-    nbytes = int(lives.nbytes[fake].sum())
+    nbytes = int(allocations.nbytes[fake].sum())
     text = (
         f"{int(fake.sum())} storages of fake or meta tensors, {format_bytes(nbytes)} in all were they real, take no "
         "memory and are not counted; enter a FakeTensorMode before the block to have an estimate"
@@ -87,17 +89,17 @@ def not_memory(frames: Frames) -> ObserverEffect | None:
     return ObserverEffect((), nbytes, text)
 
 
-def _numbers(frames: Frames) -> list[ObserverEffect]:
-    lives, peak = frames.lives, frames.curve.peak_event
-    alive = (lives.birth_event != NONE) & (lives.birth_event <= peak)
-    alive &= (lives.death_event == NONE) | (lives.death_event > peak)
-    wrapped = alive & (lives.origin == WORKSPACE) & (lives.nbytes == _NUMBER_BYTES)
-    nbytes = int(lives.nbytes[wrapped].sum())
+def _numbers(facts: Facts) -> list[ObserverEffect]:
+    allocations, peak = facts.allocations, facts.curve.peak_event
+    alive = (allocations.birth_event != NONE) & (allocations.birth_event <= peak)
+    alive &= (allocations.death_event == NONE) | (allocations.death_event > peak)
+    wrapped = alive & (allocations.origin == WORKSPACE) & (allocations.nbytes == _NUMBER_BYTES)
+    nbytes = int(allocations.nbytes[wrapped].sum())
     if not nbytes:
         return []
-    ops = frames.capture.tables["ops"]
-    made_by = lives.op[wrapped]
-    names = _unique(frames.strings[ops["name"][made_by[made_by != NONE]]])
+    ops = facts.capture.tables["ops"]
+    made_by = allocations.op[wrapped]
+    names = _unique(facts.strings[ops["name"][made_by[made_by != NONE]]])
     text = (
         f"{format_bytes(nbytes)} at the peak are Python numbers in tensors of 8 bytes, kept until their op "
         "returned because it was observed"
@@ -105,11 +107,11 @@ def _numbers(frames: Frames) -> list[ObserverEffect]:
     return [ObserverEffect(names, nbytes, text)]
 
 
-def _formulas(frames: Frames) -> list[ObserverEffect]:
-    """Name the recorded ops whose backward, or forward, ATen computes in another way under a mode."""
-    ops = frames.capture.tables["ops"]
+def _formulas(facts: Facts) -> list[ObserverEffect]:
+    """Return the recorded ops whose backward, or forward, ATen computes in another way under a mode."""
+    ops = facts.capture.tables["ops"]
     packets = np.array(
-        [name.rpartition(".")[0] for name in frames.strings[ops["name"]].tolist()], dtype=object
+        [name.rpartition(".")[0] for name in facts.strings[ops["name"]].tolist()], dtype=object
     )
     forward = forward_op_of(ops)
     of_backward = np.where(forward != NONE, packets[np.maximum(forward, 0)], "")
@@ -120,7 +122,7 @@ def _formulas(frames: Frames) -> list[ObserverEffect]:
         (is_forward & np.isin(packets, list(FORWARD)), packets, FORWARD),
     ):
         for packet in _unique(where[affected]):
-            nbytes = _born_in(frames, affected & (where == packet))
+            nbytes = _born_in(facts, affected & (where == packet))
             phase = "backward" if told is BACKWARD else "forward"
             text = (
                 f"under a dispatch mode the {phase} of {packet} {told[packet]} "
@@ -130,20 +132,20 @@ def _formulas(frames: Frames) -> list[ObserverEffect]:
     return sorted(found, key=lambda effect: -effect.nbytes)
 
 
-def _gradient_sums(frames: Frames) -> list[ObserverEffect]:
-    """Find the sums of gradients that autograd would have added in place.
+def _gradient_sums(facts: Facts) -> list[ObserverEffect]:
+    """Return the sums of gradients that autograd would have added in place.
 
     A tensor used more than once gets as many gradients. Autograd adds each to the last after the node that
     made it has run, so the sum is the last op of its node, and one of its terms came from an earlier node.
     """
-    ops, uses = frames.capture.tables["ops"], frames.capture.tables["uses"]
+    ops, uses = facts.capture.tables["ops"], facts.capture.tables["uses"]
     backward = ops["phase"] == PHASES.index("backward")
     is_last = np.append(ops["sequence"][1:] != ops["sequence"][:-1], True)
-    sums = backward & is_last & (frames.strings[ops["name"]] == _ADD)
+    sums = backward & is_last & (facts.strings[ops["name"]] == _ADD)
     sums &= np.bincount(uses["op"], minlength=len(sums))[: len(sums)] > 1
     if not sums.any():
         return []
-    nbytes = _born_in(frames, sums)
+    nbytes = _born_in(facts, sums)
     text = (
         f"under a dispatch mode autograd adds gradients out of place: {int(sums.sum())} sums for tensors used "
         f"more than once allocated {format_bytes(nbytes)}; intercept='key' lets it add in place"
@@ -151,18 +153,18 @@ def _gradient_sums(frames: Frames) -> list[ObserverEffect]:
     return [ObserverEffect((_ADD,), nbytes, text)]
 
 
-def _sparse_gradients(frames: Frames) -> list[ObserverEffect]:
-    """Find the copies of sparse gradients that a leaf would have taken as they are.
+def _sparse_gradients(facts: Facts) -> list[ObserverEffect]:
+    """Return the copies of sparse gradients that a leaf would have taken as they are.
 
     A leaf takes a sparse gradient over only if nobody else owns its indices and values, and the Python
     objects that a mode makes of them are owners.
     """
-    ops = frames.capture.tables["ops"]
-    names, backward = frames.strings[ops["name"]], ops["phase"] == PHASES.index("backward")
+    ops = facts.capture.tables["ops"]
+    names, backward = facts.strings[ops["name"]], ops["phase"] == PHASES.index("backward")
     if not (backward & (names == _MAKES_SPARSE)).any():
         return []
     copies = backward & (ops["sequence"] == NONE) & (names == _CLONE)
-    nbytes = _born_in(frames, copies)
+    nbytes = _born_in(facts, copies)
     if not nbytes:
         return []
     text = (
@@ -172,11 +174,11 @@ def _sparse_gradients(frames: Frames) -> list[ObserverEffect]:
     return [ObserverEffect((_CLONE,), nbytes, text)]
 
 
-def _born_in(frames: Frames, chosen: NDArray[np.bool_]) -> int:
-    """Sum the bytes that the chosen ops allocated."""
-    op: IntArray = frames.lives.op
+def _born_in(facts: Facts, chosen: NDArray[np.bool_]) -> int:
+    """Return the bytes that the chosen ops allocated."""
+    op: IntArray = facts.allocations.op
     made = op != NONE
-    return int(frames.lives.nbytes[made][chosen[op[made]]].sum())
+    return int(facts.allocations.nbytes[made][chosen[op[made]]].sum())
 
 
 def _unique(names: NDArray[np.object_]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Build the library, or say that it is there."""
+    """Build the library unless it is there, and print its path; return 0."""
     from memwatch.profile import build_recorder
 
     path, built = build_recorder()

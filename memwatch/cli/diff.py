@@ -26,18 +26,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
     parser.add_argument("old", type=Path, help="the capture to compare with")
     parser.add_argument("new", type=Path, help="the capture to judge")
-    parser.add_argument("--fail-above", type=share, metavar="SHARE", help="the growth to allow, as 5%%")
+    parser.add_argument(
+        "--fail-above", type=share, metavar="SHARE", help="largest growth to allow, such as 5%%"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON; sizes in bytes")
     parser.add_argument("-n", "--rows", type=positive, default=15, help="sites to list (default %(default)s)")
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the comparison; 1 if the peak grew too much."""
-    from memwatch.analysis import Frames
+    """Print the comparison; return 1 if the peak grew by more than allowed."""
+    from memwatch.analysis import DerivedTables
     from memwatch.analysis.compare import compare
     from memwatch.capture import load
 
-    compared = compare(Frames(load(options.old)), Frames(load(options.new)))
+    compared = compare(DerivedTables(load(options.old)), DerivedTables(load(options.new)))
     emit(_as_json(compared) if options.json else _as_text(compared, options.rows))
     return int(options.fail_above is not None and compared.growth_ratio > options.fail_above)
 

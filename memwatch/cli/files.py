@@ -1,4 +1,4 @@
-"""The files that verbs write: never over another without being told to."""
+"""Checks on the files that verbs write: an existing file is replaced only on request."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 
 class OverwriteError(MemwatchError):
-    """A file that is there and may not be replaced."""
+    """A file cannot be written: it exists and may not be replaced, or its folder does not exist."""
 
 
 def make_room(path: Path, *, force: bool) -> None:
-    """See that a file may be written.
+    """Raise if a file cannot be written. Verbs call it first, so that a long run does not fail at its end.
 
     Args:
         path: the file.
-        force: whether it may be replaced.
+        force: whether an existing file may be replaced.
 
     Raises:
-        OverwriteError: it is there and may not be replaced, or is no file that can be.
+        OverwriteError: the file exists and `force` is not set, or the path can hold no file.
     """
     if path.is_dir():
         raise OverwriteError(f"{path} is a directory; name a file")

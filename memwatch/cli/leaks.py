@@ -1,7 +1,8 @@
 """Run a program and report the tensors that it leaves behind.
 
-Reported are cycles, loops that the garbage collector cannot free, and tensors that something outside the program's
-own top-level names holds. Leaks are a finding: exit code 1. A program that fails ends as it would have ended.
+A leak is a reference cycle, a loop that the garbage collector cannot free, or a tensor that something other than a
+top-level name of the program still holds. Leaks are a finding: exit code 1. A program that fails ends as it would
+have ended without memwatch.
 
     memwatch leaks train.py --epochs 1
     memwatch leaks -m package.train
@@ -27,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int | BaseException:
-    """Run the program; print its leaks and give 1, or give what it raised."""
-    # imported now, before the program's folder is the first place where modules are found
+    """Run the program and print its leaks; return 1 if there are any, or the exception of the program."""
+    # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
     from memwatch.leaks import TensorLeakError, check_leaks
 
     program = chosen_program(options)

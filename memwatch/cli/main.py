@@ -1,4 +1,4 @@
-"""The front of the command line: choose the verb, turn errors into one line and an exit code."""
+"""The entry of the command line: run the verb that was asked for, and print an error as one line."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ VERBS: Final = (
 """The verbs in the order of the help; each is a module of this package with `add_arguments` and `execute`."""
 
 Execute = Callable[[argparse.Namespace], "int | BaseException"]
-"""Does what a verb says; gives the exit code or, for a verb that ran a program, what the program raised."""
+"""Runs a verb. Returns the exit code or, for a verb that ran a program, the exception that the program raised."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line and return the exit code.
 
     Args:
         argv: the arguments; those of the process by default.
 
     Returns:
-        Exit code: 0 fine, 1 a finding or bad input. Wrong usage exits with 2.
+        0 fine, 1 a finding or bad input. Wrong usage exits with 2.
 
     Raises:
-        BaseException: what a program that a verb ran has raised, `SystemExit` included, so that the process
-            ends as the program would have ended.
+        BaseException: the exception of a program that a verb ran, `SystemExit` included. The process then ends
+            as it would have ended without memwatch.
     """
     options = parse(_parser(), sys.argv[1:] if argv is None else argv)
     execute: Execute = options.execute

@@ -1,4 +1,4 @@
-"""Name the exact command to type next."""
+"""The exact command to type next."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 
 def memwatch_command() -> list[str]:
-    """Give the words that start memwatch again from here, as this process was started."""
+    """Return the words that start memwatch again, in the way this process was started."""
     started = sys.argv[0]
     if os.path.basename(started) == "__main__.py":
         return [_shortest(sys.executable), "-m", "memwatch"]
@@ -17,7 +17,7 @@ def memwatch_command() -> list[str]:
 
 
 def _shortest(program: str) -> str:
-    """Give the bare name of a program where the shell finds just it, else its path."""
+    """Return the bare name of a program where the shell finds this very program by it, else its path."""
     name = os.path.basename(program)
     found = shutil.which(name)
     if found is not None and os.path.exists(program) and os.path.samefile(found, program):
@@ -26,5 +26,5 @@ def _shortest(program: str) -> str:
 
 
 def command_line(*words: str | os.PathLike[str]) -> str:
-    """Join the words of a command as a shell takes them."""
+    """Return the words of a command as one line, quoted for a shell."""
     return shlex.join(os.fspath(word) for word in words)

@@ -1,4 +1,4 @@
-"""Numbers on the command line; wrong ones are wrong usage."""
+"""Numbers on the command line; a wrong one is reported as wrong usage."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 
 
 def positive(text: str) -> int:
-    """Read a whole number of 1 or more."""
+    """Return a whole number of 1 or more."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
 
 
 def share(text: str) -> float:
-    """Read a share, as `5%`; gives a ratio, as 0.05."""
+    """Return a share such as `5%` as a ratio, 0.05."""
     number = text.removesuffix("%")
     try:
         ratio = float(number) / 100

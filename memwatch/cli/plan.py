@@ -1,7 +1,7 @@
 """Find how low the peak of a recorded program can be: reorder, recompute, move out.
 
-The program must have been recorded with `memwatch run --replay`. Without a budget the plan is the lowest peak that
-an order alone can reach. A budget that cannot be reached is a finding: exit code 1.
+Record the program with `memwatch run --replay` first. Without a budget the plan has the lowest peak that a new order
+of the ops alone can reach. A budget that cannot be reached is a finding: exit code 1, and the lowest plan is printed.
 
     memwatch plan train.4242.memwatch --budget 60% -o train.plan
     memwatch plan train.4242.memwatch --budget "512 MiB" --offload
@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
     parser.add_argument("capture", type=Path, help="a file that `memwatch run --replay` wrote")
     parser.add_argument(
-        "--budget", metavar="SIZE", help="peak increase to allow: `512 MiB`, or a share as 60%%"
+        "--budget",
+        metavar="SIZE",
+        help="peak increase to allow: a size such as `512 MiB`, or a share of the program's such as 60%%",
     )
     parser.add_argument("--no-recompute", action="store_true", help="compute nothing twice")
     parser.add_argument("--offload", action="store_true", help="allow to move storages out and back")
@@ -33,17 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the search, default 0")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="keep the plan for `memwatch replay`"
+        "-o", "--output", type=Path, metavar="FILE", help="write the plan, for `memwatch replay`"
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace the file if it exists")
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the plan, and keep it if asked to."""
+    """Print the plan, and write it to a file if asked to; return 1 if the budget cannot be reached."""
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
     from memwatch.reading import load
-    from memwatch.replay.front import plan
+    from memwatch.replay.api import plan
     from memwatch.report import plan_summary
 
     if options.output is not None:

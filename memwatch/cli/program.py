@@ -25,12 +25,12 @@ Form = Literal["script", "module", "command"]
 
 
 class ProgramError(MemwatchError):
-    """A program that cannot be found."""
+    """The program cannot be found."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What to run: the script's path, the module's name or the command's text, and the arguments it gets."""
+    """The program to run: a script's path, a module's name or a command's text, and its arguments."""
 
     form: Form
     target: str
@@ -45,14 +45,14 @@ class Program:
         return base.removesuffix(".py").removesuffix(".pyz") or "program"
 
     def load(self) -> Callable[[], None]:
-        """Make this process look like one that `python` started on the program.
+        """Make this process look as if `python` had started it on the program, and return the program.
 
         Returns:
-            The program as a function that runs it as `__main__`; what it raises passes through.
+            A function that runs the program as `__main__`; exceptions of the program pass through it.
 
         Raises:
             ProgramError: there is no such script or module.
-            SyntaxError: of the program.
+            SyntaxError: the program cannot be compiled.
         """
         load = {"script": self._load_script, "module": self._load_module, "command": self._load_command}
         code, names = load[self.form]()
@@ -93,7 +93,7 @@ class Program:
                 spec = find_spec(f"{self.target}.__main__")
         except ModuleNotFoundError as error:
             if not f"{self.target}.".startswith(f"{error.name}."):
-                raise  # a package of the program lacks a module: its own error
+                raise  # a package of the program imports a module that is missing: the program's own error
             spec = None
         code, names = _load_spec(spec, f"no module named {self.target!r} that can be run")
         sys.argv[0] = names["__file__"]
@@ -101,7 +101,9 @@ class Program:
 
     def _enter(self, name: str, folder: str) -> None:
         sys.argv[:] = [name, *self.arguments]
-        if not getattr(sys.flags, "safe_path", False):  # with `python -P` nothing was put in front
+        if not getattr(
+            sys.flags, "safe_path", False
+        ):  # `python -P` puts no folder in front, so none is replaced
             sys.path[0] = folder
 
 

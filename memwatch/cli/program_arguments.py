@@ -1,4 +1,4 @@
-"""The arguments that name a program, as `python` takes them; what follows the name is the program's own."""
+"""The arguments that name a program, in the form of `python`; words after the name are the program's own."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line; `--html` takes a value only behind `=`, as the word after it is the program.
+    """Return the parsed command line.
 
-    argparse knows no such option, so it is told of a flag, and the value is looked up here.
+    `--html` takes a value only after `=`, because the next word may be the program. argparse has no such option:
+    it would take the next word as the value. So argparse sees a flag, and the value is found here.
     """
     options = parser.parse_args([_PAGE[:-1] if word.startswith(_PAGE) else word for word in argv])
     if hasattr(options, "program"):
@@ -39,7 +40,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 
 def chosen_program(options: argparse.Namespace) -> Program:
-    """Give the program that was named; wrong usage if there is none."""
+    """Return the program that was named; exit with a usage error if there is none."""
     words = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not words:
         options.usage_error("name a program: SCRIPT, -m MODULE or -c COMMAND")

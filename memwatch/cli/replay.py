@@ -1,6 +1,7 @@
-"""Execute a plan on made-up inputs of the recorded shapes and measure its peak.
+"""Execute a plan on made-up inputs and measure its peak.
 
-The numbers of the inputs are made up, their shapes are the recorded ones.
+A capture holds the shapes of a program's inputs, but not their values, so the values are made up. A peak above the
+plan's is a finding: exit code 1.
 
     memwatch plan train.4242.memwatch --budget 60% -o train.plan
     memwatch replay train.4242.memwatch --plan train.plan
@@ -21,15 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
     parser.add_argument("capture", type=Path, help="a file that `memwatch run --replay` wrote")
     parser.add_argument(
-        "--plan", type=Path, required=True, metavar="FILE", help="what `memwatch plan -o` wrote"
+        "--plan", type=Path, required=True, metavar="FILE", help="a plan that `memwatch plan -o` wrote"
     )
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print what the replay found; 1 if the peak is not what the plan says."""
-    from memwatch.planner.plan_file import load_plan
+    """Print the result of the replay; return 1 if the peak is above the plan's."""
+    from memwatch.planner.plan import load_plan
     from memwatch.reading import load
-    from memwatch.replay.front import replay
+    from memwatch.replay.api import replay
     from memwatch.report import plan_summary
 
     plan = load_plan(options.plan)

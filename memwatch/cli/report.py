@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Write the page and print its path."""
+    """Write the page and print its path; return 0."""
     from memwatch.reading import load
 
     page = options.output or options.capture.with_suffix(".html")

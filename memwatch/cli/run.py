@@ -1,7 +1,7 @@
 """Run a program and record its memory.
 
 The program runs as `python` would run it: same arguments, output, exit code and tracebacks. The capture is
-written while it runs, so that a program that is killed leaves a file that can be read.
+written while the program runs, so that a program that is killed leaves a readable file.
 
     memwatch run train.py --epochs 1
     memwatch run -o mlp.memwatch --html -m package.train
@@ -40,20 +40,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="the capture; default NAME.PID.memwatch, here")
     parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
     parser.add_argument("-q", "--quiet", action="store_true", help="do not say what to type next")
-    parser.add_argument("--html", action="store_true", help="write the page, too; default CAPTURE.html")
+    parser.add_argument("--html", action="store_true", help="write the page too; default CAPTURE.html")
     parser.add_argument(
         "--no-stacks", action="store_true", help="record no call stacks: cheaper, without lines"
     )
     parser.add_argument("--replay", action="store_true", help="record what `memwatch plan` and `replay` need")
     parser.add_argument(
-        "--limit", metavar="SIZE", help="stop at the op that lifts the live bytes above, as 2GiB"
+        "--limit",
+        metavar="SIZE",
+        help="stop the program at the op that lifts live bytes above this, such as 2GiB",
     )
     add_program(parser)
 
 
 def execute(options: argparse.Namespace) -> int | BaseException:
-    """Run the program; give what it raised, or 0."""
-    # imported now, before the program's folder is the first place where modules are found
+    """Run and record the program; return the exception that it raised, or 0."""
+    # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
     from memwatch.profile import profile
 
     program = chosen_program(options)
@@ -82,7 +84,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
 def _run_inside(
     recording: Profile, run: Callable[[], None], then: Callable[[], object] | None
 ) -> int | BaseException:
-    """Run the program to its end and close the recording in any case; give what the program raised, or 0."""
+    """Run the program and end the recording in any case; return the exception of the program, or 0."""
     process = os.getpid()
     raised: BaseException | None = None
     try:
@@ -99,21 +101,21 @@ def _run_inside(
         except MemwatchError as error:
             if raised is None:
                 raise
-            say(f"error: {error}")  # the program's own error is the one to end with
+            say(f"error: {error}")  # the process ends with the error of the program
     return 0 if raised is None else raised
 
 
 def _close(recording: Profile) -> None:
-    """End the recording; of one that did not fit into its file, print the summary, for it is nowhere else."""
+    """End the recording. If it could not be written to its file (a full disk), print its summary at least."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "memwatch: ", RuntimeWarning)  # it ends as an error
+        warnings.filterwarnings("ignore", "memwatch: ", RuntimeWarning)  # the same is raised as an error
         recording.__exit__(None, None, None)
     if recording.failure is not None:
         sys.stderr.write(recording.summary(color=False) + "\n")
 
 
 def _say_at_exit(recording: Profile, capture: Path, page: Path | None, commands: list[str]) -> None:
-    """Name the next commands in the last lines, after a traceback and what the program says when it exits."""
+    """Print the next commands as the last lines: at exit, after a traceback and the program's own last words."""
     process = os.getpid()
 
     def name_next_commands() -> None:

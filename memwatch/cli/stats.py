@@ -1,4 +1,4 @@
-"""Print totals, the sizes of allocations and what allocated most.
+"""Print totals, the sizes of allocations, and the lines and ops that allocated most.
 
 Sizes in the JSON are bytes.
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the figures."""
+    """Print the figures; return 0."""
     from memwatch.reading import load
     from memwatch.report.stats import format_stats, stats
 

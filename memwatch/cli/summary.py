@@ -1,6 +1,6 @@
 """Print what the peak is made of.
 
-The total comes first, then categories, storages, modules, lines and findings.
+The total comes first; categories, storages, modules, lines and findings follow.
 
     memwatch summary train.4242.memwatch
 """
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the summary."""
+    """Print the summary; return 0."""
     from memwatch.reading import load
 
     emit(load(options.capture).summary(rows=options.rows))

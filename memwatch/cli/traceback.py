@@ -1,4 +1,4 @@
-"""Show a program's traceback as the program's: without the frames of memwatch around and between its own."""
+"""Hide memwatch's own frames in the traceback of a program, so that it looks as without memwatch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Final
 
 _HOME: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _AROUND: Final = tuple(os.path.join(_HOME, part, "") for part in ("cli", "record"))
-"""Folders whose code stands around and between the program's; what the program itself calls is elsewhere."""
+"""Folders of memwatch whose code runs around and between the program's. Code of memwatch that the program itself
+calls is in other folders and stays in the traceback."""
 
 
 def hide_own_frames(error: BaseException) -> BaseException:
-    """Take memwatch's frames out of the traceback that an error is shown with when the process ends on it.
+    """Remove memwatch's frames from the traceback that is printed when the process ends with this error.
 
     Args:
-        error: what the program raised; its frames up to here stay, those added by raising it again do not.
+        error: the exception of the program. Frames that are added when it is raised again are hidden too.
 
     Returns:
-        The error.
+        The same error.
     """
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
@@ -31,6 +32,7 @@ def hide_own_frames(error: BaseException) -> BaseException:
             waiting += [link.__cause__, link.__context__]
     shown, previous = error.__traceback__, sys.excepthook
 
+    # raising the error again adds frames to its traceback; the hook prints the one that was cleaned here
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         trace = shown if value is error else trace
         previous(kind, value.with_traceback(trace), trace)
@@ -40,6 +42,7 @@ def hide_own_frames(error: BaseException) -> BaseException:
 
 
 def _programs_own(trace: TracebackType | None) -> TracebackType | None:
+    """Return a copy of a traceback without memwatch's frames; a traceback cannot be changed in place."""
     frames: list[TracebackType] = []
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(_AROUND):

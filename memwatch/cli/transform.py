@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Write the file, or print it."""
+    """Write the file, or print it; return 0."""
     from memwatch.reading import load
     from memwatch.report.export import export
 

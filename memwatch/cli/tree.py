@@ -1,6 +1,6 @@
 """Print the peak as a tree: category, module, line.
 
-It is plain text that needs no terminal.
+The output is plain text that needs no terminal.
 
     memwatch tree train.4242.memwatch
     memwatch tree --by module,op_name train.4242.memwatch
@@ -36,7 +36,7 @@ def _levels(text: str) -> list[str]:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Print the tree."""
+    """Print the tree; return 0."""
     from memwatch.reading import load
     from memwatch.report.tree import LEVELS, tree
 

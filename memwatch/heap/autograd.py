@@ -1,8 +1,7 @@
 """The references that autograd holds in C++ and gc never shows, read without running any hook.
 
-gc sees almost nothing of the autograd graph: ``gc.get_referents(grad_fn)`` is empty. Every edge here is
-read from
-an attribute that torch offers; ``SavedTensor.data`` gives what a node saved (or what a pack hook made of it)
+gc sees almost nothing of the autograd graph: ``gc.get_referents(grad_fn)`` is empty. Every edge here is read
+from an attribute that torch offers; ``SavedTensor.data`` gives what a node saved (or what a pack hook made of it)
 without calling the user's unpack hook.
 """
 
@@ -11,28 +10,54 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
-from torch._C import _functorch
 
+from memwatch._torch.autograd import RAW_SAVED_PREFIX, RAW_SAVED_TENSORS, FunctionBase
+from memwatch._torch.functorch import is_wrapped, unwrapped
+from memwatch._torch.tensors import (
+    BACKWARD_HOOKS,
+    BASE,
+    GRAD,
+    INDICES,
+    POST_GRAD_HOOKS,
+    TENSOR_DICT,
+    VALUES,
+    TensorBase,
+)
+from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.node_hooks import node_hooks
 from memwatch.heap.tensors import is_python_node, is_tensor, mro_of, storage_of, type_dict
+from memwatch.heap.vertices import vertex_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_TENSOR: Final = torch._C.TensorBase.__dict__
-_PYTHON_NODE: Final = torch._C._FunctionBase.__dict__
+_PYTHON_NODE: Final = vars(FunctionBase)
 _REFUSED: Final = (RuntimeError, AttributeError, NotImplementedError, TypeError)
 
 
-class CppEdge(NamedTuple):
-    """One reference held by C++: its words, what it leads to, and whether gc is blind to it."""
+class NativeEdge(NamedTuple):
+    """One reference held by C code, on its way into the graph.
 
-    label: str
+    Attributes:
+        kind: how it refers.
+        target: what it leads to.
+        name: identifier that tells it from others of its kind.
+        position: index that tells it from others of its kind.
+        hidden: True if gc does not see it.
+    """
+
+    kind: EdgeKind
     target: object
+    name: str | None = None
+    position: int | None = None
     hidden: bool = True
 
+    def owned_by(self, owner: object) -> Edge:
+        """Return the reference as an edge of its owner, which keeps neither of them alive."""
+        return Edge(self.kind, self.name, self.position, vertex_of(owner), hidden=self.hidden)
 
-def autograd_edges(obj: object) -> list[CppEdge]:
+
+def autograd_edges(obj: object) -> list[NativeEdge]:
     """List what a tensor or an autograd node holds in C++.
 
     Args:
@@ -49,10 +74,10 @@ def autograd_edges(obj: object) -> list[CppEdge]:
 
 def plain_gradient(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the gradient of a leaf, unless it carries a graph of its own; touches no other tensor."""
-    if not _read(_TENSOR, "is_leaf", tensor):
+    if not _read(TENSOR_DICT, "is_leaf", tensor):
         return None
-    gradient: torch.Tensor | None = _read(_TENSOR, "_grad", tensor)
-    return None if gradient is None or _read(_TENSOR, "grad_fn", gradient) is not None else gradient
+    gradient: torch.Tensor | None = _read(TENSOR_DICT, GRAD, tensor)
+    return None if gradient is None or _read(TENSOR_DICT, "grad_fn", gradient) is not None else gradient
 
 
 def _read(descriptors: Any, name: str, obj: object) -> Any:
@@ -65,76 +90,74 @@ def _read(descriptors: Any, name: str, obj: object) -> Any:
         return None
 
 
-def _tensor_edges(tensor: Any) -> Iterator[CppEdge]:
-    yield CppEdge("storage", storage_of(tensor))
-    if _read(_TENSOR, "is_leaf", tensor) or _read(
-        _TENSOR, "retains_grad", tensor
-    ):  # else torch warns the user
-        yield CppEdge(".grad", _read(_TENSOR, "_grad", tensor))
-    yield CppEdge(".grad_fn", _read(_TENSOR, "grad_fn", tensor))
-    yield CppEdge("._base", _read(_TENSOR, "_base", tensor))
-    yield CppEdge("tensor hooks (._backward_hooks)", _read(_TENSOR, "_backward_hooks", tensor), hidden=False)
-    yield CppEdge(
-        "post-accumulate-grad hooks", _read(_TENSOR, "_post_accumulate_grad_hooks", tensor), hidden=False
-    )
-    if _read(_TENSOR, "layout", tensor) is not torch.strided:
+def _tensor_edges(tensor: Any) -> Iterator[NativeEdge]:
+    yield NativeEdge(EdgeKind.STORAGE, storage_of(tensor))
+    # torch warns about reading the gradient of any other tensor
+    if _read(TENSOR_DICT, "is_leaf", tensor) or _read(TENSOR_DICT, "retains_grad", tensor):
+        yield NativeEdge(EdgeKind.GRAD, _read(TENSOR_DICT, GRAD, tensor))
+    yield NativeEdge(EdgeKind.GRAD_FN, _read(TENSOR_DICT, "grad_fn", tensor))
+    yield NativeEdge(EdgeKind.BASE, _read(TENSOR_DICT, BASE, tensor))
+    yield NativeEdge(EdgeKind.TENSOR_HOOKS, _read(TENSOR_DICT, BACKWARD_HOOKS, tensor), hidden=False)
+    yield NativeEdge(EdgeKind.ACCUMULATE_HOOKS, _read(TENSOR_DICT, POST_GRAD_HOOKS, tensor), hidden=False)
+    if _read(TENSOR_DICT, "layout", tensor) is not torch.strided:
         yield from _sparse_parts(tensor)
-    if _functorch.is_functorch_wrapped_tensor(tensor):
-        yield CppEdge("value wrapped by torch.func", _functorch.get_unwrapped(tensor))
+    if is_wrapped(tensor):
+        yield NativeEdge(EdgeKind.FUNCTORCH_VALUE, unwrapped(tensor))
 
 
-def _sparse_parts(tensor: torch.Tensor) -> Iterator[CppEdge]:
+def _sparse_parts(tensor: torch.Tensor) -> Iterator[NativeEdge]:
     for name in (
-        "_indices",
-        "_values",
+        INDICES,
+        VALUES,
         "crow_indices",
         "col_indices",
         "ccol_indices",
         "row_indices",
         "values",
     ):
-        method = getattr(torch._C.TensorBase, name, None)
+        method = getattr(TensorBase, name, None)
         try:
             part = None if method is None else method(tensor)
         except _REFUSED:
             continue
-        yield CppEdge(f"sparse .{name.lstrip('_')}()", part)
+        yield NativeEdge(EdgeKind.SPARSE_PART, part, name.lstrip("_"))
 
 
-def _node_edges(node: Any) -> Iterator[CppEdge]:
+def _node_edges(node: Any) -> Iterator[NativeEdge]:
     python = is_python_node(node)
     namespace = _PYTHON_NODE if python else type_dict(type(node))
     for position, entry in enumerate(_read(namespace, "next_functions", node) or ()):
-        yield CppEdge(f"next_functions[{position}]", entry[0])
-    yield CppEdge(".variable", _read(namespace, "variable", node))
+        yield NativeEdge(EdgeKind.NEXT_FUNCTION, entry[0], position=position)
+    yield NativeEdge(EdgeKind.VARIABLE, _read(namespace, "variable", node))
     metadata = _read(namespace, "metadata", node)
-    yield CppEdge(".metadata", metadata or None)
+    yield NativeEdge(EdgeKind.METADATA, metadata or None)
     for name in _saved_names(node, python=python):
         yield from _saved(namespace, name, node)
     if python:
-        yield CppEdge("ctx.to_save", _read(_PYTHON_NODE, "to_save", node))
-        yield CppEdge("ctx.saved_for_forward", _read(_PYTHON_NODE, "saved_for_forward", node))
+        for name in ("to_save", "saved_for_forward"):
+            yield NativeEdge(EdgeKind.CTX_SAVED, _read(_PYTHON_NODE, name, node), name)
     for kind, hooks in node_hooks(node):
-        yield CppEdge(kind, hooks)
+        yield NativeEdge(kind, hooks)
 
 
 def _saved_names(node: object, *, python: bool) -> tuple[str, ...]:
     if python:
-        return ("_raw_saved_tensors",)
-    return tuple(name for name in type_dict(mro_of(type(node))[0]) if name.startswith("_raw_saved_"))
+        return (RAW_SAVED_TENSORS,)
+    return tuple(name for name in type_dict(mro_of(type(node))[0]) if name.startswith(RAW_SAVED_PREFIX))
 
 
-def _saved(namespace: Any, name: str, node: object) -> Iterator[CppEdge]:
+def _saved(namespace: Any, name: str, node: object) -> Iterator[NativeEdge]:
     raw = _read(namespace, name, node)
     if raw is None:
         return
-    word = name.removeprefix("_raw_saved_")
+    name = name.removeprefix(RAW_SAVED_PREFIX)
     many = isinstance(raw, (tuple, list))
-    for position, saved in enumerate(raw if many else (raw,)):
-        what = f"saved {word}[{position}]" if many else f"saved `{word}`"
+    for number, saved in enumerate(raw if many else (raw,)):
+        position = number if many else None
         try:
             hook = saved.unpack_hook
-            yield CppEdge(what if hook is None else f"{what}, packed by a saved-tensor hook", saved.data)
-            yield CppEdge(f"unpack hook of {what}", hook)
+            kind = EdgeKind.SAVED if hook is None else EdgeKind.PACKED
+            yield NativeEdge(kind, saved.data, name, position)
+            yield NativeEdge(EdgeKind.UNPACK_HOOK, hook, name, position)
         except _REFUSED:
             continue

@@ -1,9 +1,8 @@
 """Read the hooks of an autograd node, which torch keeps in C++ and shows nowhere.
 
-``node.register_hook(hook)`` asks the static method ``_register_hook`` of ``torch.autograd.function``
-to put the hook into the node's dictionary, and hands it that dictionary. Asking to register a marker while
-that
-method is ours shows the dictionary; raising before anything is stored leaves the node as it was.
+``node.register_hook(hook)`` asks a static method of torch to put the hook into the node's dictionary, and hands it
+that dictionary. Registering a marker while that method is ours shows the dictionary; raising before anything is
+stored leaves the node as it was.
 """
 
 from __future__ import annotations
@@ -11,17 +10,17 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from torch.autograd.function import _HookMixin
-
+from memwatch._torch.autograd import NODE_HOOKS_WORK, FunctionBase, registering_hooks_by
+from memwatch.edges import EdgeKind
 from memwatch.heap.tensors import is_python_node, type_dict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MARKER: Final = object()
-_WORDS: Final = (
-    ("register_hook", "node hooks (register_hook)"),
-    ("register_prehook", "node pre-hooks (register_prehook)"),
+_KINDS: Final = (
+    ("register_hook", EdgeKind.NODE_HOOKS),
+    ("register_prehook", EdgeKind.NODE_PREHOOKS),
 )
 _LOCK: Final = threading.Lock()
 
@@ -34,33 +33,27 @@ class _SeenError(Exception):
         self.hooks = hooks
 
 
-def node_hooks(node: object) -> list[tuple[str, object]]:
-    """Return the hook dictionaries of one autograd node, each with its words.
+def node_hooks(node: object) -> list[tuple[EdgeKind, object]]:
+    """Return the hook dictionaries of one autograd node, each with its kind.
 
     Args:
         node: a C++ autograd node, or the ``ctx`` of a custom Function.
 
     Returns:
-        ``(words, dictionary)`` for the post-hooks and the pre-hooks the node has.
+        ``(kind, dictionary)`` for the post-hooks and the pre-hooks the node has; none where this torch does not
+        show them.
     """
-    found = []
-    with _LOCK:
-        original = type_dict(_HookMixin)["_register_hook"]
+    if not NODE_HOOKS_WORK:  # registering would change the node
+        return []
+    with _LOCK, registering_hooks_by(_show):
+        asked = [(kind, _ask(node, name)) for name, kind in _KINDS]
+    return [(kind, hooks) for kind, hooks in asked if hooks]
 
-        def show(hooks: object, hook: object) -> Any:
-            if hook is _MARKER:
-                raise _SeenError(hooks)
-            return original.__func__(hooks, hook)  # another thread registers a hook of its own just now
 
-        _HookMixin._register_hook = staticmethod(show)  # type: ignore[method-assign]
-        try:
-            for name, words in _WORDS:
-                hooks = _ask(node, name)
-                if hooks:
-                    found.append((words, hooks))
-        finally:
-            _HookMixin._register_hook = original  # type: ignore[method-assign]
-    return found
+def _show(original: Callable[..., Any], hooks: object, hook: object) -> Any:
+    if hook is _MARKER:
+        raise _SeenError(hooks)
+    return original(hooks, hook)  # another thread registers a hook of its own just now
 
 
 def _ask(node: object, name: str) -> object:
@@ -77,7 +70,5 @@ def _ask(node: object, name: str) -> object:
 
 
 def _registrar(node: object, name: str) -> Callable[[object, object], object] | None:
-    import torch
-
-    namespace = torch._C._FunctionBase.__dict__ if is_python_node(node) else type_dict(type(node))
+    namespace = vars(FunctionBase) if is_python_node(node) else type_dict(type(node))
     return namespace.get(name)

@@ -1,56 +1,50 @@
-"""Turn a chain of objects into steps a person reads: which name, attribute, cell or key holds what."""
+"""Turn a chain of objects into the references a person would point at: names, attributes, cells, keys."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from memwatch.heap.edge_names import NOWHERE, name_edge
-from memwatch.heap.names import describe, place
+from memwatch.heap.edges_of import name_edge
+from memwatch.heap.vertices import key_text, vertex_of
+from memwatch.words.edges import edge_line, edge_phrase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-class NamedGraph(Protocol):
-    """What naming needs of a graph: objects by position, and words for C++ edges."""
-
-    objects: list[Any]
-
-    def label(self, parent: int, child: int) -> tuple[str, bool] | None:
-        """Return the words of a C++ edge and whether gc is blind to it, or None for a Python edge."""
+    from memwatch.edges import Edge
+    from memwatch.heap.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One reference of a retention path, as text.
+    """One reference of a retention path.
 
     Attributes:
-        words: the reference, such as ``closure cell `x` of hook (train.py:12)``.
-        target: what it leads to, such as ``Tensor [8] float32``.
-        hidden: True for a reference held by C++ that gc cannot see.
-        file: the source file where the reference can be edited, if known.
-        line: the line in that file.
+        edge: the reference with its target.
         start: place in the chain of objects of the one that refers.
         end: place in the chain of the one referred to.
     """
 
-    words: str
-    target: str
-    hidden: bool = False
-    file: str | None = None
-    line: int | None = None
+    edge: Edge
     start: int = 0
     end: int = 0
 
+    @property
+    def words(self) -> str:
+        """The reference in words, such as ``closure cell `x` of hook (train.py:12)``."""
+        return edge_phrase(self.edge)
+
+    @property
+    def hidden(self) -> bool:
+        """True for a reference held by C++ that gc cannot see."""
+        return self.edge.hidden
+
     def __str__(self) -> str:
-        where = (
-            f"  ({place(self.file, self.line)})" if self.file and f":{self.line}" not in self.words else ""
-        )
-        return f"{self.words}{where} -> {self.target}{'  [C++, unseen by gc]' if self.hidden else ''}"
+        return edge_line(self.edge)
 
 
-def steps_of(snapshot: NamedGraph, chain: Sequence[int]) -> list[Step]:
+def steps_of(snapshot: Snapshot, chain: Sequence[int]) -> list[Step]:
     """Name each reference along a chain of positions.
 
     Args:
@@ -62,17 +56,31 @@ def steps_of(snapshot: NamedGraph, chain: Sequence[int]) -> list[Step]:
     """
     objects = [snapshot.objects[position] for position in chain]
     steps: list[Step] = []
-    place_ = 0
-    while place_ < len(chain) - 1:
-        cpp = snapshot.label(chain[place_], chain[place_ + 1])
-        if cpp is not None:
-            label, hidden = cpp
-            words, consumed, where = f"{label} of {describe(objects[place_])}", 1, NOWHERE
-        else:
-            words, consumed, where = name_edge(objects, place_)
-            hidden = False
-        end = min(place_ + consumed, len(chain) - 1)
-        if words:
-            steps.append(Step(words, describe(objects[end]), hidden, *where, place_, end))
-        place_ = end
+    at = 0
+    while at < len(chain) - 1:
+        native = snapshot.native_edge(chain[at], chain[at + 1])
+        edge, covered = name_edge(objects, at) if native is None else (native.owned_by(objects[at]), 1)
+        end = min(at + covered, len(chain) - 1)
+        if edge is not None:
+            steps.append(Step(replace(edge, target=vertex_of(objects[end])), at, end))
+        at = end
     return steps
+
+
+def name_chain(chain: Sequence[Any]) -> tuple[Edge, ...]:
+    """Name each reference along a chain of objects, without what it leads to.
+
+    Args:
+        chain: objects, each referring to the next in a way that gc or a bounded search sees; the first may be a
+            root.
+    """
+    edges: list[Edge] = []
+    at = 0
+    while at < len(chain) - 1:
+        edge, covered = name_edge(chain, at)
+        if edge is not None:
+            # The key of a dictionary may be an object of the program that only looks like a text.
+            is_text = edge.name is None or type(edge.name) is str
+            edges.append(edge if is_text else replace(edge, name=key_text(edge.name)))
+        at += covered
+    return tuple(edges)

@@ -8,11 +8,17 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass, field
+from enum import Enum
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from memwatch._torch.autograd import top_saved_hooks
+from memwatch._torch.modes import mode_stack
+from memwatch._torch.overrides import active_function_modes
+from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.frames import is_test_runner_code, read_locals, running_frames
 from memwatch.heap.tensors import mro_of, type_dict
+from memwatch.heap.vertices import frame_vertex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,27 +35,69 @@ _TEST_RUNNERS: Final = (
 )
 
 
+class RootKind(Enum):
+    """What keeps the objects of a root alive."""
+
+    FRAME = "frame"
+    MODULES = "modules"
+    NAMESPACE = "namespace"  # variables of one module
+    EXCEPTION = "exception"
+    CONTEXT = "context"
+    ATEXIT = "atexit"
+    HANDLERS = "handlers"
+    TORCH_STATE = "torch state"
+    THREAD_LOCALS = "thread locals"
+    CALLER = "caller"  # what the caller of a check holds
+
+
+class Held(NamedTuple):
+    """One object that a root holds; described only when asked, for a bounded search lists far more than it tells of.
+
+    Attributes:
+        kind: how the root refers to it.
+        name: identifier of the variable; None where the kind has none, and for the namespace of a frame.
+        value: the object.
+        owner: the call or module that holds it, with the line to edit; None for a root that needs none.
+        position: index of an argument that is known by that alone.
+    """
+
+    kind: EdgeKind
+    name: str | None
+    value: object
+    owner: Vertex | None = None
+    position: int | None = None
+
+    @property
+    def edge(self) -> Edge:
+        """The reference from the root."""
+        owner = self.owner
+        if owner is None:
+            return Edge(self.kind, self.name, self.position)
+        return Edge(self.kind, self.name, self.position, owner=owner, file=owner.file, line=owner.line)
+
+    @property
+    def is_namespace(self) -> bool:
+        """Whether the value is the namespace of a frame: what that holds are globals."""
+        return self.kind is EdgeKind.GLOBAL and self.name is None
+
+
 @dataclass(slots=True, eq=False)
 class Root:
     """One place that keeps objects alive by itself.
 
     Attributes:
-        kind: "frame", "modules", "exception", "context", "atexit", "handlers", "thread local" or "torch state".
-        name: what a person calls it, such as ``train (train.py:41)``.
-        entries: the objects it holds, each with the words for the reference.
-        file: source file of a frame, else None.
-        line: current line of a frame, else None.
+        kind: what it is.
+        entries: the objects it holds; clear it soon.
         runner: True for pytest, unittest and other test runners, whose references are discounted.
         frame_id: ``id`` of the frame, else 0.
+        explains: True for a call of torch or Python: nobody edits it, but it tells why a `del` frees nothing.
     """
 
-    kind: str
-    name: str
-    entries: list[tuple[str, object]] = field(default_factory=list)
-    file: str | None = None
-    line: int | None = None
+    kind: RootKind
+    entries: list[Held] = field(default_factory=list)
     runner: bool = False
     frame_id: int = 0
+    explains: bool = False
 
 
 def find_roots(objects: Iterable[object] = ()) -> list[Root]:
@@ -78,24 +126,18 @@ def _is_module(obj: object) -> bool:
 
 def _frame_root(frame: FrameType, thread: str, modules: set[int]) -> Root:
     code = frame.f_code
-    where = "" if thread == threading.main_thread().name else f" in thread {thread!r}"
-    root = Root(
-        "frame",
-        f"{code.co_name}{where}",
-        file=code.co_filename,
-        line=frame.f_lineno,
-        runner=is_test_runner_code(code.co_filename),
-        frame_id=id(frame),
-    )
+    owner = frame_vertex(frame, "" if thread == threading.main_thread().name else thread)
+    root = Root(RootKind.FRAME, runner=is_test_runner_code(code.co_filename), frame_id=id(frame))
     at_module_level = frame.f_code.co_name == "<module>"
     values = {} if at_module_level else read_locals(frame)
     arguments = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
     names = code.co_varnames[:arguments]
-    root.entries = [
-        (f"{'argument' if name in names else 'local'} `{name}`", value) for name, value in values.items()
-    ]
+    for name, value in values.items():
+        kind = EdgeKind.ARGUMENT if name in names else EdgeKind.LOCAL
+        root.entries.append(Held(kind, name, value, owner))
     if id(frame.f_globals) not in modules:  # exec, runpy: a namespace that no module of sys.modules shows
-        root.entries.append(("globals", frame.f_globals))
+        namespace = Vertex(VertexKind.NAMESPACE, file=code.co_filename)
+        root.entries.append(Held(EdgeKind.GLOBAL, None, frame.f_globals, namespace))
     return root
 
 
@@ -110,28 +152,34 @@ def is_own_module(name: str) -> bool:
 
 
 def _module_roots() -> Iterator[Root]:
-    ours, runners = Root("modules", "modules"), Root("modules", "modules of the test runner", runner=True)
+    ours, runners = Root(RootKind.MODULES), Root(RootKind.MODULES, runner=True)
     for name, module in list(sys.modules.items()):
         if isinstance(name, str) and _is_module(module) and not is_own_module(name):
-            (runners if is_runner_module(name) else ours).entries.append((f"module {name}", module))
+            root = runners if is_runner_module(name) else ours
+            root.entries.append(Held(EdgeKind.MODULE, name, module))
     yield ours
     yield runners
+
+
+def _root(kind: RootKind, held: Iterable[tuple[EdgeKind, str | None, object]]) -> Root:
+    return Root(kind, [Held(edge_kind, name, value) for edge_kind, name, value in held])
 
 
 def _exceptions() -> Root:
     handled: list[Any] = list(sys._current_exceptions().values())
     errors = [item[1] if type(item) is tuple else item for item in handled]  # tuples up to Python 3.11
-    entries: list[tuple[str, object]] = [
-        ("exception being handled", error) for error in errors if error is not None
-    ]
-    return Root("exception", "exceptions being handled", entries)
+    return _root(
+        RootKind.EXCEPTION,
+        ((EdgeKind.EXCEPTION_HANDLED, None, error) for error in errors if error is not None),
+    )
 
 
 def _context() -> Root:
-    entries = [
-        (f"ContextVar {variable.name!r}", value) for variable, value in contextvars.copy_context().items()
-    ]
-    return Root("context", "the current context", entries)
+    variables = contextvars.copy_context().items()
+    return _root(
+        RootKind.CONTEXT,
+        ((EdgeKind.CONTEXT_VARIABLE, variable.name, value) for variable, value in variables),
+    )
 
 
 class _Listener:
@@ -148,47 +196,39 @@ class _Listener:
 
 
 def _atexit() -> Root:
-    # The callbacks live in C only. atexit.unregister compares each with its argument, which is how we see
-    # them.
+    # The callbacks live in C only. atexit.unregister compares each with its argument, which is how we see them.
     listener = _Listener()
     if atexit._ncallbacks():
         atexit.unregister(listener)  # type: ignore[arg-type]
-    return Root("atexit", "atexit", [("atexit callback", callback) for callback in listener.seen])
+    return _root(RootKind.ATEXIT, ((EdgeKind.ATEXIT_CALLBACK, None, callback) for callback in listener.seen))
 
 
 def _handlers() -> Root:
     """List the functions that the interpreter itself calls."""
-    entries: list[tuple[str, object]] = [
-        (f"handler of {number.name}", signal.getsignal(number)) for number in signal.Signals
+    entries: list[tuple[EdgeKind, str | None, object]] = [
+        (EdgeKind.SIGNAL_HANDLER, number.name, signal.getsignal(number)) for number in signal.Signals
     ]
-    entries += [("trace function (sys.settrace)", sys.gettrace())]
-    entries += [("profile function (sys.setprofile)", sys.getprofile())]
-    entries += [
-        ("asynchronous generator hook (sys.set_asyncgen_hooks)", hook) for hook in sys.get_asyncgen_hooks()
-    ]
-    return Root("handlers", "handlers", [entry for entry in entries if callable(entry[1])])
+    entries += [(EdgeKind.TRACE_FUNCTION, None, sys.gettrace())]
+    entries += [(EdgeKind.PROFILE_FUNCTION, None, sys.getprofile())]
+    entries += [(EdgeKind.ASYNC_GENERATOR_HOOK, None, hook) for hook in sys.get_asyncgen_hooks()]
+    return _root(RootKind.HANDLERS, (entry for entry in entries if callable(entry[2])))
 
 
 def _thread_locals(objects: Iterable[object]) -> Root:
-    root = Root("thread local", "thread locals of this thread")
+    found: list[tuple[EdgeKind, str | None, object]] = []
     for local in objects:
         cls = type(local)
         # a subclass with an __init__ would run it on first touch in this thread
         if cls is threading.local or (threading.local in mro_of(cls) and "__init__" not in type_dict(cls)):
             values: Any = threading.local.__getattribute__(local, "__dict__")  # type: ignore[arg-type]
-            root.entries += [(f"thread local attribute .{name}", value) for name, value in values.items()]
-    return root
+            found += [(EdgeKind.THREAD_LOCAL, name, value) for name, value in values.items()]
+    return _root(RootKind.THREAD_LOCALS, found)
 
 
 def _torch_state() -> Root:
-    import torch
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-    entries: list[tuple[str, object]] = [
-        ("active dispatch mode", mode) for mode in _get_current_dispatch_mode_stack()
+    found: list[tuple[EdgeKind, str | None, object]] = [
+        (EdgeKind.DISPATCH_MODE, None, mode) for mode in mode_stack()
     ]
-    for position in range(torch._C._len_torch_function_stack()):
-        entries.append(("active function mode", torch._C._get_function_stack_at(position)))  # noqa: PERF401
-    hooks: Iterable[object] | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    entries += [("active saved-tensor hook", hook) for hook in hooks or ()]
-    return Root("torch state", "torch's thread state", entries)
+    found += [(EdgeKind.FUNCTION_MODE, None, mode) for mode in active_function_modes()]
+    found += [(EdgeKind.DEFAULT_SAVED_HOOK, None, hook) for hook in top_saved_hooks() or ()]
+    return _root(RootKind.TORCH_STATE, found)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from memwatch.heap.autograd import autograd_edges
-from memwatch.heap.foreign import foreign_edges, is_foreign_type, untracked
+from memwatch.heap.autograd import NativeEdge, autograd_edges
+from memwatch.heap.c_held import c_held_edges, keeps_in_c, untracked
 from memwatch.heap.pause import pause_gc, resume_gc
-from memwatch.heap.roots import Root, find_roots, is_own_module, is_runner_module
+from memwatch.heap.roots import Held, Root, RootKind, find_roots, is_own_module, is_runner_module
 from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, mro_of, quiet, type_dict
 
 if TYPE_CHECKING:
@@ -31,12 +31,11 @@ class Snapshot:
     """Who refers to whom: gc's edges, autograd's C++ edges and the roots.
 
     Objects are addressed by their position. The snapshot holds every object it lists, so it must be closed
-    soon
-    (it is a context manager); while it is open nothing the program drops is freed.
+    soon (it is a context manager); while it is open nothing the program drops is freed.
 
     Args:
         extra: objects to list even if gc does not show them.
-        held: what the caller holds, each with its name; it counts as a root of the program.
+        held: what the caller holds; it counts as a root of the program.
         deep: True to look also into what gc does not track: numpy arrays, and tuples and dictionaries around
             them. Takes half as long again.
     """
@@ -44,7 +43,7 @@ class Snapshot:
     def __init__(
         self,
         extra: Iterable[object] = (),
-        held: Iterable[tuple[str, object]] = (),
+        held: Iterable[Held] = (),
         *,
         deep: bool = False,
     ) -> None:
@@ -54,7 +53,7 @@ class Snapshot:
         finally:
             resume_gc()
 
-    def _take(self, extra: Iterable[object], held: Iterable[tuple[str, object]], *, deep: bool) -> None:
+    def _take(self, extra: Iterable[object], held: Iterable[Held], *, deep: bool) -> None:
         self.objects: list[Any] = gc.get_objects()
         self.young = set(map(id, gc.get_objects(0)))  # ids stay theirs: the list above holds the objects
         self.objects += _frozen(self.objects, ours=[self.objects, self.young])
@@ -63,10 +62,10 @@ class Snapshot:
         self._types = {id(cls): cls for cls in set(map(type, self.objects))}
         self._known = set(map(id, self.objects))
         self.roots: list[Root] = find_roots(self.instances(threading.local))
-        self.roots += [Root("held", "what the caller holds", entries)] if (entries := list(held)) else []
-        self.labels: dict[tuple[int, int], tuple[str, bool]] = {}
+        self.roots += [Root(RootKind.CALLER, entries)] if (entries := list(held)) else []
+        self._native: dict[tuple[int, int], NativeEdge] = {}
         self.first_gc_end = len(self.objects)
-        hidden = [*self._autograd(), *self._foreign(deep=deep)]
+        hidden = [*self._autograd(), *self._c_held(deep=deep)]
         self.first_root = len(self.objects)
         self.objects += self.roots
         self._build(hidden)
@@ -83,7 +82,7 @@ class Snapshot:
             root.entries.clear()
         self.roots.clear()
         self.objects.clear()
-        self.labels.clear()
+        self._native.clear()
         self._known.clear()
         self.young.clear()
         self._types.clear()
@@ -96,25 +95,26 @@ class Snapshot:
         with quiet():
             while todo:
                 parent = todo.pop()
-                for label, child, hidden in autograd_edges(parent):
+                for edge in autograd_edges(parent):
+                    child = edge.target
                     edges.append((parent, child))
-                    self.labels.setdefault((id(parent), id(child)), (label, hidden))
+                    self._native.setdefault((id(parent), id(child)), edge)
                     if id(child) not in self._known:
                         self._known.add(id(child))
                         self.objects.append(child)
                         todo.append(child) if wanted(child) and not is_storage(child) else None
         return edges
 
-    def _foreign(self, *, deep: bool) -> list[tuple[object, object]]:
-        """List the edges of the C code of others, having added what they hang on."""
+    def _c_held(self, *, deep: bool) -> list[tuple[object, object]]:
+        """List what numpy arrays, futures and scripted modules hold, having added those that gc does not list."""
         if deep:
-            entries = [value for root in self.roots for _, value in root.entries]
+            entries = [held.value for root in self.roots for held in root.entries]
             self.objects += untracked([*self.objects, entries], self._known)
         edges = []
-        for parent in [*self.of_types(is_foreign_type), *self.objects[self.first_gc_end :]]:
-            for label, child, unseen in foreign_edges(parent) if is_foreign_type(type(parent)) else ():
-                edges.append((parent, child))
-                self.labels.setdefault((id(parent), id(child)), (label, unseen))
+        for parent in [*self.of_types(keeps_in_c), *self.objects[self.first_gc_end :]]:
+            for edge in c_held_edges(parent) if keeps_in_c(type(parent)) else ():
+                edges.append((parent, edge.target))
+                self._native.setdefault((id(parent), id(edge.target)), edge)
         return edges
 
     def _build(self, hidden: list[tuple[object, object]]) -> None:
@@ -127,7 +127,7 @@ class Snapshot:
             flat.append(np.fromiter(map(id, chain.from_iterable(referents)), dtype=np.int64))
         for root in self.roots:
             counts.append(np.array([len(root.entries)], dtype=np.int64))
-            flat.append(np.array([id(child) for _, child in root.entries], dtype=np.int64))
+            flat.append(np.array([id(held.value) for held in root.entries], dtype=np.int64))
         ids = np.fromiter(map(id, objects), dtype=np.int64, count=len(objects))
         self._order = np.argsort(ids, kind="stable")
         self._ids = ids[self._order]
@@ -185,9 +185,9 @@ class Snapshot:
         """Return the position of an object, or -1."""
         return int(self._find(np.array([id(obj)], dtype=np.int64))[0])
 
-    def label(self, parent: int, child: int) -> tuple[str, bool] | None:
-        """Return the words of a C++ edge and whether gc is blind to it, or None for a Python edge."""
-        return self.labels.get((id(self.objects[parent]), id(self.objects[child])))
+    def native_edge(self, parent: int, child: int) -> NativeEdge | None:
+        """Return the reference that native code holds from parent to child, or None for one of Python's."""
+        return self._native.get((id(self.objects[parent]), id(self.objects[child])))
 
     def referents(self, position: int) -> NDArray[np.int64]:
         """Return the positions of what one object refers to."""
@@ -206,23 +206,21 @@ class Snapshot:
             if root.runner:
                 groups[2].append(self.first_root + place)
             else:
-                groups[root.kind not in ("frame", "modules")].append(self.first_root + place)
+                groups[root.kind not in (RootKind.FRAME, RootKind.MODULES)].append(self.first_root + place)
         return groups if runner else groups[:2]
 
     def barriers(self) -> set[int]:
         """Return the positions a search must not enter: those of memwatch and of the test runner."""
         found = set()
         for name, module in list(sys.modules.items()):
-            if isinstance(name, str) and _is_foreign(name) and type(module) is ModuleType:
+            if isinstance(name, str) and _is_tool(name) and type(module) is ModuleType:
                 found |= {self.position(module), self.position(module.__dict__)}
-        own = [
-            type_id for type_id, cls in self._types.items() if _is_foreign(type_dict(cls).get("__module__"))
-        ]
+        own = [type_id for type_id, cls in self._types.items() if _is_tool(type_dict(cls).get("__module__"))]
         found.update(np.flatnonzero(np.isin(self._type_ids, own)).tolist())
         return found - {UNREACHED}
 
 
-def _is_foreign(module: object) -> bool:
+def _is_tool(module: object) -> bool:
     return type(module) is str and (is_own_module(module) or is_runner_module(module))
 
 

@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from memwatch._torch.autograd import FunctionBase
+from memwatch._torch.overrides import disable_torch_function
+from memwatch._torch.storages import storage_bytes_of
+from memwatch._torch.tensors import TENSOR_DICT, untyped_storage_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
 _MRO: Final[Callable[[type], tuple[type, ...]]] = type.__dict__["__mro__"].__get__
 _TYPE_DICT: Final[Callable[[type], dict[str, Any]]] = type.__dict__["__dict__"].__get__
-_UNTYPED_STORAGE: Final = torch._C.TensorBase.untyped_storage
-_TENSOR_DICT: Final = torch._C.TensorBase.__dict__
-
 # What one storage weighs inside a capture or a diagnosis; sparse and opaque tensors have none of their own.
 _NO_STORAGE: Final = (NotImplementedError, RuntimeError, AttributeError)
 
@@ -41,7 +43,7 @@ def is_storage(obj: object) -> bool:
 
 def is_python_node(obj: object) -> bool:
     """Say whether an object is the node (``ctx``) of a custom ``autograd.Function``."""
-    return torch._C._FunctionBase in mro_of(type(obj))
+    return FunctionBase in mro_of(type(obj))
 
 
 def is_node(obj: object) -> bool:
@@ -51,10 +53,10 @@ def is_node(obj: object) -> bool:
 
 def is_node_type(cls: type) -> bool:
     """Say whether a class is the class of autograd nodes."""
-    if torch._C._FunctionBase in mro_of(cls):
+    if FunctionBase in mro_of(cls):
         return True
     namespace = type_dict(cls)
-    return "next_functions" in namespace and "_sequence_nr" in namespace
+    return "next_functions" in namespace and "register_prehook" in namespace
 
 
 class TypeFilter:
@@ -79,7 +81,7 @@ class TypeFilter:
 
 def is_simulated(tensor: torch.Tensor) -> bool:
     """Say whether a tensor only pretends to have memory: meta and fake tensors."""
-    if _TENSOR_DICT["is_meta"].__get__(tensor):
+    if TENSOR_DICT["is_meta"].__get__(tensor):
         return True
     return any(base.__name__ in {"FakeTensor", "FunctionalTensor"} for base in mro_of(type(tensor)))
 
@@ -92,9 +94,10 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     if is_composed(type(tensor)):
         return None  # the storages are those of the inner tensors
     try:
-        return _UNTYPED_STORAGE(tensor)
+        storage: torch.UntypedStorage = untyped_storage_of(tensor)
     except _NO_STORAGE:
         return None
+    return storage
 
 
 def is_composed(cls: type) -> bool:
@@ -105,12 +108,11 @@ def is_composed(cls: type) -> bool:
 def storage_bytes(storage: torch.UntypedStorage) -> int:
     """Return the size of a storage in bytes; 0 where the storage refuses to say."""
     try:
-        return torch._C.StorageBase.nbytes(storage)  # type: ignore[attr-defined, no-any-return]
+        return storage_bytes_of(storage)
     except _NO_STORAGE:
         return 0
 
 
 def quiet() -> AbstractContextManager[object]:
     """Return a context in which no ``__torch_function__`` runs, neither of a subclass nor of a mode."""
-    context: AbstractContextManager[object] = torch._C.DisableTorchFunction()
-    return context
+    return disable_torch_function()

@@ -1,236 +1,158 @@
-"""One sentence of advice for a leak, chosen by the words of the references that hold it."""
+"""Choose what to change from how the references of a leak work."""
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
+from memwatch.edges import EdgeKind, VertexKind
+from memwatch.leaks.cut import is_saved_by_ctx
+from memwatch.leaks.kinds import LeakKind
+from memwatch.words.advice import Remedy
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-Rules = tuple[tuple[str, str], ...]
-"""Words of a reference and the sentence for it; the first that fits counts."""
+    from memwatch.edges import Edge, Vertex
 
-_MECHANISMS: Final[Rules] = (
-    (
-        "node hooks (register_hook)",
-        (
-            "a hook on `grad_fn` that refers to the tensor keeps both for ever: call `handle.remove()`, or let the "
-            "hook use only its arguments"
-        ),
-    ),
-    (
-        "node pre-hooks",
-        (
-            "a pre-hook on an autograd node that refers to the node's graph keeps both for ever: call "
-            "`handle.remove()`, or delete the entry it reads (`del group[...]`) after backward"
-        ),
-    ),
-    (
-        "post-accumulate-grad hooks",
-        (
-            "a post-accumulate hook must not refer to its own parameter: use the parameter it is called with, or "
-            "`weakref.ref`"
-        ),
-    ),
-    (
-        "tensor hooks",
-        (
-            "a tensor hook must not refer to its own tensor: use the gradient it is called with, a `weakref.ref`, or "
-            "`handle.remove()` after backward"
-        ),
-    ),
-    (
-        ".metadata",
-        "`grad_fn.metadata` must not refer to the tensor itself: store a weak reference or a detached copy",
-    ),
-    (
-        "packed by a saved-tensor hook",
-        "the pack hook keeps the output with its graph: return `tensor.detach()` from it",
-    ),
-    ("unpack hook", "the pack hook keeps the output with its graph: return `tensor.detach()` from it"),
-    (
-        "saved tensors[",
-        "save the output itself, not a view of it, with `ctx.save_for_backward`; or detach what is saved",
-    ),
-    (
-        "numpy .base",
-        "a numpy array shares the tensor's memory and keeps the tensor: store a copy (`.numpy().copy()`) or a number",
-    ),
-    (
-        "wrapped by torch.func",
-        "a tensor from inside a torch.func transform keeps what it wraps: return it from the function instead",
-    ),
-    ("(ctx)", "do not store tensors as attributes of `ctx`: use `ctx.save_for_backward`"),
-    (
-        "args of exception",
-        "the exception keeps its arguments: give it text (`str(tensor.shape)`), not tensors",
-    ),
-    (
-        "exception",
-        (
-            "the exception keeps its traceback, and so every local variable of the failed calls: clear it (`del err`, "
-            "`err.__traceback__ = None`), or keep `str(err)`"
-        ),
-    ),
-    (
-        "sys.last_",
-        (
-            "the interactive shell keeps the last exception with all its local variables: "
-            "`del sys.last_value, sys.last_traceback`"
-        ),
-    ),
-    (
-        "traceback",
-        "the traceback keeps every local variable of the failed calls: keep its text, not the object",
-    ),
-    (
-        "IPython",
-        "IPython's output history keeps every displayed value: `%reset out`, or end the line with `;`",
-    ),
-    (
-        "interactive shell",
-        "the shell keeps the last displayed value: evaluate something else, or end the line with `;`",
-    ),
-    (
-        "lru_cache",
-        (
-            "the cache keeps its arguments and results: give it a small `maxsize`, call `cache_clear()`, or key it by "
-            "plain values"
-        ),
-    ),
-    ("ContextVar", "reset the variable after use: `token = var.set(...)` ... `var.reset(token)`"),
-    ("thread local", "a thread local lives as long as its thread: delete the attribute after use"),
-    (
-        "in thread",
-        "a running thread keeps its arguments and local variables: end it, or drop the tensor inside it",
-    ),
-    ("handler of SIG", "a signal handler lives until another one replaces it: let it refer to no tensors"),
-    (
-        "atexit",
-        "a function registered with atexit lives until the program ends: unregister it, or give it a weak reference",
-    ),
-    ("weakref.finalize", "a finalizer keeps its arguments until its object dies: do not hand it the tensor"),
-    ("suspended", "a suspended generator keeps its local variables: exhaust it, or call `close()`"),
-    ("functools.partial", "the partial keeps its arguments: drop the partial, or bind a weak reference"),
-    ("LogRecord", "a log record keeps its arguments: log numbers (`.item()`), not tensors"),
-    (
-        "default argument",
-        "a default argument lives as long as its function: use None and make the value inside",
-    ),
-)
+_HOOKS_SUFFIX: Final = "_hooks"  # torch's tables of hooks: `_forward_hooks`, `_optimizer_step_pre_hooks`
+_STATE: Final = "state"  # of an optimizer
+_SUSPENDED: Final = (VertexKind.GENERATOR, VertexKind.COROUTINE, VertexKind.ASYNC_GENERATOR)
+_VARIABLES: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.TEMPORARY)
+
+_MECHANISMS: Final[Mapping[EdgeKind, Remedy]] = {
+    EdgeKind.NODE_HOOKS: Remedy.NODE_HOOK,
+    EdgeKind.NODE_PREHOOKS: Remedy.NODE_PREHOOK,
+    EdgeKind.ACCUMULATE_HOOKS: Remedy.ACCUMULATE_HOOK,
+    EdgeKind.TENSOR_HOOKS: Remedy.TENSOR_HOOK,
+    EdgeKind.METADATA: Remedy.METADATA,
+    EdgeKind.PACKED: Remedy.PACK_HOOK,
+    EdgeKind.UNPACK_HOOK: Remedy.PACK_HOOK,
+    EdgeKind.NUMPY_BASE: Remedy.NUMPY,
+    EdgeKind.FUNCTORCH_VALUE: Remedy.FUNCTORCH,
+    EdgeKind.EXCEPTION_ARGS: Remedy.EXCEPTION_ARGS,
+    EdgeKind.EXCEPTION_FIELD: Remedy.EXCEPTION,
+    EdgeKind.EXCEPTION_HANDLED: Remedy.EXCEPTION,
+    EdgeKind.LAST_EXCEPTION: Remedy.LAST_EXCEPTION,
+    EdgeKind.TRACEBACK_CALL: Remedy.TRACEBACK,
+    EdgeKind.TRACEBACK_NEXT: Remedy.TRACEBACK,
+    EdgeKind.OUTPUT_HISTORY: Remedy.OUTPUT_HISTORY,
+    EdgeKind.SHELL_RESULT: Remedy.SHELL_RESULT,
+    EdgeKind.CACHE_RESULT: Remedy.CACHE,
+    EdgeKind.CACHE_ARGUMENT: Remedy.CACHE,
+    EdgeKind.CONTEXT_VARIABLE: Remedy.CONTEXT_VARIABLE,
+    EdgeKind.THREAD_LOCAL: Remedy.THREAD_LOCAL,
+    EdgeKind.SIGNAL_HANDLER: Remedy.SIGNAL_HANDLER,
+    EdgeKind.ATEXIT_CALLBACK: Remedy.ATEXIT,
+    EdgeKind.FINALIZER_REGISTRY: Remedy.FINALIZER,
+    EdgeKind.PARTIAL_ARGUMENT: Remedy.PARTIAL,
+    EdgeKind.DEFAULT_ARGUMENT: Remedy.DEFAULT_ARGUMENT,
+}
 """How a reference works decides, wherever on the path it stands."""
 
-_GRAPH: Final = (
-    "a tensor with its graph is kept, and so every activation: store `value.detach()` or `value.item()`"
-)
-_RETAINED: Final[Rules] = (
-    (
-        "closure cell",
-        "the inner function keeps what it closes over: pass it as an argument, or delete the name after use",
-    ),
-    ("next_functions", _GRAPH),
-    (".grad_fn", _GRAPH),
-    (
-        ".grad of",
-        (
-            "with `create_graph=True` the gradient refers back to the parameter: use `torch.autograd.grad`, or set "
-            "`.grad = None` after use"
-        ),
-    ),
-    ("bound method", "the bound method keeps its object: store a `weakref.WeakMethod`, or drop it after use"),
-    ("_hooks of", "the hook keeps what it refers to: call `handle.remove()` when done"),
-    (
-        "attribute .state of",
-        "optimizer state that grows, or of a parameter that was replaced: delete it (`del optimizer.state[old]`)",
-    ),
-    (
-        "class attribute",
-        "a class attribute lives as long as the class: keep the value on an instance, or delete it after use",
-    ),
-    (
-        "item [",
-        "the container grows and keeps each entry: store `.item()` or `.detach()`, or bound it (`deque(maxlen=...)`)",
-    ),
-    (
-        "key ",
-        "the dictionary keeps each entry: bound it, delete entries after use, or key a `WeakKeyDictionary`",
-    ),
-    ("member of", "the set keeps each entry: discard it after use, or use a `weakref.WeakSet`"),
-    ("buffer '", "the buffer keeps what it is assigned: assign `value.detach()`"),
-    ("attribute", "the object keeps the tensor: delete the attribute after use, or store `.detach()`"),
-    ("reference from", "the iterator or container keeps what it was given: drop it after use"),
-    ("global", "the module keeps the tensor: delete the name after use, or store a number"),
-    ("argument `", "the argument keeps it: drop the tensor when the call is over"),
-    ("local `", "the local variable keeps it: delete the name after use"),
-    (
-        "C code",
-        "no Python reference holds it: look for a C++ cache or an open context (autocast, graph capture)",
-    ),
-)
-_CLASS: Final = (
-    "every class refers to itself, so a class made per call is a cycle: define it once, outside the function"
-)
-_LOOPED: Final[Rules] = (
-    (
-        "closure cell",
-        "the inner function closes over what leads back to it: pass that as an argument, or delete the name after use",
-    ),
-    *((words, advice) for words, advice in _RETAINED if words in {".grad of", "bound method", "_hooks of"}),
-    (
-        "`self` of bound",
-        "the bound method keeps its object: store a `weakref.WeakMethod`, or drop it after use",
-    ),
-    (" of class ", _CLASS),
-    (
-        "local `",
-        "a local variable leads back to its own call: delete it before the function returns (`del frame`, `del err`)",
-    ),
-    (
-        "attribute",
-        "the object leads back to itself: make this reference weak (`weakref.ref`), or delete it after use",
-    ),
-    (
-        "item [",
-        "the container leads back to itself: hold the entry by `weakref.ref`, or clear the container after use",
-    ),
-    ("key ", "the dictionary leads back to itself: hold the entry by `weakref.ref`, or delete it after use"),
-    ("global", "the module leads back to itself: delete this name after use"),
-)
+_RETAINED: Final[Mapping[EdgeKind, Remedy]] = {
+    EdgeKind.CLOSURE_CELL: Remedy.CLOSURE_CELL,
+    EdgeKind.CELL_CONTENTS: Remedy.CLOSURE_CELL,
+    EdgeKind.NEXT_FUNCTION: Remedy.GRAPH,
+    EdgeKind.GRAD_FN: Remedy.GRAPH,
+    EdgeKind.GRAD: Remedy.GRADIENT,
+    EdgeKind.BOUND_SELF: Remedy.BOUND_METHOD,
+    EdgeKind.BOUND_FUNCTION: Remedy.BOUND_METHOD,
+    EdgeKind.CLASS_ATTRIBUTE: Remedy.CLASS_ATTRIBUTE,
+    EdgeKind.ITEM: Remedy.ITEM,
+    EdgeKind.VALUE: Remedy.VALUE,
+    EdgeKind.KEY: Remedy.VALUE,
+    EdgeKind.MEMBER: Remedy.MEMBER,
+    EdgeKind.BUFFER: Remedy.BUFFER,
+    EdgeKind.ATTRIBUTE: Remedy.ATTRIBUTE,
+    EdgeKind.REFERENCE: Remedy.ITERATOR,
+    EdgeKind.GLOBAL: Remedy.GLOBAL,
+    EdgeKind.ARGUMENT: Remedy.ARGUMENT,
+    EdgeKind.LOCAL: Remedy.LOCAL,
+    EdgeKind.C_CODE: Remedy.C_CODE,
+}
+"""What to change where a live root holds the tensor."""
+
+_IN_CYCLE: Final[Mapping[EdgeKind, Remedy]] = {
+    EdgeKind.CLOSURE_CELL: Remedy.CLOSURE_CELL_IN_CYCLE,
+    EdgeKind.CELL_CONTENTS: Remedy.CLOSURE_CELL_IN_CYCLE,
+    EdgeKind.GRAD: Remedy.GRADIENT,
+    EdgeKind.BOUND_SELF: Remedy.BOUND_METHOD,
+    EdgeKind.BOUND_FUNCTION: Remedy.BOUND_METHOD,
+    EdgeKind.CLASS_ATTRIBUTE: Remedy.CLASS_IN_CYCLE,
+    EdgeKind.CLASS_ENTRY: Remedy.CLASS_IN_CYCLE,
+    EdgeKind.CLASS_DESCRIPTOR: Remedy.CLASS_IN_CYCLE,
+    EdgeKind.CLASS_BASES: Remedy.CLASS_IN_CYCLE,
+    EdgeKind.LOCAL: Remedy.LOCAL_IN_CYCLE,
+    EdgeKind.ATTRIBUTE: Remedy.ATTRIBUTE_IN_CYCLE,
+    EdgeKind.ITEM: Remedy.ITEM_IN_CYCLE,
+    EdgeKind.VALUE: Remedy.VALUE_IN_CYCLE,
+    EdgeKind.KEY: Remedy.VALUE_IN_CYCLE,
+    EdgeKind.GLOBAL: Remedy.GLOBAL_IN_CYCLE,
+}
+"""What to change where the reference leads back to itself."""
 
 
-def advice_for(
-    kind: str, reference: str, holder: str, path: tuple[str, ...] = (), *, graph: bool = False
-) -> str:
-    """Choose the sentence for a leak.
+def remedy_for(kind: LeakKind, cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy:
+    """Choose what to change for a leak.
 
     Args:
         kind: the leak's kind.
-        reference: the words of the reference to cut.
-        holder: the words of all references that matter.
+        cut: the reference to cut, if one was chosen.
+        holder: the references that matter.
         path: the whole path, asked where those say too little.
-        graph: True if the tensor is kept together with its autograd graph.
-
-    Returns:
-        One sentence.
     """
-    places = (holder, *path)
-    if kind != "retained":
-        return (
-            _first(_MECHANISMS, places)
-            or _first(_LOOPED, (reference, *places))
-            or "cut this reference after the last use of the tensor"
+    along_path = [[edge] for edge in path]
+    if kind is not LeakKind.RETAINED:
+        reference = holder if cut is None else [cut]
+        found = _first(_mechanism, [holder, *along_path]) or _first(
+            _in_cycle, [reference, holder, *along_path]
         )
-    found = _first(_MECHANISMS, (holder,)) or _first(_RETAINED, (holder,)) or _first(_MECHANISMS, path)
-    if found is None:
-        return "cut this reference after the last use of the tensor"
-    return found if not graph or "detach" in found else f"{found}; {_GRAPH}"
+    else:
+        found = _first(_mechanism, [holder]) or _first(_retained, [holder]) or _first(_mechanism, along_path)
+    return found or Remedy.ANY
 
 
-def _first(rules: Rules, texts: Iterable[str]) -> str | None:
-    for text in texts:
-        for words, advice in rules:
-            # an attribute that a user happened to call `grad` or `metadata` is another thing
-            if re.search(f"(?<!attribute ){re.escape(words)}", text):
-                return advice
+def _first(choose: Callable[[Edge], Remedy | None], groups: Iterable[Sequence[Edge]]) -> Remedy | None:
+    """Return the most telling remedy of the first group of edges that has one: `Remedy` lists the best first."""
+    for edges in groups:
+        remedies = [remedy for edge in edges if (remedy := choose(edge)) is not None]
+        if remedies:
+            return min(remedies, key=lambda remedy: remedy.value)
     return None
+
+
+def _mechanism(edge: Edge) -> Remedy | None:
+    if edge.kind is EdgeKind.SAVED and is_saved_by_ctx(edge):
+        return Remedy.SAVED_VIEW
+    by_owner = None if edge.owner is None else _mechanism_of(edge.kind, edge.owner)
+    return by_owner or _MECHANISMS.get(edge.kind)
+
+
+def _mechanism_of(kind: EdgeKind, owner: Vertex) -> Remedy | None:
+    if kind is EdgeKind.ATTRIBUTE and owner.kind is VertexKind.CTX:
+        return Remedy.CTX_ATTRIBUTE
+    if owner.thread:
+        return Remedy.THREAD
+    if kind in _VARIABLES and owner.kind in _SUSPENDED:
+        return Remedy.GENERATOR
+    if owner.kind is VertexKind.PARTIAL:
+        return Remedy.PARTIAL
+    return Remedy.LOG_RECORD if owner.name == "LogRecord" else None
+
+
+def _retained(edge: Edge) -> Remedy | None:
+    if edge.kind is EdgeKind.ARGUMENT and edge.name is None:
+        return None  # what the caller of a check passed in; the reference inside it says more
+    return _table_of_torch(edge, state=True) or _RETAINED.get(edge.kind)
+
+
+def _in_cycle(edge: Edge) -> Remedy | None:
+    return _table_of_torch(edge, state=False) or _IN_CYCLE.get(edge.kind)
+
+
+def _table_of_torch(edge: Edge, *, state: bool) -> Remedy | None:
+    if edge.kind is not EdgeKind.ATTRIBUTE or edge.name is None:
+        return None
+    if edge.name.endswith(_HOOKS_SUFFIX):
+        return Remedy.MODULE_HOOK
+    return Remedy.OPTIMIZER_STATE if state and edge.name == _STATE else None

@@ -6,12 +6,12 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from memwatch.leaks.births import BirthBook, YoungWatch, storages_behind
 from memwatch.leaks.diagnose import diagnose
+from memwatch.leaks.exemptions import Exemptions
 from memwatch.leaks.leak import TensorLeakError
-from memwatch.leaks.legit import Exempt
-from memwatch.leaks.own_names import OwnNames
-from memwatch.leaks.watch import BirthWatch
+from memwatch.leaks.names_bound_in_block import NamesBoundInBlock
+from memwatch.leaks.new_storage_mode import NewStorageMode
+from memwatch.leaks.new_storages import NewStorages, YoungWatch, storages_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,10 +24,9 @@ class check_leaks:  # noqa: N801 - used like a function
     """Raise :class:`TensorLeakError` if tensors made in the block outlive it without a good reason.
 
     A context manager and a decorator. Reported are cycles, loops that gc cannot free, and tensors that
-    something
-    older than the block holds. Not reported: names the block itself binds, what the decorated function
-    returns,
-    parameters, buffers, gradients and optimizer state of living parameters, and what pytest holds.
+    something older than the block holds. Not reported: names the block itself binds, what the decorated
+    function returns, parameters, buffers, gradients and optimizer state of living parameters, and what pytest
+    holds.
 
     If the block raises, the error is chained to that exception.
 
@@ -44,7 +43,7 @@ class check_leaks:  # noqa: N801 - used like a function
         self._blocks: list[_Block] = []
 
     def __enter__(self) -> check_leaks:
-        block = _Block(OwnNames(), sites=self._sites)
+        block = _Block(NamesBoundInBlock(), sites=self._sites)
         self._blocks.append(block)
         block.start()
         return self
@@ -61,7 +60,7 @@ class check_leaks:  # noqa: N801 - used like a function
             raise TensorLeakError(leaks) from error
 
     def keep(self, *objects: object) -> None:
-        """Exempt what the caller of the block holds: its arguments and its result."""
+        """Exemptions what the caller of the block holds: its arguments and its result."""
         self._blocks[-1].exempt.objects.update(map(id, objects))
 
     def __call__(self, fn: F) -> F:
@@ -90,12 +89,12 @@ class check_leaks:  # noqa: N801 - used like a function
 class _Block:
     """One entry of the block: what watches it and what it may keep."""
 
-    def __init__(self, names: OwnNames, *, sites: bool) -> None:
-        self.exempt = Exempt()
+    def __init__(self, names: NamesBoundInBlock, *, sites: bool) -> None:
+        self.exempt = Exemptions()
         self._names = names
         self._young = YoungWatch()
-        self._book = BirthBook()
-        self._watch = BirthWatch(self._book, 1) if sites else None
+        self._book = NewStorages()
+        self._watch = NewStorageMode(self._book, 1) if sites else None
 
     def start(self) -> None:
         self._young.start()
@@ -107,13 +106,13 @@ class _Block:
         if self._watch is not None:
             self._watch.stop()
         self._note_survivors()
-        births = self._book.alive()
-        if not births:
+        survivors = self._book.alive()
+        if not survivors:
             return []
         if error is not None:
             self.exempt.objects.add(id(error))
         self._names.exempt(self.exempt)
-        return diagnose(births, self.exempt, runs=1, per_call=False)
+        return diagnose(survivors, self.exempt, runs=1, per_call=False)
 
     def stop(self) -> None:
         """Give everything back."""

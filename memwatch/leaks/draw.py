@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Final
 import graphviz  # type: ignore[import-untyped]
 
 from memwatch.errors import MemwatchError
-from memwatch.leaks.leak import FROM_CYCLE
+from memwatch.words.edges import reference_phrase, vertex_phrase
+from memwatch.words.leaks import FROM_CYCLE, NO_DOT, NOT_DRAWN, ROOT
 
 if TYPE_CHECKING:
     from os import PathLike
 
+    from memwatch.edges import Edge
     from memwatch.leaks.leak import Leak
 
-_HIDDEN: Final = "  [C++, unseen by gc]"
 _WIDTH: Final = 60  # characters of a line in the picture
 
 
@@ -27,30 +28,33 @@ class DrawError(MemwatchError):
 def graph_of(leak: Leak) -> graphviz.Digraph:
     """Return a leak as a graph: an object per box, a reference per arrow, those only C++ knows dashed.
 
-    A cycle is drawn closed; what hangs on it starts at the box its words name.
+    A cycle is drawn closed; what hangs on it starts at the box it leaves from.
     """
     graph = graphviz.Digraph("leak", graph_attr={"label": _wrapped(leak.headline())})
     graph.attr("node", shape="box", fontname="monospace")
     graph.attr("edge", fontname="monospace")
-    way = next((at for at, line in enumerate(leak.path) if line.startswith(FROM_CYCLE)), len(leak.path))
-    boxes = ["root" if leak.kind == "retained" else _target(leak.path[way - 1]), *map(_target, leak.path)]
-    closed = leak.kind != "retained"
+    cycle = leak.cycle_length
+    first = leak.edges[cycle - 1].target if cycle else None
+    boxes = [ROOT if first is None else vertex_phrase(first), *map(_target, leak.edges)]
     for number, text in enumerate(boxes):
-        if not (closed and number == way):  # the end of a cycle is its beginning
+        if number != cycle or not cycle:  # the end of a cycle is its beginning
             graph.node(str(number), _wrapped(text))
-    for number, line in enumerate(leak.path):
-        above = number
-        if closed and number == way:
-            above = next((at for at in range(way) if boxes[at].removeprefix("call of ") in line), 0)
-        below = 0 if closed and number + 1 == way else number + 1
-        words = line.rpartition(" -> ")[0] or line
-        style = "dashed" if line.endswith(_HIDDEN) else "solid"
+    for number, edge in enumerate(leak.edges):
+        leaves_cycle = cycle > 0 and number == cycle
+        above = leak.branch if leaves_cycle else number
+        below = 0 if number + 1 == cycle else number + 1
+        phrase = reference_phrase(edge)
+        words = FROM_CYCLE.format(line=phrase) if leaves_cycle else phrase
+        style = "dashed" if edge.hidden else "solid"
         graph.edge(str(above), str(below), _wrapped(words), style=style)
+    if not leak.edges:  # C code alone holds the tensors
+        graph.node("1", _wrapped(leak.tensor))
+        graph.edge("0", "1", _wrapped(leak.path[0]))
     return graph
 
 
-def _target(line: str) -> str:
-    return line.removesuffix(_HIDDEN).rpartition(" -> ")[2]
+def _target(edge: Edge) -> str:
+    return "" if edge.target is None else vertex_phrase(edge.target)
 
 
 def _wrapped(text: str) -> str:
@@ -65,9 +69,6 @@ def draw_leak(leak: Leak, path: str | PathLike[str]) -> None:
         picture = graph_of(leak).pipe(format=kind)
         target.write_bytes(picture)
     except graphviz.ExecutableNotFound as error:
-        raise DrawError(
-            f"cannot draw {target}: graphviz's program 'dot' is not installed (apt install graphviz, "
-            f"brew install graphviz). The leak as text:\n{leak}"
-        ) from error
+        raise DrawError(NO_DOT.format(target=target, leak=leak)) from error
     except (OSError, ValueError, graphviz.CalledProcessError) as error:
-        raise DrawError(f"cannot draw {target}: {error}. The leak as text:\n{leak}") from error
+        raise DrawError(NOT_DRAWN.format(target=target, error=error, leak=leak)) from error

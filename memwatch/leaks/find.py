@@ -6,18 +6,20 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch.edges import EdgeKind
 from memwatch.errors import MemwatchError
-from memwatch.leaks.births import BirthBook, YoungWatch, all_tensors, storages_behind
+from memwatch.heap.roots import Held
 from memwatch.leaks.diagnose import diagnose
-from memwatch.leaks.legit import Exempt
+from memwatch.leaks.exemptions import Exemptions
 from memwatch.leaks.memory_in_use import memory_in_use_bytes
-from memwatch.leaks.watch import BirthWatch
+from memwatch.leaks.new_storage_mode import NewStorageMode
+from memwatch.leaks.new_storages import NewStorages, YoungWatch, all_tensors, storages_behind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from memwatch.leaks.births import Birth
     from memwatch.leaks.leak import Leak
+    from memwatch.leaks.new_storages import NewStorage
 
 _NOISE_BYTES: Final = 64
 
@@ -35,11 +37,9 @@ def find_leaks(
 ) -> list[Leak]:
     """Find the tensors that each further call of a function leaves behind.
 
-    The function is called ``warmup + runs`` times with automatic garbage collection off. What the first
-    calls leave
-    (caches, lazily made state) is not counted; a leak is what *every* measured call adds. What the function
-    returns
-    is dropped.
+    The function is called ``warmup + runs`` times with automatic garbage collection off. What the first calls
+    leave (caches, lazily made state) is not counted; a leak is what *every* measured call adds. What the function
+    returns is dropped.
 
     Args:
         fn: the function, called with ``args`` and ``kwargs``.
@@ -62,19 +62,21 @@ def find_leaks(
         for run in range(warmup + runs):
             counter.call(run, fn, args, kwargs)
         grown = counter.grown()
-        exempt = Exempt(state=runs == 1)
+        exempt = Exemptions(state=runs == 1)
         if not grown:
             return []
-        held = [("the function", fn), *_named(args, kwargs)]
+        held = [Held(EdgeKind.CHECKED_FUNCTION, None, fn), *_named(args, kwargs)]
         return diagnose(grown, exempt, runs=runs, per_call=True, first_run=warmup, held=held)
     finally:
         counter.young.stop()
 
 
-def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, object]]:
-    """Name the arguments: they are the caller's, so what grows inside them is retained."""
-    named = [(f"argument [{place}]", value) for place, value in enumerate(args)]
-    return [*named, *((f"argument `{name}`", value) for name, value in kwargs.items())]
+def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Held]:
+    """Yield the arguments: they are the caller's, so what grows inside them is retained."""
+    for position, value in enumerate(args):
+        yield Held(EdgeKind.ARGUMENT, None, value, position=position)
+    for name, value in kwargs.items():
+        yield Held(EdgeKind.ARGUMENT, name, value)
 
 
 class _Runs:
@@ -83,8 +85,8 @@ class _Runs:
     def __init__(self, warmup: int, runs: int) -> None:
         self.warmup = warmup
         self.young = YoungWatch()
-        self.book = BirthBook()
-        self._elders: BirthBook | None = None  # what was there before the measured calls
+        self.book = NewStorages()
+        self._elders: NewStorages | None = None  # what was there before the measured calls
         self._added: list[Counter[int]] = []  # after each call: survivors less dead elders, counted by size
         self._dead_elders: Counter[int] = Counter()
         self._lost: Counter[int] = Counter()  # deaths in the last call
@@ -95,7 +97,7 @@ class _Runs:
         """Call once and note the survivors."""
         before = memory_in_use_bytes()
         if self._suspicious:
-            watch = BirthWatch(self.book, run)
+            watch = NewStorageMode(self.book, run)
             watch.start()
             try:
                 fn(*args, **kwargs)
@@ -103,13 +105,13 @@ class _Runs:
                 watch.stop()
         else:
             fn(*args, **kwargs)
-        known = [birth for birth in self.book.births.values() if birth.run < run]
+        known = [birth for birth in self.book.by_id.values() if birth.run < run]
         self._note(run)
         alive = self.book.alive()
         added = Counter(birth.nbytes for birth in alive)
         self._lost = Counter(birth.nbytes for birth in known if not birth.alive)
         if self._elders is not None:
-            dead = Counter(birth.nbytes for birth in self._elders.births.values() if not birth.alive)
+            dead = Counter(birth.nbytes for birth in self._elders.by_id.values() if not birth.alive)
             self._lost += dead - self._dead_elders
             self._dead_elders = dead
             added.subtract(dead)
@@ -126,12 +128,12 @@ class _Runs:
 
     def _note_elders(self) -> None:
         """Remember what was there before: a window that moves drops an old tensor for each new one."""
-        self._elders = BirthBook()
+        self._elders = NewStorages()
         for storage in storages_behind(all_tensors()):
             if not self.book.has(storage):
                 self._elders.add(storage, -1)
 
-    def grown(self) -> list[Birth]:
+    def grown(self) -> list[NewStorage]:
         """Return the survivors of the measured calls, if every measured call added some.
 
         Counted are all survivors, less those that only took the place of dead ones; and each size by itself, for
@@ -145,8 +147,8 @@ class _Runs:
             sizes |= {size for size in counts[-1] if fresh[size] > self._lost[size]}
         return [birth for birth in self._measured() if birth.nbytes in sizes]
 
-    def _measured(self) -> list[Birth]:
-        return [birth for birth in self.book.births.values() if birth.run >= self.warmup and birth.alive]
+    def _measured(self) -> list[NewStorage]:
+        return [birth for birth in self.book.by_id.values() if birth.run >= self.warmup and birth.alive]
 
 
 def _rising(counts: list[int]) -> bool:

@@ -14,13 +14,16 @@ class LeakKind(str, Enum):
     UNCOLLECTABLE = "uncollectable"  # a loop through autograd's C++, which gc cannot see
     RETAINED = "retained"  # a live root reaches it
 
-    __str__ = str.__str__
-    __format__ = str.__format__
+    def __str__(self) -> str:
+        return self.value
+
+    def __format__(self, format_spec: str) -> str:
+        return format(self.value, format_spec)
 
     @property
-    def headline(self) -> str:
+    def held_by(self) -> str:
         """What a leak of this kind does, before the words for its holder."""
-        return words.HEADLINES[self]
+        return words.HELD_BY[self]
 
     @property
     def meaning(self) -> str:

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING
 
+from memwatch._torch import missing
 from memwatch.errors import MemwatchError
-from memwatch.sizes import format_bytes
+from memwatch.leaks.kinds import LeakKind
+from memwatch.words import leaks as words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
-Kind = Literal["cycle", "uncollectable", "retained"]
-
-FROM_CYCLE: Final = "(and from the cycle)"
-"""Begins the first line of a path that leaves the cycle above it."""
-_HEADLINES: dict[str, str] = {
-    "cycle": "freed only by gc: a reference cycle through",
-    "uncollectable": "never freed, not even by gc: a loop through",
-    "retained": "kept alive by",
-}
+    from memwatch.edges import Edge
 
 
 @dataclass(frozen=True)
 class Leak:
     """Tensors that outlive the code that made them, held by one reference.
 
-    A leak holds text only; it keeps no object of the program alive.
+    A leak holds text and typed references only; it keeps no object of the program alive.
 
     Attributes:
         kind: "cycle" (garbage that only gc can free), "uncollectable" (a loop through autograd that gc cannot
-            free) or "retained" (a live root reaches it).
+            free) or "retained" (a live root reaches it); a `LeakKind` equals these texts.
         nbytes: leaked bytes of tensor storage; per call for :func:`memwatch.find_leaks`.
         count: leaked storages; per call for :func:`memwatch.find_leaks`.
         holder: the reference to cut, in words.
@@ -43,9 +37,13 @@ class Leak:
         per_call: True if ``nbytes`` and ``count`` are per call.
         reference: the one reference to cut: the last part of ``holder`` that is older than the tensor.
         keeps_graph: True if the tensor is kept together with its autograd graph.
+        edges: the references of ``path``, typed; empty if C code alone holds the tensors.
+        cut: the reference to cut, typed; None if C code alone holds the tensors.
+        cycle_length: how many of ``edges``, from the first, are the cycle; 0 for a retention path.
+        branch: which edge of the cycle starts at the object from which the way to the tensor leaves.
     """
 
-    kind: Kind
+    kind: LeakKind
     nbytes: int
     count: int
     holder: str
@@ -57,23 +55,27 @@ class Leak:
     per_call: bool = False
     reference: str = ""
     keeps_graph: bool = False
+    edges: tuple[Edge, ...] = ()
+    cut: Edge | None = None
+    cycle_length: int = 0
+    branch: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", LeakKind(self.kind))
 
     def headline(self) -> str:
         """Return the leak in one line."""
-        plural = "tensor" if self.count == 1 else "tensors"
-        each = " on each call" if self.per_call else ""
-        return (
-            f"{self.kind}: {format_bytes(self.nbytes)} in {self.count} {plural}{each}, "
-            f"{_HEADLINES[self.kind]} {self.holder}"
+        return words.headline(
+            self.kind, nbytes=self.nbytes, count=self.count, per_call=self.per_call, holder=self.holder
         )
 
     def __str__(self) -> str:
-        title = {"retained": "path from the root:"}.get(self.kind, "cycle:")
-        lines = [self.headline(), f"  made at: {self.site or 'unknown line'} ({self.tensor})", f"  {title}"]
+        made_at = words.MADE_AT.format(site=self.site or words.UNKNOWN_LINE, tensor=self.tensor)
+        lines = [self.headline(), made_at, f"  {words.TEXT_TITLES[self.kind]}"]
         lines += [f"    {line}" for line in self.path]
-        if self.kind == "cycle":
-            lines.append(f"  held for {self.held_s:.3f} s so far; the next collection of gc would free it")
-        return "\n".join([*lines, f"  advice: {self.advice}"])
+        if self.kind is LeakKind.CYCLE:
+            lines.append(words.HELD_FOR.format(seconds=self.held_s))
+        return "\n".join([*lines, words.ADVICE.format(advice=self.advice)])
 
     def draw(self, path: str | PathLike[str]) -> None:
         """Draw the retention path or the cycle with graphviz.
@@ -96,9 +98,9 @@ class TensorLeakError(MemwatchError, AssertionError):
         self.leaks = list(leaks)
         total = sum(leak.nbytes for leak in self.leaks)
         count = sum(leak.count for leak in self.leaks)
-        groups = "1 group" if len(self.leaks) == 1 else f"{len(self.leaks)} groups"
-        head = f"{format_bytes(total)} of tensors leaked ({count} in {groups})"
-        super().__init__("\n".join([head, *map(str, self.leaks)]))
+        head = words.total_line(total, count, len(self.leaks))
+        notes = (words.NOTE.format(sentence=sentence) for sentence in missing())
+        super().__init__("\n".join([head, *map(str, self.leaks), *notes]))
 
     def __reduce__(self) -> tuple[type[TensorLeakError], tuple[list[Leak]]]:
         return type(self), (self.leaks,)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from memwatch.edges import Edge, EdgeKind
 from memwatch.errors import MemwatchError
 from memwatch.heap.dominators import retained_bytes
-from memwatch.heap.names import describe
 from memwatch.heap.paths import Step, steps_of
+from memwatch.heap.roots import RootKind
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_tensor, quiet, storage_bytes, storage_of
+from memwatch.heap.vertices import describe
 from memwatch.leaks.loops import Loops
 from memwatch.sizes import format_bytes
+from memwatch.words import leaks as words
+from memwatch.words.edges import edge_phrase
 
 if TYPE_CHECKING:
     import torch
@@ -49,19 +53,22 @@ class WhyAlive:
     def holder(self) -> str:
         """The words of the last visible reference of the shortest path."""
         steps = [step for step in self.paths[0] if not step.hidden] if self.paths else []
-        return steps[-1].words if steps else "C code (no Python reference)"
+        return edge_phrase(steps[-1].edge if steps else Edge(EdgeKind.C_CODE))
 
     def __str__(self) -> str:
-        lines = [f"{self.tensor}, {format_bytes(self.nbytes)}, is alive because of"]
+        lines = [words.WHY_ALIVE.format(tensor=self.tensor, size=format_bytes(self.nbytes))]
         if not self.paths:
-            lines.append("  C code alone, or a temporary of a running call: no Python reference was found")
+            lines.append(words.WHY_C_CODE)
         for steps, freed in zip(self.paths, self.retained_bytes, strict=True):
-            free = f", which alone keeps {format_bytes(freed)}" if freed else ""
-            lines.append(
-                f"  {steps[-1].words}{free}:" if self.reachable else "  a loop that no root reaches:"
-            )
+            lines.append(self._title(steps[-1].edge, freed))
             lines += [f"    {step}" for step in steps]
         return "\n".join(lines)
+
+    def _title(self, last: Edge, freed_bytes: int) -> str:
+        if not self.reachable:
+            return words.WHY_LOOP
+        keeps = words.WHY_KEEPS.format(size=format_bytes(freed_bytes)) if freed_bytes else ""
+        return f"  {edge_phrase(last)}{keeps}:"
 
 
 def why_alive(tensor: torch.Tensor) -> WhyAlive:
@@ -80,7 +87,7 @@ def why_alive(tensor: torch.Tensor) -> WhyAlive:
         NotATensorError: the argument is no tensor.
     """
     if not is_tensor(tensor):
-        raise NotATensorError(f"why_alive() takes a tensor, not {describe(tensor)}")
+        raise NotATensorError(words.NOT_A_TENSOR.format(given=describe(tensor)))
     with quiet():
         storage = storage_of(tensor)
     nbytes = 0 if storage is None else storage_bytes(storage)
@@ -111,4 +118,4 @@ def _chains(snapshot: Snapshot, tree: Tree, position: int) -> list[list[int]]:
 
 def _is_frame(snapshot: Snapshot, chain: list[int]) -> bool:
     first = chain[0]
-    return len(chain) <= 2 and first >= snapshot.first_root and snapshot.objects[first].kind == "frame"
+    return len(chain) <= 2 and first >= snapshot.first_root and snapshot.objects[first].kind is RootKind.FRAME

@@ -1,4 +1,4 @@
-"""Plan a program's memory: graph of buffers, peak simulator, bounds, orders. Knows no torch."""
+"""The planner: from a program, as a graph of buffers, to a schedule with a lower peak. It knows no torch."""
 
 from memwatch.planner.bounds import lower_bound
 from memwatch.planner.errors import BudgetError, GraphError, OrderError
@@ -7,8 +7,9 @@ from memwatch.planner.op import Effect, OpSpec
 from memwatch.planner.order.custom import custom_order
 from memwatch.planner.order.portfolio import OrderResult, best_order
 from memwatch.planner.peak import PeakResult, check_schedule, program_peak, simulate
-from memwatch.planner.plan import Plan, plan_graph
-from memwatch.planner.plan_file import PlanFileError, load_plan
+from memwatch.planner.plan import Plan, load_plan
+from memwatch.planner.plan_file import PlanFileError
+from memwatch.planner.plan_search import plan_graph
 from memwatch.planner.schedule import Schedule, Step, StepKind
 
 __all__ = [

@@ -60,7 +60,7 @@ def lower_bound(graph: Graph, recompute: bool, offload: bool = False) -> int:
 
 def must_live_bytes(problem: Problem) -> int:
     """Compute the must-live bound of an ordering problem (bytes)."""
-    from memwatch.planner._reach import must_live
+    from memwatch.planner._must_live import must_live
     from memwatch.planner.order._lists import breadth_first
 
     if not problem.num_ops:

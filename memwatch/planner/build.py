@@ -1,62 +1,47 @@
-"""From a list of ops to the arrays of a Graph: names to indices, versions, checks."""
+"""From a list of ops to the arrays of a `Graph`: names become indices, mutations become versions.
+
+Everything that `Graph.build` promises to refuse is refused here, with the names of the ops and buffers.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from memwatch.planner.csr import Csr
-from memwatch.planner.edges import precedence
+from memwatch.planner.csr import Csr, IntArray
 from memwatch.planner.errors import GraphError
-from memwatch.planner.graph import Graph, ShortOp
-from memwatch.planner.op import Effect, Name, OpSpec
+from memwatch.planner.op import Name, OpSpec, ShortOp
 
 
-def build_graph(
-    ops: Iterable[OpSpec | ShortOp],
-    keep: Collection[Name],
-    external_nbytes: Mapping[Name, int],
-    freeable_externals: Collection[Name],
-    death: Mapping[Name, int],
-) -> Graph:
-    """Build the arrays behind `Graph.build`, which describes the arguments and the errors."""
+class BuiltAccess(NamedTuple):
+    """Who uses which version of which buffer.
+
+    Attributes:
+        reads: op -> buffers it reads.
+        read_version: version of each entry of `reads`.
+        writes: op -> buffers it mutates.
+        write_version: version after each entry of `writes`.
+    """
+
+    reads: Csr
+    read_version: IntArray
+    writes: Csr
+    write_version: IntArray
+
+
+def read_ops(ops: Iterable[OpSpec | ShortOp]) -> list[OpSpec]:
+    """Return the ops in their long form, or raise `GraphError` for one that is no op or repeats a name."""
     specs = [_as_spec(op) for op in ops]
-    _check_op_names(specs)
-    producer = _producers(specs)
-    index = _index_buffers(specs, producer, [*external_nbytes, *freeable_externals, *keep])
-    reads, read_version, writes, write_version = _versions(specs, index, producer)
-    makes = Csr.from_rows([[index[name] for name in spec.makes] for spec in specs])
-    effect = np.array([spec.effect for spec in specs], dtype=np.int8)
-    nbytes = _sizes(specs, index, producer, external_nbytes)
-    users = np.zeros(len(index), dtype=np.int64)
-    for part in (reads, writes):
-        np.add.at(users, part.indices, 1)
-    internal = np.array([name in producer for name in index], dtype=bool)
-    may_free = np.array([name in set(freeable_externals) for name in index], dtype=bool)
-    kept = set(keep)
-    pinned = np.array([name in kept for name in index], dtype=bool)
-    return Graph(
-        op_names=tuple(spec.name for spec in specs),
-        op_cost=np.array([spec.cost for spec in specs], dtype=np.float64),
-        op_workspace_bytes=np.array([spec.workspace_bytes for spec in specs], dtype=np.int64),
-        op_effect=effect,
-        op_recomputable=np.array([_recomputable(spec) for spec in specs], dtype=bool),
-        buffer_names=tuple(index),
-        buffer_nbytes=nbytes,
-        buffer_producer=np.array([producer.get(name, -1) for name in index], dtype=np.int64),
-        buffer_pinned=pinned,
-        # an external buffer that nothing uses has no last use to be freed after
-        buffer_freeable=~pinned & (internal | (may_free & (users > 0))),
-        buffer_death=_deaths(death, index, len(specs)),
-        reads=reads,
-        read_version=read_version,
-        makes=makes,
-        writes=writes,
-        write_version=write_version,
-        preds=precedence(reads, read_version, makes, writes, write_version, effect, len(index)),
-    )
+    seen: dict[Name, int] = {}
+    for position, spec in enumerate(specs):
+        if seen.setdefault(spec.name, position) != position:
+            raise GraphError(
+                f"ops {seen[spec.name]} and {position} are both named {spec.name!r}; names must be unique"
+            )
+    return specs
 
 
 def _as_spec(op: OpSpec | ShortOp) -> OpSpec:
@@ -81,16 +66,8 @@ def _as_spec(op: OpSpec | ShortOp) -> OpSpec:
     return spec
 
 
-def _check_op_names(specs: list[OpSpec]) -> None:
-    seen: dict[Name, int] = {}
-    for position, spec in enumerate(specs):
-        if seen.setdefault(spec.name, position) != position:
-            raise GraphError(
-                f"ops {seen[spec.name]} and {position} are both named {spec.name!r}; names must be unique"
-            )
-
-
-def _producers(specs: list[OpSpec]) -> dict[Name, int]:
+def producers(specs: list[OpSpec]) -> dict[Name, int]:
+    """Return the position of the op that makes each buffer; external buffers are not in it."""
     producer: dict[Name, int] = {}
     for position, spec in enumerate(specs):
         for name in spec.makes:
@@ -103,8 +80,14 @@ def _producers(specs: list[OpSpec]) -> dict[Name, int]:
     return producer
 
 
-def _index_buffers(specs: list[OpSpec], producer: dict[Name, int], named: list[Name]) -> dict[Name, int]:
-    """Number the buffers: external ones first, then in the order they are made."""
+def index_buffers(specs: list[OpSpec], producer: dict[Name, int], named: list[Name]) -> dict[Name, int]:
+    """Return a number for every buffer: external ones first, then in the order they are made.
+
+    Args:
+        specs: the ops.
+        producer: what `producers` returned.
+        named: buffers that the caller of `Graph.build` named; a name that no op knows is an error.
+    """
     used = {name for spec in specs for name in (*spec.reads, *spec.writes)}
     for name in named:
         if name not in used and name not in producer:
@@ -115,10 +98,8 @@ def _index_buffers(specs: list[OpSpec], producer: dict[Name, int], named: list[N
     return {name: position for position, name in enumerate((*externals, *producer))}
 
 
-def _versions(
-    specs: list[OpSpec], index: dict[Name, int], producer: dict[Name, int]
-) -> tuple[Csr, np.ndarray, Csr, np.ndarray]:
-    """Number the versions of every buffer: 0 as made, one more after each mutation."""
+def buffer_access(specs: list[OpSpec], index: dict[Name, int], producer: dict[Name, int]) -> BuiltAccess:
+    """Return which version of a buffer each op uses: 0 as it was made, one more after each mutation."""
     version = [0] * len(index)
     reads: list[list[int]] = []
     writes: list[list[int]] = []
@@ -134,7 +115,7 @@ def _versions(
         for buffer in writes[-1]:
             version[buffer] += 1
             write_version.append(version[buffer])
-    return (
+    return BuiltAccess(
         Csr.from_rows(reads),
         np.array(read_version, dtype=np.int64),
         Csr.from_rows(writes),
@@ -143,6 +124,7 @@ def _versions(
 
 
 def _too_early(specs: list[OpSpec], producer: dict[Name, int], position: int, name: Name) -> str:
+    """Return the message for a buffer that is used before it is made: a cycle, or ops in the wrong order."""
     reader, maker = specs[position], specs[producer[name]]
     if maker is reader:
         return f"op {reader.name!r} uses its own output {name!r}: a cycle"
@@ -159,12 +141,13 @@ def _too_early(specs: list[OpSpec], producer: dict[Name, int], position: int, na
     return f"op {reader.name!r} uses {name!r} before {maker.name!r} makes it; list the ops in program order"
 
 
-def _sizes(
+def buffer_sizes(
     specs: list[OpSpec],
     index: dict[Name, int],
     producer: dict[Name, int],
     external_nbytes: Mapping[Name, int],
-) -> np.ndarray:
+) -> IntArray:
+    """Return the size of every buffer (bytes); an external one without a given size has 0."""
     nbytes = np.zeros(len(index), dtype=np.int64)
     sized = {name: size for spec in specs for name, size in spec.makes.items()}
     for name, size in external_nbytes.items():
@@ -182,7 +165,8 @@ def _sizes(
     return nbytes
 
 
-def _deaths(death: Mapping[Name, int], index: dict[Name, int], num_ops: int) -> np.ndarray:
+def recorded_deaths(death: Mapping[Name, int], index: dict[Name, int], num_ops: int) -> IntArray:
+    """Return for every buffer the op after which the recorded program freed it, -1 where not given."""
     deaths = np.full(len(index), -1, dtype=np.int64)
     for name, position in death.items():
         if name not in index:
@@ -193,7 +177,3 @@ def _deaths(death: Mapping[Name, int], index: dict[Name, int], num_ops: int) -> 
             )
         deaths[index[name]] = position
     return deaths
-
-
-def _recomputable(spec: OpSpec) -> bool:
-    return spec.effect is Effect.NONE if spec.recomputable is None else spec.recomputable

@@ -1,4 +1,7 @@
-"""The program as the planner sees it: ops that make, read and mutate buffers. Immutable, arrays only."""
+"""The program as the planner sees it: ops that make, read and mutate buffers.
+
+A buffer is a block of memory. Views of one tensor share a buffer, so they do not appear here at all.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +13,33 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from memwatch.planner import build
 from memwatch.planner.csr import Csr, IntArray
-from memwatch.planner.op import Name, OpSpec
+from memwatch.planner.edges import precedence
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from memwatch.planner.op import Name, OpSpec, ShortOp
+
 SizeFn: TypeAlias = Callable[[IntArray], IntArray]
-ShortOp: TypeAlias = tuple[Name, Collection[Name], Mapping[Name, int], float]
 
 
 def cuda_block_sizes(nbytes: IntArray) -> IntArray:
-    """Round sizes (bytes) up to the 512 B blocks of the CUDA caching allocator."""
+    """Return the sizes (bytes) rounded up to the 512 B blocks of the CUDA caching allocator."""
     return -(-nbytes // 512) * 512
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A straight-line program over buffers; op `i` is the i-th op of the program.
+    """A program without branches, as immutable arrays; op `i` is the i-th op of the program.
 
-    Accounting: an op runs, its outputs and its workspace are allocated, the peak is sampled, then every
-    buffer whose last user has run is freed, unless it is pinned. An output nobody uses goes right after
-    the op that made it.
+    How memory is counted: when an op runs, its outputs and its workspace are allocated, and live bytes are
+    taken. Then every buffer whose last user has run is freed, unless it is pinned. An output that nobody
+    uses is freed right after the op that made it.
+
+    Mutation gives a buffer versions: version 0 is what its producer made, and each op that writes it makes
+    the next one.
 
     Attributes:
         op_names: name of every op, in program order.
@@ -44,12 +52,14 @@ class Graph:
         buffer_producer: op that makes each buffer, -1 for an external one.
         buffer_pinned: whether each buffer must be there, in its last version, at the end.
         buffer_freeable: whether each buffer may be freed after its last use.
-        buffer_death: op of the program after which the program itself frees each buffer, -1 where it
-            is the last use (what `program_peak` goes by; plans always free at the last use).
-        reads: op -> buffers it reads, with the version read in `read_version` (entry by entry).
+        buffer_death: op after which the recorded program freed each buffer, -1 where that was its last
+            use. Only `program_peak` reads it: plans always free at the last use.
+        reads: op -> buffers it reads.
+        read_version: version that is read, for each entry of `reads`.
         makes: op -> buffers it allocates (version 0).
-        writes: op -> buffers it mutates, with the version after it in `write_version`.
-        preds: op -> ops that must run before it (data, anti-dependency, effect order), sorted.
+        writes: op -> buffers it mutates.
+        write_version: version after the mutation, for each entry of `writes`.
+        preds: op -> ops that must run before it (see `edges`), sorted.
     """
 
     op_names: tuple[Name, ...]
@@ -80,26 +90,49 @@ class Graph:
         freeable_externals: Collection[Name] = (),
         death: Mapping[Name, int] | None = None,
     ) -> Graph:
-        """Build a graph from ops listed in program order.
+        """Return the graph of a list of ops in program order.
 
         Args:
-            ops: ``(name, reads, {buffer: nbytes}, cost)`` or `OpSpec`. A buffer that is read and never
-                made is external.
+            ops: ``(name, reads, {buffer: nbytes}, cost)`` or `OpSpec`. A buffer that is read or written
+                and never made is external: it is there before the first op.
             keep: buffers that must be alive at the end.
             external_nbytes: sizes (bytes) of external buffers; 0 where not given.
             freeable_externals: external buffers that may be freed after their last use.
-            death: per buffer the index of the op after which the recorded program freed it, where that
-                is later than its last use.
-
-        Returns:
-            The graph.
+            death: buffer -> index of the op after which the recorded program freed it, where that is later
+                than its last use.
 
         Raises:
             GraphError: a duplicate, a buffer used before it is made, a cycle, or an impossible number.
         """
-        from memwatch.planner.build import build_graph
-
-        return build_graph(ops, keep, external_nbytes or {}, freeable_externals, death or {})
+        specs = build.read_ops(ops)
+        sizes, may_free, pinned = external_nbytes or {}, set(freeable_externals), set(keep)
+        producer = build.producers(specs)
+        index = build.index_buffers(specs, producer, [*sizes, *freeable_externals, *keep])
+        reads, read_version, writes, write_version = build.buffer_access(specs, index, producer)
+        makes = Csr.from_rows([[index[name] for name in spec.makes] for spec in specs])
+        effect = np.array([spec.effect for spec in specs], dtype=np.int8)
+        # an external buffer that no op uses has no last use after which it could be freed
+        freed = {name for spec in specs for name in (*spec.reads, *spec.writes) if name in may_free}
+        freeable = [name not in pinned and (name in producer or name in freed) for name in index]
+        return cls(
+            op_names=tuple(spec.name for spec in specs),
+            op_cost=np.array([spec.cost for spec in specs], dtype=np.float64),
+            op_workspace_bytes=np.array([spec.workspace_bytes for spec in specs], dtype=np.int64),
+            op_effect=effect,
+            op_recomputable=np.array([spec.may_run_again for spec in specs], dtype=bool),
+            buffer_names=tuple(index),
+            buffer_nbytes=build.buffer_sizes(specs, index, producer, sizes),
+            buffer_producer=np.array([producer.get(name, -1) for name in index], dtype=np.int64),
+            buffer_pinned=np.array([name in pinned for name in index], dtype=bool),
+            buffer_freeable=np.array(freeable, dtype=bool),
+            buffer_death=build.recorded_deaths(death or {}, index, len(specs)),
+            reads=reads,
+            read_version=read_version,
+            makes=makes,
+            writes=writes,
+            write_version=write_version,
+            preds=precedence(reads, read_version, makes, writes, write_version, effect, len(index)),
+        )
 
     @property
     def num_ops(self) -> int:

@@ -8,20 +8,22 @@ from enum import IntEnum
 from typing import TypeAlias
 
 Name: TypeAlias = Hashable
+ShortOp: TypeAlias = tuple[Name, Collection[Name], Mapping[Name, int], float]
+"""An op without mutations, workspace or effects: (name, reads, {buffer it makes: bytes}, cost)."""
 
 
 class Effect(IntEnum):
-    """What an op does besides reading and writing its buffers."""
+    """What an op does besides reading and writing its buffers; such ops cannot be moved freely."""
 
     NONE = 0
-    RNG = 1  # consumes the generator: stays in generator order
-    COLLECTIVE = 2  # talks to other ranks: all ranks must agree on the order
-    ITEM = 3  # hands a value to the host
-    UNKNOWN = 4  # anything may have happened: ordered with every other effect
+    RNG = 1  # draws random numbers: ops of this kind keep their order, or each would draw other numbers
+    COLLECTIVE = 2  # talks to other ranks: all ranks must run these ops in the same order
+    ITEM = 3  # hands a value to Python, which may decide what runs next
+    UNKNOWN = 4  # anything may have happened: keeps its place among all ops with an effect
 
     @property
     def recomputable(self) -> bool:
-        """Whether an op of this kind may ever be computed twice."""
+        """Whether an op with this effect may ever be computed twice."""
         return self in (Effect.NONE, Effect.RNG)
 
 
@@ -32,13 +34,13 @@ class OpSpec:
     Attributes:
         name: unique; appears in `plan.order`.
         reads: buffers the op reads.
-        makes: buffers the op allocates and how large they are (bytes).
+        makes: buffers the op allocates, with their size (bytes).
         cost: seconds, FLOPs or any other additive price of computing the op once.
         writes: existing buffers the op mutates (a write is a read too, unless it overwrites everything).
         workspace_bytes: bytes the op allocates and frees while it runs.
-        effect: what the op does besides its buffers.
-        recomputable: whether the op may run again. None: yes unless it has an effect. True on an RNG op
-            promises that whoever executes the plan restores the generator state first.
+        effect: what the op does besides reading and writing its buffers.
+        recomputable: whether the op may run again. None means yes, unless it has an effect. True on an RNG
+            op promises that whoever executes the plan restores the generator state first.
     """
 
     name: Name
@@ -49,3 +51,8 @@ class OpSpec:
     workspace_bytes: int = 0
     effect: Effect = Effect.NONE
     recomputable: bool | None = None
+
+    @property
+    def may_run_again(self) -> bool:
+        """Whether the op may be computed more than once, `recomputable` being None included."""
+        return self.effect is Effect.NONE if self.recomputable is None else self.recomputable

@@ -109,7 +109,7 @@ def allocations(graph: Graph, schedule: Schedule) -> Allocations:
         OrderError: an op reads a buffer that is not there or has been mutated since, an op is missing,
             or effects are repeated or out of order.
     """
-    from memwatch.planner import _instances as kernel
+    from memwatch.planner import _liveness as kernel
 
     _check_steps(graph, schedule)
     buffer, step, kind, version = _events(graph, schedule)
@@ -130,7 +130,7 @@ def allocations(graph: Graph, schedule: Schedule) -> Allocations:
 
 def _events(graph: Graph, schedule: Schedule) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """List what every step does to every buffer: (buffer, step, kind, version)."""
-    from memwatch.planner import _instances as kernel
+    from memwatch.planner import _liveness as kernel
 
     compute_steps = np.flatnonzero(schedule.kind == StepKind.COMPUTE)
     ops = schedule.index[compute_steps]
@@ -191,7 +191,7 @@ def _check_chain(graph: Graph, chain: NDArray[np.int64], first: IntArray) -> Non
 
 
 def _fault(graph: Graph, schedule: Schedule, status: int, step: int, buffer: int) -> str:
-    from memwatch.planner import _instances as kernel
+    from memwatch.planner import _liveness as kernel
 
     name = graph.buffer_names[buffer]
     if status == kernel.LOST:

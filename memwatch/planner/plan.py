@@ -1,21 +1,28 @@
-"""plan_graph(): from a program and a budget to a schedule that fits, with what it costs."""
+"""A plan: a schedule of a program, what it saves and what it costs; its text and its file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from memwatch.planner.plan_words import describe_moves, describe_plan
+import numpy as np
+
+from memwatch.planner.plan_file import PlanFileError, read_plan_file, write_plan_file
+from memwatch.planner.schedule import Schedule
+from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from os import PathLike
 
     from memwatch.planner.graph import Graph
     from memwatch.planner.op import Name
-    from memwatch.planner.schedule import Schedule
 
-OrderChoice: TypeAlias = "str | Callable[[Graph], Sequence[int]]"
+_SHOWN_MOVES = 12
+# fields that go to the file as they are
+_FIGURES = (
+    "peak_increase_bytes", "program_peak_increase_bytes", "lower_bound_bytes", "extra_cost_ratio",
+    "moved_bytes", "budget_bytes", "fingerprint",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,15 +31,15 @@ class Plan:
 
     Attributes:
         schedule: the steps.
-        order: names of the ops in the order they are computed; a repeated one is a recompute.
-        moves: what the plan does differently from the program, in words.
+        order: names of the ops in the order they are computed; a repeated name is a recompute.
+        moves: sentences that say what the plan does differently from the program.
         peak_increase_bytes: peak of the plan above what is live before the first op.
-        program_peak_increase_bytes: the same of the program as it was recorded.
-        lower_bound_bytes: no plan of this kind has a lower peak increase.
-        extra_cost_ratio: extra cost, moves included, as a share of the program's cost.
-        moved_bytes: bytes moved out and back.
-        budget_bytes: the peak increase that was allowed, None where the lowest was wanted.
-        fingerprint: of the program; a plan fits this program only.
+        program_peak_increase_bytes: the same figure of the program as it was recorded.
+        lower_bound_bytes: peak increase that no plan of this kind can go below.
+        extra_cost_ratio: cost of recomputes and moves, as a share of the program's cost.
+        moved_bytes: bytes that are moved out and back.
+        budget_bytes: peak increase that was allowed, None where the lowest peak was wanted.
+        fingerprint: hash of the program; a plan fits this program only.
         graph: the program, None for a plan that was loaded from a file.
     """
 
@@ -49,60 +56,53 @@ class Plan:
     graph: Graph | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
-        return describe_plan(self)
+        lines = [self._peak_line(), self._cost_line()]
+        lines += [f"  {move}" for move in self.moves[:_SHOWN_MOVES]]
+        if len(self.moves) > _SHOWN_MOVES:
+            lines.append(f"  and {len(self.moves) - _SHOWN_MOVES} more moves")
+        return "\n".join(lines)
+
+    def _peak_line(self) -> str:
+        peak, program = self.peak_increase_bytes, self.program_peak_increase_bytes
+        share = f" ({100 * peak / program:.0f}% of the program's)" if program else ""
+        budget = f"budget {format_bytes(self.budget_bytes)}: " if self.budget_bytes is not None else ""
+        return (
+            f"{budget}peak increase {format_bytes(peak)}{share}, program {format_bytes(program)}, "
+            f"lower bound {format_bytes(self.lower_bound_bytes)}"
+        )
+
+    def _cost_line(self) -> str:
+        moved = f", {format_bytes(self.moved_bytes)} moved out and back" if self.moved_bytes else ""
+        return f"extra cost {100 * self.extra_cost_ratio:.1f}%{moved}"
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the plan as JSON; `load_plan` reads it.
+        """Write the plan as JSON; `load_plan` reads it. The program itself is not written.
 
         Raises:
-            PlanFileError: an op has a name that JSON cannot hold.
+            PlanFileError: an op has a name that is neither text nor a number.
         """
-        from memwatch.planner.plan_file import save_plan
+        for name in self.order:
+            if not isinstance(name, (str, int)):
+                raise PlanFileError(
+                    f"op {name!r} has a name that JSON cannot hold; name ops by text or number"
+                )
+        content = {name: getattr(self, name) for name in _FIGURES}
+        content |= {"order": self.order, "moves": self.moves}
+        content |= {"kind": self.schedule.kind.tolist(), "index": self.schedule.index.tolist()}
+        write_plan_file(path, content)
 
-        save_plan(self, path)
 
-
-def plan_graph(
-    graph: Graph,
-    *,
-    budget: int | float | str | None = None,
-    order: OrderChoice = "auto",
-    recompute: bool = True,
-    offload: bool = False,
-    bandwidth: float | None = None,
-    time_limit_s: float = 10.0,
-    seed: int = 0,
-) -> Plan:
-    """Find the cheapest schedule of a program that fits a budget.
-
-    The peak is never above the program's own, never above the budget, and never rises when the budget of
-    the same program falls.
-
-    Args:
-        graph: the program.
-        budget: peak increase allowed: bytes, ``"512 MiB"``, or ``"60%"`` of the program's own. None: the
-            lowest peak that an order alone, without extra cost, can reach.
-        order: ``"auto"`` searches, ``"program"`` keeps the program's, a function of the graph returns its
-            own as op indices and is taken at its word.
-        recompute: whether ops may be computed again.
-        offload: whether buffers may be moved out and back.
-        bandwidth: bytes moved in the time of one unit of op cost; see `offload.default_bandwidth`.
-        time_limit_s: when to stop searching (seconds). Programs of a few hundred ops are done before:
-            their plan depends on the seed alone.
-        seed: seed of the random moves.
-
-    Returns:
-        The plan.
+def load_plan(path: str | PathLike[str]) -> Plan:
+    """Return the plan that `Plan.save` wrote; its `graph` is None.
 
     Raises:
-        BudgetError: no plan fits; holds the lowest one that was found.
-        OrderError: the order is none of the above or not valid.
-        SizeError: the budget cannot be read.
+        PlanFileError: the file holds no plan, or one of a newer memwatch.
     """
-    from memwatch.planner.plan_search import Wish, make_plan
-
-    wish = Wish(order, recompute, offload, bandwidth, time_limit_s, seed)
-    return make_plan(graph, budget, wish)
-
-
-__all__ = ["OrderChoice", "Plan", "describe_moves", "plan_graph"]
+    content = read_plan_file(path)
+    try:
+        kind = np.array(content["kind"], dtype=np.int8)
+        schedule = Schedule(kind, np.array(content["index"], dtype=np.int64))
+        figures = {name: content[name] for name in _FIGURES}
+        return Plan(schedule, list(content["order"]), list(content["moves"]), **figures)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PlanFileError(f"{path} is a damaged plan ({error!r}); write it again") from None

@@ -1,11 +1,15 @@
-"""How a plan is found: candidates, the search, what earlier budgets of the same program found."""
+"""plan_graph(): from a program and a budget to the cheapest schedule that fits.
+
+The search itself is in `order` and `recompute`. This module chooses where it starts, remembers what earlier
+budgets of the same program found, and says why a budget cannot be reached.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,36 +17,45 @@ import numpy as np
 from memwatch.planner import offload as moving
 from memwatch.planner.bounds import lower_bound, pinned_bound, working_sets
 from memwatch.planner.budget import parse_budget
+from memwatch.planner.clock import Clock
 from memwatch.planner.errors import BudgetError, OrderError
-from memwatch.planner.order.clock import Clock
+from memwatch.planner.fingerprint import fingerprint
+from memwatch.planner.moves import describe_moves
 from memwatch.planner.order.custom import custom_order
-from memwatch.planner.order.portfolio import OrderResult, best_order
+from memwatch.planner.order.portfolio import OrderResult, find_order
+from memwatch.planner.order.warm import warm_up as warm_up_orders
 from memwatch.planner.peak import program_peak, simulate
-from memwatch.planner.plan import OrderChoice, Plan, describe_moves
-from memwatch.planner.plan_file import fingerprint
+from memwatch.planner.plan import Plan
 from memwatch.planner.recompute.model import recompute_model, schedule_of
-from memwatch.planner.recompute.search import Found, RecomputeSearch, Terms, warm_up
+from memwatch.planner.recompute.search import PricedSchedule, RecomputeSearch, Terms, warm_up
 from memwatch.planner.recompute.seeds import seeds
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
 
+OrderChoice: TypeAlias = "str | Callable[[Graph], Sequence[int]]"
+
+_LARGEST_QUICK = 5_000
+_ROUNDING = 1e-12
+
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PlanRequest:
     """The arguments of `plan_graph` other than the graph and the budget."""
 
-    order: OrderChoice
-    recompute: bool
-    offload: bool
-    bandwidth: float | None
-    time_limit_s: float
-    seed: int
+    order: OrderChoice = "auto"
+    recompute: bool = True
+    offload: bool = False
+    bandwidth: float | None = None
+    time_limit_s: float = 10.0
+    seed: int = 0
 
     def check(self) -> None:
-        """Raise for a value that means nothing."""
+        """Raise `OrderError` for an order or a time limit that means nothing."""
         if not (callable(self.order) or self.order in ("auto", "program")):
             raise OrderError(
                 f"order={self.order!r} is unknown; use 'auto', 'program' or a function of the graph"
@@ -55,21 +68,25 @@ class Wish:
 
 @dataclass(slots=True)
 class _History:
-    """What earlier calls with the same wish found; it makes the peak monotone in the budget."""
+    """What earlier calls with the same request found; it makes the peak monotone in the budget."""
 
     order: OrderResult | None = None
-    answers: dict[int, Found] = field(default_factory=dict)
-    others: list[Found] = field(default_factory=list)
+    answers: dict[int, PricedSchedule] = field(default_factory=dict)  # budget (bytes) -> schedule returned
+    others: list[PricedSchedule] = field(default_factory=list)  # schedules that missed their budget
     bound_bytes: int | None = None
 
-    def bound(self, graph: Graph, wish: Wish) -> int:
-        """Return the bound on all plans of this wish; it is computed once."""
+    def bound(self, graph: Graph, request: PlanRequest) -> int:
+        """Return the bound on all plans of this request (bytes); it is computed once."""
         if self.bound_bytes is None:
-            self.bound_bytes = lower_bound(graph, wish.recompute, wish.offload)
+            self.bound_bytes = lower_bound(graph, request.recompute, request.offload)
         return self.bound_bytes
 
-    def choose(self, budget_bytes: int, found: Found) -> Found:
-        """Return the cheapest known schedule between the peaks of smaller and of larger budgets."""
+    def choose(self, budget_bytes: int, found: PricedSchedule) -> PricedSchedule:
+        """Return the cheapest known schedule that keeps the peak monotone in the budget.
+
+        Its peak lies between the peaks that were returned for smaller budgets and for larger ones. Without
+        this rule a lucky search for a small budget could beat the one for a larger budget.
+        """
         floor = max(
             (one.peak_bytes for budget, one in self.answers.items() if budget < budget_bytes), default=0
         )
@@ -82,71 +99,119 @@ class _History:
         return min(fitting, key=lambda one: one.key(budget_bytes))
 
 
-_LARGEST_QUICK = 5_000
-_ROUNDING = 1e-12
-_HISTORY: WeakKeyDictionary[Graph, dict[Wish, _History]] = WeakKeyDictionary()
+# the histories of a program go with it: the keys are weak references
+_HISTORY: WeakKeyDictionary[Graph, dict[PlanRequest, _History]] = WeakKeyDictionary()
 
 
-def make_plan(graph: Graph, budget: int | float | str | None, wish: Wish) -> Plan:
-    """Plan as `plan_graph` describes."""
-    wish.check()
+def plan_graph(
+    graph: Graph,
+    *,
+    budget: int | float | str | None = None,
+    order: OrderChoice = "auto",
+    recompute: bool = True,
+    offload: bool = False,
+    bandwidth: float | None = None,
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+) -> Plan:
+    """Return the cheapest schedule of a program that fits a budget.
+
+    The peak is never above the program's own, never above the budget, and never rises when the budget of
+    the same program falls.
+
+    Args:
+        graph: the program.
+        budget: peak increase allowed: bytes, ``"512 MiB"``, or ``"60%"`` of the program's own. None: the
+            lowest peak that an order alone, without extra cost, can reach.
+        order: ``"auto"`` searches for an order, ``"program"`` keeps the program's. A function of the graph
+            returns an order as op indices; first computations stay in that order.
+        recompute: whether ops may be computed again.
+        offload: whether buffers may be moved out and back.
+        bandwidth: bytes moved in the time of one unit of op cost; see `offload.default_bandwidth`.
+        time_limit_s: when to stop searching (seconds). Programs of a few hundred ops are done before:
+            their plan depends on the seed alone.
+        seed: seed of the random moves.
+
+    Returns:
+        The plan.
+
+    Raises:
+        BudgetError: no plan fits; `best` is the lowest one that was found.
+        OrderError: the order is none of the above, or the function returned an order that is not valid.
+        SizeError: the budget cannot be read.
+    """
+    request = PlanRequest(order, recompute, offload, bandwidth, time_limit_s, seed)
+    request.check()
+    # the first use of a kernel compiles it; that time is not taken from the search
     warm_up()
-    share = 0.9 if graph.num_ops <= _LARGEST_QUICK else 0.8  # bounds and checks take the rest
-    clock = Clock.of(share * wish.time_limit_s)
-    history = _HISTORY.setdefault(graph, {}).setdefault(wish, _History())
+    if order == "auto":
+        warm_up_orders()
+    return plan_before(graph, budget, request, Clock.of(time_limit_s))
+
+
+def plan_before(graph: Graph, budget: int | float | str | None, request: PlanRequest, clock: Clock) -> Plan:
+    """Return a plan, as `plan_graph` describes it, before the time of `clock` is up."""
+    history = _HISTORY.setdefault(graph, {}).setdefault(request, _History())
     if budget is None:
-        result = _order(graph, wish, history, wish.time_limit_s)
-        return _plan(graph, Found(result.order, result.peak_bytes, 0.0), result.lower_bound_bytes, None)
+        result = _order(graph, request, history, clock)
+        return _plan(
+            graph, PricedSchedule(result.order, result.peak_bytes, 0.0), result.lower_bound_bytes, None
+        )
+    clock = clock.share(0.9 if graph.num_ops <= _LARGEST_QUICK else 0.8)  # bounds and checks take the rest
     program_bytes = program_peak(graph).peak_bytes
     allowed = parse_budget(budget, program_bytes - graph.baseline_bytes)
     total = allowed + graph.baseline_bytes
     if total not in history.answers:
-        found = _search(graph, wish, history, total, clock)
+        found = _search(graph, request, history, total, clock)
         if found.peak_bytes > total:
             history.others.append(found)
-            best = _plan(graph, found, history.bound(graph, wish), None)
-            raise BudgetError(_why_not(graph, allowed, best, wish), best, best.lower_bound_bytes)
+            best = _plan(graph, found, history.bound(graph, request), None)
+            raise BudgetError(_why_not(graph, allowed, best, request), best, best.lower_bound_bytes)
         history.answers[total] = history.choose(total, found)
-    return _plan(graph, history.answers[total], history.bound(graph, wish), allowed)
+    return _plan(graph, history.answers[total], history.bound(graph, request), allowed)
 
 
-def _order(graph: Graph, wish: Wish, history: _History, time_limit_s: float) -> OrderResult:
+def _order(graph: Graph, request: PlanRequest, history: _History, clock: Clock) -> OrderResult:
     if history.order is None:
-        if callable(wish.order):
-            history.order = custom_order(graph, wish.order)
-        elif wish.order == "auto":
-            history.order = best_order(graph, time_limit_s=time_limit_s, seed=wish.seed)
+        if callable(request.order):
+            history.order = custom_order(graph, request.order)
+        elif request.order == "auto":
+            history.order = find_order(graph, seed=request.seed, clock=clock)
         else:
             history.order = custom_order(graph, lambda program: range(program.num_ops))
     return history.order
 
 
-def _search(graph: Graph, wish: Wish, history: _History, budget_bytes: int, clock: Clock) -> Found:
-    movable = moving.movable_buffers(graph) if wish.offload else None
-    costs = moving.move_costs(graph, wish.bandwidth) if wish.offload else None
-    keeps_order = wish.order != "auto"
-    model = recompute_model(graph, movable, costs, recompute=wish.recompute, keeps_order=keeps_order)
-    search = RecomputeSearch(graph, model, Terms(budget_bytes, keeps_order, wish.seed, clock))
-    starts = _starts(graph, wish, history, budget_bytes, clock)
-    if wish.recompute and not callable(wish.order):
+def _search(
+    graph: Graph, request: PlanRequest, history: _History, budget_bytes: int, clock: Clock
+) -> PricedSchedule:
+    movable = moving.movable_buffers(graph) if request.offload else None
+    costs = moving.move_costs(graph, request.bandwidth) if request.offload else None
+    keeps_order = request.order != "auto"
+    model = recompute_model(graph, movable, costs, recompute=request.recompute, keeps_order=keeps_order)
+    search = RecomputeSearch(graph, model, Terms(budget_bytes, keeps_order, request.seed, clock))
+    starts = _starts(graph, request, history, budget_bytes, clock)
+    if request.recompute and not callable(request.order):
         return search.run(starts, partial(seeds, graph))
     return search.run(starts)
 
 
-def _starts(graph: Graph, wish: Wish, history: _History, budget_bytes: int, clock: Clock) -> list[IntArray]:
-    """Orders to begin with: the program's if it may be kept, the best one."""
+def _starts(
+    graph: Graph, request: PlanRequest, history: _History, budget_bytes: int, clock: Clock
+) -> list[IntArray]:
+    """Return the orders to begin with: the program's own where it is allowed, and the best one known."""
     program = np.arange(graph.num_ops)
-    starts = [] if callable(wish.order) else [program]
+    starts = [] if callable(request.order) else [program]
     if starts and simulate(graph, schedule_of(graph, program)).peak_bytes <= budget_bytes:
         return starts
-    if wish.order != "program":
-        best = _order(graph, wish, history, 0.3 * clock.left_s()).order
+    if request.order != "program":
+        best = _order(graph, request, history, clock.share(0.3)).order
         if not starts or not np.array_equal(best, program):
             starts.append(best)
     return starts
 
 
-def _plan(graph: Graph, found: Found, bound_bytes: int, allowed: int | None) -> Plan:
+def _plan(graph: Graph, found: PricedSchedule, bound_bytes: int, allowed: int | None) -> Plan:
     schedule = schedule_of(graph, found.tokens)
     extra = found.duration / graph.total_cost - 1 if graph.total_cost else 0.0
     baseline = graph.baseline_bytes
@@ -157,7 +222,7 @@ def _plan(graph: Graph, found: Found, bound_bytes: int, allowed: int | None) -> 
         peak_increase_bytes=simulate(graph, schedule).peak_bytes - baseline,
         program_peak_increase_bytes=program_peak(graph).peak_bytes - baseline,
         lower_bound_bytes=bound_bytes - baseline,
-        # a sum in another order differs in the last bit; that is no cost
+        # the costs are summed in another order, so the last bits may differ; that is no extra cost
         extra_cost_ratio=extra if extra > _ROUNDING else 0.0,
         moved_bytes=moving.moved_bytes(graph, schedule),
         budget_bytes=allowed,
@@ -166,12 +231,13 @@ def _plan(graph: Graph, found: Found, bound_bytes: int, allowed: int | None) -> 
     )
 
 
-def _why_not(graph: Graph, allowed: int, best: Plan, wish: Wish) -> str:
+def _why_not(graph: Graph, allowed: int, best: Plan, request: PlanRequest) -> str:
+    """Return the message of a `BudgetError`: the lowest peak found, what stands in the way, what to do."""
     found, bound = format_bytes(best.peak_increase_bytes), format_bytes(best.lower_bound_bytes)
     lowest = f"no plan fits {format_bytes(allowed)}: the lowest peak increase found is {found}"
     if allowed >= best.lower_bound_bytes:
         return f"{lowest}; the bound of {bound} does not exclude it, more time may help"
-    if not (wish.recompute or wish.offload):
+    if not (request.recompute or request.offload):
         return f"{lowest}, and no order goes below {bound}; allow recompute or offload"
     bound_bytes = best.lower_bound_bytes + graph.baseline_bytes
     if pinned_bound(graph) >= bound_bytes:

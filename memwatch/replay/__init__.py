@@ -1,4 +1,4 @@
-"""Run a recorded program again: plan it, execute the plan on the real tensors, and prove the result.
+"""Run a recorded program again: plan it, execute the plan on the real tensors, and check the result.
 
 The package carries the name of its main function, `memwatch.replay`, so calling it calls that function.
 """
@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memwatch.replay.api import RecordedPlan, plan, replay
     from memwatch.replay.errors import ReplayError, UnsupportedOpError
-    from memwatch.replay.front import RecordedPlan, plan, replay
     from memwatch.replay.fx import graph_from_fx
     from memwatch.replay.result import ReplayResult
 
@@ -25,13 +25,13 @@ __all__ = [
     "replay",
 ]
 _HOMES = {
-    "RecordedPlan": "front",
+    "RecordedPlan": "api",
     "ReplayError": "errors",
     "ReplayResult": "result",
     "UnsupportedOpError": "errors",
     "graph_from_fx": "fx",
-    "plan": "front",
-    "replay": "front",
+    "plan": "api",
+    "replay": "api",
 }
 
 
@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:  # any public name; imported when first used
 
 class _CallablePackage(ModuleType):
     def __call__(self, *args: Any, **options: Any) -> ReplayResult:  # replay() checks them
-        from memwatch.replay.front import replay
+        from memwatch.replay.api import replay
 
         return replay(*args, **options)
 

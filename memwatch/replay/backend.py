@@ -1,9 +1,10 @@
 """The torch.compile backend "memwatch": forward and backward planned as one program within a budget.
 
-AOTAutograd traces the joint graph of forward and backward. It is planned like a recorded program, with the
-code between the two as an op of its own, and cut there: what the plan keeps across is what autograd saves,
-what it computes again is part of the backward, where the plan put it. The graphs run op by op in the planned
-order with the kernels of eager PyTorch, so that results are bitwise those of the model itself.
+AOTAutograd traces forward and backward as one joint graph. The joint graph is planned like a recorded program;
+the code that runs between forward and backward (the loss, for instance) is one op of it. There the planned graph
+is cut in two. Tensors that the plan keeps across the cut are what autograd saves, and recomputed ops belong to
+the backward. Both graphs run op by op with the kernels of eager PyTorch, so results are bitwise those of the
+model itself.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ class BackendOptions:
 
     Attributes:
         budget: peak increase allowed to each compiled graph, forward and backward together: bytes,
-            ``"512 MiB"``, or ``"60%"`` of what the graph takes in its own order. None: order alone.
+            ``"512 MiB"``, or ``"60%"`` of what the graph takes in its own order. None: the lowest peak that
+            a new order alone can reach.
         order: ``"auto"`` or ``"program"``.
         recompute: whether ops may be computed again.
         time_limit_s: when to stop searching (seconds).
         seed: seed of the search.
-        strict: whether a budget that cannot be reached is an error; otherwise the lowest plan is taken,
-            with a warning.
+        strict: whether a budget that cannot be reached is an error. If not, the lowest plan is used, with a
+            warning.
     """
 
     budget: int | float | str | None = None
@@ -60,10 +62,10 @@ class BackendOptions:
 
     @classmethod
     def read(cls, options: Mapping[str, Any] | None) -> BackendOptions:
-        """Check the options of a user.
+        """Return the options that a user gave, checked.
 
         Raises:
-            MemwatchError: there is no such option, or a value means nothing.
+            MemwatchError: an option does not exist, or its value means nothing.
         """
         known = [entry.name for entry in fields(cls)]
         for name in options or {}:
@@ -71,7 +73,7 @@ class BackendOptions:
                 raise MemwatchError(f"the backend memwatch has no option {name!r}; it has {', '.join(known)}")
         found = cls(**(options or {}))
         if found.budget is not None:
-            parse_budget(found.budget, 0)
+            parse_budget(found.budget, 0)  # raises now rather than in the middle of a compilation
         return found
 
 
@@ -82,13 +84,13 @@ def memwatch_backend(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph of dynamo; `torch.compile(model, backend="memwatch")` calls it.
+    """Return a compiled graph; `torch.compile(model, backend="memwatch")` calls this with graphs of dynamo.
 
     Args:
         module: the graph.
         inputs: its fake inputs.
         options: see `BackendOptions`.
-        mode: modes are presets of other backends; only "default" exists here.
+        mode: modes are presets of inductor; only "default" and None mean something here.
 
     Raises:
         MemwatchError: an option that does not exist.
@@ -115,7 +117,7 @@ class _Planner:
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **others: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Plan a joint graph and cut it into forward and backward."""
+        """Return the planned forward and backward of a joint graph."""
         try:
             plan = self._plan(joint, num_fwd_outputs)
         except UnsupportedOpError as error:
@@ -129,7 +131,7 @@ class _Planner:
         )  # fmt: skip
 
     def inference(self, module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        """Plan a graph without backward."""
+        """Return a planned graph that has no backward, ready to run."""
         try:
             module = rewritten(module, self._plan(module, None)).module
         except UnsupportedOpError as error:
@@ -147,7 +149,7 @@ class _Planner:
         except BudgetError as error:
             if options.strict or not isinstance(error.best, Plan):
                 raise
-            warnings.warn(f"torch.compile, backend memwatch: {error}; this plan is taken", stacklevel=2)
+            warnings.warn(f"torch.compile, backend memwatch: {error}; the lowest plan is used", stacklevel=2)
             plan = error.best
         _log.info("%s ops planned: %s", graph.num_ops, plan)
         return plan

@@ -1,7 +1,8 @@
 """What a call costs: FLOPs by torch's own formulas, and the bytes it moves.
 
-One byte moved is priced as `FLOPS_PER_BYTE` FLOPs, the balance of a CPU core (some 50 GFLOP/s against
-6 GB/s), so that an elementwise op is not free. Measured times are too noisy to compare plans by.
+Elementwise ops have no FLOPs by torch's formulas, but are not free. Each byte that an op reads or writes is
+therefore priced as `FLOPS_PER_BYTE` FLOPs, the balance of a CPU core (some 50 GFLOP/s against 6 GB/s). Measured
+times are too noisy to compare plans by.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def call_flops(call: Call) -> int:
 
 
 def _as_meta(call: Call) -> tuple[Value, Value, dict[str, Value], Value]:
+    """Return (overload, arguments, keyword arguments, result) of a call, with meta tensors, which hold no data."""
     positional, keyword, result = (
         replace(value, _meta_tensor) for value in (call.positional, list(call.keyword.values()), call.result)
     )
@@ -50,7 +52,7 @@ def price(overload: Value, positional: Value, keyword: dict[str, Value], result:
         overload: the op.
         positional: its positional arguments; tensors of any device.
         keyword: its keyword arguments.
-        result: what it gave.
+        result: its result.
     """
     name = base_name_of(overload)
     if name in ONLY_ALLOCATE or name == "resize_":
@@ -68,16 +70,15 @@ def flops(overload: Value, positional: Value, keyword: dict[str, Value], result:
     formula = flop_registry.get(overload.overloadpacket)
     if formula is None:
         return 0
-    with contextlib.suppress(
-        AssertionError, IndexError, TypeError, ValueError
-    ):  # a formula for other arguments
+    # some formulas expect the arguments of another overload of the op and raise on these
+    with contextlib.suppress(AssertionError, IndexError, TypeError, ValueError):
         out = tuple(result) if isinstance(result, list) else result
         return int(formula(*positional, **keyword, out_val=out))
     return 0
 
 
 def _span_bytes(tensor: Tensor) -> int:
-    """Return the bytes that a tensor touches; an expanded dimension is read once."""
+    """Return the bytes of memory behind a tensor; an expanded dimension, of stride 0, counts once."""
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size)
     return math.prod(map(int, sizes)) * tensor.dtype.itemsize
 

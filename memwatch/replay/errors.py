@@ -6,8 +6,8 @@ from memwatch.errors import MemwatchError
 
 
 class UnsupportedOpError(MemwatchError):
-    """An op of the program that cannot be run again from what was recorded; names the op and its line."""
+    """An op cannot be run again from what was recorded; the message names the op and its line."""
 
 
 class ReplayError(MemwatchError):
-    """A replay that had to stop: an op gave another value or shape than it did when it was recorded."""
+    """A replay had to stop: an op failed, or returned another value or shape than when it was recorded."""

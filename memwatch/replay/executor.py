@@ -1,8 +1,9 @@
-"""Execute a schedule on real storages: call, bind what it made, free each buffer at the step the plan says.
+"""Execute a schedule on real storages, and free each buffer at the step that the plan says.
 
-Every argument is rebuilt as a window on the storage of its buffer, just before the call, and dropped right
-after it, so that nothing but the list of storages keeps a buffer alive. The executor clears this list and
-nothing else: containers of the program (saved tensors, optimizer state) are never touched.
+A window is what a tensor shows of a storage: data type, shape, stride and offset. Every argument is rebuilt from
+its window just before a call and dropped right after it, so that nothing but the list of storages keeps a buffer
+alive. The executor empties this list and nothing else: it never touches saved tensors or optimizer state of the
+program.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ OnStep = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Frees:
-    """When buffers begin and end to be held, step by step.
+    """At which steps buffers begin and cease to be held.
 
     Attributes:
-        bound: buffers whose new bytes are kept at each step; others that are made there are dropped at once.
-        freed: buffers let go after each step.
+        bound: per step, the buffers whose new storage is kept; other storages that the step makes are dropped.
+        freed: per step, the buffers whose storage is dropped after it.
     """
 
     bound: list[set[int]]
@@ -53,7 +54,7 @@ class Frees:
 
 
 def frees_of(graph: Graph, schedule: Schedule) -> Frees:
-    """Derive from the planner's allocations what to bind and what to free at each step."""
+    """Return what to hold and what to free at each step, from the allocations that the planner counted."""
     held = allocations(graph, schedule)
     order = np.lexsort((held.last_step, held.first_step, held.buffer))
     bound: list[set[int]] = [set() for _ in range(len(schedule))]
@@ -62,7 +63,7 @@ def frees_of(graph: Graph, schedule: Schedule) -> Frees:
     columns = (held.buffer[order].tolist(), held.first_step[order].tolist(), held.last_step[order].tolist())
     for buffer, first, last in zip(*columns, strict=True):
         if buffer == previous and last <= until:
-            continue  # made again while its bytes are still there: the new ones are dropped
+            continue  # made again while the old storage is still held: the new one is dropped
         previous, until = buffer, last
         if first >= 0:
             bound[first].add(buffer)
@@ -79,25 +80,26 @@ class Executor:
         recorded: the program and its graph.
         schedule: what to run.
         storages: storage of every program buffer that is held; the executor's only references.
-        kept: live part of the recording; None for synthetic inputs, whose values are not compared.
+        inputs: the live part of the recording; None for synthetic inputs, whose results are not compared.
         on_step: called before every step with its number.
-        values: values that ops gave to the host, by call.
+        last_drawn: number of the last op that drew random numbers, -1 for none.
+        moved_bytes: bytes that were moved out and back, once the run is over.
     """
 
     recorded: Recorded
     schedule: Schedule
     storages: list[torch.UntypedStorage | None]
-    kept: ReplayInputs | None = None
+    inputs: ReplayInputs | None = None
     on_step: OnStep | None = None
     last_drawn: int = -1
     moved_bytes: int = 0
     _new: dict[int, torch.UntypedStorage] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Run every step; the storages of pinned buffers are what is left.
+        """Run every step. Afterwards `storages` holds the pinned buffers, the results of the program.
 
         Raises:
-            ReplayError: an op raised, or gave another value or shape than it was recorded with.
+            ReplayError: an op raised, or returned another value or shape than it was recorded with.
         """
         buffer_of = self.recorded.buffer_of.tolist()
         plan = frees_of(self.recorded.graph, self.schedule)
@@ -118,7 +120,7 @@ class Executor:
             self.moved_bytes = spill.moved_bytes
 
     def clear(self) -> None:
-        """Let go of every storage."""
+        """Drop every storage."""
         self._new.clear()
         self.storages.clear()
 
@@ -128,13 +130,14 @@ class Executor:
             assert storage is not None
             spill.out(buffer, storage)
         elif buffer in bound:
-            self.storages[buffer] = None
+            self.storages[buffer] = None  # the old storage goes first: the plan counts the buffer once
             self.storages[buffer] = spill.back(buffer, self.recorded.program.buffers[buffer].device)
 
     def _compute(self, call: Call, overload: Callable[..., Value], bound: set[int]) -> None:
-        if self.kept is not None and call.op in self.kept.rng_before:
-            restore_states(self.kept.rng_before[call.op], self.kept.generators)
+        if self.inputs is not None and call.op in self.inputs.rng_before:
+            restore_states(self.inputs.rng_before[call.op], self.inputs.generators)
             self.last_drawn = call.op
+        # a call that resizes a buffer gets a copy of it, so that the op can be computed again
         copies = {buffer: _copy(self._held(call, buffer)) for buffer in call.resized}
         result = self._call(call, overload, copies)
         copies.clear()
@@ -148,13 +151,17 @@ class Executor:
         self._new.clear()
 
     def _fill(self) -> None:
-        """Write what the host wrote into memory that was only allocated; zeros where nothing is known."""
+        """Fill memory that the op only allocated, as `aten.empty` does.
+
+        The host may then write it without an op, as `torch.tensor([1, 2])` does: those bytes were recorded.
+        A replay with synthetic inputs fills in zeros.
+        """
         for buffer, storage in self._new.items():
             number = self.recorded.program.buffers[buffer].storage
-            if self.kept is None:
+            if self.inputs is None:
                 as_bytes(storage).zero_()
-            elif number in self.kept.filled:
-                copy_in(self.kept.filled[number], storage)
+            elif number in self.inputs.filled:
+                copy_in(self.inputs.filled[number], storage)
 
     def _call(
         self, call: Call, overload: Callable[..., Value], copies: dict[int, torch.UntypedStorage]
@@ -165,12 +172,12 @@ class Executor:
                 storage = copies.get(buffer)
                 return rebuild(item, self._held(call, buffer) if storage is None else storage)
             if isinstance(item, GeneratorNumber):
-                return torch.Generator() if self.kept is None else self.kept.generators[item.number]
+                return torch.Generator() if self.inputs is None else self.inputs.generators[item.number]
             return item
 
         positional = replace(call.positional, build)
         keyword = {name: replace(value, build) for name, value in call.keyword.items()}
-        dispatch.set_grad_enabled(call.grad)  # below autograd it builds no graph, but kernels look at it
+        dispatch.set_grad_enabled(call.grad)  # no graph is built here, but some kernels read the grad mode
         try:
             return overload(*positional, **keyword)
         except Exception as error:
@@ -180,22 +187,24 @@ class Executor:
         storage = self.storages[buffer]
         if storage is None:
             raise ReplayError(
-                f"{call.where} needs a buffer that the plan has already freed; please report this plan"
+                f"{call.where} needs a buffer that the plan has already freed: this plan is wrong; please report it"
             )
         return storage
 
     def _check(self, call: Call, result: Value) -> None:
-        """Compare the results with the recorded ones: windows by shape, numbers by value; find what was made."""
+        """Compare results with the recorded ones, tensors by window and numbers by value; note new storages."""
         expected, given = list(leaves(call.result)), list(leaves(result))
         if len(expected) != len(given):
-            raise ReplayError(f"{call.where} gave {len(given)} results, {len(expected)} were recorded")
+            raise ReplayError(
+                f"{call.where} returned {len(given)} results, but {len(expected)} were recorded"
+            )
         for wanted, item in zip(expected, given, strict=True):
             if isinstance(wanted, Window) and isinstance(item, torch.Tensor):
                 self._check_tensor(call, wanted, item)
-            elif self.kept is not None and not _same(wanted, item):
+            elif self.inputs is not None and not _same(wanted, item):
                 raise ReplayError(
-                    f"{call.where} gave {item!r}, {wanted!r} was recorded: the program depends on a value that "
-                    "is not the same again; keep this op out of the block"
+                    f"{call.where} returned {item!r}, but {wanted!r} was recorded: the program depends on a value "
+                    "that differs from run to run; keep this op out of the block"
                 )
 
     def _check_tensor(self, call: Call, wanted: Window, tensor: Value) -> None:
@@ -205,30 +214,31 @@ class Executor:
         nbytes = self.recorded.program.buffers[buffer].nbytes
         if found != (wanted.dtype, wanted.size, wanted.stride, wanted.offset) or storage.nbytes() != nbytes:
             raise ReplayError(
-                f"{call.where} gave a {found[0]} tensor of shape {list(found[1])}, stride {list(found[2])}; recorded "
-                f"was {wanted.dtype}, {list(wanted.size)}, {list(wanted.stride)}: its shape depends on values"
+                f"{call.where} returned a {found[0]} tensor of shape {list(found[1])}, stride {list(found[2])}; "
+                f"recorded were {wanted.dtype}, {list(wanted.size)}, {list(wanted.stride)}: its shape depends on "
+                "values, which a replay cannot change"
             )
         known = self._new.get(buffer) if buffer in call.makes else self._held(call, buffer)
         if known is None:
             self._new[buffer] = storage
         elif address_of(known) != address_of(storage):
-            raise ReplayError(f"{call.where} returned other memory than it did when it was recorded")
+            raise ReplayError(f"{call.where} returned other memory than when it was recorded")
 
 
 def rebuild(window: Window, storage: torch.UntypedStorage) -> torch.Tensor:
-    """Make the tensor that is this window on a storage."""
+    """Return the tensor that shows a window of a storage."""
     empty: Value = torch.empty(0, dtype=window.dtype, device=storage.device)
     tensor: torch.Tensor = empty.set_(storage, window.offset, window.size, window.stride)
-    if "c" in window.flags:
+    if "c" in window.flags:  # conjugated lazily: torch conjugates when the tensor is read
         set_conj(tensor, True)
-    if "n" in window.flags:
+    if "n" in window.flags:  # negated lazily
         set_neg(tensor, True)
     return tensor
 
 
 @contextlib.contextmanager
 def below_autograd() -> Iterator[None]:
-    """Call ops as the recorder saw them: no autograd, no autocast, no modes, no overrides."""
+    """Let ops of the block run as the recorder saw them: no autograd, no autocast, no modes, no overrides."""
     with (
         without_modes(),
         torch.no_grad(),
@@ -246,4 +256,5 @@ def _copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def _same(wanted: Value, found: Value) -> bool:
-    return wanted.__class__ is found.__class__ and repr(wanted) == repr(found)  # nan equals nan, 0.0 not -0.0
+    # by text: nan then equals nan, and 0.0 differs from -0.0
+    return wanted.__class__ is found.__class__ and repr(wanted) == repr(found)

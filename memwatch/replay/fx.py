@@ -1,4 +1,4 @@
-"""Adapter: an FX graph of ATen ops as a planner graph."""
+"""Adapter: an FX graph of ATen ops as a planner graph. Nodes that only return views are no ops of it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,25 @@ if TYPE_CHECKING:
     from memwatch.planner.op import Name
 
 BOUNDARY: Final = "the code between forward and backward"
-"""Name of the op that stands for it: it reads what the forward gives and makes the tangents."""
+"""Name of the op that stands for this code: it reads the forward's outputs and makes the tangents, the gradients
+that are handed to the backward."""
 
 _SYMBOLS: Final = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _UNKNOWN_SIZE: Final = 4096
-"""Elements that a dimension without a hint is taken to have."""
+"""Size assumed for a dimension that is symbolic and had no value during tracing."""
 
 
 @dataclass
 class _Reader:
-    """Follows which storage every node lies on; nodes are visited in order."""
+    """Reads nodes in order and follows which storages each of them lies on.
+
+    Attributes:
+        ops: the ops so far.
+        buffers: node -> names of the storages that its tensors lie on.
+        names: address of a (fake) storage -> its name.
+        inputs, tangents: names of external storages, with their sizes (bytes).
+        keep: storages that the graph returns.
+    """
 
     ops: list[OpSpec] = field(default_factory=list)
     buffers: dict[fx.Node, tuple[str, ...]] = field(default_factory=dict)
@@ -65,7 +74,7 @@ class _Reader:
             )
 
     def cross(self, outputs: list[fx.Node], mutated: list[fx.Node]) -> None:
-        """Leave the forward: its outputs are there, mutated inputs are written, the tangents are handed in."""
+        """Add the boundary op: it reads the forward's outputs, writes mutated inputs and makes the tangents."""
         written = {name for node in mutated for name in self.buffers[node]}
         given = {name for node in outputs for name in self.buffers[node]} - written
         spec = OpSpec(
@@ -75,23 +84,24 @@ class _Reader:
 
     def _item(self, node: fx.Node) -> tuple[str, ...]:
         found = tuple(self.names[address_of(tensor.untyped_storage())] for tensor in _tensors(node))
-        return found or self.buffers[node.all_input_nodes[0]]  # a number waits for the op that gives it
+        return found or self.buffers[node.all_input_nodes[0]]  # an item that is a number waits for its op
 
     def _read_op(self, node: fx.Node) -> None:
         made: dict[Name, int] = {}
         mine = [self._name(node, tensor, made) for tensor in _tensors(node)]
-        if not mine:  # whoever uses a number waits for it, though it takes no memory
+        if not mine:  # a number takes no memory, but its users must wait for it: a buffer of 0 bytes
             mine, made = [f"{node.name}.value"], {f"{node.name}.value": 0}
         self.buffers[node] = tuple(mine)
         writes = {name for used in written_nodes(node) for name in self.buffers[used]}
         reads = {name for used in node.all_input_nodes for name in self.buffers[used]} - writes - made.keys()
         effect = _effect(node)
         if made or writes or effect is not Effect.NONE:
+            # the random state before an op of an FX graph is not recorded, so ops that draw never run twice
             spec = OpSpec(
                 node.name, sorted(reads), made, _price(node), sorted(writes), effect=effect,
                 recomputable=None if list(_tensors(node)) else False,
             )  # fmt: skip
-            self.ops.append(spec)  # RNG ops of an FX graph have no recorded state to restore: never twice
+            self.ops.append(spec)
 
     def _name(self, node: fx.Node, tensor: torch.Tensor, new: dict[Name, int]) -> str:
         storage = tensor.untyped_storage()
@@ -104,16 +114,16 @@ class _Reader:
 
 
 def graph_from_fx(module: fx.GraphModule, num_fwd_outputs: int | None = None) -> Graph:
-    """Describe an FX graph of ATen ops to the planner.
+    """Return an FX graph of ATen ops as a graph for the planner.
 
     Args:
-        module: as `make_fx`, `torch.export` or AOTAutograd trace it: every node holds its (fake) value in
-            ``meta["val"]``. Placeholders and attributes are inputs, what the output returns is kept.
-        num_fwd_outputs: for the joint graph of a forward and its backward, how many of the outputs the
-            forward gives. An op named `BOUNDARY` then stands between the two.
+        module: the graph as `make_fx`, `torch.export` or AOTAutograd trace it: every node holds its (fake)
+            value in ``meta["val"]``. Placeholders and attributes are inputs; what the output returns is kept.
+        num_fwd_outputs: for the joint graph of a forward and its backward, how many of the outputs belong
+            to the forward. An op named `BOUNDARY` then stands between the two.
 
     Returns:
-        A graph whose ops carry the names of the nodes; views are folded away.
+        A graph whose ops carry the names of the nodes.
 
     Raises:
         UnsupportedOpError: a node is no ATen op or holds no value.
@@ -133,7 +143,7 @@ def graph_from_fx(module: fx.GraphModule, num_fwd_outputs: int | None = None) ->
 
 
 def crossing_node(graph: fx.Graph) -> fx.Node:
-    """Return the first node of a joint graph that computes with a tangent: all forward outputs come before."""
+    """Return the first node of a joint graph that uses a tangent; all forward outputs are computed before it."""
     node: fx.Node
     for node in graph.nodes:
         if node.op != "placeholder" and any(is_tangent(used) for used in node.all_input_nodes):
@@ -143,26 +153,26 @@ def crossing_node(graph: fx.Graph) -> fx.Node:
 
 
 def _mutated(graph: fx.Graph) -> list[fx.Node]:
-    """Give the inputs that AOTAutograd writes after the forward, with what the forward computed for them."""
+    """Return the inputs that AOTAutograd writes between forward and backward, as the program mutated them."""
     outputs = graph.output_node().meta.get("desc", ())
     written = {item.mutated_input for item in leaves(outputs) if isinstance(item, InputMutation)}
     return [node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in written]
 
 
 def is_tangent(node: fx.Node) -> bool:
-    """Whether a node of a joint graph is a gradient that is handed to the backward."""
+    """Return True for a tangent: an input of a joint graph that is a gradient handed to the backward."""
     return node.op == "placeholder" and "tangents" in str(node.target)
 
 
 def is_op(node: fx.Node) -> bool:
-    """Whether a node is something to run: an ATen op, an op with subgraphs, or arithmetic of symbolic sizes."""
+    """Return True for a node that computes: an ATen op, an op with subgraphs, arithmetic of symbolic sizes."""
     if isinstance(node.target, (OpOverload, HigherOrderOperator)):
         return True
     return node.op == "call_function" and isinstance(node.meta.get("val"), (*_SYMBOLS, int, float, bool))
 
 
 def written_nodes(node: fx.Node) -> Iterator[fx.Node]:
-    """Give the nodes that a call writes in place."""
+    """Yield the nodes whose values a call writes in place."""
     if not isinstance(node.target, OpOverload):
         return
     for position, argument in enumerate(schema_of(node.target).arguments):
@@ -172,17 +182,18 @@ def written_nodes(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def hinted(size: Value) -> int:
-    """Return a size as a number; a symbolic one has the value that it was traced with."""
+    """Return a size as a number; a symbolic size is replaced by the value that it was traced with."""
     return (
         int(optimization_hint(size, fallback=_UNKNOWN_SIZE)) if isinstance(size, torch.SymInt) else int(size)
     )
 
 
 def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:
+    """Return the (fake) tensors of a node's value."""
     value: Value = node.meta.get("val", node.meta.get("example_value"))
     if value is None and node.op == "get_attr":
         value = getattr(node.graph.owning_module, str(node.target), None)
-        if isinstance(value, torch.nn.Module):  # the subgraph of an op
+        if isinstance(value, torch.nn.Module):  # a subgraph, argument of a higher-order op: no tensor
             value = ()
     if value is None and node.op != "call_function":
         raise UnsupportedOpError(
@@ -215,7 +226,7 @@ def _price(node: fx.Node) -> float:
 
 
 def _sized(value: Value) -> Value:
-    """Put tensors of plain sizes in the place of nodes and of tensors with symbolic sizes."""
+    """Return a value with nodes and tensors replaced by meta tensors, whose sizes are plain numbers."""
     if isinstance(value, fx.Node):
         return _sized(value.meta.get("val"))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Adapter: a recorded program as a planner graph; op and buffer indices of both are the same."""
+"""Adapter: a recorded program as a planner graph."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Recorded:
 
     Attributes:
         program: calls and buffers.
-        graph: what the planner sees; op `i` is call `i`, named by the op's number in the capture.
-        buffer_of: program buffer of each graph buffer.
-        device: device whose bytes are planned, as `cpu` or `cuda:0`.
+        graph: the planner's view of it; op `i` is call `i`, named by the op's number in the capture.
+        buffer_of: index in `program.buffers` of each buffer of the graph.
+        device: device whose bytes are planned, such as `cpu` or `cuda:0`.
     """
 
     program: Program
@@ -46,7 +46,7 @@ class Recorded:
 
 
 def recorded_program(capture: Capture) -> Recorded:
-    """Read a capture made with `replay=True` and describe it to the planner.
+    """Return the program of a capture made with `replay=True`, and its graph.
 
     Raises:
         MemwatchError: the capture holds no arguments.
@@ -60,7 +60,7 @@ def recorded_program(capture: Capture) -> Recorded:
 
 
 def _main_device(program: Program) -> str:
-    """Give the device that holds most bytes; an accelerator goes before the host."""
+    """Return the device that holds most bytes; an accelerator comes before the CPU."""
     totals: dict[str, int] = {}
     for buffer in program.buffers:
         totals[buffer.device] = totals.get(buffer.device, 0) + buffer.nbytes
@@ -68,6 +68,7 @@ def _main_device(program: Program) -> str:
 
 
 def _graph(capture: Capture, program: Program, device: str) -> Graph:
+    # buffers on other devices have size 0: no figure is a sum over devices
     size = [buffer.nbytes if buffer.device == device else 0 for buffer in program.buffers]
     calls = program.calls
     made = np.array([sum(size[buffer] for buffer in call.makes) for call in calls], dtype=np.int64)
@@ -80,9 +81,10 @@ def _graph(capture: Capture, program: Program, device: str) -> Graph:
             makes={buffer: size[buffer] for buffer in call.makes},
             cost=cost(call),
             writes=call.writes,
-            # a buffer that changes its size is copied first, so that the op can be computed again
+            # the executor copies a buffer that the op resizes, so that the op can be computed again
             workspace_bytes=max(int(work), sum(size[buffer] for buffer in call.resized)),
             effect=(effect := effect_of(call)),
+            # the recording holds the random state before each op that draws, so such an op may run again
             recomputable=True if effect is Effect.RNG else None,
         )
         for call, work in zip(calls, workspace, strict=True)
@@ -98,13 +100,13 @@ def _graph(capture: Capture, program: Program, device: str) -> Graph:
 
 
 def effect_of(call: Call) -> Effect:
-    """Say what a call does besides its buffers; a custom op may do anything."""
+    """Return what a call does besides reading and writing buffers; a custom op may do anything."""
     space = call.name.split(".")[0]
     if space in COLLECTIVE_NAMESPACES or space == _SYMMETRIC:
         return Effect.COLLECTIVE
     if space not in _PURE:
         return Effect.UNKNOWN
-    if call.tells:
+    if call.returns_number:
         return Effect.ITEM
     arguments = leaves([call.positional, list(call.keyword.values())])
     if torch.Tag.nondeterministic_seeded in overload_of(call).tags or any(
@@ -115,7 +117,10 @@ def effect_of(call: Call) -> Effect:
 
 
 def in_words(recorded: Recorded) -> Graph:
-    """Give the same graph with names to read: what each op is, its number and its line; what made each buffer."""
+    """Return the same graph with names for people.
+
+    An op is named by its overload, number and line, a buffer by its type and the op that made it.
+    """
     program = recorded.program
     ops = tuple(_op_words(call) for call in program.calls)
     buffers = []

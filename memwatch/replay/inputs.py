@@ -1,7 +1,7 @@
-"""What a replay starts from: the recorded inputs, or synthetic ones of the same shapes.
+"""The inputs of a replay: the recorded ones, or synthetic ones of the same shapes.
 
-The program's own tensors are only ever read. An input that the program writes is replaced by a copy, made
-from its bytes of before the first write, so that no replay, finished or failed, changes anything of the user.
+The program's own tensors are only ever read. An input that the program writes is replaced by a copy of its bytes
+from before the first write. So no replay, finished or failed, changes a tensor of the user.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 _FLOATS: Final = frozenset({"float64", "float32", "float16", "bfloat16", "complex64", "complex128"})
 
 
-def starting_storages(program: Program, kept: ReplayInputs | None) -> list[torch.UntypedStorage | None]:
-    """Give the storage of every input buffer; None for buffers that a call makes.
+def starting_storages(program: Program, inputs: ReplayInputs | None) -> list[torch.UntypedStorage | None]:
+    """Return the storage of every input buffer, and None for buffers that a call makes.
 
     Args:
         program: the program.
-        kept: the live part of the recording; None makes synthetic inputs.
+        inputs: the live part of the recording; None makes synthetic inputs.
 
     Raises:
         ReplayError: an input was changed since it was recorded.
     """
     used = {number for call in program.calls for number in (*call.reads, *call.writes)}
     return [
-        _starting(buffer, kept) if number in used and buffer.maker == NONE else None
+        _starting(buffer, inputs) if number in used and buffer.maker == NONE else None
         for number, buffer in enumerate(program.buffers)
     ]
 
 
-def _starting(buffer: Buffer, kept: ReplayInputs | None) -> torch.UntypedStorage:
-    if kept is None:
+def _starting(buffer: Buffer, inputs: ReplayInputs | None) -> torch.UntypedStorage:
+    if inputs is None:
         return _copied(_synthetic(buffer), buffer.device)
-    before = kept.before.get(buffer.storage)
+    before = inputs.before.get(buffer.storage)
     if before is not None:
         return _copied(before, buffer.device)
-    storage = kept.inputs[buffer.storage]
-    if storage.nbytes() != buffer.nbytes or checksum(storage) != kept.checksums[buffer.storage]:
+    storage = inputs.inputs[buffer.storage]
+    if storage.nbytes() != buffer.nbytes or checksum(storage) != inputs.checksums[buffer.storage]:
         raise ReplayError(
             f"an input of the block ({buffer.dtype}, {buffer.nbytes} bytes) was changed since it was recorded; "
             "replay before the program goes on, or record again"
@@ -61,7 +61,10 @@ def _copied(held: HostBytes, device: str) -> torch.UntypedStorage:
 
 
 def _synthetic(buffer: Buffer) -> HostBytes:
-    """Make bytes of the recorded type: numbers between 0 and 1, or zeros, which are valid as indices."""
+    """Return bytes of the recorded type: numbers between 0 and 1 for floats, zeros for other types.
+
+    Integers may be indices into tensors of any size, and 0 is the only index that is always valid.
+    """
     if buffer.dtype not in _FLOATS or not buffer.nbytes:
         return np.zeros(buffer.nbytes, dtype=np.uint8)
     dtype: torch.dtype = getattr(torch, buffer.dtype)
@@ -71,16 +74,16 @@ def _synthetic(buffer: Buffer) -> HostBytes:
     return np.concatenate([held, np.zeros(buffer.nbytes - len(held), dtype=np.uint8)])
 
 
-def check_inputs(program: Program, kept: ReplayInputs) -> None:
-    """Refuse a program whose inputs changed in a way that no op shows.
+def check_inputs(program: Program, inputs: ReplayInputs) -> None:
+    """Raise for a program whose inputs changed while no recorded op wrote them.
 
     Raises:
-        UnsupportedOpError: names the first op that used such an input.
+        UnsupportedOpError: the message names the first op that used such an input.
     """
     for call in program.calls:
         for number in (*call.reads, *call.writes):
             buffer = program.buffers[number]
-            if buffer.maker == NONE and buffer.storage in kept.changed:
+            if buffer.maker == NONE and buffer.storage in inputs.changed:
                 raise UnsupportedOpError(
                     f"an input of {call.where} was changed inside the block, but by no recorded op "
                     "(numpy, a compiled region, another thread?); change it with torch ops, or outside the block"

@@ -1,7 +1,7 @@
 """Measure the peak of a stretch of code by the allocator's own events, independently of the recorder.
 
-torch's kineto profiler reports every allocation and free of c10's allocators, with address and signed bytes,
-on the thread that runs it. No op scope is switched on, so that nothing else is recorded.
+torch's kineto profiler reports every allocation and free of c10's allocators on its own thread, with address and
+signed bytes. No op is recorded beside them, so that measuring costs little.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Measured:
-    """Most bytes that were allocated during the stretch and live at one instant, on one device."""
+    """The result of `measure_peak`: bytes that were allocated in the block and live at once, at most."""
 
     peak_increase_bytes: int = 0
 
 
 @contextlib.contextmanager
 def measure_peak(device: str) -> Iterator[Measured]:
-    """Measure the block on a device, as `cpu` or `cuda:0`; the result is filled when the block ends.
+    """Yield the result of measuring the block on a device (`cpu`, `cuda:0`); it is filled in at the end.
 
     Raises:
-        MemwatchError: a profiler is running already, or this torch tells no allocator events.
+        MemwatchError: a profiler is running already, or this torch reports no allocator events.
     """
     if profiler.is_running():
         raise MemwatchError("a profiler is running, so the peak cannot be measured; leave its block first")
@@ -50,7 +50,7 @@ def measure_peak(device: str) -> Iterator[Measured]:
 
 
 def _events(roots: list[Value], device: str) -> list[tuple[int, int, int]]:
-    """List (time, address, signed bytes) of the device, in order."""
+    """Return (time, address, signed bytes) of every allocation and free on the device, in order of time."""
     wanted = torch.device(device)
     found = []
     waiting = list(roots)
@@ -66,7 +66,7 @@ def _events(roots: list[Value], device: str) -> list[tuple[int, int, int]]:
 
 
 def _peak(events: list[tuple[int, int, int]]) -> int:
-    """Return the highest level; a free counts only if its block was allocated here."""
+    """Return the most bytes live at once; the free of a block allocated before the measurement is ignored."""
     open_bytes: dict[int, int] = {}
     level = peak = 0
     for _, address, nbytes in events:
@@ -80,7 +80,10 @@ def _peak(events: list[tuple[int, int, int]]) -> int:
 
 @contextlib.contextmanager
 def _without_kineto_lines() -> Iterator[None]:
-    """Keep the `USDT:` lines that kineto prints at start and stop off stderr; pass everything else on."""
+    """Drop the `USDT:` lines that kineto prints to stderr when it starts and stops; pass on all other output.
+
+    C++ prints them to file descriptor 2, which `contextlib.redirect_stderr` does not reach.
+    """
     try:
         saved = os.dup(2)
     except OSError:  # stderr is closed
@@ -95,5 +98,5 @@ def _without_kineto_lines() -> Iterator[None]:
             os.close(saved)
             held.seek(0)
             rest = b"".join(line for line in held.readlines() if not line.startswith(b"USDT:"))
-            if rest:
+            if rest:  # what C++ code of other threads printed meanwhile
                 os.write(2, rest)

@@ -1,4 +1,4 @@
-"""Find the overload that a recorded name means."""
+"""The torch overload behind a recorded name such as `aten.mm.default`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 
 
 def overload_of(call: Call) -> Any:  # torch has no public type for an overload
-    """Return the overload of a call.
+    """Return the overload that a recorded call called.
 
     Raises:
-        UnsupportedOpError: it is not defined in this process.
+        UnsupportedOpError: the op is not defined in this process.
     """
     found = _find(call.name)
     if found is None:
-        raise UnsupportedOpError(f"{call.where} is not defined here; import the library that defines it")
+        raise UnsupportedOpError(
+            f"{call.where} is not defined in this process; import the library that defines it"
+        )
     return found
 
 

@@ -1,7 +1,8 @@
-"""A capture made with `replay=True` as a program: calls with decoded arguments, over buffers.
+"""A capture made with `replay=True` as a program: calls over buffers, with decoded arguments.
 
-A buffer is one storage between two changes of its size: `resize_` and `out=` begin a new buffer, whose
-bytes the op that resized it made. Calls that make, write and tell nothing (hidden views, `set_`) are left out.
+A buffer is one storage between two changes of its size. `resize_` and `out=` begin a new buffer, made by the op
+that changed the size. Calls that make and write no buffer and return no number, such as views and `set_`, are left
+out: a replay rebuilds each tensor from its window, the data type, shape, stride and offset that it shows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 READ, WRITTEN, RESULT = (OPERANDS.index(name) for name in ("read", "written", "result"))
 _ONLY_MOVES = "aten.set_."
-"""It gives a tensor another storage; tensors are rebuilt from their windows, so there is nothing to run again."""
+"""Gives a tensor another storage. Tensors are rebuilt from their windows, so it need not run again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,10 @@ class Buffer:
     Attributes:
         storage: number of the storage in the capture.
         nbytes: its size (bytes).
-        device: device, as `cpu` or `cuda:0`.
-        dtype: element type of the first tensor seen on it, as `float32`.
+        device: device, such as `cpu` or `cuda:0`.
+        dtype: element type of the first tensor seen on it, such as `float32`.
         maker: index of the call that made it, -1 for an input.
-        pinned: whether the program can still reach it at the end and an op made or wrote it.
+        pinned: whether an op made or wrote it and the program can still reach it at the end: a result.
     """
 
     storage: int
@@ -56,14 +57,14 @@ class Call:
 
     Attributes:
         op: number of the op in the capture.
-        name: overload, as `aten.mm.default`.
+        name: overload, such as `aten.mm.default`.
         line: `file:line` of the program's own code.
-        positional, keyword: arguments, tensors as windows whose slot is an index into `buffers`.
-        result: results, written in the same way; numbers are the values that the op gave.
+        positional, keyword: arguments; tensors are windows whose slot is an index into `buffers`.
+        result: results in the same form; numbers are the values that the op returned.
         buffers: buffer of each tensor, arguments first, then results.
         reads, writes, makes: buffers, without duplicates.
-        resized: buffers that the op gave another size (it makes their next one).
-        grad: whether grad mode was on; kernels may keep more for backward then.
+        resized: buffers whose size the op changed; it makes the buffers that follow them.
+        grad: whether grad mode was on, in which kernels may keep more for backward.
     """
 
     op: int
@@ -81,12 +82,12 @@ class Call:
 
     @property
     def where(self) -> str:
-        """Name the op and its line, for messages."""
+        """The op and its line, for messages."""
         return f"op {self.op} ({self.name}, {self.line})" if self.line else f"op {self.op} ({self.name})"
 
     @property
-    def tells(self) -> bool:
-        """Whether the op hands a value to the host."""
+    def returns_number(self) -> bool:
+        """Whether the op returns a value to Python that is no tensor, as `item` does."""
         return any(
             not isinstance(item, (Window, Unsupported)) and item is not None for item in leaves(self.result)
         )
@@ -94,24 +95,24 @@ class Call:
 
 @dataclass(frozen=True)
 class Program:
-    """What a plan is made from and a replay executes."""
+    """The program that a plan is made for and a replay executes."""
 
     calls: list[Call]
     buffers: list[Buffer]
     deaths: dict[int, int] = field(default_factory=dict)
     """Buffer -> index of the call after which the program freed it."""
     windows: dict[int, set[Window]] = field(default_factory=dict)
-    """Buffer -> all that tensors showed of it (of what `empty` allocated: all that was written); kernels leave
-    memory unset behind that, as a reduced loss does."""
+    """Buffer -> windows that tensors had on it. Only these bytes are compared: kernels leave memory unset outside of
+    them, as a reduced loss does. Of memory that `empty` allocated, only windows that an op wrote count."""
 
 
 def read_program(capture: Capture) -> Program:
-    """Decode the arguments of a capture.
+    """Return the program of a capture.
 
     Raises:
         MemwatchError: the capture was made without `replay=True`.
-        UnsupportedOpError: an op cannot be called again from what was recorded, compiled code ran, or the tensors
-            were fake.
+        UnsupportedOpError: an op cannot be called again from what was recorded, compiled code ran, or the
+            tensors were fake.
     """
     if capture.meta.get("estimate"):
         raise UnsupportedOpError(
@@ -131,7 +132,7 @@ def read_program(capture: Capture) -> Program:
 
 
 class _Reader:
-    """Reads calls one by one and follows which buffer each storage is."""
+    """Reads calls one by one and follows which buffer each storage is at present."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
@@ -158,7 +159,7 @@ class _Reader:
             self._read_call(op, call, result, operands.get(op, []), grad=bool(grad))
         if self._calls_without_memory and not self._calls:
             raise UnsupportedOpError(
-                "every recorded op is about fake or meta tensors, which hold no values to replay; record real ones"
+                "every recorded op used fake or meta tensors, which hold no values to replay; record real tensors"
             )
         return Program(self._calls, self._with_pins(), self._deaths(), self._windows)
 
@@ -202,10 +203,11 @@ class _Reader:
             self._calls_without_memory += 1
             return
         _refuse_unsupported(made)
-        if makes or writes or made.tells or not name.startswith("aten."):
+        if makes or writes or made.returns_number or not name.startswith("aten."):
             self._calls.append(made)
 
     def _note_windows(self, call: Call) -> None:
+        """Note which parts of each buffer hold defined bytes."""
         if call.name.split(".")[1] in ONLY_ALLOCATE:
             self._blank.update(call.makes)
         for item in leaves([call.positional, list(call.keyword.values()), call.result]):
@@ -215,6 +217,7 @@ class _Reader:
                 self._windows.setdefault(buffer, set()).add(window)
 
     def _argument(self, storage: int, nbytes: int, op: int, name: str, line: str) -> int:
+        """Return the buffer that a storage is when an op takes it; a new one is an input of the program."""
         known = self._current.get(storage)
         if known is None:
             return self._new(storage, nbytes, NONE)
@@ -232,7 +235,7 @@ class _Reader:
         return len(self._buffers) - 1
 
     def _with_pins(self) -> list[Buffer]:
-        """Pin what can still be reached at the end and was made or written by an op."""
+        """Return the buffers with `pinned` set on those that an op made or wrote and that are still alive."""
         written = {buffer for call in self._calls for buffer in call.writes}
         last = set(self._current.values())
         return [
@@ -243,7 +246,7 @@ class _Reader:
         ]
 
     def _deaths(self) -> dict[int, int]:
-        """Find, for every buffer that died inside the block, the last call that had started by then."""
+        """Return, for every buffer freed inside the block, the last call that had started by then."""
         deaths = self._capture.tables["deaths"]
         ops = np.array([call.op for call in self._calls], dtype=np.int64)
         position = np.searchsorted(ops, deaths["op"]) - 1
@@ -256,13 +259,14 @@ class _Reader:
 
 
 def _has_no_memory(call: Call) -> bool:
-    """Tell calls that are about fake and meta tensors only: a compiler traces, nothing is computed."""
+    """Return True for a call with fake and meta tensors only: a compiler traces, and nothing is computed."""
     arguments = list(leaves([call.positional, list(call.keyword.values()), call.result]))
     kinds = {item.what for item in arguments if isinstance(item, Unsupported)}
     return bool(kinds) and kinds <= {FAKE, META} and not any(isinstance(item, Window) for item in arguments)
 
 
 def _refuse_unsupported(call: Call) -> None:
+    """Raise for an argument or a result that cannot be recorded as a window or a number."""
     for item in leaves([call.positional, list(call.keyword.values()), call.result]):
         if isinstance(item, Unsupported):
             raise UnsupportedOpError(
@@ -272,9 +276,10 @@ def _refuse_unsupported(call: Call) -> None:
 
 
 def op_lines(capture: Capture) -> dict[int, str]:
-    """Give `file:line` of the innermost frame of the program's own code for every op."""
+    """Return `file:line` of the innermost frame of the program's own code for every op."""
     stacks = capture.tables["stacks"]
-    own = np.flatnonzero(stacks["owner"] <= CodeOwner.INSTALLED)[::-1]  # innermost last, so that it wins
+    # the rows of a stack begin with the innermost frame; reversed, it is written last and wins
+    own = np.flatnonzero(stacks["owner"] <= CodeOwner.INSTALLED)[::-1]
     files = capture.text(stacks["file"][own])
     place = {
         stack: f"{file}:{line}"
@@ -303,5 +308,5 @@ def _grouped(capture: Capture) -> dict[int, list[tuple[int, int, int]]]:
 
 
 def pinned(program: Program) -> Iterator[int]:
-    """Give the buffers that must hold their final bytes at the end."""
+    """Return the buffers that must hold their final bytes at the end."""
     return (number for number, buffer in enumerate(program.buffers) if buffer.pinned)

@@ -1,4 +1,4 @@
-"""What a replay found."""
+"""The result of a replay: measured peak, differences, time."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ class ReplayResult:
     """A plan, executed and checked.
 
     Attributes:
-        peak_increase_bytes: most bytes allocated by the run and live at one instant, by the allocator's events.
-        planned_bytes: what the plan says it would be.
+        peak_increase_bytes: most bytes that the run allocated and held at once, by the allocator's events.
+        planned_bytes: peak increase that the plan predicts.
         identical: whether everything the program can still reach has the same bytes as after the program, and
-            the random generators the same state. None for synthetic inputs, where there is nothing to compare.
-        max_abs_diff: largest absolute difference of any element (0.0 when identical; not a number when there is
-            nothing to compare).
-        tolerance: largest difference between two runs of the program in its own order: what its kernels leave to
-            chance; 0.0 when they repeat themselves bit for bit, as on the CPU.
+            the random generators have the same state. None for synthetic inputs, where nothing is compared.
+        max_abs_diff: largest absolute difference of any element; 0.0 when identical, nan when nothing is
+            compared.
+        tolerance: largest difference between two runs of the program in its own order. It is 0.0 where kernels
+            repeat their results bit for bit, as on the CPU, and above where they do not.
         duration_s: time the run took (s).
-        moved_bytes: bytes moved out and back.
+        moved_bytes: bytes that were moved out and back.
         num_checked: how many storages were compared.
         synthetic: whether the inputs were made up, because only the capture was there.
-        differs_in: the op, with its line, whose result is the first that differs; empty where none does.
+        differs_in: op and line that left the first result that differs; empty where none does.
     """
 
     peak_increase_bytes: int

@@ -1,7 +1,7 @@
-"""Write a plan of an FX graph as an FX graph: its ops in the planned order, a repeated one as a node of its own.
+"""Write the plan of an FX graph as an FX graph: ops in the planned order, a recompute as a node of its own.
 
-Views are no ops of a plan. They are made again from their base, next to the ops that use them, so that none
-of them keeps an old copy of a recomputed buffer alive.
+A plan has no views. Each view is made again from its base, next to the ops that use it, so that no view keeps an
+old copy of a recomputed buffer alive.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Rewritten:
 
     Attributes:
         module: the graph with its ops in the planned order.
-        saved: nodes of it that run before the boundary and are used after it, in order.
+        saved: nodes that run before the boundary between forward and backward and are used after it, in order.
     """
 
     module: fx.GraphModule
@@ -33,12 +33,12 @@ class Rewritten:
 
 
 def rewritten(module: fx.GraphModule, plan: Plan, num_fwd_outputs: int | None = None) -> Rewritten:
-    """Write a plan of a graph as a graph.
+    """Return a graph that runs as its plan says.
 
     Args:
         module: the graph that the plan was made of.
-        plan: what `plan_graph(graph_from_fx(module, num_fwd_outputs))` gave; without moves.
-        num_fwd_outputs: for a joint graph, how many of the outputs the forward gives.
+        plan: result of `plan_graph(graph_from_fx(module, num_fwd_outputs))`; a plan without moves.
+        num_fwd_outputs: for a joint graph, how many of the outputs belong to the forward.
     """
     writer = _Writer(module.graph, plan, num_fwd_outputs)
     for name in plan.order:
@@ -52,7 +52,7 @@ def rewritten(module: fx.GraphModule, plan: Plan, num_fwd_outputs: int | None = 
 
 @dataclass
 class _Writer:
-    """Copies nodes; `now` holds the last copy of every op, input and item of a tuple."""
+    """Copies nodes to a new graph; `now` holds the latest copy of every op, input and item of a tuple."""
 
     old: fx.Graph
     plan: Plan
@@ -81,11 +81,11 @@ class _Writer:
         node = self._nodes[str(name)]
         self.now[node] = self._copy(node)
         for user in node.users:
-            if user.target is operator.getitem:  # at once, so that the tuple keeps no item alive
+            if user.target is operator.getitem:  # unpacked at once: a tuple would keep all its items alive
                 self.now[user] = self._copy(user)
 
     def finish(self) -> None:
-        """Write the outputs."""
+        """Write the output node."""
         rest = [self._value(item) for item in self._outputs()[len(self._given) :]]
         end = self.old.output_node()
         result = self._fill(end.args[0], iter([*self._given, *rest]))
@@ -106,7 +106,7 @@ class _Writer:
         return self.graph.node_copy(node, self._current)
 
     def _current(self, node: fx.Node) -> fx.Node:
-        """Return the node that now stands for an old one, made now if it is a view."""
+        """Return the copy that stands for a node at this step; a view is copied now if it is not there."""
         found = self.now.get(node)
         if found is None:
             sources = tuple(self._current(used) for used in node.all_input_nodes)

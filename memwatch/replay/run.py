@@ -1,4 +1,4 @@
-"""Replay a schedule: restore inputs and generators, execute, measure, compare, put everything back."""
+"""Replay a schedule: execute it on the recorded inputs, measure, compare, and restore the random state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def replay_schedule(
     recorded: Recorded,
     schedule: Schedule,
-    kept: ReplayInputs | None,
+    inputs: ReplayInputs | None,
     planned_bytes: int,
     on_step: OnStep | None = None,
 ) -> ReplayResult:
@@ -42,14 +42,14 @@ def replay_schedule(
     Args:
         recorded: the program and its graph.
         schedule: the steps.
-        kept: the live part of the recording; None replays with synthetic inputs of the recorded shapes.
+        inputs: the live part of the recording; None replays with synthetic inputs of the recorded shapes.
         planned_bytes: peak increase that the plan promises.
         on_step: called before every step with its number.
 
     Raises:
-        ReplayError: an input changed since it was recorded, or an op gave another value, shape or error.
+        ReplayError: an input changed since it was recorded, or an op failed or returned another value or shape.
     """
-    run = _Run(recorded, kept)
+    run = _Run(recorded, inputs)
     found, outcome = run.once(schedule, on_step)
     result = partial(
         ReplayResult,
@@ -58,10 +58,10 @@ def replay_schedule(
         duration_s=outcome.duration_s,
         moved_bytes=outcome.moved_bytes,
     )
-    if kept is None:
+    if inputs is None:
         return result(identical=None, max_abs_diff=math.nan, tolerance=0.0, num_checked=0, synthetic=True)
     program = recorded.program
-    wanted = recorded_results(program, kept)
+    wanted = recorded_results(program, inputs)
     wrong = differing(wanted, found)
     gap = largest_of(program, wrong, wanted, found)
     tolerance = run.own_difference() if wrong else 0.0
@@ -72,7 +72,7 @@ def replay_schedule(
 
 
 class _Outcome:
-    """What one run measured."""
+    """Measurements of one run."""
 
     peak_increase_bytes = 0
     duration_s = 0.0
@@ -83,20 +83,20 @@ class _Outcome:
 class _Run:
     """Runs schedules of one program, each from the recorded start."""
 
-    def __init__(self, recorded: Recorded, kept: ReplayInputs | None) -> None:
+    def __init__(self, recorded: Recorded, inputs: ReplayInputs | None) -> None:
         self._recorded = recorded
-        self._kept = kept
+        self._inputs = inputs
 
     def once(
         self, schedule: Schedule, on_step: OnStep | None = None
     ) -> tuple[dict[int, HostBytes], _Outcome]:
-        """Run a schedule; give the bytes it left and what was measured."""
-        kept, program = self._kept, self._recorded.program
-        own = kept.generators if kept is not None else []
-        users = read_states(
+        """Run a schedule; return the bytes it left, by buffer, and what was measured."""
+        inputs, program = self._inputs, self._recorded.program
+        own = inputs.generators if inputs is not None else []
+        users_states = read_states(
             [*default_generators(), *(f"generator:{index}" for index in range(len(own)))], own
         )
-        executor = Executor(self._recorded, schedule, starting_storages(program, kept), kept, on_step)
+        executor = Executor(self._recorded, schedule, starting_storages(program, inputs), inputs, on_step)
         outcome = _Outcome()
         try:
             with measure_peak(self._recorded.device) as measured:
@@ -109,7 +109,7 @@ class _Run:
             return results_of(program, executor.storages), outcome
         finally:
             executor.clear()
-            restore_states(users, own)
+            restore_states(users_states, own)
 
     def own_difference(self) -> float:
         """Return the largest difference between two runs of the program in its own order."""

@@ -1,7 +1,7 @@
-"""A plan as policy of torch's selective checkpointing: what the plan keeps for the backward is saved.
+"""A plan as a policy of torch's selective checkpointing: tensors that the plan keeps for the backward are saved.
 
-Each checkpointed region of a running program is found again among the recorded forward ops by what it calls:
-ops of the same name with the same arguments (tensors by type, size, stride and offset), one after the other.
+A checkpointed region of the running program is recognised among the recorded forward ops by its sequence of calls.
+Two calls are the same when name and arguments are; of tensors, type, size, stride and offset are compared.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ Key: TypeAlias = tuple[str, str]
 
 
 def key_of(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
-    """Write down a call as the recording does."""
+    """Return a call in the form in which the recording writes it."""
     positional, named = (encode(list(values), _slot, _slot) for values in (args, kwargs.values()))
     return str(op), json.dumps([positional, list(kwargs), named], separators=(",", ":"))
 
 
 def _slot(_: object) -> int:
-    return 0  # which storage or generator is not part of the text
+    return 0  # which storage or generator it is does not matter here
 
 
 @dataclass
 class Regions:
-    """Finds checkpointed regions among the recorded forward ops, in the order in which they run.
+    """Recognises checkpointed regions among the recorded forward ops.
 
     Attributes:
-        keys: what the forward calls, op by op.
-        saved: whether the plan keeps what the op made for the backward.
+        keys: the calls of the forward, op by op.
+        saved: for each of them, whether the plan keeps its results for the backward.
     """
 
     keys: list[Key]
@@ -60,7 +60,7 @@ class Regions:
             self._places.setdefault(key, []).append(place)
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Give the two contexts of one checkpointed region: of its forward and of its recomputation."""
+        """Return the two contexts of one checkpointed region: of its forward and of its recomputation."""
         region = Region(self)
 
         def policy(_: object, op: OpOverload, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -73,7 +73,8 @@ class Regions:
     def find(self, seen: list[Key]) -> int:
         """Return where the last of some consecutive calls was recorded, -1 if nowhere.
 
-        The first place after the last region is taken, as programs repeat their forward.
+        Equal layers have equal calls. The first place after the last region is taken, because regions run in
+        the recorded order; after the last layer the search starts over, because steps repeat the forward.
         """
         places = [place for place in self._places.get(seen[-1], ()) if self._fits(place, seen)]
         return next((place for place in places if place >= self._next), places[0] if places else -1)
@@ -83,31 +84,31 @@ class Regions:
         return start >= 0 and start not in self._no_start and self.keys[start : place + 1] == seen
 
     def refuse(self, start: int) -> None:
-        """Note that no region starts there, though its first ops are the same."""
+        """Note that no region starts at this place, although its first calls are the same."""
         self._no_start.add(start)
 
     def leave(self, place: int) -> None:
-        """Note where a region has come to; the next one is looked for after it."""
+        """Note the place that a region has reached; the next region is searched for after it."""
         self._next = place + 1
 
 
 @dataclass
 class Region:
-    """One run of a checkpointed region."""
+    """One run of a checkpointed region: the calls seen so far, and the recorded place of the last one."""
 
     regions: Regions
     _seen: list[Key] = field(default_factory=list)
     _place: int = -1
 
     def is_saved(self, key: Key) -> bool:
-        """Whether the plan keeps what this call makes; not for calls that were never recorded."""
+        """Return True when the plan keeps the results of this call; False for calls that were not recorded."""
         regions, place = self.regions, self._place + 1
         self._seen.append(key)
         if len(self._seen) == 1 or place >= len(regions.keys) or regions.keys[place] != key:
             if self._place >= 0:
                 regions.refuse(place - len(self._seen) + 1)
             place = regions.find(self._seen)
-            if place < 0:  # a call that is not in the recording: go on behind it
+            if place < 0:  # a call that is not in the recording: start again with the next one
                 self._seen.clear()
                 self._place = -1
                 return False
@@ -117,7 +118,7 @@ class Region:
 
 
 def recorded_regions(capture: Capture, recorded: Recorded, schedule: Schedule) -> Regions:
-    """Prepare the policy of a plan.
+    """Return the regions of a recorded program, with what a plan saves in them.
 
     Args:
         capture: the recording.
@@ -146,7 +147,10 @@ def _in_phase(capture: Capture, phase: str) -> list[int]:
 
 
 def _kept_ops(capture: Capture, recorded: Recorded, schedule: Schedule) -> set[int]:
-    """Give the forward ops most of whose memory waits, in the plan, from their first run for the backward."""
+    """Return the forward ops whose memory the plan keeps for the backward: half of it at least.
+
+    Kept is what stays allocated from a run in the forward to the first backward op or longer.
+    """
     graph, calls = recorded.graph, recorded.program.calls
     backward = set(_in_phase(capture, "backward"))
     is_late = np.array([call.op in backward for call in calls], dtype=bool)
@@ -156,7 +160,7 @@ def _kept_ops(capture: Capture, recorded: Recorded, schedule: Schedule) -> set[i
         return set()
     held = allocations(graph, schedule)
     crosses = (held.first_step >= 0) & (held.first_step < late_steps[0]) & (held.last_step >= late_steps[0])
-    mutated = graph.final_version[held.buffer] > 0  # a saved tensor must not change
+    mutated = graph.final_version[held.buffer] > 0  # torch refuses to save a tensor that is mutated later
     maker = computed[held.first_step[crosses & ~mutated]]
     nbytes = np.bincount(maker, graph.buffer_nbytes[held.buffer[crosses & ~mutated]], graph.num_ops)
     made = graph.makes.sum_per_row(graph.buffer_nbytes)

@@ -1,4 +1,7 @@
-"""Where offloaded buffers go: pinned host memory for an accelerator, a memory-mapped file for the CPU."""
+"""The place that offloaded buffers move to.
+
+Buffers of an accelerator go to pinned host memory, buffers of the CPU to a memory-mapped file.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Spill:
-    """Move storages out and back; a context manager that drops everything it holds."""
+    """A context manager that holds the bytes of offloaded buffers, and drops them at its end."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="memwatch-spill-")
@@ -35,7 +38,7 @@ class Spill:
         self._folder.cleanup()
 
     def out(self, buffer: int, storage: torch.UntypedStorage) -> None:
-        """Copy the bytes of a buffer out; a second time replaces the first."""
+        """Copy the bytes of a buffer out; they replace an earlier copy of the same buffer."""
         self.moved_bytes += storage.nbytes()
         if storage.device.type != "cpu":
             held = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
@@ -48,7 +51,7 @@ class Spill:
         self._files[buffer] = mapped if storage.nbytes() else np.empty(0, dtype=np.uint8)
 
     def back(self, buffer: int, device: str) -> torch.UntypedStorage:
-        """Allocate a storage again and copy the bytes of a buffer into it."""
+        """Return a new storage with the bytes of a buffer."""
         if buffer in self._pinned:
             held = self._pinned[buffer]
             storage = new_storage(held.numel(), device)

@@ -1,4 +1,4 @@
-"""Compare what a replay left with what the program left: outputs, gradients, parameters, state, RNG."""
+"""Compare the results of a replay with those of the program: outputs, gradients, state, random generators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def results_of(program: Program, storages: Sequence[torch.UntypedStorage | None]) -> dict[int, HostBytes]:
-    """Copy the bytes of every buffer that the program can still reach, by buffer."""
+    """Return copies of the bytes of every result, by buffer."""
     found = {}
     for buffer in pinned(program):
         storage = storages[buffer]
@@ -29,9 +29,9 @@ def results_of(program: Program, storages: Sequence[torch.UntypedStorage | None]
     return found
 
 
-def recorded_results(program: Program, kept: ReplayInputs) -> dict[int, HostBytes]:
-    """Give the bytes that the program itself left, by buffer."""
-    results = kept.results
+def recorded_results(program: Program, inputs: ReplayInputs) -> dict[int, HostBytes]:
+    """Return the bytes of the results of the program itself, by buffer."""
+    results = inputs.results
     numbers = ((buffer, program.buffers[buffer].storage) for buffer in pinned(program))
     return {
         buffer: _shown(program, buffer, results[storage]) for buffer, storage in numbers if storage in results
@@ -39,7 +39,7 @@ def recorded_results(program: Program, kept: ReplayInputs) -> dict[int, HostByte
 
 
 def _shown(program: Program, buffer: int, held: HostBytes) -> HostBytes:
-    """Give the bytes of a buffer with zeros where no tensor ever showed them."""
+    """Return the bytes of a buffer, with zeros where no tensor showed them: kernels leave those unset."""
     windows = program.windows.get(buffer, set())
     if any(
         window.offset == 0 and math.prod(window.size) * window.dtype.itemsize == len(held)
@@ -57,7 +57,7 @@ def _shown(program: Program, buffer: int, held: HostBytes) -> HostBytes:
 
 
 def differing(wanted: dict[int, HostBytes], found: dict[int, HostBytes]) -> list[int]:
-    """Give the buffers whose bytes differ."""
+    """Return the buffers whose bytes differ."""
     return [
         buffer
         for buffer, held in wanted.items()
@@ -66,7 +66,7 @@ def differing(wanted: dict[int, HostBytes], found: dict[int, HostBytes]) -> list
 
 
 def last_writer(program: Program, buffers: list[int]) -> str:
-    """Name the op that wrote the first of some buffers last; empty text for none."""
+    """Return the last op that wrote the first of these buffers, for messages; empty text if none did."""
     calls = (
         call for call in reversed(program.calls) if buffers and buffers[0] in (*call.makes, *call.writes)
     )
@@ -74,7 +74,7 @@ def last_writer(program: Program, buffers: list[int]) -> str:
 
 
 def largest_difference(buffer: Buffer, wanted: HostBytes, found: HostBytes | None) -> float:
-    """Return the largest absolute difference of two buffers, element by element; infinite if one is nan."""
+    """Return the largest absolute difference of any element; infinite where only one of the two is nan."""
     if found is None or len(found) != len(wanted):
         return float("inf")
     dtype: torch.dtype = getattr(torch, buffer.dtype, torch.uint8)
@@ -83,7 +83,7 @@ def largest_difference(buffer: Buffer, wanted: HostBytes, found: HostBytes | Non
     one, other = (torch.from_numpy(held[:whole]).view(dtype).to(kind) for held in (wanted, found))
     gap = (one - other).abs()
     gap[torch.isnan(one) & torch.isnan(other)] = 0.0
-    gap[one == other] = 0.0  # infinities
+    gap[one == other] = 0.0  # equal infinities, whose difference is nan
     return float(torch.nan_to_num(gap, nan=float("inf"), posinf=float("inf")).max()) if gap.numel() else 0.0
 
 
@@ -101,11 +101,11 @@ def largest_of(
 
 
 def rng_differs(executor: Executor) -> bool:
-    """Say whether the generators were left in another state than the program's last draw left them in."""
-    kept = executor.kept
-    if kept is None or executor.last_drawn < 0:
+    """Return True when the generators are in another state than after the program's last draw."""
+    inputs = executor.inputs
+    if inputs is None or executor.last_drawn < 0:
         return False
-    recorded = kept.rng_after[executor.last_drawn]
-    drawn_from = kept.rng_before[executor.last_drawn].keys()
-    now = read_states(drawn_from, kept.generators)
+    recorded = inputs.rng_after[executor.last_drawn]
+    drawn_from = inputs.rng_before[executor.last_drawn].keys()
+    now = read_states(drawn_from, inputs.generators)
     return any(crc32(state) != recorded[name] for name, state in now.items())

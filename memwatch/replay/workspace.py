@@ -1,4 +1,4 @@
-"""Bytes that a call takes from the allocator and gives back before it returns, beyond the storages it makes."""
+"""Workspace: bytes that a call takes from the allocator and gives back before it returns."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.blocks import block_at, pair_events
+from memwatch.analysis.facts.blocks import block_at, pair_events
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
-    from memwatch.analysis.blocks import Blocks
+    from memwatch.analysis.facts.blocks import Blocks
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
 _SLACK_NS: Final = 1_000
-"""Ops and allocations are stamped on two clocks that are brought together; the recorder's own work around an
-op, during which nothing is allocated for the program, takes many times longer than this."""
+"""Ops and allocations carry times of two clocks, which agree up to about this much. The recorder's own work around
+an op, during which nothing is allocated for the program, takes many times longer."""
 
 
 def workspaces(capture: Capture, device: str, ops: IntArray, made_bytes: IntArray) -> IntArray:
-    """Return the workspace of ops: most bytes they held at once, less the storages they made.
+    """Return the workspace of ops: the most bytes they held at once, less the storages they made.
 
-    Only blocks that were allocated while the op ran count, so what was allocated around it for the recording
-    (or for a number among the arguments, which the interceptor wraps once more) does not.
+    Only blocks that were allocated while the op ran count. Blocks that the recorder allocated around it do not,
+    nor does the tensor into which the dispatcher wraps a number among the arguments.
 
     Args:
         capture: what was recorded; without allocator events every workspace is 0.
-        device: device whose blocks count, as `cpu`.
+        device: device whose blocks count, such as `cpu`.
         ops: numbers of the ops, ascending.
         made_bytes: bytes of the storages that each op made.
 
@@ -67,9 +67,9 @@ def _peaks(call: IntArray, change: IntArray, num_calls: int) -> IntArray:
 
 
 def _shift_ns(capture: Capture, blocks: Blocks) -> int:
-    """Return by how much the allocator's clock must be put forward for ops to hold what they made.
+    """Return how far the allocator's clock must be put forward to agree with the clock of the ops.
 
-    A storage that an op made was allocated while the op ran; every such pair bounds the shift from both sides.
+    A storage that an op made was allocated while the op ran, so every such pair bounds the shift from both sides.
     """
     births, ops = capture.tables["births"], capture.tables["ops"]
     made = np.flatnonzero((births["op"] != NONE) & (births["address"] != 0) & (births["nbytes"] > 0))
@@ -83,6 +83,6 @@ def _shift_ns(capture: Capture, blocks: Blocks) -> int:
     row = np.searchsorted(ops["op"], births["op"][made])
     born_ns = blocks.birth_ns[block]
     least, most = ops["start_ns"][row] - born_ns, ops["end_ns"][row] - born_ns
-    # a storage that was only first seen by the op (made by unrecorded code) bounds nothing: leave out the extremes
+    # the extremes are left out: a storage may come from unrecorded code before the op that is said to make it
     low, high = np.quantile(least, 0.98), np.quantile(most, 0.02)
     return int((low + high) / 2) if low > high else int(min(max(0, low), high))

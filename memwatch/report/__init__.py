@@ -1,4 +1,7 @@
-"""Reports of a reading: the HTML page, the terminal summary, exports. Views hold no logic."""
+"""Reports of a reading: the HTML page, the terminal summary, exports.
+
+Figures are computed in `facts`, `layers`, `stats`, `plan/figures` and the page model. Views only lay them out.
+"""
 
 from __future__ import annotations
 

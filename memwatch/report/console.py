@@ -1,4 +1,4 @@
-"""Text for a terminal: as wide as it is, coloured only where it can be, ASCII where nothing else encodes."""
+"""Text for a terminal: as wide as the terminal, coloured only where it can be, ASCII where Unicode cannot be."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_WIDTH: Final = 100
 BLOCK: Final = "█"
 ELLIPSIS: Final = "…"
-# one character for one, so that columns stay aligned
+# each is replaced by a single character, so that columns stay aligned
 _ASCII: Final = str.maketrans(
     {BLOCK: "#", ELLIPSIS: "~", "─": "-", "━": "-", "│": "|", "├": "|", "└": "`", "▏": " "}
 )
@@ -39,20 +39,20 @@ CATEGORY_STYLE: Final = {
 
 
 def wants_color() -> bool:
-    """Whether standard output is a terminal that takes colour (https://no-color.org)."""
+    """Return True if standard output is a terminal that takes colour (see https://no-color.org)."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and sys.stdout.isatty()
 
 
 def line_width(width: int | None) -> int:
-    """Choose a line's length in characters: as asked for, COLUMNS, the terminal's, or 100; never below 40."""
+    """Return characters per line: `width`, COLUMNS, the terminal's width or 100; never below 40."""
     return max(width or shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns, 40)
 
 
 def to_text(*parts: RenderableType, width: int | None = None, color: bool | None = None) -> str:
-    """Lay parts out one below the other.
+    """Return parts as text, one below the other.
 
     Args:
-        parts: what `rich` can print.
+        parts: texts, tables and anything else that `rich` prints.
         width: characters in a line; by default the terminal's (COLUMNS first), or 100 without one.
         color: whether to write colour codes; by default only for a terminal, and never with NO_COLOR.
 
@@ -79,7 +79,7 @@ def to_text(*parts: RenderableType, width: int | None = None, color: bool | None
 
 
 def encodable(text: str, encoding: str) -> str:
-    """Replace what an encoding lacks: drawing characters by ASCII ones, the rest by escapes."""
+    """Return text that an encoding can hold: drawing characters become ASCII ones, all others escapes."""
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):
@@ -89,30 +89,30 @@ def encodable(text: str, encoding: str) -> str:
 
 
 def name(text: str, style: str = "") -> Text:
-    """A name from the capture: never markup, never an escape code."""
+    """Return a name from the capture, which can neither be markup nor hold escape codes."""
     return Text(visible(text), style=style, overflow="ellipsis", no_wrap=True)
 
 
 def clip(text: str, characters: int = 400) -> str:
-    """A sentence from the capture, cut where no terminal wants more of it."""
+    """Return a sentence from the capture, cut to so many characters."""
     shown = visible(text)
     return shown if len(shown) <= characters else shown[: characters - 1] + ELLIPSIS
 
 
 def head(text: str, width: int) -> Text:
-    """A name that keeps its beginning when it is too long."""
+    """Return a name that keeps its beginning when it is too long."""
     return name(clip(text, max(width, 8)))
 
 
 def tail(text: str, width: int) -> Text:
-    """A name that keeps its end when it is too long, as paths should; the current folder is left out."""
+    """Return a name that keeps its end when it is too long, as paths should, without the current folder."""
     shown = visible(text.replace(f"{Path.cwd()}{os.sep}", ""))
     width = max(width, 8)
     return name(shown if len(shown) <= width else ELLIPSIS + shown[len(shown) - width + 1 :])
 
 
 def bar(ratio: float, width: int, style: str = "") -> Text:
-    """A share as a bar."""
+    """Return a share as a bar; a share above 0 has at least one block."""
     filled = round(max(0.0, min(1.0, ratio)) * width)
     if ratio > 0:
         filled = max(filled, 1)

@@ -27,11 +27,11 @@ SPEEDSCOPE_LEVELS: Final = ("category", "module", "op_name", "line")
 
 
 class ExportError(MemwatchError):
-    """A table or a format that does not exist."""
+    """The table or the format does not exist."""
 
 
 def export(reading: Reading, format_name: str, *, table: str = "at_peak") -> str:
-    """Write a reading in another program's format.
+    """Return a reading in another program's format.
 
     Args:
         reading: a profile.
@@ -45,33 +45,33 @@ def export(reading: Reading, format_name: str, *, table: str = "at_peak") -> str
         ExportError: there is no such format or table.
     """
     if format_name not in FORMATS:
-        raise ExportError(f"{format_name!r} is no export format; choose one of {', '.join(FORMATS)}")
+        raise ExportError(f"{format_name!r} is not an export format; choose one of {', '.join(FORMATS)}")
     if format_name == "csv":
         return csv(reading, table)
     return FORMATS[format_name](reading)
 
 
 def csv(reading: Reading, table: str = "at_peak") -> str:
-    """Write one derived table as CSV; its first column is the index.
+    """Return one derived table as CSV; its first column is the index.
 
     Raises:
         ExportError: there is no such table.
     """
     out = io.StringIO()
     _table(reading, table).to_csv(out, lineterminator="\n", index_label="index")
-    # a file name may hold bytes that are no text; they must not make the export fail
+    # a file name may hold bytes that are not valid text; they must not make the export fail
     return out.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def to_json(reading: Reading) -> str:
-    """Write the totals and all derived tables as JSON: a list of columns and a list of rows each."""
+    """Return the totals and all derived tables as JSON; a table is a list of columns and a list of rows."""
     tables = {name: _split(_table(reading, name)) for name in DERIVED_BY_NAME}
     notes = [{"kind": kind, "text": text} for kind, text in reading.notes]
     return _dump({"memwatch": __version__, "stats": stats(reading), "notes": notes, "tables": tables})
 
 
 def speedscope(reading: Reading) -> str:
-    """Write the peak as a flame graph for https://www.speedscope.app; weights are bytes."""
+    """Return the peak as a flame graph for https://www.speedscope.app; weights are bytes."""
     frames: dict[str, int] = {}
     samples, weights = [], []
     for path, leaf in peak_tree(reading.at_peak, SPEEDSCOPE_LEVELS).leaves():
@@ -99,7 +99,7 @@ def speedscope(reading: Reading) -> str:
 
 
 def chrome_trace(reading: Reading) -> str:
-    """Write ops and live bytes for chrome://tracing and https://ui.perfetto.dev (the Trace Event Format)."""
+    """Return ops and live bytes for chrome://tracing and https://ui.perfetto.dev (the Trace Event Format)."""
     return _dump(
         {"displayTimeUnit": "ms", "traceEvents": [*_op_events(reading.ops), *_counter_events(reading)]}
     )
@@ -160,7 +160,7 @@ def _counter_events(reading: Reading) -> list[dict[str, Any]]:
 
 def _table(reading: Reading, name: str) -> pd.DataFrame:
     if name not in DERIVED_BY_NAME:
-        raise ExportError(f"{name!r} is no table; choose one of {', '.join(DERIVED_BY_NAME)}")
+        raise ExportError(f"{name!r} is not a table; choose one of {', '.join(DERIVED_BY_NAME)}")
     frame: pd.DataFrame = getattr(reading, name)
     return frame
 
@@ -171,7 +171,7 @@ def _split(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def _dump(value: Mapping[str, Any]) -> str:
-    # ASCII only: what is no Unicode text (undecodable file names) survives as an escape
+    # ASCII only: file names that cannot be decoded survive as escapes
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=str) + "\n"
 
 
@@ -181,4 +181,4 @@ FORMATS: Final[dict[str, Callable[[Reading], str]]] = {
     "speedscope": speedscope,
     "chrome": chrome_trace,
 }
-"""What `memwatch transform` can write."""
+"""The formats of `memwatch transform`, each with the function that writes it."""

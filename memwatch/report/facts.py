@@ -1,4 +1,4 @@
-"""The figures that every view shows: where the peak is, who is in it, what was saved for backward."""
+"""The figures that every view shows: where the peak is, what is in it, how much was saved for backward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 HELD_ANYWAY: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
-"""Categories that stay alive with or without backward."""
+"""Categories whose storages stay alive with or without backward."""
 
 BLANK: Final = {
     "module": "(top level)",
@@ -21,12 +21,12 @@ BLANK: Final = {
     "holder_kind": "(unknown)",
     "phase": "(unknown)",
 }
-"""What a view prints where a column of a storage is empty."""
+"""Text that a view prints where a column of a storage is empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeakInstant:
-    """Where the peak is: the row of the timeline, and the op that ran."""
+    """The instant of the peak: the row of the timeline, and the op that ran (-1 for none)."""
 
     event: int
     time_ns: int
@@ -37,7 +37,7 @@ class PeakInstant:
     phase: str
 
     def __str__(self) -> str:
-        """Say it in words."""
+        """The op, its module and its line, for people."""
         if self.op < 0:
             return "Before the first op"
         module = f" in {self.module}" if self.module else ""
@@ -50,10 +50,10 @@ class SavedForBackward:
     """How much of the peak autograd keeps for backward."""
 
     nbytes: int
-    """Distinct storages that saved tensors lie in, at the peak."""
+    """Bytes of the storages at the peak that hold saved tensors, each counted once."""
 
     held_anyway_bytes: int
-    """Of these, parameters, inputs and others that live without backward too."""
+    """Of these, the bytes of parameters, inputs and others that would be alive without backward too."""
 
     peak_bytes: int
 
@@ -64,7 +64,7 @@ class SavedForBackward:
 
 
 def peak_instant(reading: Reading) -> PeakInstant:
-    """Find the first event at which the live bytes are at their maximum."""
+    """Return the first event at which live bytes are at their maximum."""
     timeline, ops = reading.timeline, reading.ops
     if timeline.empty:
         return PeakInstant(0, 0, -1, "", "", "", "")
@@ -79,7 +79,7 @@ def peak_instant(reading: Reading) -> PeakInstant:
 
 
 def saved_for_backward(reading: Reading) -> SavedForBackward:
-    """Add up the storages at the peak that saved tensors lie in, each once."""
+    """Return the sums over the storages at the peak that hold saved tensors, each counted once."""
     saved, peak = reading.saved, reading.at_peak
     held = peak[peak.index.isin(saved.loc[saved["at_peak"], "storage"])]
     anyway = held[held["category"].isin(HELD_ANYWAY)]
@@ -87,10 +87,10 @@ def saved_for_backward(reading: Reading) -> SavedForBackward:
 
 
 def bytes_by(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Group storages by a column.
+    """Return bytes and counts of storages, grouped by a column.
 
     Args:
-        rows: storages, as `Reading.at_peak`.
+        rows: storages, in the columns of `Reading.at_peak`.
         column: the column to group by.
 
     Returns:

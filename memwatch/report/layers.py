@@ -1,4 +1,4 @@
-"""How what is saved for backward grows with the number of layers (the question of lightning-thunder #871)."""
+"""How memory saved for backward grows with the number of layers (the question of lightning-thunder #871)."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ _NUMBERED: Final = re.compile(r"(?:(.*)\.)?\d+")
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Modules of one class that stand numbered under one parent, as the blocks of a transformer."""
+    """Modules of one class that are numbered under one parent, as the blocks of a transformer are."""
 
     name: str
-    """As ``blocks.*``."""
+    """Common name, such as ``blocks.*``."""
 
     class_name: str
     count: int
     saved_bytes: float
-    """Saved for backward at the peak by one of them; the median, for the peak falls into one."""
+    """Bytes that one of them has saved for backward at the peak. The median: the layer in which the peak lies is
+    different."""
 
     inclusive_bytes: float
-    """At the peak in one of them, the median."""
+    """Bytes at the peak that belong to one of them, the median."""
 
     share_of_twice_ratio: float
-    """The share of the peak that would be there for backward only, with twice as many; 0 to 1."""
+    """Share of the peak, with twice as many layers, that would be there for backward only; 0 to 1."""
 
     def __str__(self) -> str:
-        """Say it in words."""
+        """One sentence for people."""
         saved, share = format_bytes(self.saved_bytes), 100 * self.share_of_twice_ratio
         return (
             f"Each of the {self.count} {self.name} ({self.class_name}) adds {saved} for backward; "
@@ -44,7 +45,7 @@ class Layers:
 
 
 def repeated_layers(reading: Reading) -> Layers | None:
-    """Find the repeated modules that save most for backward.
+    """Return the repeated modules that save most for backward.
 
     Args:
         reading: a profile.

@@ -1,4 +1,4 @@
-"""What was recorded where, as lines of text."""
+"""The metadata of a recording (command, date, versions, device) as lines of text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LABELS: Final = {"intercept": "ops seen by"}
 
 
 def format_duration(duration_ns: float) -> str:
-    """Print a duration (nanoseconds) with a unit that fits: ``1.53 s``, ``12.0 ms``, ``3 min 20 s``."""
+    """Return a duration (nanoseconds) as text, in a unit that fits: ``1.53 s``, ``12.0 ms``, ``3 min 20 s``."""
     seconds = duration_ns / 1e9
     if seconds >= 60:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"
@@ -24,7 +24,7 @@ def format_duration(duration_ns: float) -> str:
 
 
 def describe_meta(meta: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Say what a reading's metadata holds, a label and a text each; what was not recorded is left out."""
+    """Return the metadata of a reading as (label, text) pairs; entries without a value are left out."""
     versions = ", ".join(f"{name} {meta[name]}" for name in VERSIONS if name in meta)
     state = "" if meta.get("complete", True) else "no: the program ended before the block did"
     lines = [

@@ -1,4 +1,4 @@
-"""What a report reads: the part of a reading that the views need, as protocols."""
+"""The part of a reading that the views need, as protocols: reports depend on no class of a recording."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Frame = tuple[str, int, str, bool]
-"""One stack frame: file, line, function, and whether it is the program's own."""
+"""One stack frame: file, line, function, and whether it is the program's own code."""
 
 
 class Finding(Protocol):
@@ -18,15 +18,15 @@ class Finding(Protocol):
 
     @property
     def kind(self) -> str:
-        """A short fixed word, as `drag`."""
+        """Kind of finding: a short fixed word, such as `drag`."""
 
     @property
     def nbytes(self) -> int:
-        """What the peak would fall by, bytes."""
+        """Bytes by which the peak would fall."""
 
     @property
     def holder(self) -> str:
-        """Who keeps the memory, in words."""
+        """What keeps the memory alive, in words."""
 
     @property
     def site(self) -> str:
@@ -34,11 +34,11 @@ class Finding(Protocol):
 
     @property
     def advice(self) -> str:
-        """One sentence."""
+        """What to change, in one sentence."""
 
     @property
     def path(self) -> Sequence[str] | str:
-        """The retention path, an edge per item or per line."""
+        """The chain of references from a root to the memory, an edge per item or per line."""
 
 
 class Reading(Protocol):
@@ -58,7 +58,7 @@ class Reading(Protocol):
 
     @property
     def device(self) -> str:
-        """Device of the figures, as `cpu`."""
+        """Device of the figures, such as `cpu`."""
 
     @property
     def ops(self) -> pd.DataFrame:
@@ -98,16 +98,16 @@ class Reading(Protocol):
 
     @property
     def notes(self) -> Sequence[tuple[str, str]]:
-        """What could not be seen: a kind and a sentence each."""
+        """What memwatch could not see or did differently: a kind and a sentence each."""
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What was recorded where."""
+        """Metadata of the recording: command, versions, device, times."""
 
     def stack(self, stack_id: int) -> Sequence[Frame]:
-        """Give the frames of a call stack, innermost first."""
+        """Return the frames of a call stack, innermost first."""
 
 
 def retention_edges(path: Sequence[str] | str) -> list[str]:
-    """Split a retention path into its edges, root first."""
+    """Return the edges of a retention path, root first."""
     return [edge for edge in (path.splitlines() if isinstance(path, str) else map(str, path)) if edge]

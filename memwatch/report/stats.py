@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 
 def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
-    """Count what happened.
+    """Return counts and totals of a reading.
 
     Args:
         reading: a profile.
         top: how many sites and ops to list.
 
     Returns:
-        A dict of plain JSON values; sizes are in bytes, the histogram's bins are powers of two:
-        `[from_bytes, to_bytes, count, nbytes]` with `from_bytes <= size < to_bytes`.
+        A dict of plain JSON values; sizes are in bytes. A bin of the histogram is `[from_bytes, to_bytes,
+        count, nbytes]`, for sizes with `from_bytes <= size < to_bytes`; bins grow by a factor of four.
     """
     at, saved = peak_instant(reading), saved_for_backward(reading)
     made = reading.storages[reading.storages["counted"] & (reading.storages["birth_event"] >= 0)]
@@ -75,7 +75,7 @@ def _top(made: pd.DataFrame, column: str, top: int) -> list[dict[str, Any]]:
 def _histogram(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> list[list[int]]:
     if not len(sizes):
         return []
-    # a bin per factor of four keeps it under a screen for any program
+    # with a bin per factor of four the histogram fits on a screen for any program
     powers = np.frexp(np.maximum(sizes, 1).astype(np.float64))[1] - 1
     bins = powers // 2
     return [
@@ -90,10 +90,10 @@ def _histogram(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> list[list[int]]:
 
 
 def format_stats(figures: Mapping[str, Any], *, width: int | None = None, color: bool | None = None) -> str:
-    """Print the dict that `stats` gives.
+    """Return the figures of `stats` as text.
 
     Args:
-        figures: what `stats` returned.
+        figures: the dict that `stats` returned.
         width: characters in a line; by default the terminal's, or COLUMNS.
         color: whether to colour; by default only on a terminal.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 from rich.text import Text
 
-from memwatch.analysis.findings import LEAST_RATIO
+from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.report.console import CATEGORY_STYLE, bar, clip, head, line_width, name, tail, to_text
 from memwatch.report.facts import bytes_by, peak_instant, saved_for_backward
 from memwatch.report.layers import repeated_layers
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BAR_WIDTH: Final = 30
 FIGURES_WIDTH: Final = 22
-"""What a size and a share take of a line."""
+"""Characters that a size and a share take of a line."""
 
 
 def summary(
@@ -38,12 +38,12 @@ def summary(
     color: bool | None = None,
     rows: int = 8,
 ) -> str:
-    """Say in a screenful what the peak is made of, and how a plan lowers it.
+    """Return a screenful of text: what the peak is made of, and how a plan lowers it.
 
     Args:
         reading: a profile, from `memwatch.profile` or `memwatch.load`.
-        plan: a plan of this reading, told after the rest.
-        result: what `memwatch.replay` measured of the plan.
+        plan: a plan of this reading; it comes last.
+        result: result of `memwatch.replay` on the plan.
         width: characters in a line; by default the terminal's, or COLUMNS.
         color: whether to colour; by default only on a terminal, and never with NO_COLOR.
         rows: most rows in each table.
@@ -52,7 +52,7 @@ def summary(
         The text, ending with a newline.
 
     Raises:
-        PlanMismatchError: the result is of another plan.
+        PlanMismatchError: the result belongs to another plan.
     """
     line = line_width(width)
     parts: list[RenderableType] = [_headline(reading), ""]
@@ -94,7 +94,7 @@ def _headline(reading: Reading) -> Text:
 
 
 def _table(*headings: str) -> Table:
-    """Make a table without lines; a heading that ends in `>` is one of numbers."""
+    """Return a table without lines; a column whose heading ends in `>` holds numbers, aligned right."""
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
     for heading in headings:
         right = heading.endswith(">")
@@ -204,8 +204,8 @@ def _findings(reading: Reading, rows: int) -> Table:
 
 
 def _looks(reading: Reading) -> Text:
-    count, time_ns = int(reading.meta.get("holder_looks", 0)), int(reading.meta.get("holder_looks_ns", 0))
-    cut = int(reading.meta.get("holder_looks_cut", 0))
+    count, time_ns = int(reading.meta.get("holder_samples", 0)), int(reading.meta.get("holder_samples_ns", 0))
+    cut = int(reading.meta.get("holder_samples_cut", 0))
     limit = f"; {cut:,} of them came to their limit and may have missed some" if cut else ""
     return Text(
         f"Found by looking {count:,} times, which took {format_duration(time_ns)}{limit}", style="dim"

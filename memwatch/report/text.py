@@ -1,4 +1,4 @@
-"""Names from a capture as text that is safe to print: what would steer a terminal is escaped."""
+"""Names from a capture as text that is safe to print: characters that would steer a terminal are escaped."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ UNPRINTABLE: Final = re.compile(
 
 
 def visible(text: str) -> str:
-    r"""Write characters that have no picture as escapes of Python: `\x1b` for ESC."""
+    r"""Return the text with unprintable characters as Python escapes, such as `\x1b` for ESC."""
     return UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)

@@ -33,7 +33,7 @@ class Node:
     children: tuple[Node, ...]
 
     def leaves(self, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Node]]:
-        """Give each leaf with the names from the root to it."""
+        """Yield each leaf, with the names on the way from the root to it."""
         path = (*above, self.name)
         if not self.children:
             yield path, self
@@ -42,10 +42,10 @@ class Node:
 
 
 def peak_tree(rows: pd.DataFrame, levels: Sequence[str] = LEVELS, name: str = "peak") -> Node:
-    """Group storages into a tree.
+    """Return storages grouped into a tree.
 
     Args:
-        rows: storages, as `Reading.at_peak`.
+        rows: storages, in the columns of `Reading.at_peak`.
         levels: columns to split by, from the root down.
         name: name of the root.
 
@@ -71,7 +71,7 @@ def tree(
     rows: int = 10,
     levels: Sequence[str] = LEVELS,
 ) -> str:
-    """Print the peak as a tree.
+    """Return the peak as an indented tree.
 
     Args:
         reading: a profile.

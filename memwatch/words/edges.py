@@ -84,6 +84,7 @@ EDGES: Final[dict[EdgeKind, str]] = {
     EdgeKind.CTX_SAVED: "ctx.{name}",
     EdgeKind.NODE_HOOKS: "node hooks (register_hook)",
     EdgeKind.NODE_PREHOOKS: "node pre-hooks (register_prehook)",
+    EdgeKind.GRAPH: ".grad_fn and the graph behind it",
     EdgeKind.NUMPY_BASE: "numpy .base",
     EdgeKind.FUTURE_RESULT: "result",
     EdgeKind.C_CODE: "C code (no Python reference)",
@@ -111,7 +112,7 @@ SOME_FUNCTION: Final = "a function"
 _CALLS: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.TEMPORARY, EdgeKind.CALLER)
 _SUSPENDED: Final = (VertexKind.GENERATOR, VertexKind.COROUTINE, VertexKind.ASYNC_GENERATOR)
 OWNERS: Final[dict[tuple[EdgeKind, VertexKind], str]] = {
-    **{(kind, VertexKind.FRAME): "{name}{thread} ({place})" for kind in _CALLS},
+    **{(kind, VertexKind.FRAME): "{name}{thread}{at}" for kind in _CALLS},
     **{(kind, suspended): "suspended {owner}" for kind in _CALLS for suspended in _SUSPENDED},
     (EdgeKind.ATTRIBUTE, VertexKind.CTX): "{owner} (ctx)",
     (EdgeKind.INSTANCE_DICT, VertexKind.CTX): "{owner} (ctx)",
@@ -133,17 +134,17 @@ VERTICES: Final[dict[VertexKind, str]] = {
     VertexKind.NODE: "{name}",
     VertexKind.CTX: "{name}",
     VertexKind.CONTAINER: "{name} of {count}",
-    VertexKind.FUNCTION: "{name} ({place})",
+    VertexKind.FUNCTION: "{name}{at}",
     VertexKind.BUILTIN: "built-in {name}",
     VertexKind.METHOD: "bound method {inner}",
     VertexKind.PARTIAL: "functools.partial",
     VertexKind.CACHE: "{name}",
-    VertexKind.CODE: "code of {name} ({place})",
+    VertexKind.CODE: "code of {name}{at}",
     VertexKind.CELL: "closure cell",
-    VertexKind.FRAME: "call of {name} ({place})",
-    VertexKind.GENERATOR: "generator {name} ({place})",
-    VertexKind.COROUTINE: "coroutine {name} ({place})",
-    VertexKind.ASYNC_GENERATOR: "async generator {name} ({place})",
+    VertexKind.FRAME: "call of {name}{at}",
+    VertexKind.GENERATOR: "generator {name}{at}",
+    VertexKind.COROUTINE: "coroutine {name}{at}",
+    VertexKind.ASYNC_GENERATOR: "async generator {name}{at}",
     VertexKind.TRACEBACK: "traceback at {place}",
     VertexKind.EXCEPTION: "{name}",
     VertexKind.CLASS: "class {name}",
@@ -151,67 +152,91 @@ VERTICES: Final[dict[VertexKind, str]] = {
     VertexKind.NAMESPACE: "{place}",
     VertexKind.CONTEXT: "{name}",
 }
+AT: Final = " ({place})"
 NAMELESS_MODULE: Final = "module"
 LIMITED: Final = "{container} (maxlen {limit})"
 
 
-def edge_phrase(edge: Edge) -> str:
-    """Return the words for a reference, such as ``closure cell `x` of hook (train.py:12)``."""
+def edge_phrase(edge: Edge, *, short: bool = False) -> str:
+    """Return the words for a reference, such as ``closure cell `x` of hook (train.py:12)``; if short, no place."""
     if edge.kind is EdgeKind.GLOBAL and edge.reader is not None and edge.owner is not None:
-        return READ_GLOBAL.format(name=edge.name, module=edge.owner.name, reader=vertex_phrase(edge.reader))
-    by_position = edge.kind in BY_POSITION and (edge.position is not None or edge.name is None)
-    template = (BY_POSITION if by_position else EDGES)[edge.kind]
-    owner = "" if edge.owner is None else _owner_phrase(edge, edge.owner)
-    reference = template.format(
+        reader = vertex_phrase(edge.reader, short=short)
+        return READ_GLOBAL.format(name=edge.name, module=edge.owner.name, reader=reader)
+    owner = "" if edge.owner is None else _owner_phrase(edge, edge.owner, short=short)
+    reference = phrase_without_owner(edge, owner)
+    return OF_OWNER.format(reference=reference, owner=owner) if owner and not names_owner(edge) else reference
+
+
+def names_owner(edge: Edge) -> bool:
+    """Return True if the words for a reference have a place for its owner, which else follows them."""
+    return "{owner}" in _template(edge)
+
+
+def phrase_without_owner(edge: Edge, owner: str = "") -> str:
+    """Return the words for a reference but not for its owner, such as ``attribute .cache``."""
+    return _template(edge).format(
         name=UNKNOWN if edge.name is None else edge.name,
         position=UNKNOWN if edge.position is None else edge.position,
         quoted=_quoted(edge.name),
         result=SHELL_RESULTS.get(edge.name or "", ""),
         owner=owner,
     )
-    return (
-        OF_OWNER.format(reference=reference, owner=owner)
-        if owner and "{owner}" not in template
-        else reference
-    )
+
+
+def _template(edge: Edge) -> str:
+    by_position = edge.kind in BY_POSITION and (edge.position is not None or edge.name is None)
+    return (BY_POSITION if by_position else EDGES)[edge.kind]
 
 
 def edge_line(edge: Edge) -> str:
     """Return one line of a path: the reference, the place to edit it, what it leads to."""
+    target = "" if edge.target is None else f" -> {vertex_phrase(edge.target)}"
+    return f"{reference_phrase(edge)}{target}{HIDDEN_MARK if edge.hidden else ''}"
+
+
+def reference_phrase(edge: Edge) -> str:
+    """Return the words for a reference, and the place to edit it unless they name that already."""
     words = edge_phrase(edge)
     if edge.file and not _shows_place(edge):
         words += f"  ({place(edge.file, edge.line)})"
-    target = "" if edge.target is None else f" -> {vertex_phrase(edge.target)}"
-    return f"{words}{target}{HIDDEN_MARK if edge.hidden else ''}"
+    return words
 
 
-def vertex_phrase(vertex: Vertex) -> str:
-    """Return the words for an object: ``Tensor [8, 16] float32``, ``f (train.py:12)``, ``dict of 3``."""
+def vertex_phrase(vertex: Vertex, *, short: bool = False) -> str:
+    """Return the words for an object: ``Tensor [8, 16] float32``, ``f (train.py:12)``, ``dict of 3``.
+
+    Short words leave out where a function is defined.
+    """
     if vertex.kind is VertexKind.MODULE and not vertex.name:
         return NAMELESS_MODULE
     words = VERTICES[vertex.kind].format(
         name=vertex.name,
         place=place(vertex.file, vertex.line),
+        at=_at(vertex, short=short),
         count=vertex.count,
         size=format_bytes(vertex.nbytes or 0),
-        inner="" if vertex.inner is None else vertex_phrase(vertex.inner),
+        inner="" if vertex.inner is None else vertex_phrase(vertex.inner, short=short),
     )
     if vertex.shape is not None:
         words += f" [{', '.join(map(str, vertex.shape))}] {vertex.dtype}"
     return words if vertex.limit is None else LIMITED.format(container=words, limit=vertex.limit)
 
 
-def _owner_phrase(edge: Edge, owner: Vertex) -> str:
+def _at(vertex: Vertex, *, short: bool) -> str:
+    return "" if short else AT.format(place=place(vertex.file, vertex.line))
+
+
+def _owner_phrase(edge: Edge, owner: Vertex, *, short: bool) -> str:
     """Return the words for what refers."""
-    words, template = vertex_phrase(owner), OWNERS.get((edge.kind, owner.kind))
+    words, template = vertex_phrase(owner, short=short), OWNERS.get((edge.kind, owner.kind))
     if template is None:
         return words
     return template.format(
         owner=words,
         name=owner.name,
         thread=IN_THREAD.format(thread=repr(owner.thread)) if owner.thread else "",
-        place=place(owner.file, owner.line),
-        inner=SOME_FUNCTION if owner.inner is None else vertex_phrase(owner.inner),
+        at=_at(owner, short=short),
+        inner=SOME_FUNCTION if owner.inner is None else vertex_phrase(owner.inner, short=short),
     )
 
 

@@ -1,25 +1,147 @@
-"""The words for leaks: headlines, what each kind means, how a holder is told."""
+"""The words for leaks: headlines, what each kind means, who holds the tensors."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-HEADLINES: Final[dict[str, str]] = {
+from memwatch.sizes import format_bytes
+from memwatch.words.edges import edge_line, edge_phrase
+from memwatch.words.places import place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from memwatch.edges import Edge
+
+HELD_BY: Final[dict[str, str]] = {
     "cycle": "freed only by gc: a reference cycle through",
     "uncollectable": "never freed, not even by gc: a loop through",
     "retained": "kept alive by",
 }
 """What a leak of this kind does, before its holder."""
 
+HELD_BY_SHORT: Final[dict[str, str]] = {
+    "cycle": "freed only by gc: cycle through",
+    "uncollectable": "never freed: loop through",
+    "retained": "kept alive by",
+}
+"""The same for the summary line of a test."""
+
 MEANINGS: Final[dict[str, str]] = {
     "cycle": "a reference cycle: only the garbage collector frees it, some time later",
     "uncollectable": "a loop through autograd that the garbage collector cannot see: it is never freed",
     "retained": "a live object holds it, so it is freed only with that object",
 }
-
 PATH_TITLES: Final[dict[str, str]] = {
     "cycle": "The cycle",
     "uncollectable": "The cycle",
     "retained": "Path from the root",
 }
 """The title of a leak's path on the page."""
+
+TEXT_TITLES: Final[dict[str, str]] = {
+    "cycle": "cycle:",
+    "uncollectable": "cycle:",
+    "retained": "path from the root:",
+}
+"""The title of a leak's path in the terminal."""
+
+HEADLINE: Final = "{kind}: {size} in {count} {tensors}{each}, {held_by} {holder}"
+TENSOR: Final = "tensor"
+TENSORS: Final = "tensors"
+ON_EACH_CALL: Final = " on each call"
+MADE_AT: Final = "  made at: {site} ({tensor})"
+UNKNOWN_LINE: Final = "unknown line"
+HELD_FOR: Final = "  held for {seconds:.3f} s so far; the next collection of gc would free it"
+ADVICE: Final = "  advice: {advice}"
+TOTAL: Final = "{size} of tensors leaked ({count} in {groups})"
+NOTE: Final = "note: {sentence}"
+ONE_GROUP: Final = "1 group"
+GROUPS: Final = "{count} groups"
+SITE: Final = "{place} in {function}"
+
+FAILURE: Final = "Test leaked {size} in {count} {tensors}{each}, {held_by} {holder}{more}"
+ON_EACH_RUN: Final = " on each run"
+AND_MORE: Final = " (and {count} more)"
+MARK_FOR_LINES: Final = "To see where a tensor was made, mark the test: @pytest.mark.no_tensor_leaks"
+
+FROM_CYCLE: Final = "(and from the cycle) {line}"
+"""The first line of a path that leaves the cycle above it."""
+NO_PYTHON_REFERENCE: Final = "no Python reference: held by C code alone"
+"""The path of a leak that no Python object holds."""
+
+IN_A_CYCLE: Final = ", "
+ALONG_A_PATH: Final = " -> "
+LEFT_OUT: Final = "..."
+
+ROOT: Final = "root"
+"""The first box of a drawn retention path."""
+NO_DOT: Final = (
+    "cannot draw {target}: graphviz's program 'dot' is not installed (apt install graphviz, "
+    "brew install graphviz). The leak as text:\n{leak}"
+)
+NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
+
+WHY_ALIVE: Final = "{tensor}, {size}, is alive because of"
+WHY_C_CODE: Final = "  C code alone, or a temporary of a running call: no Python reference was found"
+WHY_KEEPS: Final = ", which alone keeps {size}"
+WHY_LOOP: Final = "  a loop that no root reaches:"
+NOT_A_TENSOR: Final = "why_alive() takes a tensor, not {given}"
+
+
+def headline(kind: str, *, nbytes: int, count: int, per_call: bool, holder: str) -> str:
+    """Return a leak in one line."""
+    return HEADLINE.format(
+        kind=kind,
+        size=format_bytes(nbytes),
+        count=count,
+        tensors=TENSOR if count == 1 else TENSORS,
+        each=ON_EACH_CALL if per_call else "",
+        held_by=HELD_BY[kind],
+        holder=holder,
+    )
+
+
+def path_lines(edges: Sequence[Edge], branch_at: int | None) -> tuple[str, ...]:
+    """Return a path, one reference per line.
+
+    Args:
+        edges: the references, root first.
+        branch_at: which of them is the first that leaves the cycle above it; None if none does.
+    """
+    if not edges:
+        return (NO_PYTHON_REFERENCE,)
+    lines = [edge_line(edge) for edge in edges]
+    if branch_at is not None and branch_at < len(lines):
+        lines[branch_at] = FROM_CYCLE.format(line=lines[branch_at])
+    return tuple(lines)
+
+
+def holder_phrase(edges: Iterable[Edge | None], *, is_path: bool = True) -> str:
+    """Return who holds the tensors, in one phrase; None stands for references that are left out."""
+    phrases = [LEFT_OUT if edge is None else edge_phrase(edge) for edge in edges]
+    return ALONG_A_PATH.join(phrases) if is_path else IN_A_CYCLE.join(dict.fromkeys(phrases))
+
+
+def total_line(nbytes: int, count: int, groups: int) -> str:
+    """Return the first line of an error: how much leaked in all."""
+    grouped = ONE_GROUP if groups == 1 else GROUPS.format(count=groups)
+    return TOTAL.format(size=format_bytes(nbytes), count=count, groups=grouped)
+
+
+def site_phrase(file: str, line: int, function: str) -> str:
+    """Return ``file.py:12 in f``."""
+    return SITE.format(place=place(file, line), function=function)
+
+
+def failure_sentence(kind: str, *, nbytes: int, count: int, per_run: bool, holder: str, others: int) -> str:
+    """Return what a test leaked and who holds the largest part, in one sentence."""
+    return FAILURE.format(
+        size=format_bytes(nbytes),
+        count=count,
+        tensors=TENSOR if count == 1 else TENSORS,
+        each=ON_EACH_RUN if per_run else "",
+        held_by=HELD_BY_SHORT[kind],
+        holder=holder,
+        more=AND_MORE.format(count=others) if others else "",
+    )

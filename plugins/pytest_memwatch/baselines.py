@@ -1,4 +1,4 @@
-"""Saved peaks: one JSON file per name in the folder `.memwatch` of the project, to be committed or cached."""
+"""Saved peaks: one JSON file per name in the project's folder `.memwatch`, to be committed or cached."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Baseline:
 
 
 def load_baseline(root: Path, name: str) -> Baseline:
-    """Read a baseline.
+    """Return a saved baseline.
 
     Args:
         root: the project's folder.
         name: its name; empty for the one saved last.
 
     Raises:
-        pytest.UsageError: there is none of this name, or its file is not one of ours.
+        pytest.UsageError: there is no baseline of this name, or its file holds none.
     """
     folder = root / FOLDER
     saved = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
@@ -50,7 +50,7 @@ def load_baseline(root: Path, name: str) -> Baseline:
         names = ", ".join(sorted(known.stem for known in saved))
         raise pytest.UsageError(
             f"--memwatch-compare={name}: no such baseline in {folder}; there are: {names}. "
-            "(To name none, put the option last or write it after the paths.)"
+            "(To compare with the latest, write the option without a name as the last argument.)"
         )
     return Baseline(path.stem, _read(path))
 
@@ -63,20 +63,17 @@ def _read(path: Path) -> dict[str, int]:
         return {str(node): int(row["peak_increase_bytes"]) for node, row in data["tests"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise pytest.UsageError(
-            f"--memwatch-compare: {path} is no baseline ({error}); save it again"
+            f"--memwatch-compare: {path} is not a baseline ({error}); save it again"
         ) from error
 
 
 def save_baseline(root: Path, name: str, tests: dict[str, dict[str, Any]]) -> Path:
-    """Write the peaks of passing tests; tests of an earlier run that did not run now keep theirs.
+    """Write the peaks of passing tests and return the file; tests that did not run now keep their earlier peaks.
 
     Args:
         root: the project's folder.
         name: the baseline's name.
         tests: results by node id.
-
-    Returns:
-        The file.
     """
     path = root / FOLDER / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
@@ -91,7 +88,7 @@ def save_baseline(root: Path, name: str, tests: dict[str, dict[str, Any]]) -> Pa
             peaks[node] = row["peak_increase_bytes"]
     rows = {node: {"peak_increase_bytes": peaks[node]} for node in sorted(peaks)}
     text = json.dumps({"format": FORMAT, "version": VERSION, "tests": rows}, indent=1)
-    part = path.with_suffix(".part")
+    part = path.with_suffix(".part")  # renamed when complete, so that no reader sees half a file
     part.write_text(text + "\n", encoding="utf-8")
     part.replace(path)
     return path

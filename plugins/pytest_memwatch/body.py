@@ -1,4 +1,4 @@
-"""Put an examination around the body of a test: the function itself, without fixtures, setUp and tearDown."""
+"""Run the body of a test under an examination. The body is the function alone, without fixtures and setUp."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 def is_unittest(item: pytest.Item) -> bool:
-    """Say whether a test is a method of a unittest.TestCase."""
+    """Return True if a test is a method of a unittest.TestCase."""
     return isinstance(item, pytest.Function) and isinstance(item.instance, unittest.TestCase)
 
 
 @contextmanager
 def examined(item: pytest.Function, examination: Examination) -> Iterator[None]:
-    """Let the examination call the body of a test for as long as the block lasts."""
+    """Replace the body of a test, while the block lasts, by a function that examines it."""
     body = item.obj
     wrapped = _around(body, examination)
     item.obj = wrapped
-    # unittest calls an async method by name and never asks pytest for it
+    # unittest looks an async method up by its name on the instance and does not use `item.obj`
     by_name = is_unittest(item) and inspect.iscoroutinefunction(body)
     if by_name:
         setattr(item.instance, item.name, wrapped)

@@ -6,37 +6,43 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from memwatch.edges import EdgeKind, VertexKind
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from memwatch.edges import Edge, Vertex
     from memwatch.leaks import Leak
 
-_SLOTS: Final = (
-    "value of key",
-    "a result kept by lru_cache",
-    "an argument kept by lru_cache",
-    "global `",
-    "closure cell `",
+_SLOTS: Final = frozenset(
+    {
+        EdgeKind.VALUE,
+        EdgeKind.CACHE_RESULT,
+        EdgeKind.CACHE_ARGUMENT,
+        EdgeKind.FINALIZER_REGISTRY,
+        EdgeKind.GLOBAL,
+        EdgeKind.CLOSURE_CELL,
+    }
 )
-"""Holders that are filled on first use and read later: mappings, memoized functions, lazy constants."""
+"""References that are filled on first use and read later: mappings, memoized functions, lazy constants."""
 
 _CACHE_NAME: Final = re.compile(r"cache|memo|lazy|registry|pool", re.IGNORECASE)
-_TOOL: Final = re.compile(
-    r"\bExceptionInfo\b|<frozen importlib|\b(Magic|Async|NonCallable)*(Mock|MagicProxy)\b"
-)
-"""What pytest, the import system and unittest.mock are made of, as it shows in a cycle."""
-_PLACE: Final = re.compile(r"\(([^()]+\.py):\d+\)")
-_WRITTEN: Final = (
-    "closure cell `",
-    "class attribute .",
-    "__dict__ descriptor of class",
-    "__weakref__ descriptor of class",
-    "__mro__ or bases of class",
-    "local `",
-    "default argument `",
-    "caller of ",
+_TOOL_NAME: Final = re.compile(r"\bExceptionInfo\b|\b(Magic|Async|NonCallable)*(Mock|MagicProxy)\b")
+"""Classes of pytest and unittest.mock that close cycles of their own."""
+_IMPORT_SYSTEM: Final = "<frozen importlib"
+_WRITTEN: Final = frozenset(
+    {
+        EdgeKind.CLOSURE_CELL,
+        EdgeKind.CLASS_ATTRIBUTE,
+        EdgeKind.CLASS_DESCRIPTOR,
+        EdgeKind.CLASS_BASES,
+        EdgeKind.LOCAL,
+        EdgeKind.DEFAULT_ARGUMENT,
+        EdgeKind.CALLER,
+    }
 )
 """References that stand in the code of the file they name."""
-_SET_ANYWHERE: Final = re.compile(r"attribute \.\S+ of (?!property\b|getset_descriptor\b|function\b)")
-"""An attribute of an instance may be set by anyone, wherever its class stands."""
+_BUILT_BY_CLASS: Final = ("property", "getset_descriptor")
 
 
 def kept_by_cache(leak: Leak) -> bool:
@@ -45,39 +51,61 @@ def kept_by_cache(leak: Leak) -> bool:
     A list or a set that got longer is none, nor is an attribute that parks a tensor; and no cache keeps the
     autograd graph of what it holds.
     """
-    if leak.kind != "retained" or leak.keeps_graph:
+    if leak.kind != "retained" or leak.keeps_graph or leak.cut is None:
         return False
-    slot = leak.reference.startswith(_SLOTS) or "(maxlen " in leak.reference
-    return slot or bool(_CACHE_NAME.search(leak.reference))
+    cut = leak.cut
+    is_bounded = any(vertex.limit is not None for vertex in _vertices(cut.owner))
+    names = [cut.name or "", *(vertex.name for vertex in _vertices(cut.owner))]
+    return cut.kind in _SLOTS or is_bounded or any(map(_CACHE_NAME.search, names))
 
 
 def made_by_machinery(leak: Leak) -> bool:
     """Say whether pytest, mock, the import system or torch closes the cycle, not the code under test.
 
     `with pytest.raises(...) as info` refers to the call it stands in. Every MagicMock refers to itself, and to
-    the arguments it was called with. A module that is imported for the first
-    time below a running call may keep that call's frames until gc comes by (torch.fx does, on the first
-    optimizer step of a process). `torch.jit.script` and `torch.utils._pytree` define functions or classes on
-    each call that refer to themselves.
+    the arguments it was called with. A module that is imported for the first time below a running call may keep
+    that call's frames until gc comes by (torch.fx does, on the first optimizer step of a process).
+    `torch.jit.script` and `torch.utils._pytree` define functions or classes on each call that refer to themselves.
     """
     if leak.kind != "cycle":
         return False
-    loop = _loop(leak)
-    return any(_TOOL.search(line) for line in loop) or _written_by_torch(loop)
+    cycle = leak.edges[: leak.cycle_length]
+    return any(map(_is_tool, _ends(cycle))) or _written_by_torch(cycle)
 
 
-def _loop(leak: Leak) -> list[str]:
-    """Return the lines of the cycle itself, without the way from it to the tensor."""
-    end = next((at for at, line in enumerate(leak.path) if line.startswith("(and from")), len(leak.path))
-    return list(leak.path[:end])
+def _is_tool(vertex: Vertex) -> bool:
+    imports = vertex.file is not None and vertex.file.startswith(_IMPORT_SYSTEM)
+    return imports or _TOOL_NAME.search(vertex.name) is not None
 
 
-def _written_by_torch(loop: list[str]) -> bool:
+def _written_by_torch(cycle: Iterable[Edge]) -> bool:
     import torch
 
+    cycle = list(cycle)
     home = Path(torch.__file__).resolve().parent
-    files = [Path(place).resolve() for line in loop for place in _PLACE.findall(line)]
+    places = [(edge.file, edge.line) for edge in cycle] + [(end.file, end.line) for end in _ends(cycle)]
+    files = [Path(file).resolve() for file, line in places if file and line and file.endswith(".py")]
     if not files or not all(file.is_relative_to(home) for file in files):
         return False
-    written = any(line.startswith(_WRITTEN) for line in loop)
-    return written and not any(_SET_ANYWHERE.match(line) for line in loop)
+    written = any(edge.kind in _WRITTEN for edge in cycle)
+    return written and not any(map(_set_anywhere, cycle))
+
+
+def _set_anywhere(edge: Edge) -> bool:
+    """Return True for an attribute of an instance: anyone may set it, wherever its class stands."""
+    if edge.kind is not EdgeKind.ATTRIBUTE or edge.owner is None:
+        return False
+    return edge.owner.kind is not VertexKind.FUNCTION and edge.owner.name not in _BUILT_BY_CLASS
+
+
+def _ends(edges: Iterable[Edge]) -> Iterator[Vertex]:
+    for edge in edges:
+        for end in (edge.owner, edge.target, edge.reader):
+            yield from _vertices(end)
+
+
+def _vertices(vertex: Vertex | None) -> Iterator[Vertex]:
+    """Yield an object and the function inside it."""
+    while vertex is not None:
+        yield vertex
+        vertex = vertex.inner

@@ -6,8 +6,8 @@ from memwatch.errors import MemwatchError
 
 
 class PeakError(MemwatchError, AssertionError):
-    """The body of a test needed more memory than its limit, or than its baseline allows."""
+    """The body of a test added more memory than its limit, or than its baseline, allows."""
 
 
 class FixtureError(MemwatchError):
-    """The `memwatch` fixture was asked for something it does not have."""
+    """The `memwatch` fixture was asked for a peak before anything was measured."""

@@ -1,4 +1,4 @@
-"""Run the body of one test as its plan says, and judge what it did to memory."""
+"""Run the body of one test under its checks, and decide whether it fails for its memory."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 
     from memwatch.leaks import Leak
     from memwatch.profile import Profile
+    from pytest_memwatch.checks import Checks
     from pytest_memwatch.options import Settings
-    from pytest_memwatch.plan import Plan
 
 Body = Callable[..., Any]
 """The function of a test, called with its fixture values."""
 
 
 class Examination:
-    """One run of one test under its plan.
+    """One examined run of a test.
 
     Attributes:
-        data: plain values that the report object carries to the summary, the JSON file and the baselines.
+        data: plain values that the report carries to the summary, the JSON file and the baselines.
         sections: titles and texts for the failure report.
-        error: the error raised against the test, if any.
-        sentence: its one-sentence form.
+        error: the error with which the test was failed, if any.
+        sentence: the error in one sentence.
     """
 
     def __init__(
-        self, plan: Plan, settings: Settings, arguments: dict[str, Any], saved_bytes: int | None
+        self, checks: Checks, settings: Settings, arguments: dict[str, Any], saved_bytes: int | None
     ) -> None:
-        self.plan = plan
-        self.measurement = Measurement() if plan.profiled else None
+        self.checks = checks
+        self.measurement = Measurement() if checks.profiled else None
         self.leaks: list[Leak] = []
         self.data: dict[str, Any] = {"failed": None}
         self.sections: list[tuple[str, str]] = []
@@ -56,37 +56,40 @@ class Examination:
         self._settings = settings
         self._arguments = arguments
         self._saved_bytes = saved_bytes
-        if plan.allowed:
-            self.data["allowed"] = plan.allowed.reason
+        if checks.allowed:
+            self.data["allowed"] = checks.allowed.reason
 
     def run(self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        """Run a body, once or several times."""
+        """Run a body once, or several times to measure growth; return the result of the first run."""
         __tracebackhide__ = True
-        if self.plan.growth is not None:
-            result = self._grow(body, args, kwargs)
+        if self.checks.growth is not None:
+            result = self._run_repeatedly(body, args, kwargs)
         else:
-            with self._measuring(), self._passing():
+            with self._measuring(), self._checking_one_pass():
                 result = body(*args, **kwargs)
         self._judge()
         return result
 
     async def run_async(self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        """Run a body inside a running event loop: always once, so leaks are judged by one pass."""
+        """Run a body inside a running event loop.
+
+        It runs once only, as its event loop ends with it; so leaks are judged by this single pass.
+        """
         __tracebackhide__ = True
-        with self._measuring(), self._passing(force=self.plan.growth is not None):
+        with self._measuring(), self._checking_one_pass(force=self.checks.growth is not None):
             result = await body(*args, **kwargs)
         self._judge()
         return result
 
     @property
     def reading(self) -> Profile | None:
-        """The part of the body with the highest peak, if it was measured."""
+        """The profile with the highest peak, if the body was measured."""
         if self.measurement is None or not self.measurement.readings:
             return None
         return self.measurement.highest
 
     def close(self) -> None:
-        """Note what was measured of a body that failed by itself; drop the test's values."""
+        """Note the figures of a body that failed by itself, and drop the values of the test's fixtures."""
         self._arguments = {}
         if self.measurement is not None and self.measurement.readings and "peak_bytes" not in self.data:
             self._note_figures(self.measurement)
@@ -97,11 +100,11 @@ class Examination:
         with nullcontext() if self.measurement is None else self.measurement:
             yield
 
-    def _grow(self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def _run_repeatedly(self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         __tracebackhide__ = True
         from memwatch.leaks import find_leaks
 
-        check = self.plan.growth
+        check = self.checks.growth
         assert check is not None
         warmup = self._settings.warmup if check.warmup is None else check.warmup
         runs = self._settings.runs if check.runs is None else check.runs
@@ -110,31 +113,31 @@ class Examination:
         if self.measurement is not None:
             with self._measuring():
                 repeated(*args, **kwargs)
-            warmup = max(0, warmup - 1)
+            warmup = max(0, warmup - 1)  # the measured run is a warm-up run too
         if not kwargs.keys().isdisjoint(
             ("fn", "warmup", "runs")
-        ):  # fixtures named as arguments of find_leaks
+        ):  # fixtures with the names of arguments of find_leaks
             repeated, args, kwargs = functools.partial(repeated, *args, **kwargs), (), {}
         self.leaks = find_leaks(repeated, *args, warmup=warmup, runs=runs, **kwargs)
         self.data["check"] = "growth"
         return counter.result
 
     @contextmanager
-    def _passing(self, *, force: bool = False) -> Iterator[None]:
+    def _checking_one_pass(self, *, force: bool = False) -> Iterator[None]:
         __tracebackhide__ = True
         # A suite, or a test, that never imports torch has no tensors to leak: do not import it on its behalf.
-        if not (force or (self.plan.single_pass and "torch" in sys.modules)):
+        if not (force or (self.checks.single_pass and "torch" in sys.modules)):
             yield
             return
         from memwatch.leaks import TensorLeakError, check_leaks
 
-        # To tell the line of a birth takes a dispatch mode, and some programs notice one (torch.jit.trace).
+        # Finding the line that made a tensor takes a dispatch mode, which some programs notice (torch.jit.trace).
         check = check_leaks(sites=False)
         check.__enter__()
         try:
             yield
         except BaseException:
-            # The test failed by itself and its traceback holds its locals: end the check without a look.
+            # The test failed by itself, and its traceback holds its locals: nothing can be said about leaks.
             check.__exit__(GeneratorExit, GeneratorExit(), None)
             raise
         try:
@@ -148,11 +151,11 @@ class Examination:
         if self.measurement is not None:
             self._note_figures(self.measurement)
         real = self._sort_leaks()
-        too_high = self._peak_fault()
+        too_high = self._peak_failure()
         if too_high and self.measurement is not None:
             self.sections.append((PEAK_SECTION, peak_section(self.data)))
         if real:
-            self._blame_leaks(real)
+            self._fail_for_leaks(real)
         if too_high:
             self.data["failed"], self.sentence = "peak", too_high
             self.error = PeakError(too_high)
@@ -163,7 +166,7 @@ class Examination:
             describe(measurement, top=self._settings.top, stack_depth=self._settings.stack_depth)
         )
 
-    def _blame_leaks(self, leaks: list[Leak]) -> None:
+    def _fail_for_leaks(self, leaks: list[Leak]) -> None:
         __tracebackhide__ = True
         from memwatch.leaks import TensorLeakError
 
@@ -173,8 +176,8 @@ class Examination:
         raise self.error
 
     def _sort_leaks(self) -> list[Leak]:
-        """Note every leak where it belongs, and return those that count against the test."""
-        growth = self.plan.growth
+        """Note every leak under its heading, and return those that count against the test."""
+        growth = self.checks.growth
         rules = (*(growth.ignore if growth else ()), *self._settings.ignore)
         real = []
         for leak in self.leaks:
@@ -192,9 +195,9 @@ class Examination:
         tolerated = growth is not None and sum(leak.nbytes for leak in real) <= growth.max_bytes
         return [] if tolerated else real
 
-    def _peak_fault(self) -> str:
-        """Say in a sentence how the peak is too high; empty if it is not."""
-        measurement, limit = self.measurement, self.plan.limit
+    def _peak_failure(self) -> str:
+        """Return a sentence that says how the peak is too high; empty if it is not."""
+        measurement, limit = self.measurement, self.checks.limit
         if measurement is None:
             return ""
         if limit is not None:
@@ -218,14 +221,17 @@ class Examination:
 
 
 class _Repeated:
-    """Counts the runs of a body, and tells which one failed."""
+    """Counts the runs of a body, and adds to an error which run failed."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.result: object = None
 
     def around(self, body: Body) -> Body:
-        """Return the body, counting; a plain function, so that leaks held by it are followed into it."""
+        """Return the body as a function that counts its runs.
+
+        It is a plain function, because leaks are followed through closures of plain functions.
+        """
 
         def repeated(*args: Any, **kwargs: Any) -> None:
             __tracebackhide__ = True
@@ -235,7 +241,7 @@ class _Repeated:
             except Exception as error:
                 self._explain(error)
                 raise
-            if self.calls == 1:  # what a body returns is pytest's business; later results are dropped
+            if self.calls == 1:  # pytest checks what a test returns; it sees the first result only
                 self.result = result
 
         return repeated
@@ -250,6 +256,6 @@ class _Repeated:
 
 
 def _exact(nbytes: int, other: int) -> str:
-    """Print a size so that it differs from the other one."""
+    """Return a size as text that differs from the text of the other size."""
     short = format_bytes(nbytes)
     return short if short != format_bytes(other) or nbytes == other else f"{nbytes} B"

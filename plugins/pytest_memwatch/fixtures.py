@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_memwatch.checks import FIXTURE_ASKED
 from pytest_memwatch.errors import FixtureError
 from pytest_memwatch.options import SETTINGS
-from pytest_memwatch.plan import FIXTURE_ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Memwatch:
-    """Measures and checks parts of a test."""
+    """Measures and checks parts of a test; the value of the fixture `memwatch`."""
 
     def __init__(self, *, enabled: bool, warmup: int, runs: int) -> None:
         self._profiles: list[Profile] = []
@@ -49,8 +49,8 @@ class Memwatch:
         """Fail the test if a function, or a block, leaves tensors behind.
 
         Args:
-            fn: called `warmup + runs` times with the other arguments; what each run adds is a leak. Without
-                it, use the result as a context manager: what its block leaves behind is a leak.
+            fn: called `warmup + runs` times with the other arguments; tensors that each run adds are a leak.
+                Without it, use the result as a context manager: tensors that its block leaves are a leak.
             *args: arguments of `fn`.
             warmup: runs before measuring; by default `--memwatch-warmup`.
             runs: measured runs; by default `--memwatch-runs`.
@@ -86,12 +86,14 @@ class Memwatch:
 
     @property
     def peak_increase_bytes(self) -> int:
-        """The most that a `profile()` block so far has added at its peak, bytes."""
+        """The highest peak increase of the `profile()` blocks so far, bytes."""
         return max(profile.peak_increase_bytes for profile in self._known())
 
     def _known(self) -> list[Profile]:
         if not self._profiles:
-            raise FixtureError("nothing is measured yet: open a block with `with memwatch.profile():` first")
+            raise FixtureError(
+                "nothing has been measured yet; open a block with `with memwatch.profile():` first"
+            )
         return self._profiles
 
 
@@ -104,5 +106,5 @@ def memwatch_fixture(request: pytest.FixtureRequest) -> Memwatch:
 
 @pytest.fixture
 def no_tensor_leaks(request: pytest.FixtureRequest) -> None:
-    """Check the test for leaks, as the marker of this name with its defaults does."""
+    """Check the test for leaks, like the marker of the same name with its defaults."""
     request.node.stash[FIXTURE_ASKED] = True

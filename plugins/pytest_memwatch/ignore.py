@@ -1,4 +1,4 @@
-"""Ignore rules: a pattern, and the reason why what it matches is no leak."""
+"""Ignore rules: a pattern, and the reason why leaks that match it do not count."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IgnoreRule:
-    """What is not counted as a leak.
+    """A rule for leaks that do not count.
 
     Attributes:
-        pattern: shell-style pattern, or plain text to be found anywhere in the leak.
-        reason: why it is no leak; shown in the report.
+        pattern: shell-style pattern, or plain text that may stand anywhere in the leak.
+        reason: why such a leak does not count; shown in the report.
     """
 
     pattern: str
     reason: str
 
     def matches(self, leak: Leak) -> bool:
-        """Say whether the holder, the site, the tensor or one line of the path matches."""
+        """Return True if the kind, the holder, the site, the tensor or a line of the path matches."""
         texts = (leak.kind, leak.holder, leak.site or "", leak.tensor, *leak.path)
         return any(self.pattern in text or fnmatchcase(text, self.pattern) for text in texts)
 
 
 def parse_rule(rule: object) -> IgnoreRule:
-    """Read one rule.
+    """Return one rule.
 
     Args:
         rule: text `pattern: reason`, or a pair (pattern, reason).
@@ -45,17 +45,17 @@ def parse_rule(rule: object) -> IgnoreRule:
     elif isinstance(rule, (tuple, list)) and len(rule) == 2 and all(isinstance(part, str) for part in rule):
         pattern, reason = rule
     else:
-        raise pytest.UsageError(f"memwatch: {rule!r} is no ignore rule; write 'pattern: reason'")
+        raise pytest.UsageError(f"memwatch: {rule!r} is not an ignore rule; write 'pattern: reason'")
     if not pattern.strip() or not reason.strip():
         raise pytest.UsageError(
             f"memwatch: the ignore rule {rule!r} has no reason; write 'pattern: reason', "
-            "as in '*lr_scheduler*: the cycle is torch's own'"
+            "such as '*lr_scheduler*: the cycle is torch's own'"
         )
     return IgnoreRule(pattern.strip(), reason.strip())
 
 
 def parse_rules(rules: object) -> tuple[IgnoreRule, ...]:
-    """Read the rules of a marker or of the ini file: one, several, or a mapping of patterns to reasons."""
+    """Return the rules of a marker or of the ini file: one, several, or a mapping of patterns to reasons."""
     if isinstance(rules, str):
         return (parse_rule(rules),)
     if isinstance(rules, Mapping):
@@ -65,4 +65,6 @@ def parse_rules(rules: object) -> tuple[IgnoreRule, ...]:
         if len(listed) == 2 and all(isinstance(part, str) and ": " not in part for part in listed):
             return (parse_rule(listed),)
         return tuple(parse_rule(rule) for rule in listed)
-    raise pytest.UsageError(f"memwatch: ignore={rules!r} is no list of rules; write ['pattern: reason', ...]")
+    raise pytest.UsageError(
+        f"memwatch: ignore={rules!r} is not a list of rules; write ['pattern: reason', ...]"
+    )

@@ -1,4 +1,4 @@
-"""The three markers: each is a function whose docstring is its help and whose signature checks its use."""
+"""The three markers. Each is a function: its docstring is the marker's help, its signature checks the arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _DEVICE: Final = re.compile(r"[a-z_]+(:[0-9]+)?")
 
 @dataclass(frozen=True)
 class GrowthCheck:
-    """Run the body several times; what each further run adds is a leak. None: as the options say."""
+    """Check by growth: the body runs several times, and tensors that each further run adds are a leak.
+
+    Where `warmup` or `runs` is None, the options decide.
+    """
 
     warmup: int | None = None
     runs: int | None = None
@@ -33,7 +36,7 @@ class GrowthCheck:
 
 @dataclass(frozen=True)
 class PeakLimit:
-    """The most bytes that the body may add at its peak; a function computes it from the test's arguments."""
+    """The most bytes that the body may add at its peak, or a function of the test's arguments that returns them."""
 
     limit: int | Callable[..., Any]
     device: str | None = None
@@ -104,10 +107,10 @@ def register(config: pytest.Config) -> None:
 
 
 def read_mark(mark: pytest.Mark) -> Any:
-    """Read the arguments of one of our markers.
+    """Return what one of our markers asks for.
 
     Raises:
-        pytest.UsageError: the arguments make no sense.
+        pytest.UsageError: an argument is wrong; the message shows the right usage.
     """
     try:
         return _MARKERS[mark.name](*mark.args, **mark.kwargs)
@@ -118,13 +121,13 @@ def read_mark(mark: pytest.Mark) -> Any:
 
 
 def check_marks(items: list[pytest.Item]) -> None:
-    """Read the markers of all tests once, so that a wrong one stops the run before any test.
+    """Raise if a test has a wrong marker, so that the run stops before its first test.
 
     Raises:
-        pytest.UsageError: names the first tests whose markers make no sense.
+        pytest.UsageError: the message names the first tests with wrong markers.
     """
     wrong = []
-    known: dict[int, str] = {}
+    known: dict[int, str] = {}  # a marker of a class or a module is read once for all its tests
     for item in items:
         for mark in item.iter_markers():
             if mark.name in _MARKERS:
@@ -146,7 +149,7 @@ def _fault(mark: pytest.Mark) -> str:
 
 
 def leak_mark(item: pytest.Item) -> GrowthCheck | Allowance | None:
-    """Return the closest marker about leaks; on one level, the one that allows them."""
+    """Return the closest marker about leaks; of two on the same level, the one that allows leaks."""
     found = None
     for node, mark in item.iter_markers_with_node():
         if mark.name not in ("no_tensor_leaks", "allow_tensor_leaks"):
@@ -157,7 +160,7 @@ def leak_mark(item: pytest.Item) -> GrowthCheck | Allowance | None:
 
 
 def peak_limit(item: pytest.Item, settings: Settings) -> PeakLimit | None:
-    """Return the limit of the closest marker, or the suite's."""
+    """Return the limit of the closest marker, or the limit of the whole suite."""
     mark = item.get_closest_marker("limit_peak_memory")
     if mark is not None:
         limit: PeakLimit = read_mark(mark)

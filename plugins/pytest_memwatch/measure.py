@@ -1,4 +1,4 @@
-"""Measure the peak of a test body, also when the body opens its own profile in between."""
+"""Measure the peak of a test body, even if the body opens a profile of its own."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Measurement:
-    """Profiles a block; steps aside while the block has a profile of its own: only one can be open.
+    """Profiles a block. Only one profile can be open, so it pauses while the block has a profile of its own.
 
     Attributes:
-        readings: the finished profiles, those of the block itself included.
+        readings: the finished profiles, those that the block opened itself included.
         own: how many of them the block opened itself.
     """
 
@@ -30,7 +30,7 @@ class Measurement:
 
     def __enter__(self) -> Measurement:
         self._resume()
-        self._restore = _step_aside(self)
+        self._restore = _pause_for_own_profiles(self)
         return self
 
     def __exit__(
@@ -47,7 +47,7 @@ class Measurement:
         self._open.__enter__()
 
     def owns(self, profile: Profile) -> bool:
-        """Say whether a profile is the measurement's, not the block's."""
+        """Return True for the profile of the measurement, False for one that the block opened."""
         return profile is self._open
 
     def _pause(self) -> bool:
@@ -59,8 +59,8 @@ class Measurement:
         return True
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Make room for entering a profile of the block; go on if that fails."""
+    def paused(self) -> Iterator[None]:
+        """Pause for entering a profile of the block; resume if entering it fails."""
         paused = self._pause()
         try:
             yield
@@ -70,26 +70,26 @@ class Measurement:
             raise
 
     def left(self, profile: Profile) -> None:
-        """Count a profile of the block, now that it has ended, and go on."""
+        """Count a profile of the block that has just ended, and resume."""
         self.own += 1
         self.readings.append(profile)
         self._resume()
 
     @property
     def highest(self) -> Profile:
-        """The part with the highest peak."""
+        """The profile with the highest peak."""
         return max(self.readings, key=lambda reading: reading.peak_bytes)
 
     def peak_increase_bytes(self, device: str | None = None) -> int:
-        """Return the most that the block added, bytes: on one device, or on the one the profile is about."""
+        """Return the most bytes that the block added, on one device or on the profile's main device."""
         first = self.readings[0].baseline_bytes
         return max(
             reading.baseline_bytes - first + _increase_bytes(reading, device) for reading in self.readings
         )
 
 
-def _step_aside(measurement: Measurement) -> Callable[[], None]:
-    """Let profiles that the block opens take the measurement's place; return what undoes that."""
+def _pause_for_own_profiles(measurement: Measurement) -> Callable[[], None]:
+    """Patch `Profile` so that the measurement pauses while the block has its own; return what undoes it."""
     from memwatch.profile import Profile
 
     enter, leave = Profile.__enter__, Profile.__exit__
@@ -97,9 +97,9 @@ def _step_aside(measurement: Measurement) -> Callable[[], None]:
 
     @functools.wraps(enter)
     def entering(self: Profile) -> Profile:
-        if inside or measurement.owns(self):  # a block that nests profiles: that is for memwatch to refuse
+        if inside or measurement.owns(self):  # profiles nested in the block: memwatch refuses them itself
             return enter(self)
-        with measurement.aside():
+        with measurement.paused():
             entered = enter(self)
         inside.append(self)
         return entered
@@ -119,7 +119,7 @@ def _step_aside(measurement: Measurement) -> Callable[[], None]:
 
 
 def _increase_bytes(reading: Reading, device: str | None) -> int:
-    """Sum what was allocated in the block, on one device, and find the maximum over time."""
+    """Return the most bytes, allocated in the block on one device, that were alive at once."""
     if device is None:
         return reading.peak_increase_bytes
     born = reading.storages.query("birth_event >= 0")
@@ -133,9 +133,9 @@ def describe(measurement: Measurement, *, top: int, stack_depth: int) -> dict[st
     """Return the figures of a test as plain data.
 
     Args:
-        measurement: finished.
-        top: most allocations to list; 0 for all.
-        stack_depth: frames for each.
+        measurement: the finished measurement.
+        top: how many allocations to list; 0 for all.
+        stack_depth: frames to list for each.
     """
     reading = measurement.highest
     return {
@@ -150,8 +150,8 @@ def describe(measurement: Measurement, *, top: int, stack_depth: int) -> dict[st
 
 
 def largest_lines(reading: Reading, *, top: int, stack_depth: int) -> list[dict[str, Any]]:
-    """List the lines that made what the block had allocated at its peak, largest first."""
-    from memwatch.heap.names import place
+    """Return the lines whose allocations in the block were alive at its peak, largest first."""
+    from memwatch.words.places import place
 
     there = reading.storages.loc[reading.at_peak.index]
     there = there[there["birth_event"] >= 0]

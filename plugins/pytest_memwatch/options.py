@@ -1,4 +1,4 @@
-"""The command-line options, their ini twins, and the settings they make."""
+"""The command-line options, the ini keys that replace them, and the settings that both give."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user asked for.
+    """Everything that options and ini keys set.
 
     Attributes:
         enabled: False after `--no-memwatch`.
@@ -47,7 +47,7 @@ class Settings:
         compare_fail: how far above its baseline a peak may be.
         warmup: runs of the body before measuring growth, where the marker does not say.
         runs: measured runs of the body, where the marker does not say.
-        top: tests in the summary, and lines for each; 0 for all.
+        top: how many tests the summary lists, and lines for each; 0 for all.
         stack_depth: frames shown for each allocation.
         ignore: rules of the ini file.
     """
@@ -145,19 +145,22 @@ def add_options(parser: pytest.Parser) -> None:
         default=1,
         help="Frames per allocation to show (default 1).",
     )
-    parser.addini("memwatch", "measure each test, as --memwatch does", type="bool", default=False)
-    parser.addini("memwatch_leaks", "as --memwatch-leaks: marked, all or off", default="")
-    parser.addini("memwatch_limit_peak", "as --memwatch-limit-peak: a size such as 64 MiB", default="")
+    parser.addini("memwatch", "measure each test, like --memwatch", type="bool", default=False)
+    parser.addini("memwatch_leaks", "like --memwatch-leaks: marked, all or off", default="")
+    parser.addini("memwatch_limit_peak", "like --memwatch-limit-peak: a size such as 64 MiB", default="")
     parser.addini(
-        "memwatch_ignore", "what is no leak, one rule a line, `pattern: reason`", type="linelist", default=[]
+        "memwatch_ignore",
+        "leaks that do not count, one rule a line, `pattern: reason`",
+        type="linelist",
+        default=[],
     )
 
 
 def read_settings(config: pytest.Config) -> Settings:
-    """Read options and ini keys.
+    """Return the settings of a session.
 
     Raises:
-        pytest.UsageError: a value makes no sense.
+        pytest.UsageError: a value is wrong; the message names the option and says what to write.
     """
     if config.getoption("no_memwatch"):
         return Settings(enabled=False, leaks="off")
@@ -209,10 +212,10 @@ def _path(config: pytest.Config, path: str | None) -> Path | None:
 def _name(option: str, name: str | None) -> str | None:
     if name and (Path(name).name != name or name.startswith(".")):
         raise pytest.UsageError(
-            f"--memwatch-{option}={name}: a baseline has a plain name, as in --memwatch-{option}=main"
+            f"--memwatch-{option}={name}: a baseline has a plain name, such as --memwatch-{option}=main"
         )
     if name == "" and option == "save":
-        raise pytest.UsageError("--memwatch-save needs a name, as in --memwatch-save=main")
+        raise pytest.UsageError("--memwatch-save needs a name, such as --memwatch-save=main")
     return name
 
 

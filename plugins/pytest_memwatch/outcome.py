@@ -1,4 +1,4 @@
-"""Turn an examination into what the report of a test says: outcome, sentence, sections, data and page."""
+"""Put the findings of an examination into the report of a test: outcome, sentence, sections, data and page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMINATION: Final[pytest.StashKey[Examination]] = pytest.StashKey()
 
 
 def attach(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-    """Put what was found on the report as plain data, which travels from a worker to the controller."""
+    """Attach the findings to the report as plain data, which xdist sends from a worker to the controller."""
     examination = item.stash.get(EXAMINATION, None)
     error = None if call.excinfo is None else call.excinfo.value
     data: dict[str, Any] = {"failed": None}
@@ -34,10 +34,10 @@ def attach(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRe
     if examination is not None and error is not None and error is examination.error:
         report.sections += examination.sections
         if report.failed:
-            report.longrepr = examination.sentence  # the traceback would show our own calls only
+            report.longrepr = examination.sentence  # the traceback would only show calls of memwatch
     elif report.failed and _is_leak_error(error):
         leaks = error.leaks  # type: ignore[union-attr]
-        # the test asserted it itself: its traceback shows where
+        # the test itself checked for leaks: its traceback stays and shows where
         data.update(failed="leak", leaks=[leak_data(leak) for leak in leaks])
         report.sections.append((LEAK_SECTION, leak_section(leaks)))
     elif examination is None:

@@ -1,4 +1,4 @@
-"""One HTML page for a failing test: its peak and its leaks."""
+"""The HTML page of a failing test: its peak and its leaks."""
 
 from __future__ import annotations
 
@@ -17,23 +17,20 @@ _LONGEST = 80
 
 
 def page_path(folder: Path, nodeid: str) -> Path:
-    """Name the page of a test: readable, of bounded length, and different for different tests."""
+    """Return the path of a test's page: readable, of bounded length, and different for different tests."""
     words = re.sub(r"[^A-Za-z0-9_.-]+", "-", nodeid.rpartition("/")[2]).strip("-.")
     digest = hashlib.sha256(nodeid.encode("utf-8", "backslashreplace")).hexdigest()[:8]
     return folder / f"{words[:_LONGEST]}-{digest}.html"
 
 
 def write_page(folder: Path, nodeid: str, reading: Reading | None, leaks: Sequence[Leak]) -> Path:
-    """Write the page of a test.
+    """Write the page of a test and return its path.
 
     Args:
-        folder: made if it is missing.
+        folder: the folder for pages; it is made if it is missing.
         nodeid: the test.
         reading: the profile of its body, None if it was not measured.
-        leaks: what it leaked.
-
-    Returns:
-        The page.
+        leaks: its leaks.
     """
     from memwatch.report import html, leak_page
 

@@ -1,4 +1,7 @@
-"""The hooks; what they do is in the other files. Importing this stays cheap: it must not import torch."""
+"""The hooks of the plugin; the other files do their work.
+
+pytest imports this file in every session, so it imports neither torch nor memwatch's recorder.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ import pytest
 
 from pytest_memwatch.baselines import Baseline, load_baseline, save_baseline
 from pytest_memwatch.body import examined, is_unittest
+from pytest_memwatch.checks import checks_for
 from pytest_memwatch.fixtures import memwatch_fixture, no_tensor_leaks
 from pytest_memwatch.markers import check_marks, register
 from pytest_memwatch.options import SETTINGS, add_options, read_settings
 from pytest_memwatch.outcome import EXAMINATION, attach
-from pytest_memwatch.plan import plan_for
 from pytest_memwatch.results import RESULTS, collect, write_json
 from pytest_memwatch.summary import Status, status, summary_lines
 
@@ -42,14 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse wrong markers before any test runs."""
+    """Stop the run before any test if a marker is wrong."""
     if not _is_worker(config):
         check_marks(items)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail tests with wrong markers one by one where a usage error would only crash the worker."""
+    """Fail each test with a wrong marker in a worker of xdist, where a usage error would crash the worker."""
     if _is_worker(item.config):
         try:
             check_marks([item])
@@ -58,16 +61,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _examining(item: pytest.Item) -> AbstractContextManager[None]:
+    """Return a context in which the body of the test is examined, if there is anything to check."""
     settings = item.config.stash[SETTINGS]
-    plan = plan_for(item, settings)
-    if plan.idle or not isinstance(item, pytest.Function):
+    checks = checks_for(item, settings)
+    if checks.idle or not isinstance(item, pytest.Function):
         return nullcontext()
     from pytest_memwatch.examine import Examination
 
     baseline = item.config.stash[BASELINE]
     saved_bytes = baseline.peaks.get(item.nodeid) if baseline else None
     arguments = {**getattr(getattr(item, "callspec", None), "params", {}), **item.funcargs}
-    examination = Examination(plan, settings, arguments, saved_bytes)
+    examination = Examination(checks, settings, arguments, saved_bytes)
     item.stash[EXAMINATION] = examination
     return examined(item, examination)
 
@@ -92,7 +96,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attach what was found to the report."""
+    """Attach the findings to the report."""
     report = yield
     if call.when == "call":
         attach(item, call, report)
@@ -101,7 +105,7 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport) -> Status | None:
-    """Show L and P."""
+    """Show the letters L (leak) and P (peak)."""
     return status(report)
 
 
@@ -132,7 +136,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the summary."""
+    """Print the summary of the session."""
     baseline = config.stash[BASELINE]
     lines = summary_lines(config.stash[RESULTS], config.stash[SETTINGS], baseline.name if baseline else None)
     if lines:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_memwatch.ignore import IgnoreRule
 
 Results = dict[str, dict[str, Any]]
-"""Node id to what was found, with the outcome and the duration; plain data."""
+"""Node id -> findings, outcome and duration of the test; plain data."""
 
 RESULTS: Final = pytest.StashKey[Results]()
 FORMAT: Final = "memwatch-pytest"
@@ -21,7 +21,7 @@ VERSION: Final = 1
 
 
 def collect(results: Results, report: pytest.TestReport) -> None:
-    """Note the report of a test that was measured or checked."""
+    """Add the report of a test, if it was measured or checked, to the results."""
     data = getattr(report, "memwatch", None)
     if data is not None and report.when == "call":
         results[report.nodeid] = {"outcome": report.outcome, "duration_s": report.duration, **data}
@@ -34,7 +34,7 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...]) -> 
     `tests`, one object per test with `nodeid`, `outcome`, `duration_s`, `failed` ("leak", "peak" or null);
     figures in bytes (`peak_bytes`, `baseline_bytes`, `peak_increase_bytes`, `limit_bytes`, `saved_bytes`);
     `top` (the lines that allocated most), `leaks`, `ignored`, `kept` (by caches),
-    `machinery` (cycles of tools), `allowed` and `page`. What was not measured is absent.
+    `machinery` (cycles of tools), `allowed` and `page`. Keys of figures that were not measured are absent.
     """
     from memwatch._version import __version__
 

@@ -1,4 +1,4 @@
-"""What the plugin says in the terminal: status letters, and the summary at the end."""
+"""Output of the plugin in the terminal: status letters, and the summary at the end."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _peaks(results: Results, settings: Settings) -> list[str]:
     for node in shown:
         row = measured[node]
         entry = f"{format_bytes(row['baseline_bytes'])} at entry, {row['allocations']} allocations"
-        if row["own_profiles"]:  # ours stepped aside for them; their figures are counted in
+        if row["own_profiles"]:  # only one profile can be open: ours pauses while the test's own is
             entry += f", {row['own_profiles']} of the test's own profiles"
         lines += [
             "",

@@ -1,50 +1,54 @@
-"""Words for a failure: one sentence for the summary line, details for a section, data for the report."""
+"""A failure in words and as data: a sentence for the summary line, a section of details, a dict for the report."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.sizes import format_bytes
+from memwatch.words.leaks import MARK_FOR_LINES, failure_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from memwatch.edges import Edge
     from memwatch.leaks import Leak
 
+_TYPED: Final = ("edges", "cut", "cycle_length", "branch")
 LEAK_SECTION = "memwatch leaked tensors"
 PEAK_SECTION = "memwatch peak memory"
 
 
 def leak_sentence(leaks: Sequence[Leak]) -> str:
-    """Say what leaked and who holds the largest part, in one sentence."""
+    """Return one sentence: what leaked, and who holds the largest part."""
     first = leaks[0]
-    count = sum(leak.count for leak in leaks)
-    each = " on each run" if first.per_call else ""
-    more = f" (and {len(leaks) - 1} more)" if len(leaks) > 1 else ""
-    verb = {"cycle": "freed only by gc: cycle through", "uncollectable": "never freed: loop through"}
-    held = f"{verb.get(first.kind, 'kept alive by')} {first.holder}"
-    total = format_bytes(sum(leak.nbytes for leak in leaks))
-    return f"Test leaked {total} in {count} tensor{'s'[: count != 1]}{each}, {held}{more}"
+    return failure_sentence(
+        first.kind,
+        nbytes=sum(leak.nbytes for leak in leaks),
+        count=sum(leak.count for leak in leaks),
+        per_run=first.per_call,
+        holder=first.holder,
+        others=len(leaks) - 1,
+    )
 
 
 def leak_section(leaks: Sequence[Leak]) -> str:
-    """Describe every leak."""
+    """Return a description of every leak."""
     texts = [str(leak) for leak in leaks]
     if any(leak.site is None for leak in leaks):
-        texts.append("To see where a tensor was made, mark the test: @pytest.mark.no_tensor_leaks")
+        texts.append(MARK_FOR_LINES)
     return "\n\n".join(texts)
 
 
 def peak_section(figures: dict[str, Any]) -> str:
-    """Describe what the body had allocated at its peak."""
+    """Return a description of what the body had allocated at its peak."""
     added, before = (format_bytes(figures[key]) for key in ("peak_increase_bytes", "baseline_bytes"))
     title = f"{added} at the peak ({figures['device']}); not counted: {before} alive at entry"
     return "\n".join([f"{title} (fixtures and earlier tests)", *top_lines(figures["top"])])
 
 
 def top_lines(rows: Sequence[dict[str, Any]], indent: str = "  ") -> list[str]:
-    """List allocations, one line each and one for each frame beyond the first."""
+    """Return allocations as lines, one each, and one more for each frame beyond the first."""
     lines = []
     for row in rows:
         where = row["stack"][0] if row["stack"] else row["line"] or "(no line)"
@@ -57,4 +61,18 @@ def top_lines(rows: Sequence[dict[str, Any]], indent: str = "  ") -> list[str]:
 
 def leak_data(leak: Leak) -> dict[str, Any]:
     """Return a leak as plain data, for the report object and the JSON file."""
-    return {**asdict(leak), "path": list(leak.path)}
+    data = {field.name: getattr(leak, field.name) for field in fields(leak) if field.name not in _TYPED}
+    edges = [edge_data(edge) for edge in leak.edges]
+    return data | {"kind": leak.kind.value, "path": list(leak.path), "edges": edges}
+
+
+def edge_data(edge: Edge) -> dict[str, Any]:
+    """Return a reference as plain data: what a program may match on, in place of words."""
+    return {
+        "kind": edge.kind.name.lower(),
+        "name": edge.name,
+        "position": edge.position,
+        "file": edge.file,
+        "line": edge.line,
+        "hidden": edge.hidden,
+    }

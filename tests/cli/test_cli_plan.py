@@ -9,7 +9,7 @@ import torch
 
 import memwatch
 from memwatch.cli.main import main
-from memwatch.planner.plan_file import load_plan
+from memwatch.planner.plan import load_plan
 from memwatch.report import plan_summary
 
 

@@ -161,7 +161,10 @@ class EmptyMode(TorchDispatchMode):
 def mode_effects(prof: memwatch.Profile) -> list[str]:
     """Name the ops that ran in another way because a mode was on, by the report's own words."""
     return [
-        op for effect in observer_effects(prof._frames) if "dispatch mode" in effect.text for op in effect.ops
+        op
+        for effect in observer_effects(prof._tables.facts)
+        if "dispatch mode" in effect.text
+        for op in effect.ops
     ]
 
 

@@ -204,7 +204,7 @@ def test_looks_run_no_code_whatever_the_holder(program):
         program()
     told = list(ran)
     assert told == []
-    assert prof.capture.meta["holder_looks"] > 0
+    assert prof.capture.meta["holder_samples"] > 0
 
 
 def test_looks_run_no_finalizer_of_garbage():
@@ -230,7 +230,7 @@ def test_looks_run_no_finalizer_of_garbage():
     gc.collect()
     assert told == []
     assert ran == ["__del__"]
-    assert prof.capture.meta["holder_looks"] > 0
+    assert prof.capture.meta["holder_samples"] > 0
 
 
 def test_looks_leave_an_enabled_collector_enabled_and_do_not_use_it():
@@ -251,6 +251,6 @@ def test_looks_leave_an_enabled_collector_enabled_and_do_not_use_it():
     finally:
         gc.callbacks.remove(note)
         gc.enable()
-    assert prof.capture.meta["holder_looks"] > 0
+    assert prof.capture.meta["holder_samples"] > 0
     assert not enabled
     assert seen == []

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from memwatch.heap import Snapshot, holders_of, retained_bytes
+from memwatch.edges import EdgeKind
+from memwatch.heap import Snapshot, retained_bytes, search, steps_of
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.tensors import quiet
 from memwatch.leaks import why_alive
@@ -82,14 +83,14 @@ def test_reading_autograd_edges_changes_nothing():
     hook_calls = []
     y.grad_fn.register_hook(lambda *_: hook_calls.append(1) and None)
     with quiet():
-        before = [edge.label for edge in autograd_edges(y.grad_fn)]
-        again = [edge.label for edge in autograd_edges(y.grad_fn)]
+        before = [edge.kind for edge in autograd_edges(y.grad_fn)]
+        again = [edge.kind for edge in autograd_edges(y.grad_fn)]
     assert before == again
     assert calls == []
     y.sum().backward()
     assert (len(calls), len(hook_calls)) == (1, 1)
     with quiet():
-        assert [e.label for e in autograd_edges(y.grad_fn) if e.label.startswith("saved")] == []  # released
+        assert [e.kind for e in autograd_edges(y.grad_fn) if e.kind is EdgeKind.SAVED] == []  # released
 
 
 def test_why_alive_lists_each_holder_once():
@@ -135,8 +136,8 @@ MODEL = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
 OPTIMIZER = torch.optim.Adam(MODEL.parameters(), foreach=False)
 
 
-def test_one_pass_names_the_holders_of_a_training_step():
-    """Parameters, gradients, optimizer state, saved activations, locals and list items, all at once."""
+def test_one_search_names_the_references_of_a_training_step():
+    """Parameters, gradients, optimizer state, saved activations, locals and list items, all in one snapshot."""
     MODEL(torch.randn(4, 8)).sum().backward()
     OPTIMIZER.step()
     batch = torch.randn(4, 8)
@@ -144,29 +145,31 @@ def test_one_pass_names_the_holders_of_a_training_step():
     loss = MODEL(batch).pow(2).sum()
     weight = MODEL[0].weight
     storages = {
-        "parameter": weight.untyped_storage(),
-        "gradient": weight.grad.untyped_storage(),
-        "optimizer state": OPTIMIZER.state[weight]["exp_avg"].untyped_storage(),
-        "autograd node": loss.grad_fn.next_functions[0][0].next_functions[0][0].next_functions[1][0]
+        EdgeKind.PARAMETER: weight.untyped_storage(),
+        EdgeKind.GRAD: weight.grad.untyped_storage(),
+        EdgeKind.VALUE: OPTIMIZER.state[weight]["exp_avg"].untyped_storage(),
+        EdgeKind.SAVED: loss.grad_fn.next_functions[0][0].next_functions[0][0].next_functions[1][0]
         ._raw_saved_result.data.untyped_storage(),
-        "local": batch.untyped_storage(),
-        "item": outputs[0].untyped_storage(),
+        EdgeKind.LOCAL: batch.untyped_storage(),
+        EdgeKind.ITEM: outputs[0].untyped_storage(),
     }  # fmt: skip
     del weight
     asked = list(storages.values())
-    names = list(storages)
+    kinds = list(storages)
     storages.clear()
-    holders = dict(zip(names, holders_of(asked), strict=True))
-    assert {name: holder.kind for name, holder in holders.items()} == {name: name for name in names}
-    assert "local `batch` of test_one_pass" in holders["local"].name
-    assert holders["local"].file.endswith("test_heap_graph.py")
-    assert holders["item"].function == "test_one_pass_names_the_holders_of_a_training_step"
-
-
-def test_shallow_search_is_bounded_and_says_so():
-    """Without the heap's snapshot, what is not near a running call is answered with C++ only."""
-    far = torch.randn(4)
-    storage = far.untyped_storage()
-    BIG["far"] = weakref.ref(far)
-    holders = holders_of([storage], deep=False, max_objects=1)
-    assert holders[0].kind == "C++ only"
+    with Snapshot(asked) as snapshot:
+        # An optimizer lists every parameter too: past it, each is found by its name in the model.
+        closed = snapshot.barriers() | set(snapshot.positions([id(asked), id(OPTIMIZER.param_groups)]))
+        tree = search(snapshot, snapshot.root_groups(), closed=closed)
+        paths = [steps_of(snapshot, tree.path(snapshot.position(storage))) for storage in asked]
+    held = {kind: path[-2].edge for kind, path in zip(kinds, paths, strict=True)}
+    assert {kind: edge.kind for kind, edge in held.items()} == {kind: kind for kind in kinds}
+    assert all(path[-1].edge.kind is EdgeKind.STORAGE for path in paths)
+    local = held[EdgeKind.LOCAL]
+    assert (local.name, local.owner.name) == (
+        "batch",
+        "test_one_search_names_the_references_of_a_training_step",
+    )
+    assert local.file.endswith("test_heap_graph.py")
+    assert (held[EdgeKind.PARAMETER].name, held[EdgeKind.VALUE].name) == ("weight", "'exp_avg'")
+    assert paths[-1][0].edge.name == "outputs"

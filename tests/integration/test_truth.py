@@ -40,7 +40,7 @@ def test_peak_is_the_allocators(name, intercept):
     """The peak increase equals that of a plain run, or differs by no more than the report says."""
     prof = observe(name, intercept)
     plain = peak_increase_bytes(allocator_events(seeded(PROGRAMS[name])))
-    effects = observer_effects(prof._frames)
+    effects = observer_effects(prof._tables.facts)
     stated = sum(effect.nbytes for effect in effects)
     if intercept == "key":
         assert all("8 bytes" in effect.text for effect in effects)

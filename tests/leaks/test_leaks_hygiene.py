@@ -8,8 +8,8 @@ import weakref
 import pytest
 import torch
 
-from memwatch.heap.names import describe
 from memwatch.heap.snapshot import Snapshot
+from memwatch.heap.vertices import describe
 from memwatch.leaks import RunsError, TensorLeakError, check_leaks, find_leaks
 
 KEPT: list[torch.Tensor] = []

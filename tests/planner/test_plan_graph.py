@@ -8,18 +8,21 @@ import subprocess
 import sys
 
 import pytest
+from planner_clocks import clock_of_readings
 from planner_recompute_graphs import layered_graph, linear_graph, training_chain
 
-from memwatch.planner import BudgetError, Graph, OrderError, load_plan, plan_graph, program_peak
-from memwatch.planner.plan_file import PlanFileError, fingerprint
+from memwatch.planner import BudgetError, Graph, OrderError, load_plan, plan_graph, program_peak, simulate
+from memwatch.planner.fingerprint import fingerprint
+from memwatch.planner.plan_file import PlanFileError
+from memwatch.planner.plan_search import PlanRequest, plan_before
 from memwatch.sizes import SizeError
 
 KIB = 2**10
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def chain() -> Graph:
-    """A training chain of 24 steps."""
+    """A training chain of 24 steps; shared, because plans of the same graph and budget are remembered."""
     return training_chain(24, random.Random(3))
 
 
@@ -113,6 +116,28 @@ def test_a_time_limit_that_is_none_is_refused(chain, time_limit_s):
     """A search needs a positive number of seconds."""
     with pytest.raises(OrderError, match="time_limit_s"):
         plan_graph(chain, time_limit_s=time_limit_s)
+
+
+@pytest.mark.parametrize("readings", [0, 3, 10, 30])
+def test_a_plan_cut_off_by_the_time_limit_is_still_within_the_budget_or_an_error(chain, readings):
+    """Wherever the search is cut off: a plan that fits, or a BudgetError with the lowest plan so far."""
+    budget_bytes = program_peak(chain).peak_bytes // 2
+    try:
+        plan = plan_before(chain, budget_bytes, PlanRequest(), clock_of_readings(readings))
+        assert plan.peak_increase_bytes <= budget_bytes
+    except BudgetError as error:
+        plan = error.best
+        assert budget_bytes < plan.peak_increase_bytes <= plan.program_peak_increase_bytes
+    assert simulate(chain, plan.schedule).peak_bytes == plan.peak_increase_bytes + chain.baseline_bytes
+
+
+def test_a_search_that_was_not_cut_off_does_not_depend_on_the_clock():
+    """Two clocks that run at different speeds, neither to its end, give the same plan."""
+    orders = []
+    for readings in (10**6, 10**9):
+        chain = training_chain(12, random.Random(3))  # a new graph, as plans of the same one are remembered
+        orders.append(plan_before(chain, "60%", PlanRequest(), clock_of_readings(readings)).order)
+    assert orders[0] == orders[1]
 
 
 def test_the_summary_says_what_the_plan_does(chain):

@@ -9,7 +9,7 @@ from planner_recompute_graphs import layered_graph, linear_graph, training_chain
 
 from memwatch.planner import BudgetError, Graph, lower_bound, plan_graph
 from memwatch.planner.bounds import working_set_bound
-from memwatch.planner.order.clock import Clock
+from memwatch.planner.clock import Clock
 from memwatch.planner.recompute.retention import solve_retention
 
 PAGE = 4096

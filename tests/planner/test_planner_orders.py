@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import planner_graphs as graphs
 import pytest
+from planner_clocks import clock_of_readings
 from planner_reference import brute_force_peak
 
 from memwatch.planner import (
@@ -21,10 +22,11 @@ from memwatch.planner import (
     simulate,
 )
 from memwatch.planner.bounds import must_live_bound, pinned_bound, working_set_bound
-from memwatch.planner.order.clock import Clock
+from memwatch.planner.clock import Clock
 from memwatch.planner.order.cpsat import cpsat_order
 from memwatch.planner.order.exact import search_orders
 from memwatch.planner.order.lists import beam_orders, inductor_orders, list_orders
+from memwatch.planner.order.portfolio import find_order
 from memwatch.planner.order.problem import mirrored, order_problem
 from memwatch.planner.order.tree import tree_order
 
@@ -154,6 +156,15 @@ def test_no_time_at_all_still_gives_an_order_that_is_not_worse_than_the_program(
     assert best_order(graph, time_limit_s=0.0).peak_bytes <= program_peak(graph).peak_bytes
 
 
+@pytest.mark.parametrize("readings", [0, 3, 5, 8, 13, 40])
+def test_a_time_that_is_up_in_the_middle_gives_a_valid_order_with_true_figures(readings):
+    """Wherever the search is cut off: the peak is the order's, not above the program's, nor below the bound."""
+    graph = graphs.random_layered(140, 14, seed=8, fan_in=2)
+    result = find_order(graph, seed=0, clock=clock_of_readings(readings))
+    assert result.peak_bytes == peak_of(graph, result.order)
+    assert result.lower_bound_bytes <= result.peak_bytes <= program_peak(graph).peak_bytes
+
+
 def test_effects_and_mutation_are_kept_in_order_by_the_best_order():
     from memwatch.planner import Effect
 
@@ -210,6 +221,6 @@ def test_what_is_kept_is_a_bound():
 def test_without_ortools_the_portfolio_stops_at_its_own_bound(monkeypatch):
     monkeypatch.setitem(sys.modules, "ortools", None)
     graph = graphs.random_layered(140, 14, seed=8, fan_in=2)
-    result = best_order(graph, time_limit_s=1.0)
+    result = find_order(graph, seed=0, clock=clock_of_readings(40))
     assert lower_bound(graph, recompute=False) <= result.lower_bound_bytes <= result.peak_bytes
     assert result.peak_bytes < program_peak(graph).peak_bytes

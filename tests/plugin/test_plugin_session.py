@@ -257,7 +257,7 @@ def test_without_a_measurement_own_profiles_are_let_alone(session):
         ("no_tensor_leaks(runs=0)", "*runs=0: must be a whole number, 1 or more*"),
         ("no_tensor_leaks(warmup='2')", "*warmup='2': must be a whole number, 0 or more*"),
         ("no_tensor_leaks(ignore=['*cache*'])", "*the ignore rule '[*]cache[*]' has no reason*"),
-        ("no_tensor_leaks(ignore=3)", "*ignore=3 is no list of rules*"),
+        ("no_tensor_leaks(ignore=3)", "*ignore=3 is not a list of rules*"),
         ("no_tensor_leaks(max_bytes='many')", "*'many' is not a size*"),
         ("limit_peak_memory", "*missing 1 required positional argument: 'limit'*"),
         ("limit_peak_memory('64 MiBs')", "*'64 MiBs' is not a size*usage: limit_peak_memory(*"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import memwatch
 from memwatch.planner import Schedule, simulate
-from memwatch.replay.front import Replayable, replayable
+from memwatch.replay.api import Replayable, replayable
 from memwatch.replay.run import replay_schedule
 
 if TYPE_CHECKING:
@@ -33,4 +33,4 @@ def replay_program(prof: memwatch.Profile) -> ReplayResult:
     """Replay a recording in its own order."""
     program = replayable(prof)
     schedule, planned_bytes = program_order(program)
-    return replay_schedule(program.recorded, schedule, program.kept, planned_bytes)
+    return replay_schedule(program.recorded, schedule, program.inputs, planned_bytes)

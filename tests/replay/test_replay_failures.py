@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from memwatch.errors import MemwatchError
 from memwatch.planner import BudgetError, Graph
+from memwatch.replay.api import plan, replay, replayable
 from memwatch.replay.errors import ReplayError
-from memwatch.replay.front import plan, replay, replayable
 from memwatch.replay.run import replay_schedule
 
 
@@ -94,7 +94,7 @@ def test_failure_at_any_op_changes_nothing():
                 raise InjectedError
 
         with pytest.raises(InjectedError):
-            replay_schedule(planned.program.recorded, planned.schedule, planned.program.kept, 0, stop)
+            replay_schedule(planned.program.recorded, planned.schedule, planned.program.inputs, 0, stop)
         assert_unchanged(before, state_of(model, optimizer))
     assert len(steps) > 10
     assert replay(planned).identical
@@ -117,7 +117,7 @@ def test_memory_of_a_failed_replay_is_given_back():
     gc.collect()
     before = _storage_bytes()
     with pytest.raises(InjectedError):
-        replay_schedule(program.recorded, schedule, program.kept, 0, stop)
+        replay_schedule(program.recorded, schedule, program.inputs, 0, stop)
     assert len(started) == len(schedule)
     assert _storage_bytes() == before
 
@@ -168,7 +168,8 @@ def test_value_that_differs_stops_the_replay():
 
     planned = plan(record(step))
     with pytest.raises(
-        ReplayError, match=r"_local_scalar_dense.*test_replay_failures.py:\d+.*gave 2.0, 1.0 was recorded"
+        ReplayError,
+        match=r"_local_scalar_dense.*test_replay_failures.py:\d+.*returned 2.0, but 1.0 was recorded",
     ):
         replay(planned)
 
@@ -223,7 +224,7 @@ def test_impossible_budget_holds_a_plan_that_replays():
 def test_plan_of_a_graph_cannot_be_replayed():
     """A graph built by hand has no ops to run."""
     planned = plan(Graph.build([("a", [], {"x": 8}, 1.0), ("b", ["x"], {"y": 8}, 1.0)], keep=["y"]))
-    with pytest.raises(MemwatchError, match="knows no recorded program"):
+    with pytest.raises(MemwatchError, match="holds no recorded program"):
         replay(planned)
 
 
@@ -232,7 +233,7 @@ def test_plan_of_another_program_is_refused(tmp_path):
     x = torch.ones(8)
     prof, other = record(lambda: torch.sum(x * 2)), record(lambda: (x * 2).exp().sum())
     plan(prof).save(tmp_path / "plan.json")
-    from memwatch.planner.plan_file import load_plan
+    from memwatch.planner.plan import load_plan
 
     loaded = load_plan(tmp_path / "plan.json")
     assert replay(loaded, prof).identical

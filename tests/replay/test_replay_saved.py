@@ -11,7 +11,7 @@ from replay_programs import PROGRAMS
 from replay_recording import record
 
 import memwatch
-from memwatch.replay.front import plan, replay, replayable
+from memwatch.replay.api import plan, replay, replayable
 
 
 @pytest.mark.parametrize("name", ["resnet, BatchNorm, momentum SGD", "gpt, AdamW plain"])

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from memwatch.replay.front import plan
+from memwatch.replay.api import plan
 from memwatch.replay.measure import measure_peak
 from memwatch.replay.selective import Region, Regions
 

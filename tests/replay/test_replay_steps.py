@@ -7,7 +7,7 @@ from replay_programs import PROGRAMS, paths_efficient, paths_inefficient
 from replay_recording import record, replay_program
 
 from memwatch.planner import BudgetError
-from memwatch.replay.front import plan, replay, replayable
+from memwatch.replay.api import plan, replay, replayable
 from memwatch.replay.measure import measure_peak
 
 SCALAR_BYTES = (

@@ -11,8 +11,8 @@ from replay_recording import record, replay_program
 from torch import nn
 
 from memwatch.errors import MemwatchError
+from memwatch.replay.api import plan, replayable
 from memwatch.replay.errors import UnsupportedOpError
-from memwatch.replay.front import plan, replayable
 
 X = torch.linspace(-2, 2, 64 * 64).reshape(64, 64)
 W = torch.linspace(-1, 1, 64 * 64).reshape(64, 64).requires_grad_()
@@ -265,6 +265,6 @@ def test_profile_without_replay_cannot_be_planned():
 def test_recorded_inputs_are_only_what_ops_used():
     """Strong references are held to the inputs of ops, not to everything the program made."""
     prof = record(backward_twice)
-    kept = replayable(prof).kept
+    kept = replayable(prof).inputs
     storages = {storage.data_ptr() for storage in kept.inputs.values()}
     assert storages == {X.data_ptr(), W.data_ptr()}

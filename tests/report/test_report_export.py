@@ -70,7 +70,7 @@ def test_hostile_names_survive_every_format(name):
 
 def test_what_does_not_exist_is_named():
     """An unknown format or table is one clear error that lists the known ones."""
-    with pytest.raises(ExportError, match="'pdf' is no export format; choose one of csv, json"):
+    with pytest.raises(ExportError, match="'pdf' is not an export format; choose one of csv, json"):
         export(report_readings.empty(), "pdf")
-    with pytest.raises(ExportError, match="'capture' is no table; choose one of ops"):
+    with pytest.raises(ExportError, match="'capture' is not a table; choose one of ops"):
         export(report_readings.empty(), "csv", table="capture")

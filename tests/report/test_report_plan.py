@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import memwatch
 from memwatch.planner import Graph
-from memwatch.planner.plan_file import load_plan
+from memwatch.planner.plan import load_plan
 from memwatch.report import PlanMismatchError, html, plan_summary, trade_off
 from memwatch.report.page.leaks import leak_page_model
 from memwatch.report.page.modules import module_parents

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from memwatch.planner.clock import Clock
     from memwatch.planner.csr import IntArray
-    from memwatch.planner.order.clock import Clock
     from memwatch.planner.order.problem import Problem
 
 # (target below the best peak, start temperature): shares of the best peak, in the order they are tried.

@@ -10,8 +10,8 @@ import numpy as np
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, IntervalVar, IntVar
 
+    from memwatch.planner.clock import Clock
     from memwatch.planner.csr import IntArray
-    from memwatch.planner.order.clock import Clock
     from memwatch.planner.order.problem import Problem
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from memwatch.planner.order.problem import mirrored
 
 if TYPE_CHECKING:
+    from memwatch.planner.clock import Clock
     from memwatch.planner.csr import IntArray
-    from memwatch.planner.order.clock import Clock
     from memwatch.planner.order.problem import Problem
 
 _EXPANSIONS_PER_CALL = 500

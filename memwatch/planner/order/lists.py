@@ -11,8 +11,8 @@ from memwatch.planner.order.problem import mirrored
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from memwatch.planner.clock import Clock
     from memwatch.planner.csr import IntArray
-    from memwatch.planner.order.clock import Clock
     from memwatch.planner.order.problem import Problem
 
 _LONGEST_RUN = 24

@@ -1,4 +1,4 @@
-"""The best order: cheap candidates, then annealing, then proofs, as far as the program's size allows."""
+"""The best order: cheap candidates first, then annealing, then exact searches, as far as size and time allow."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.planner.bounds import lower_bound
+from memwatch.planner.clock import Clock
 from memwatch.planner.order import cpsat
 from memwatch.planner.order.anneal import anneal_order
-from memwatch.planner.order.clock import Clock
 from memwatch.planner.order.exact import beat_or_prove, search_orders
 from memwatch.planner.order.lists import beam_orders, list_orders
 from memwatch.planner.order.problem import Problem, order_problem
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
 
+# the largest programs (ops) that each method is tried on
 _LARGEST_TREE = 50_000
 _LARGEST_BEAM = 5_000
 _LARGEST_SEARCH = 512
 _LARGEST_CPSAT = 150
-_CPSAT_EFFORT = 1.0
-_CPSAT_START_S = 0.3  # to build its model
+_CPSAT_EFFORT = 1.0  # deterministic time of the solver, about a second
+_CPSAT_START_S = 0.3  # building the solver's model takes about this long
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,9 +39,9 @@ class OrderResult:
     Attributes:
         order: op indices.
         peak_bytes: its peak (bytes).
-        lower_bound_bytes: no order without recompute has a lower peak (bytes).
+        lower_bound_bytes: peak that no order without recompute can go below (bytes).
         proven: whether the peak equals the bound.
-        method: what found the order.
+        method: name of the method that found the order.
     """
 
     order: IntArray
@@ -62,11 +63,11 @@ class _Best:
 
     @property
     def is_proven(self) -> bool:
-        """Whether nothing can be better."""
+        """Whether no order can be better."""
         return 0 <= self.peak_bytes <= self.bound_bytes
 
-    def offer(self, order: IntArray, method: str) -> None:
-        """Keep an order if it is the best one."""
+    def consider(self, order: IntArray, method: str) -> None:
+        """Keep an order if it is better than the best one so far."""
         from memwatch.planner.order._state import peak_of
 
         peak = int(peak_of(self.problem, order))
@@ -75,23 +76,28 @@ class _Best:
 
 
 def best_order(graph: Graph, *, time_limit_s: float = 10.0, seed: int = 0) -> OrderResult:
-    """Find an order of the ops with a low peak; never above program order.
+    """Return an order of the ops with a low peak, never above the peak of program order.
 
     Args:
         graph: the program.
-        time_limit_s: when to stop (seconds); the compilation of the kernels, once per machine, is not
-            counted. Small programs are done before: their result depends on the seed alone.
+        time_limit_s: when to stop (seconds). Compiling the kernels, once per machine, is not counted. Small
+            programs are done before: their result depends on the seed alone.
         seed: seed of the random moves.
 
     Returns:
         The order, its peak and the best lower bound.
     """
     warm_up()
-    clock = Clock.of(0.93 * time_limit_s)  # checking the result takes the rest
+    return find_order(graph, seed=seed, clock=Clock.of(time_limit_s))
+
+
+def find_order(graph: Graph, *, seed: int, clock: Clock) -> OrderResult:
+    """Return what `best_order` describes, before the time of `clock` is up."""
+    clock = clock.share(0.93)  # checking the result takes the rest
     problem = order_problem(graph)
     best = _Best(problem, lower_bound(graph, recompute=False))
     for method, order in list_orders(problem, clock.share(0.5)):
-        best.offer(order, method)
+        best.consider(order, method)
     if not best.is_proven:
         _improve(best, seed, clock)
     result = simulate(graph, Schedule.from_order(best.order))
@@ -101,16 +107,17 @@ def best_order(graph: Graph, *, time_limit_s: float = 10.0, seed: int = 0) -> Or
 
 
 def _improve(best: _Best, seed: int, clock: Clock) -> None:
+    """Try the dearer methods, until one of them proves that the best order is optimal."""
     problem = best.problem
     if problem.num_ops <= _LARGEST_TREE:
         order = tree_order(problem)
         if order is not None:
-            best.offer(order, "tree")
-            best.bound_bytes = best.peak_bytes
+            best.consider(order, "tree")
+            best.bound_bytes = best.peak_bytes  # orders of trees are optimal
             return
     if problem.num_ops <= _LARGEST_BEAM:
         for method, order in beam_orders(problem, seed, clock.share(0.25)):
-            best.offer(order, method)
+            best.consider(order, method)
             if best.is_proven:
                 return
     small = problem.num_ops <= _LARGEST_SEARCH
@@ -124,7 +131,7 @@ def _improve(best: _Best, seed: int, clock: Clock) -> None:
         seed=seed,
         clock=clock.share(0.5) if small else clock,
     )
-    best.offer(order, "annealing")
+    best.consider(order, "annealing")
     if small and not best.is_proven:
         _search(best, clock)
     if (
@@ -137,11 +144,11 @@ def _improve(best: _Best, seed: int, clock: Clock) -> None:
             problem, best.order, best.bound_bytes, effort=_CPSAT_EFFORT, seed=seed, clock=clock
         )
         if found is not None:
-            best.offer(found, "cp-sat")
+            best.consider(found, "cp-sat")
 
 
 def _effort(num_ops: int) -> tuple[int, int]:
-    """Rounds and moves per round of the annealing."""
+    """Return the rounds of the annealing, and the moves per round, for a program of this size."""
     if num_ops <= 32:
         return 4, 20_000
     if num_ops <= 128:
@@ -152,6 +159,7 @@ def _effort(num_ops: int) -> tuple[int, int]:
 
 
 def _search(best: _Best, clock: Clock) -> None:
+    """Search exactly: first for anything better than the best order, then for a bound with the time left."""
     max_states = 30_000_000 // max(best.problem.num_ops, 64)
     sprint = clock.share(0.8)
     while not best.is_proven:
@@ -159,9 +167,9 @@ def _search(best: _Best, clock: Clock) -> None:
         best.bound_bytes = max(best.bound_bytes, found.lower_bound_bytes)
         if found.order is None:
             break
-        best.offer(found.order, "exact search")
+        best.consider(found.order, "exact search")
     if not best.is_proven:
         found = search_orders(best.problem, best.peak_bytes, best.bound_bytes, max_states, clock)
         best.bound_bytes = max(best.bound_bytes, found.lower_bound_bytes)
         if found.order is not None:
-            best.offer(found.order, "exact search")
+            best.consider(found.order, "exact search")

@@ -1,4 +1,4 @@
-"""Compile the kernels (or load them from the cache) before a time limit starts to count."""
+"""Compile the kernels of the order search, or load them from the cache, before a time limit counts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import cache
 import numpy as np
 
 from memwatch.planner.bounds import lower_bound
+from memwatch.planner.clock import Clock
 from memwatch.planner.graph import Graph
 from memwatch.planner.order.anneal import anneal_order
-from memwatch.planner.order.clock import Clock
 from memwatch.planner.order.exact import search_orders
 from memwatch.planner.order.lists import beam_orders, list_orders
 from memwatch.planner.order.problem import order_problem

@@ -10,9 +10,9 @@ import numpy as np
 from memwatch.planner.recompute.reorder import augmented_graph
 
 if TYPE_CHECKING:
+    from memwatch.planner.clock import Clock
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
-    from memwatch.planner.order.clock import Clock
 
 _PRICE_LEVELS = 1_000_000  # the solver counts in whole numbers
 _POLISH_EFFORT = 1.0

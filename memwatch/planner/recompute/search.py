@@ -1,4 +1,10 @@
-"""The whole recompute search: greedy cuts in several styles, reordering, polish; the cheapest that fits wins."""
+"""The search for cheap schedules within a budget.
+
+A gap is the time between two uses of a buffer in which it lies idle but takes memory. Cutting a gap frees the
+buffer there: it is computed again, or moved out and back, before its next use. The search cuts gaps greedily in
+several styles, takes back cuts that turned out not to be needed, reorders, and polishes at random. The cheapest
+schedule that fits the budget wins.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.planner.order.clock import Clock
+from memwatch.planner.clock import Clock
 from memwatch.planner.recompute.model import Model, recompute_model
 from memwatch.planner.recompute.reorder import reorder
 from memwatch.planner.recompute.retention import cheaper_in_order
@@ -26,42 +32,49 @@ if TYPE_CHECKING:
 # (area_power, limit): how the greedy search weighs bytes against cost, how many ops one cut may add
 _STYLES = ((1.0, 60), (1.0, 12), (0.5, 60), (2.0, 60))
 _SEEDS_TRIED = 3
-_SINK = 0.02  # share of the peak
-_MOST_SINKS = 12
-_STEPS_DOWN = (0.02, 0.05, 0.01, 0.035, 0.08, 0.12)  # shares of the peak
+_STEPWISE = 0.02  # share of the peak that one step of `_lower_peak_stepwise` goes down
+_MOST_STEPWISE = 12
+_STEPS_DOWN = (0.02, 0.05, 0.01, 0.035, 0.08, 0.12)  # shares of the peak that `_step_down` tries
 _MOST_STEPS_DOWN = 24
+# the largest programs (ops) that each method is tried on
 _LARGEST_CAREFUL = 500
 _LARGEST_STYLED = 5_000
 _LARGEST_REORDER = 2_000
 _LARGEST_REORDER_TWICE = 500
 _LARGEST_EXACT = 100
-_LARGEST_PRUNED_WHOLE = 4_000
-_PIECE = 200
-_ROOM_PER_OP = 12
+_LARGEST_PRUNED_WHOLE = 4_000  # steps; longer schedules are pruned in pieces
+_PIECE = 200  # steps
+_ROOM_PER_OP = 12  # steps that a schedule may grow to, per op of the program
 _CUTS_PER_CALL = 200
 _WARMTH = 0.01
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
-    """A schedule, as tokens, with its peak (bytes, external buffers included) and its duration (cost)."""
+class PricedSchedule:
+    """A schedule with its price.
+
+    Attributes:
+        tokens: the steps, as `recompute.model` numbers them.
+        peak_bytes: its peak (bytes), external buffers included.
+        duration: what it costs, recomputes and moves included, in the unit of the ops' costs.
+    """
 
     tokens: IntArray
     peak_bytes: int
     duration: float
 
     def key(self, budget_bytes: int) -> tuple[float, float, int]:
-        """Sort key: what fits comes first, then what is cheap, then what is small."""
+        """Return a sort key: schedules that fit the budget first, then the cheap ones, then low peaks."""
         return max(self.peak_bytes - budget_bytes, 0), self.duration, self.peak_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a search is to achieve.
+    """What a search has to achieve.
 
     Attributes:
         budget_bytes: bytes a schedule may use, external buffers included.
-        keeps_order: whether the starts may not be reordered; the model must say the same.
+        keeps_order: whether first computations stay in the order of the start; the model must say the same.
         seed: seed of the random moves.
         clock: when to stop; programs of a few hundred ops are done before, so that the seed alone
             decides their plan.
@@ -86,13 +99,13 @@ class RecomputeSearch:
         self._graph, self._model, self._terms = graph, model, terms
         self._budget, self._keeps_order, self._clock = terms.budget_bytes, terms.keeps_order, terms.clock
 
-    def run(self, starts: Iterable[IntArray], seeds: Seeds = lambda budget_bytes: []) -> Found:
-        """Return the best schedule met: the cheapest that fits, or else the one with the lowest peak.
+    def run(self, starts: Iterable[IntArray], seeds: Seeds = lambda budget_bytes: []) -> PricedSchedule:
+        """Return the cheapest schedule found that fits, or the one with the lowest peak if none fits.
 
         Args:
             starts: orders of the program, each op once.
-            seeds: gives for a budget (bytes) schedules that compute some ops again; those that are not
-                valid are left out.
+            seeds: returns, for a budget (bytes), schedules to start from that compute some ops again.
+                Those that are not valid are left out.
         """
         begun = [self.evaluate(tokens) for tokens in starts]
         for start in sorted(begun, key=lambda one: one.peak_bytes):
@@ -101,9 +114,9 @@ class RecomputeSearch:
         best = self._search(begun, seeds)
         if best.peak_bytes <= self._budget:
             return best
-        return self._sink(self._step_down(best, begun, seeds))
+        return self._lower_peak_stepwise(self._step_down(best, begun, seeds))
 
-    def _search(self, begun: list[Found], seeds: Seeds) -> Found:
+    def _search(self, begun: list[PricedSchedule], seeds: Seeds) -> PricedSchedule:
         found = self._fit_in_styles(begun) + self._fit_seeds(seeds(self._budget))
         best = self._best(found)
         if best.peak_bytes > self._budget and not self._clock.is_over():
@@ -115,8 +128,11 @@ class RecomputeSearch:
             best = self.reorder_and_prune(best)
         return self.solve(best) if self._graph.num_ops <= _LARGEST_EXACT else best
 
-    def _step_down(self, best: Found, begun: list[Found], seeds: Seeds) -> Found:
-        """Search anew with budgets a little below what was found: one far away misleads the search."""
+    def _step_down(self, best: PricedSchedule, begun: list[PricedSchedule], seeds: Seeds) -> PricedSchedule:
+        """Return the lowest schedule of searches whose budget is a little below what was found.
+
+        A budget far below every known schedule misleads the greedy search: it values all cuts alike.
+        """
         steps = iter(_STEPS_DOWN)
         for _ in range(_MOST_STEPS_DOWN):
             share = next(steps, None)
@@ -132,12 +148,15 @@ class RecomputeSearch:
         terms = replace(self._terms, budget_bytes=budget_bytes)
         return RecomputeSearch(self._graph, self._model, terms)
 
-    def _sink(self, best: Found) -> Found:
-        """Lower the peak in small steps: a budget just below it guides better than one far away."""
-        for _ in range(_MOST_SINKS):
+    def _lower_peak_stepwise(self, best: PricedSchedule) -> PricedSchedule:
+        """Return a schedule with a lower peak, reached from this one in small steps.
+
+        Other than `_step_down`, it goes on from the schedule at hand instead of starting again.
+        """
+        for _ in range(_MOST_STEPWISE):
             if best.peak_bytes <= self._budget or self._clock.is_over():
                 break
-            target = max(self._budget, int(best.peak_bytes * (1 - _SINK)))
+            target = max(self._budget, int(best.peak_bytes * (1 - _STEPWISE)))
             step = self._with_budget(target)
             lower = step.fit(best.tokens, 1.0, self._graph.num_ops)
             if lower.peak_bytes > target and self._graph.num_ops <= _LARGEST_REORDER:
@@ -147,7 +166,8 @@ class RecomputeSearch:
             best = lower
         return best
 
-    def _fit_in_styles(self, begun: list[Found]) -> list[Found]:
+    def _fit_in_styles(self, begun: list[PricedSchedule]) -> list[PricedSchedule]:
+        """Return the starts, and what the greedy search makes of each of them in each style."""
         styles = _STYLES if self._graph.num_ops <= _LARGEST_STYLED else _STYLES[:1]
         found = list(begun)
         for power, limit in styles:
@@ -157,39 +177,46 @@ class RecomputeSearch:
                 found.append(self.fit(one.tokens, power, limit))
         return found
 
-    def _fit_seeds(self, seeds: list[IntArray]) -> list[Found]:
-        """Prune the seeds that fit, cut the lowest ones that do not."""
+    def _fit_seeds(self, seeds: list[IntArray]) -> list[PricedSchedule]:
+        """Return the cheapest seeds that fit, pruned, and the lowest seeds that do not, cut until they fit."""
         valid = [one for one in map(self._price, seeds) if one is not None]
         valid.sort(key=lambda one: one.key(self._budget))
         fitting = [one for one in valid if one.peak_bytes <= self._budget]
-        found = valid[:1]  # what a program too large for the time limit gets
+        found = valid[:1]  # a program that is too large for the time limit gets at least this one
         for one in [*fitting[:_SEEDS_TRIED], *valid[len(fitting) :][:_SEEDS_TRIED]]:
             if self._clock.is_over():
                 break
             found.append(self.prune(one) if one.peak_bytes <= self._budget else self.fit(one.tokens, 1.0, 60))
         return found
 
-    def evaluate(self, tokens: IntArray) -> Found:
-        """Price a schedule; it must be valid."""
+    def evaluate(self, tokens: IntArray) -> PricedSchedule:
+        """Return a valid schedule with its price."""
         found = self._price(tokens)
         assert found is not None, "the search met a schedule that is not valid"
         return found
 
-    def _price(self, tokens: IntArray) -> Found | None:
+    def _price(self, tokens: IntArray) -> PricedSchedule | None:
         from memwatch.planner.recompute._prune import duration
         from memwatch.planner.recompute._sweep import new_work, sweep
 
         draft = self._draft(tokens, 0)
         peak = int(sweep(self._model, draft, new_work(self._model, len(tokens))))
-        return None if peak < 0 else Found(tokens, peak, float(duration(self._model, draft)))
+        return None if peak < 0 else PricedSchedule(tokens, peak, float(duration(self._model, draft)))
 
-    def fit(self, tokens: IntArray, area_power: float, limit: int) -> Found:
-        """Cut intervals greedily, then take back what turned out not to be needed."""
+    def fit(self, tokens: IntArray, area_power: float, limit: int) -> PricedSchedule:
+        """Return the schedule with gaps cut greedily until it fits, pruned afterwards.
+
+        Args:
+            tokens: the schedule to start from.
+            area_power: how much relieving the peak counts against cost; see `_greedy.Style`.
+            limit: how many ops one cut may add.
+        """
         from memwatch.planner.recompute import _greedy as kernel
 
         num_ops = self._graph.num_ops
         draft = self._draft(tokens, _ROOM_PER_OP * num_ops + 1_000)
-        cuts = min(_CUTS_PER_CALL, max(2, 200_000 // max(num_ops, 1)))  # a call cannot be interrupted
+        # a call of the kernel cannot be interrupted, so it makes a limited number of cuts
+        cuts = min(_CUTS_PER_CALL, max(2, 200_000 // max(num_ops, 1)))
         shortlist, spread = (24, False) if num_ops <= _LARGEST_CAREFUL else (4, True)
         style = kernel.Style(self._budget, area_power, 0.0, min(limit, num_ops), shortlist, cuts, spread)
         before = -1
@@ -199,8 +226,11 @@ class RecomputeSearch:
                 break
         return self.prune(self.evaluate(_tokens(draft)))
 
-    def prune(self, found: Found) -> Found:
-        """Take back what the budget does not need: the dearest first, or the last first."""
+    def prune(self, found: PricedSchedule) -> PricedSchedule:
+        """Return the schedule without the recomputes and moves that the budget does not need.
+
+        They are taken back in two orders, the dearest first and the last first; the cheaper result wins.
+        """
         from memwatch.planner.recompute import _prune as kernel
 
         if found.peak_bytes > self._budget:
@@ -217,8 +247,8 @@ class RecomputeSearch:
             results.append(self.evaluate(_tokens(draft)))
         return self._best([found, *results])
 
-    def _prune_from_the_end(self, found: Found) -> Found:
-        """Prune piece by piece, as far as the time allows."""
+    def _prune_from_the_end(self, found: PricedSchedule) -> PricedSchedule:
+        """Return a long schedule pruned piece by piece, from its end, as far as the time allows."""
         from memwatch.planner.recompute import _prune as kernel
 
         draft = self._draft(found.tokens, 0)
@@ -230,8 +260,8 @@ class RecomputeSearch:
             end -= _PIECE
         return self._best([found, self.evaluate(_tokens(draft))])
 
-    def reorder_and_prune(self, found: Found) -> Found:
-        """Order the steps anew for a lower peak and spend the room that this leaves."""
+    def reorder_and_prune(self, found: PricedSchedule) -> PricedSchedule:
+        """Return the schedule in an order with a lower peak, pruned: lower peaks leave room in the budget."""
         if self._keeps_order or self._clock.is_over():
             return found
         moves = 100 * len(found.tokens)
@@ -243,8 +273,11 @@ class RecomputeSearch:
             better = self.fit(better.tokens, 1.0, 60)
         return self._best([found, self.prune(better)])
 
-    def polish(self, found: Found) -> Found:
-        """Disturb, repair and compare, for a number of rounds that depends on the size of the program."""
+    def polish(self, found: PricedSchedule) -> PricedSchedule:
+        """Return the best of many random changes; a change is kept when its repaired schedule is better.
+
+        The number of rounds depends on the size of the program.
+        """
         from memwatch.planner.recompute import _polish as kernel
 
         num_ops = self._graph.num_ops
@@ -268,8 +301,8 @@ class RecomputeSearch:
         kernel.load(draft, tokens)
         return draft
 
-    def solve(self, found: Found) -> Found:
-        """Let CP-SAT, where it is installed, look for a cheaper schedule in the same order."""
+    def solve(self, found: PricedSchedule) -> PricedSchedule:
+        """Return a cheaper schedule in the same order, if the solver CP-SAT is installed and finds one."""
         if (
             found.peak_bytes > self._budget
             or found.duration <= self._model.cost.sum()
@@ -279,13 +312,13 @@ class RecomputeSearch:
         tokens = cheaper_in_order(self._graph, found.tokens, self._budget, self._clock)
         return found if tokens is None else self._best([found, self.evaluate(tokens)])
 
-    def _best(self, found: list[Found]) -> Found:
+    def _best(self, found: list[PricedSchedule]) -> PricedSchedule:
         return min(found, key=lambda one: one.key(self._budget))
 
 
 @cache
 def warm_up() -> None:
-    """Compile the kernels (or load them from the cache) before a time limit starts to count."""
+    """Compile the kernels, or load them from the cache, before a time limit starts to count."""
     from memwatch.planner.graph import Graph
 
     graph = Graph.build([("a", (), {"x": 2}, 1), ("b", ("x",), {"y": 1}, 1), ("c", ("x", "y"), {}, 1)])

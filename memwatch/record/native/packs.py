@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from memwatch.record.python.packs import describe
 from memwatch.record.saved.disguise import Disguise
 from memwatch.record.saved.errors import MODIFYING, inplace_error
+from memwatch.record.saved.tensors import saved_storage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ class _Callbacks:
         self._storages = storages
 
     def describe(self, tensor: Tensor) -> tuple[int, int, int]:
-        return describe(self._storages, tensor)
+        return saved_storage(self._storages, tensor)
 
     # it outlives the block, as packs in the program's graph do
     inplace_error = staticmethod(inplace_error)

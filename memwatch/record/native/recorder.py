@@ -32,6 +32,10 @@ class NativeBackend:
         """Return True if ops can be seen by the compiled kernel on the free dispatch key; probe once."""
         return self._kernels.work()
 
+    def allocator_events(self, block: Block) -> AllocatorEvents | None:
+        """Return what receives the allocator's own events."""
+        return NativeAllocatorEvents(self._extension, block)
+
     def recorder(self, block: Block, stacks: Stacks) -> NativeRecorder:
         """Return a recorder of one block."""
         return NativeRecorder(self._extension, self._kernels, block, stacks)
@@ -61,10 +65,6 @@ class NativeRecorder:
     def packer(self, context: CallContext) -> NativePacker:
         """Return what packs the tensors that autograd saves."""
         return NativePacker(self._extension, self.storages, context, self._block.op_counter)
-
-    def allocator_events(self) -> AllocatorEvents | None:
-        """Return what receives the allocator's own events."""
-        return NativeAllocatorEvents(self._extension, self._block)
 
 
 @functools.cache

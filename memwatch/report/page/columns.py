@@ -1,6 +1,6 @@
-"""Columns as text for the page: integers as zigzag varints, gzip and base64; words once for the whole page.
+"""Columns as text for the page: integers as zigzag varints, gzipped, in base64; each word once per page.
 
-The page's `codec.js` is the reader. One event of a long run costs about two bytes this way.
+`web/src/codec.js` reads them. An event of a long run takes about two bytes this way.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Block(TypedDict):
 
 
 def compress(data: bytes) -> str:
-    """Pack bytes as base64 of gzip; equal bytes give equal text."""
+    """Return bytes as base64 of gzip; equal bytes give equal text."""
     return base64.b64encode(gzip.compress(data, compresslevel=6, mtime=0)).decode("ascii")
 
 
 def varints(values: NDArray[np.int64]) -> bytes:
-    """Write integers as zigzag LEB128 varints (the encoding of Protocol Buffers' `sint64`)."""
+    """Return integers as zigzag LEB128 varints (the encoding of Protocol Buffers' `sint64`)."""
     zigzag = ((values << 1) ^ (values >> 63)).astype(np.uint64)
     sizes = np.ones(len(zigzag), dtype=np.int64)
     for size in range(1, 10):
@@ -60,7 +60,7 @@ def varints(values: NDArray[np.int64]) -> bytes:
 
 
 def pack_ints(values: ArrayLike, *, delta: bool = False, kind: str = "int") -> Packed:
-    """Pack a column of integers, as differences where neighbours are close."""
+    """Return a packed column of integers; `delta` stores differences, which are small where neighbours are."""
     column = np.asarray(values, dtype=np.int64)
     return Packed(
         kind=kind, delta=delta, data=compress(varints(np.diff(column, prepend=0) if delta else column))
@@ -68,7 +68,7 @@ def pack_ints(values: ArrayLike, *, delta: bool = False, kind: str = "int") -> P
 
 
 class Words:
-    """Every text of the page once, each as a number; `hide` rewrites what must not be shown as it is."""
+    """The texts of the page, each stored once and known by a number; `hide` rewrites each before it is stored."""
 
     def __init__(self, hide: Callable[[str], str]) -> None:
         self._hide = hide
@@ -76,25 +76,25 @@ class Words:
         self._texts: list[str] = []
 
     def intern(self, text: str) -> int:
-        """Give the number of a text."""
+        """Return the number of a text."""
         if text not in self._ids:
             self._ids[text] = len(self._texts)
             self._texts.append(self._hide(text))
         return self._ids[text]
 
     def codes(self, texts: Iterable[str]) -> NDArray[np.int64]:
-        """Give the numbers of a column of texts."""
+        """Return the numbers of a column of texts."""
         codes, uniques = pd.factorize(np.asarray(list(texts), dtype=object))
         ids = np.fromiter((self.intern(str(text)) for text in uniques), dtype=np.int64, count=len(uniques))
         return ids[codes] if len(ids) else np.zeros(0, dtype=np.int64)
 
     def pack(self) -> str:
-        """Pack all texts as a JSON list."""
+        """Return all texts, as a packed JSON list."""
         return compress(json.dumps(self._texts, ensure_ascii=False).encode("utf-8"))
 
 
 def pack_frame(frame: pd.DataFrame, words: Words, *, delta: Iterable[str] = ()) -> Block:
-    """Pack a table: text columns as codes, the rest as integers."""
+    """Return a packed table: text columns as numbers of words, all others as integers."""
     close = set(delta)
     columns = {
         str(name): pack_ints(words.codes(column), kind="text")

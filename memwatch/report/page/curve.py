@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 BINS: Final = 2000
-"""More than a wide screen has pixels for, few enough to paint at once."""
+"""More than the pixels of a wide screen, and few enough to paint at once."""
 
 
 def peak_keeping_events(
     time_ns: NDArray[np.int64], live_bytes: NDArray[np.int64], bins: int
 ) -> NDArray[np.int64]:
-    """Choose the events to draw: the first highest of each of `bins` equal stretches of time, and both ends.
+    """Return the events to draw: the first highest of each of `bins` equal stretches of time, and both ends.
 
     Args:
         time_ns: times of the events in order, nanoseconds.
@@ -44,7 +44,7 @@ def peak_keeping_events(
 
 
 def baseline_by_category(reading: Reading) -> dict[str, int]:
-    """Split the bytes at entry; what no known storage accounts for is `unknown`."""
+    """Return the bytes at entry by category; bytes of no known storage are `unknown`."""
     storages = reading.storages
     entered = storages[storages["counted"] & (storages["birth_event"] < 0)]
     sums = entered.groupby("category")["nbytes"].sum()
@@ -54,7 +54,7 @@ def baseline_by_category(reading: Reading) -> dict[str, int]:
 
 
 def live_by_category(reading: Reading, events: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-    """Give the live bytes of each category after each of some events (rows of the timeline)."""
+    """Return live bytes of each category after each of these events (rows of the timeline)."""
     timeline, storages = reading.timeline, reading.storages
     category = event_categories(timeline, storages)
     delta = timeline["delta_bytes"].to_numpy().copy()
@@ -67,7 +67,7 @@ def live_by_category(reading: Reading, events: NDArray[np.int64]) -> dict[str, N
 
 
 def event_categories(timeline: pd.DataFrame, storages: pd.DataFrame) -> NDArray[np.int64]:
-    """Give the index into CATEGORIES of the storage of each event; of an unknown storage, `unknown`."""
+    """Return the index into CATEGORIES of each event's storage; that of `unknown` where there is none."""
     codes = {name: code for code, name in enumerate(CATEGORIES)}
     unknown = codes["unknown"]
     of_storage = storages["category"].map(codes).fillna(unknown).to_numpy(dtype=np.int64)

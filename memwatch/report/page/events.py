@@ -1,8 +1,8 @@
-"""Every allocation and free, and the storage behind each, packed for the page's zoom and click.
+"""Every allocation and free, with its storage, packed for the page: it needs them when a user zooms or clicks.
 
-Storages are numbered in the order of their births (those alive at entry first), so that an event is one
-small number: 0 is the birth of the next storage, k the death of the k-th storage before the next, -1 a
-change of bytes that no storage accounts for. What equals the storage's size is not written again.
+Storages are numbered in the order of their births, those alive at entry first. An event is then one small number: 0
+is the birth of the next storage, k the death of the k-th storage before that, -1 a change of bytes that belongs to no
+known storage. The size of an event is written only where it differs from the storage's.
 """
 
 from __future__ import annotations
@@ -33,33 +33,34 @@ SITE_COLUMNS: Final = (
     "device",
     "stack",
 )
-"""What many storages share: written once per distinct combination."""
+"""Columns with values that many storages share; each distinct combination is written once."""
 
 TICKS_PER_EVENT: Final = 16
-"""Times keep a sixteenth of the mean distance between events: the rest costs bytes and shows nothing."""
+"""Times are rounded to a sixteenth of the mean distance between events. Finer times would cost bytes and could not
+be seen."""
 
 
 DETAIL_BYTES: Final = 4_500_000
-"""Keeps the page of a million events under 6 MB, however irregular they are."""
+"""Bytes of packed text. This keeps the page of a million events under 6 MB, however irregular they are."""
 
 
 class Detail(TypedDict):
-    """The blocks that the page decodes when it is first asked for more than the overview."""
+    """Blocks that the page decodes when a user first asks for more than the overview."""
 
     tick_ns: int
     sites: Block
     storages: Block
     events: Block
     other_baseline_bytes: int
-    """Bytes at entry that no storage accounts for."""
+    """Bytes at entry that belong to no known storage."""
 
     left_out: int
-    """Storages too short-lived to be in a page of this size."""
+    """How many storages were left out as too short-lived, to keep the page small."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """Storages in order of birth, and each event's storage in that order (-1 if none is known)."""
+    """Storages in order of birth, and the storage of each event in that order (-1 for none)."""
 
     storages: pd.DataFrame
     entered: int
@@ -70,7 +71,7 @@ class Numbering:
 
 
 def number_storages(timeline: pd.DataFrame, storages: pd.DataFrame) -> Numbering:
-    """Order the counted storages by birth, as the timeline tells it."""
+    """Return the counted storages in order of birth, which the timeline tells."""
     counted = storages[storages["counted"]]
     entered = counted.index[counted["birth_event"] < 0]
     touched = timeline["storage"].to_numpy()[1:]
@@ -87,13 +88,13 @@ def number_storages(timeline: pd.DataFrame, storages: pd.DataFrame) -> Numbering
 
 
 def pack_detail(reading: Reading, words: Words, most_bytes: int = DETAIL_BYTES) -> Detail:
-    """Pack all events and storages, or as many as `most_bytes` (bytes of packed text) hold."""
+    """Return all events and storages, or as many of them as fit into `most_bytes` of packed text."""
     timeline, storages, at_entry = reading.timeline, reading.storages, reading.baseline_bytes
     detail = _pack(timeline, storages, at_entry, words)
     rows = detail["storages"]["rows"] + 1
     while (size := _packed_bytes(detail)) > most_bytes and detail["storages"]["rows"] < rows:
         rows = detail["storages"]["rows"]
-        # what stays is a little less regular than the whole and packs a little worse
+        # the rest is a little less regular than the whole and packs a little worse, hence 0.85
         most_storages = int(0.85 * rows * most_bytes / size)
         detail = _pack(*thin(timeline, storages, most_storages), at_entry, words)
         detail["left_out"] = int(storages["counted"].sum()) - detail["storages"]["rows"]
@@ -124,7 +125,7 @@ def _packed_bytes(detail: Detail) -> int:
 
 
 def distinct_rows(frame: pd.DataFrame) -> tuple[NDArray[np.int64], pd.DataFrame]:
-    """Give each row the number of its combination of values, and the combinations in order of appearance."""
+    """Return the number of each row's combination of values, and the combinations in order of appearance."""
     group = frame.groupby(list(frame.columns), sort=False, dropna=False).ngroup().to_numpy(dtype=np.int64)
     _, first = np.unique(group, return_index=True)
     return group, frame.iloc[first].reset_index(drop=True)

@@ -1,4 +1,4 @@
-"""Write a page to a file: whole or not at all, and never over another without being told to."""
+"""Write a page to a file, whole or not at all; an existing file is replaced only on request."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from memwatch.errors import MemwatchError
 
 
 class ReportError(MemwatchError):
-    """A report that cannot be written where it was asked for."""
+    """A report cannot be written to the path that was given."""
 
 
 def refuse_existing(target: Path, *, force: bool) -> None:
-    """Raise if the file is there and may not be replaced."""
+    """Raise `ReportError` if the file exists and may not be replaced."""
     if target.is_dir():
         raise ReportError(f"{str(target)!r} is a directory; name a file in it")
     if target.exists() and not force:
@@ -24,11 +24,11 @@ def refuse_existing(target: Path, *, force: bool) -> None:
 
 
 def write_whole(target: Path, text: str, *, force: bool = False) -> None:
-    """Write a file so that a reader sees all of it or none: into a new file beside it, then renamed.
+    """Write a file so that readers see all of it or nothing: a new file beside it is written, then renamed.
 
     Args:
         target: the file.
-        text: its text; written as UTF-8, what cannot be encoded is written escaped.
+        text: its text; written as UTF-8, with escapes for characters that cannot be encoded.
         force: whether an existing file may be replaced.
 
     Raises:
@@ -56,7 +56,7 @@ def write_whole(target: Path, text: str, *, force: bool = False) -> None:
 
 
 def _publish_new(part: Path, target: Path) -> None:
-    # a link fails where the target appeared in the meantime; a rename would silently replace it
+    # a link fails if the target has appeared in the meantime; a rename would silently replace it
     try:
         os.link(part, target)
     except FileExistsError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch.report.meta import format_duration
 from memwatch.report.page.privacy import PathHider
 from memwatch.report.text import visible
+from memwatch.words.leaks import MEANINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -15,11 +16,6 @@ if TYPE_CHECKING:
     from memwatch.leaks import Leak
 
 MODEL_VERSION: Final = 1
-KINDS: Final = {
-    "cycle": "a reference cycle: only the garbage collector frees it, some time later",
-    "uncollectable": "a loop through autograd that the garbage collector cannot see: it is never freed",
-    "retained": "a live object holds it, so it is freed only with that object",
-}
 _SOURCE: Final = re.compile(r"([^\s()<>'\"`]+\.pyw?)\b")
 
 
@@ -41,7 +37,7 @@ def leak_model(leaks: Sequence[Leak], hide: Callable[[str], str]) -> dict[str, A
         "totals": _sums(ordered) | {"per_call": any(leak.per_call for leak in ordered)},
         "kinds": [
             {"kind": kind, "meaning": meaning, **_sums(leak for leak in ordered if leak.kind == kind)}
-            for kind, meaning in KINDS.items()
+            for kind, meaning in MEANINGS.items()
             if any(leak.kind == kind for leak in ordered)
         ],
         "leaks": [_leak(leak, hide) for leak in ordered],
@@ -67,7 +63,7 @@ def _leak(leak: Leak, hide: Callable[[str], str]) -> dict[str, Any]:
     # a cycle has been kept since its maker let go of it; what is retained says nothing by its age
     held = f"{format_duration(leak.held_s * 1e9)} so far" if leak.kind == "cycle" else ""
     return {
-        "kind": visible(leak.kind),
+        "kind": leak.kind.value,
         "nbytes": leak.nbytes,
         "count": leak.count,
         "per_call": leak.per_call,
@@ -77,7 +73,7 @@ def _leak(leak: Leak, hide: Callable[[str], str]) -> dict[str, Any]:
         "site": hide(leak.site or ""),
         "tensor": hide(leak.tensor),
         "path": [hide(line) for line in leak.path],
-        "path_title": "Path from the root" if leak.kind == "retained" else "The cycle",
+        "path_title": leak.kind.path_title,
         "advice": hide(leak.advice),
         "held": held,
     }

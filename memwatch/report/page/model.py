@@ -1,4 +1,4 @@
-"""The page as plain data: what it shows is decided here, nothing in the template or the script."""
+"""The page as plain data. What the page shows is decided here; template and script only lay it out."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ PEAK_EXTRA: Final = (
     *("device", "op", "first_use_op", "last_use_op", "stack"),
     *("lag_ns", "use_ns", "drag_ns", "void_ns"),
 )
-"""What the table of the peak shows of a storage beyond `at_peak`."""
+"""Columns that the table of the peak shows beside those of `at_peak`."""
 
 SAVED_ROWS: Final = 20_000
-"""A longer table of saved tensors keeps, in the page, those held at the peak."""
+"""Of a longer table of saved tensors, the page shows only those alive at the peak."""
 
 
 @dataclass(frozen=True)
 class Extras:
-    """What a page shows beside the reading; see `html` for the meaning of each."""
+    """What a page shows beside the reading; `html` describes each field."""
 
     plan: Plan | None = None
     tradeoff: Sequence[Plan] | None = None
@@ -52,11 +52,11 @@ class Extras:
 
 
 def page_model(reading: Reading, extras: Extras | None = None, *, source: bool = True) -> dict[str, Any]:
-    """Turn a reading into what the page shows.
+    """Return what the page of a reading shows.
 
     Args:
         reading: the profile.
-        extras: a plan, leaks, a title.
+        extras: a plan, leaks, and a title to show as well.
         source: whether paths, source lines and the command line may be in the page.
 
     Returns:
@@ -168,7 +168,7 @@ def _finding(finding: Finding, hide: Callable[[str], str]) -> dict[str, Any]:
 
 
 def _together(reading: Reading) -> int | None:
-    """Give the peak with all findings mended; every finding holds the same figure."""
+    """Return the peak if all findings were fixed; every finding holds the same figure."""
     findings = reading.findings
     return getattr(findings[0], "together_peak_bytes", None) if len(findings) > 1 else None
 

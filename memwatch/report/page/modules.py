@@ -1,4 +1,4 @@
-"""The tree of the modules: which row holds which."""
+"""The tree of modules: the parent of each row of `Reading.modules`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ NO_PARENT: Final = -1
 
 
 def module_parents(names: Sequence[str], classes: Sequence[str]) -> list[int]:
-    """Find the row of each module's parent.
+    """Return the row of each module's parent.
 
-    A tree of modules starts with its root, which is listed under its class name (numbered where several share
-    it), or under none; the rows after it, up to the next root, are below it. Their names are attribute paths,
-    led by the root's name where two trees would share them.
+    A tree of modules begins with its root, whose name is its class name (numbered where several roots share
+    it) or empty. The rows up to the next root are below it. Their names are attribute paths, preceded by the
+    root's name where two trees would have the same names.
 
     Args:
         names: qualified names, in the order of `Reading.modules`.
-        classes: their classes.
+        classes: names of their classes.
 
     Returns:
-        For each row that of its parent, -1 for roots.
+        For each row the row of its parent, -1 for roots.
     """
     parents: list[int] = []
     root, root_name = NO_PARENT, ""

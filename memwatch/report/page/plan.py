@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 STEPS_SHOWN: Final = 200
-"""Most single moves that an entry lists."""
+"""Most single moves that one entry lists."""
 
 
 def plan_model(
@@ -34,21 +34,21 @@ def plan_model(
     words: Words,
     hide: Callable[[str], str],
 ) -> dict[str, Any]:
-    """Turn a plan into what the page shows of it.
+    """Return what the page shows of a plan.
 
     Args:
         reading: the recording that was planned.
         plan: the plan.
-        tradeoff: plans for other budgets; None makes them.
-        replayed: what a replay of the plan measured.
-        words: the page's words.
+        tradeoff: plans for other budgets; None searches for them.
+        replayed: result of a replay of the plan.
+        words: the texts of the page.
         hide: rewrites texts for the page.
 
     Returns:
         `figures`, `replayed`, `moves`, `tradeoff` and `curves` (a packed table, None without a program).
 
     Raises:
-        PlanMismatchError: the result is of another plan.
+        PlanMismatchError: the result belongs to another plan.
     """
     if replayed is not None:
         check_belongs(plan, replayed)

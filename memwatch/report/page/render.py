@@ -1,4 +1,4 @@
-"""The page's text: one template, one stylesheet, one script, and the model as data that cannot run."""
+"""The text of a page: a template, a stylesheet, a script, and the model as data that the browser cannot run."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029
 
 @cache
 def asset(name: str) -> str:
-    """Read a file of the page's parts."""
+    """Return the text of a file of `assets`."""
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
 def json_for_script(value: object) -> str:
-    """Write JSON that no HTML parser can take for markup, wherever it stands in a script element."""
+    """Return JSON in which an HTML parser finds no markup; it may stand inside a script element."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
 
 
 def content_security_policy(script: str, style: str) -> str:
-    """Allow this script and this stylesheet and nothing else: no network, no handlers, no HTML from text."""
+    """Return a policy that allows this script and this stylesheet, and no network, handlers or HTML from text."""
     return "; ".join(
         (
             "default-src 'none'",
@@ -47,7 +47,7 @@ def content_security_policy(script: str, style: str) -> str:
 
 
 def render(template: str, model: dict[str, Any], *, script: str = "page.js") -> str:
-    """Write a page model (see `model.page_model`, `leaks.leak_page_model`) as one self-contained HTML page.
+    """Return a page model (see `model.page_model`, `leaks.leak_page_model`) as one self-contained HTML page.
 
     Args:
         template: name of the page's template.

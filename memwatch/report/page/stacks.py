@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Stacks(TypedDict):
-    """Nodes of the tree (parent, frame) and the innermost node of each stack."""
+    """The nodes of the tree (parent and frame), and the innermost node of each stack."""
 
     parent: Packed
     file: Packed
@@ -29,7 +29,7 @@ class Stacks(TypedDict):
 
 
 def pack_stacks(reading: Reading, stack_ids: Iterable[int], words: Words, code: CodeReader | None) -> Stacks:
-    """Pack the stacks with these ids; with `code`, the source text of the program's own lines too."""
+    """Return the stacks with these ids; with `code`, source text of the program's own lines is included."""
     nodes: dict[tuple[int, Frame], int] = {}
     innermost: dict[int, int] = {}
     for stack_id in sorted({int(stack_id) for stack_id in stack_ids if stack_id >= 0}):

@@ -1,7 +1,7 @@
-"""Leave short lives out of a page that would be too large, and keep every maximum exact.
+"""Leave short-lived storages out of a page that would be too large, and keep every maximum exact.
 
-The run is cut into stretches of equal time. A storage that is not alive at the highest event of any stretch
-is left out: it adds nothing to the live bytes at these events, so their figures and live sets stay exact.
+The run is cut into stretches of equal time. A storage that is alive at the highest event of no stretch is left
+out. It adds nothing to live bytes at these events, so the figures and the storages shown there stay exact.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ FEWEST_BINS: Final = 64
 def thin(
     timeline: pd.DataFrame, storages: pd.DataFrame, most_storages: int
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Keep the storages that are alive at the maxima, at as many maxima as `most_storages` allows.
+    """Return the rows of the storages that are alive at the maxima, of as many maxima as `most_storages` allows.
 
     Args:
         timeline: the derived table.
         storages: the derived table.
-        most_storages: how many storages may stay; more do only where even 64 maxima hold more.
+        most_storages: how many storages may stay; more stay only where 64 maxima alone hold more.
 
     Returns:
-        The rows of both tables that stay, as they were.
+        The rows of both tables that stay, unchanged.
     """
     time_ns, live_bytes = timeline["time_ns"].to_numpy(), timeline["live_bytes"].to_numpy()
     bins = MOST_BINS
@@ -46,7 +46,7 @@ def thin(
 
 
 def _alive_at(events: NDArray[np.int64], storages: pd.DataFrame, count: int) -> NDArray[np.bool_]:
-    """Whether each storage is alive after any of some events (rows of a timeline of `count` rows, sorted)."""
+    """Return for each storage whether it is alive after one of these events (sorted rows of the timeline)."""
     birth, death = storages["birth_event"].to_numpy(), storages["death_event"].to_numpy()
     events_before_birth = np.searchsorted(events, birth)
     events_before_death = np.searchsorted(events, np.where(death < 0, count, death))

@@ -1,4 +1,4 @@
-"""The pages that a user asks for: of a reading, and of a list of leaks."""
+"""Write the pages that users ask for: the page of a reading, and the page of a list of leaks."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def html(
         reading: a profile, from `memwatch.profile` or `memwatch.load`.
         path: the file to write.
         plan: a plan of this reading, shown in a section of its own.
-        tradeoff: plans of this reading for other budgets; None makes them, which takes some seconds for a plan
-            that knows its program (see `trade_off`).
-        result: what `memwatch.replay` measured of the plan.
+        tradeoff: plans of this reading for other budgets. None searches for them, which takes some seconds
+            for a plan that holds its program (see `trade_off`).
+        result: result of `memwatch.replay` on the plan.
         leaks: leaks found in the same block, shown in a section of their own.
-        title: what the page is about, as the name of a test.
+        title: what the page is about, such as the name of a test.
         source: whether file paths, source lines and the command line may be in the page.
         force: whether an existing file may be replaced.
 
@@ -51,7 +51,7 @@ def html(
 
     Raises:
         ReportError: the file exists and `force` is not set, or its folder cannot be written.
-        PlanMismatchError: the result is of another plan.
+        PlanMismatchError: the result belongs to another plan.
     """
     target = Path(path)
     refuse_existing(target, force=force)
@@ -68,12 +68,12 @@ def leak_page(
     source: bool = True,
     force: bool = False,
 ) -> Path:
-    """Write the HTML page of a list of leaks: no profile is needed.
+    """Write the HTML page of a list of leaks; no profile is needed.
 
     Args:
         leaks: from `memwatch.find_leaks`, `check_leaks` or a `TensorLeakError`.
         path: the file to write.
-        title: what leaked, as the name of a test or a command.
+        title: what leaked, such as the name of a test or a command.
         source: whether file paths may be in the page.
         force: whether an existing file may be replaced.
 

@@ -1,4 +1,4 @@
-"""Live bytes step by step, of the program and of its plan, on one axis; no maximum is lost."""
+"""Live bytes step by step, of a program and of its plan, with few rows and every maximum."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ NONE: Final = -1
 
 
 def plan_curves(plan: Plan, places: Places, bins: int = BINS) -> pd.DataFrame | None:
-    """Give the live bytes of program and plan while each step runs, above what is live before the first.
+    """Return live bytes of program and plan while each step runs, above what is live before the first.
 
     Args:
         plan: the plan.
         places: names of the ops.
-        bins: most rows; where there are more steps, each row is the highest step of an equal stretch.
+        bins: most rows. Of more steps, each row shows the highest of an equal stretch.
 
     Returns:
-        A frame with, for the program and the plan each, the step, its live bytes and what it does; None for a
-        plan that was read from a file and knows no program.
+        A frame with the step, its live bytes and what it does, for the program and for the plan. None for a plan
+        that was read from a file, which holds no program.
     """
     graph = plan.graph
     if graph is None:
@@ -61,7 +61,7 @@ def plan_curves(plan: Plan, places: Places, bins: int = BINS) -> pd.DataFrame | 
 
 
 class _PlanWords:
-    """Says what a step of a plan does."""
+    """Describes the steps of a plan."""
 
     def __init__(self, plan: Plan, graph: Graph, places: Places) -> None:
         self._schedule, self._graph, self._places = plan.schedule, graph, places
@@ -78,7 +78,7 @@ class _PlanWords:
 
 
 def _highest(live: NDArray[np.int64], width: int, rows: int) -> NDArray[np.int64]:
-    """Give the first highest step of each stretch of `width` steps, NONE beyond the end."""
+    """Return the first highest step of each stretch of `width` steps, NONE beyond the end."""
     lowest = np.iinfo(np.int64).min
     padded = np.full(rows * width, lowest, dtype=np.int64)
     padded[: len(live)] = live

@@ -1,4 +1,4 @@
-"""The figures of a plan and of its replay, and the words that go with them."""
+"""The figures of a plan and of its replay, and the phrases that go with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Replayed(Protocol):
-    """What a report reads of a replay's result."""
+    """The part of a replay's result that reports show."""
 
     @property
     def peak_increase_bytes(self) -> int:
@@ -21,7 +21,7 @@ class Replayed(Protocol):
 
     @property
     def planned_bytes(self) -> int:
-        """What the plan promised, bytes."""
+        """Peak increase that the plan predicted, bytes."""
 
     @property
     def identical(self) -> bool | None:
@@ -33,7 +33,7 @@ class Replayed(Protocol):
 
     @property
     def tolerance(self) -> float:
-        """By how much the program differs from itself."""
+        """Largest difference between two runs of the program itself."""
 
     @property
     def duration_s(self) -> float:
@@ -49,12 +49,12 @@ class Replayed(Protocol):
 
 
 class PlanMismatchError(MemwatchError):
-    """A replay's result that is shown beside a plan it does not belong to."""
+    """The result of a replay was passed with a plan that it does not belong to."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanFigures:
-    """Peak increases (bytes) before and after, and what lies between."""
+    """Peak increases (bytes) of program and plan, the bound, and what the plan costs."""
 
     program_bytes: int
     plan_bytes: int
@@ -65,7 +65,7 @@ class PlanFigures:
 
     @classmethod
     def of(cls, plan: Plan) -> PlanFigures:
-        """Read them off a plan."""
+        """Return the figures of a plan."""
         return cls(
             plan.program_peak_increase_bytes,
             plan.peak_increase_bytes,
@@ -82,12 +82,12 @@ class PlanFigures:
 
     @property
     def gap_bytes(self) -> int:
-        """How far the plan is above what no plan can beat."""
+        """Bytes by which the plan is above the lower bound."""
         return self.plan_bytes - self.bound_bytes
 
     @property
     def gap_words(self) -> str:
-        """Say it."""
+        """The gap as a phrase."""
         if not self.gap_bytes:
             return "none: no plan is lower"
         share = f" ({100 * self.gap_bytes / self.bound_bytes:.1f} %)" if self.bound_bytes else ""
@@ -95,16 +95,16 @@ class PlanFigures:
 
 
 def check_belongs(plan: Plan, replayed: Replayed) -> None:
-    """Raise unless the result is of this plan."""
+    """Raise `PlanMismatchError` unless the result belongs to this plan."""
     if replayed.planned_bytes != plan.peak_increase_bytes:
         raise PlanMismatchError(
-            f"the replay was of a plan for {format_bytes(replayed.planned_bytes)}, "
-            f"this one is for {format_bytes(plan.peak_increase_bytes)}; replay this plan and pass its result"
+            f"the result is of another plan, with a peak increase of {format_bytes(replayed.planned_bytes)}; "
+            f"this plan has {format_bytes(plan.peak_increase_bytes)}; replay this plan and pass its result"
         )
 
 
 def peak_words(replayed: Replayed) -> str:
-    """Compare the measured with the planned peak."""
+    """Return a phrase that compares the measured peak with the predicted one."""
     more = replayed.peak_increase_bytes - replayed.planned_bytes
     if not more:
         return "as planned, to the byte"
@@ -112,7 +112,7 @@ def peak_words(replayed: Replayed) -> str:
 
 
 def check_words(replayed: Replayed) -> str:
-    """Say what comparing the results gave."""
+    """Return a phrase that says whether the results were equal."""
     if replayed.identical is None:
         return "made-up inputs of the recorded shapes, nothing to compare"
     if replayed.identical:

@@ -1,4 +1,4 @@
-"""What a plan does differently from the program, by module: computed again, moved out, run at another place."""
+"""What a plan does differently from the program, by module: ops computed again or reordered, buffers moved."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _OPS_NAMED: Final = 4
 
 @dataclass
 class ModuleMoves:
-    """What a plan does with the ops of one module, or of several that it treats alike.
+    """The moves of a plan in one module, or in several modules that it treats alike.
 
     Attributes:
-        modules: qualified names, empty for ops outside of any module.
-        recomputed: op -> how often it is computed again, all modules together.
-        cost_ratio: cost of that as a share of the program's, None where the plan does not say.
+        modules: qualified names; the empty name stands for ops outside of any module.
+        recomputed: op -> how often it is computed again, in all these modules together.
+        cost_ratio: cost of the recomputes as a share of the program's cost, None where the plan has no graph.
         moved: how many buffers are moved out and back.
-        moved_bytes: bytes moved.
-        earlier, later: how many ops run at another place.
+        moved_bytes: bytes that are moved.
+        earlier, later: how many ops run earlier or later than in the program.
         steps: each move in words, in the order of the plan.
     """
 
@@ -45,14 +45,14 @@ class ModuleMoves:
 
     @property
     def label(self) -> str:
-        """Name the modules: one by its name, several by what their names share."""
+        """The name of one module, or the pattern that the names of several share, such as `4 x blocks.*`."""
         first = self.modules[0]
         if len(self.modules) == 1:
             return first or "(top level)"
         return f"{len(self.modules)} x {_NUMBER.sub('*', first)}"
 
     def words(self) -> str:
-        """Say in one sentence what is done."""
+        """Return the moves in one sentence."""
         parts = []
         if self.recomputed:
             named = [
@@ -88,7 +88,7 @@ class ModuleMoves:
 
 
 def moves_by_module(plan: Plan, places: Places) -> list[ModuleMoves]:
-    """List what a plan does differently, dearest first; modules that are treated alike are one entry."""
+    """Return the moves of a plan, dearest first; modules that are treated alike are one entry."""
     moves = _Reader(plan, places).read()
     joined: dict[tuple[object, ...], ModuleMoves] = {}
     patterns = [(each._pattern(), each) for each in moves.values()]
@@ -104,7 +104,7 @@ def moves_by_module(plan: Plan, places: Places) -> list[ModuleMoves]:
 
 
 class _Reader:
-    """Walks over the steps of a plan."""
+    """Reads the steps of a plan and collects the moves of each module."""
 
     def __init__(self, plan: Plan, places: Places) -> None:
         self._plan, self._places = plan, places
@@ -169,7 +169,7 @@ def _count(number: int, word: str) -> str:
 
 
 def _following(names: list[Name | None]) -> list[Name | None]:
-    """Give for every step the next op that runs for the first time, None at the end."""
+    """Return for every step the next op that runs for the first time, None at the end."""
     found: list[Name | None] = []
     after: Name | None = None
     for name in reversed(names):
@@ -179,8 +179,8 @@ def _following(names: list[Name | None]) -> list[Name | None]:
 
 
 def _in_place(order: list[int]) -> set[int]:
-    """Give the most ops that keep their order: a longest increasing subsequence (patience sorting)."""
-    tops: list[int] = []
+    """Return the largest set of ops that kept their order: a longest increasing subsequence."""
+    tops: list[int] = []  # patience sorting: the top card of each pile
     before: dict[int, int] = {}
     for number in order:
         pile = bisect_left(tops, number)

@@ -1,4 +1,4 @@
-"""Where the ops of a plan come from: name, module and line, by the op's name in the planner's graph."""
+"""The name, module and phase of each op of a plan. The planner's graph knows an op by its number only."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Place(NamedTuple):
     phase: str
 
     def __str__(self) -> str:
-        """Say it: `bmm in the backward of blocks.0`."""
+        """The place as a phrase, such as `bmm in the backward of blocks.0`."""
         phase = f" in the {self.phase}" if self.phase not in ("", "forward") else ""
         return f"{self.op}{phase} of {self.module}" if self.module else f"{self.op}{phase}"
 
 
 class Places:
-    """The places of a reading's ops; without a reading an op is called what the graph calls it."""
+    """The places of a reading's ops; without a reading an op has the name that the graph gives it."""
 
     def __init__(self, reading: Reading | None = None) -> None:
         self._known: dict[Hashable, Place] = {}
@@ -37,7 +37,7 @@ class Places:
             }
 
     def of(self, op: Hashable) -> Place:
-        """Give the place of an op."""
+        """Return the place of an op."""
         return self._known.get(op) or Place(str(op), "", "")
 
 

@@ -1,4 +1,4 @@
-"""A plan as text for a terminal: before and after, what it costs, what it does."""
+"""A plan as text for a terminal: the peak before and after, what it costs, what it does."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def plan_summary(
     color: bool | None = None,
     rows: int = 10,
 ) -> str:
-    """Say in a screenful what a plan brings, what it costs and what it does.
+    """Return a screenful of text: what a plan saves, what it costs and what it does.
 
     Args:
-        plan: what `memwatch.plan` gave.
-        result: what `memwatch.replay` measured, if it was replayed.
-        reading: the recording that was planned: it names ops and modules.
-        tradeoff: plans for other budgets, as `memwatch.report.trade_off` makes them.
+        plan: a plan of `memwatch.plan`.
+        result: result of `memwatch.replay`, if the plan was replayed.
+        reading: the recording that was planned; it supplies the names of ops and modules.
+        tradeoff: plans for other budgets, from `memwatch.report.trade_off`.
         width: characters in a line; by default the terminal's, or COLUMNS.
         color: whether to colour; by default only on a terminal, and never with NO_COLOR.
         rows: most rows in each table.
@@ -51,7 +51,7 @@ def plan_summary(
         The text, ending with a newline.
 
     Raises:
-        PlanMismatchError: the result is of another plan.
+        PlanMismatchError: the result belongs to another plan.
     """
     line = line_width(width)
     parts = plan_parts(plan, result, Places(reading), rows, line)
@@ -63,7 +63,7 @@ def plan_summary(
 def plan_parts(
     plan: Plan, result: Replayed | None, places: Places, rows: int, line: int
 ) -> list[RenderableType]:
-    """Lay a plan out as parts of a text of `line` characters; see `plan_summary`."""
+    """Return the parts of `plan_summary`, for lines of `line` characters."""
     if result is not None:
         check_belongs(plan, result)
     figures = PlanFigures.of(plan)

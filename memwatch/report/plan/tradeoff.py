@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
+from memwatch.planner.clock import Clock
 from memwatch.planner.errors import BudgetError
-from memwatch.planner.plan import Plan, plan_graph
+from memwatch.planner.plan import Plan
+from memwatch.planner.plan_search import plan_graph
 from memwatch.planner.schedule import StepKind
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ TIME_LIMIT_S: Final = 10.0
 def trade_off(
     plan: Plan, *, shares: Sequence[float] = SHARES_PERCENT, time_limit_s: float = TIME_LIMIT_S
 ) -> list[Plan]:
-    """Plan the same program for several budgets, with moves of the same kinds.
+    """Return plans of the same program for several budgets; they move buffers only if `plan` does.
 
     Args:
         plan: a plan that knows its program (not one read from a file).
@@ -27,14 +28,14 @@ def trade_off(
         time_limit_s: time to search, for all budgets together (seconds).
 
     Returns:
-        The plans from the largest budget to the smallest that can be reached, the last one the lowest plan
-        found; none where the plan knows no program.
+        The plans, from the largest budget down. The first budget that cannot be reached ends the list with
+        the lowest plan that was found for it. The list is empty where the plan knows no program.
     """
     graph, found = plan.graph, []
     if graph is None or not plan.program_peak_increase_bytes:
         return []
     kinds = set(plan.schedule.kind.tolist())
-    deadline_s = time.monotonic() + time_limit_s
+    clock = Clock.of(time_limit_s)
     for share in sorted(shares, reverse=True):
         try:
             found.append(
@@ -49,13 +50,13 @@ def trade_off(
             if isinstance(error.best, Plan):
                 found.append(error.best)
             break
-        if time.monotonic() > deadline_s:
+        if clock.is_over():
             break
     return found
 
 
 def cheapest(plans: Sequence[Plan]) -> list[Plan]:
-    """Leave out plans that another one beats in peak and in cost; highest peak first."""
+    """Return the plans that no other plan beats in both peak and cost, highest peak first."""
     by_peak = sorted(plans, key=lambda plan: (plan.peak_increase_bytes, plan.extra_cost_ratio))
     front: list[Plan] = []
     for plan in by_peak:

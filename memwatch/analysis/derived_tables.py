@@ -1,0 +1,84 @@
+"""Everything that can be read off one capture: its facts, tables and findings, each computed once when asked for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from memwatch.analysis.facts.facts import Facts
+from memwatch.analysis.findings.search import find
+from memwatch.analysis.holders import Holders
+from memwatch.analysis.saved_tensors import SavedTensors, find_saved_tensors
+from memwatch.analysis.tables import modules, ops, saved, steps, storages, timeline
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from memwatch.analysis.findings.finding import Finding
+    from memwatch.capture import Capture
+
+
+class DerivedTables:
+    """The derived tables of the schema. A facade for readers: nothing that it is built from imports it."""
+
+    def __init__(self, capture: Capture) -> None:
+        self.source = capture
+        self.facts = Facts(capture)
+
+    @cached_property
+    def _saved_tensors(self) -> SavedTensors:
+        return find_saved_tensors(self.facts)
+
+    @cached_property
+    def _holders(self) -> Holders:
+        return Holders(self.facts, self._saved_tensors)
+
+    @cached_property
+    def ops(self) -> pd.DataFrame:
+        """The table `ops`."""
+        return ops.ops(self.facts)
+
+    @cached_property
+    def storages(self) -> pd.DataFrame:
+        """The table `storages`."""
+        return storages.storages(self.facts)
+
+    @cached_property
+    def uses(self) -> pd.DataFrame:
+        """The table `uses`."""
+        return timeline.uses(self.facts)
+
+    @cached_property
+    def timeline(self) -> pd.DataFrame:
+        """The table `timeline`."""
+        return timeline.timeline(self.facts)
+
+    @cached_property
+    def at_peak(self) -> pd.DataFrame:
+        """The table `at_peak`."""
+        return storages.at_peak(self.facts, self._holders, self.live_at(self.facts.curve.peak_event))
+
+    @cached_property
+    def saved(self) -> pd.DataFrame:
+        """The table `saved`."""
+        return saved.saved(self.facts, self._saved_tensors)
+
+    @cached_property
+    def modules(self) -> pd.DataFrame:
+        """The table `modules`."""
+        return modules.modules(self.facts, self.storages, self.at_peak, self.saved)
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """The table `steps`."""
+        return steps.steps(self.facts)
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """What would lower the peak, largest first."""
+        return find(self.facts, self._holders, self._saved_tensors)
+
+    def live_at(self, event: int) -> pd.DataFrame:
+        """Return the rows of `storages` that were alive just after timeline row `event`."""
+        rows: pd.DataFrame = self.storages[self.facts.alive_at(event)]
+        return rows

@@ -1,0 +1,231 @@
+"""Allocations: storages and the allocator's blocks joined, one row for every piece of memory, named or not.
+
+A storage that the recorder numbered is matched to the block at its address when it was first seen. The blocks
+without a storage are memory that no tensor ever named: workspace inside an op, or memory allocated where nothing
+was recorded. The storages without a block were alive at entry, lie in memory that the allocator did not give, or
+were made while no allocator events were recorded; for these the birth and death that the recorder saw count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memwatch.analysis.facts.blocks import Blocks, block_at, pair_events
+from memwatch.analysis.facts.identity import first_on_block, unify_storages
+from memwatch.capture.schema import NONE, ORIGINS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
+
+BY_OP, BASELINE, EXTERNAL, UNOBSERVED = range(len(ORIGINS))
+WORKSPACE = len(ORIGINS)
+
+
+@dataclass(frozen=True)
+class Allocations:
+    """Every piece of memory as columns; the first `named` rows are the recorder's storages, by their number.
+
+    `birth_event` and `death_event` are rows of the live curve, -1 until `trace_live_curve` has filled them in.
+    """
+
+    named: int
+    storage: IntArray  # the recorder's storage it belongs to, -1 for memory that no tensor named
+    nbytes: IntArray
+    device: IntArray
+    address: IntArray
+    origin: IntArray
+    op: IntArray  # op that made it, -1 if none
+    birth_ns: IntArray
+    death_ns: IntArray
+    counted: NDArray[np.bool_]
+    birth_order: IntArray  # position among the allocator's events, -1 if it is in none of them
+    death_order: IntArray
+    birth_event: IntArray
+    death_event: IntArray
+
+    def __len__(self) -> int:
+        """Count the allocations."""
+        return len(self.nbytes)
+
+    @property
+    def is_later_block(self) -> NDArray[np.bool_]:
+        """Whether an allocation is a block that a storage got by a resize, in place of its first one."""
+        later: NDArray[np.bool_] = (self.storage != NONE) & (np.arange(len(self)) >= self.named)
+        return later
+
+
+@dataclass(frozen=True)
+class _Match:
+    """Which block is which storage's."""
+
+    births: dict[str, IntArray]  # the recorded table, in the order of the storages
+    blocks: Blocks
+    block_of: IntArray  # per storage, -1 for none
+    owner: IntArray  # per block, -1 for memory that no tensor named
+    resized: IntArray  # blocks that a storage got later, by a resize
+
+
+def join_allocations(capture: Capture) -> tuple[Capture, Allocations]:
+    """Join the storages of a capture with the allocator's events.
+
+    Returns:
+        The capture, in which storages that proved to be the same memory have one number, and every allocation.
+    """
+    capture = _in_order(capture)
+    births = capture.tables["births"]
+    order = np.argsort(births["storage"], kind="stable")
+    births = {name: column[order] for name, column in births.items()}
+    blocks = pair_events(capture)
+    block_of = block_at(blocks, births["address"], births["time_ns"])
+    block_of[(births["address"] == 0) | (births["nbytes"] == 0)] = NONE
+    canonical = first_on_block(block_of)
+    again = canonical != np.arange(len(order))
+    block_of[again] = NONE
+    births["nbytes"] = np.where(again, 0, births["nbytes"])
+    capture = unify_storages(capture, canonical)
+    owner = np.full(len(blocks), NONE, dtype=np.int64)
+    matched = block_of != NONE
+    owner[block_of[matched]] = np.flatnonzero(matched)
+    resized = _match_resizes(capture, blocks, owner)
+    return capture, _assemble(capture, _Match(births, blocks, block_of, owner, resized))
+
+
+def _in_order(capture: Capture) -> Capture:
+    """Return the capture with its ops sorted by number; parallel ops of torch.jit.fork are written as they end."""
+    ops = capture.tables["ops"]
+    if (np.diff(ops["op"]) > 0).all():
+        return capture
+    order = np.argsort(ops["op"], kind="stable")
+    sorted_ops = {name: column[order] for name, column in ops.items()}
+    return replace(capture, tables={**capture.tables, "ops": sorted_ops})
+
+
+def _match_resizes(capture: Capture, blocks: Blocks, owner: IntArray) -> IntArray:
+    """Assign each later block of a resized storage to that storage, in `owner`; return those blocks."""
+    resizes = capture.tables["resizes"]
+    found = block_at(blocks, resizes["address"], resizes["time_ns"])
+    fresh = (found != NONE) & (resizes["nbytes"] > 0)
+    fresh[fresh] = owner[found[fresh]] == NONE
+    owner[found[fresh]] = resizes["storage"][fresh]
+    return np.unique(found[fresh])
+
+
+def _assemble(capture: Capture, match: _Match) -> Allocations:
+    """Return the recorder's storages, and after them the blocks that are not the first of any storage."""
+    blocks, named = match.blocks, len(match.block_of)
+    others = np.setdiff1d(np.flatnonzero(match.owner == NONE), match.resized)
+    extra = np.concatenate([match.resized, others])
+    storages = _named_allocations(capture, match)
+    ops = capture.tables["ops"]
+    op = _op_at(ops, blocks.birth_ns[extra])
+    origin = np.where(np.arange(len(extra)) < len(match.resized), BY_OP, UNOBSERVED)
+    op, origin = _place_workspace(ops, blocks, extra, op, origin)
+    unnamed = {
+        "storage": match.owner[extra],
+        "nbytes": blocks.nbytes[extra],
+        "device": blocks.device[extra],
+        "address": blocks.address[extra],
+        "origin": origin,
+        "op": op,
+        "birth_ns": blocks.birth_ns[extra],
+        "death_ns": blocks.death_ns[extra],
+        "counted": np.ones(len(extra), dtype=bool),
+        "birth_order": blocks.birth_order[extra],
+        "death_order": blocks.death_order[extra],
+    }
+    none = np.full(named + len(extra), NONE, dtype=np.int64)
+    columns = {name: np.concatenate([column, unnamed[name]]) for name, column in storages.items()}
+    return Allocations(named, **columns, birth_event=none, death_event=none.copy())
+
+
+def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
+    """Return the columns of the recorder's storages: from their block if they have one, else from what was seen."""
+    births, blocks = match.births, match.blocks
+    named, matched = len(match.block_of), match.block_of != NONE
+    start_ns = int(capture.meta.get("start_ns", 0))
+    columns = {name: births[name].copy() for name in ("nbytes", "device", "address", "op")}
+    death_ns = np.full(named, NONE, dtype=np.int64)
+    deaths = capture.tables["deaths"]
+    death_ns[deaths["storage"]] = deaths["time_ns"]
+    birth_ns = births["time_ns"].copy()
+    birth_order, death_order = (np.full(named, NONE, dtype=np.int64) for _ in range(2))
+    if len(blocks):
+        block = match.block_of[matched]
+        birth_ns[matched], columns["nbytes"][matched] = blocks.birth_ns[block], blocks.nbytes[block]
+        birth_order[matched], death_order[matched] = blocks.birth_order[block], blocks.death_order[block]
+        freed = blocks.death_ns[block]
+        death_ns[matched] = np.where(freed != NONE, freed, death_ns[matched])
+        seen_late = matched & (columns["op"] == NONE)
+        columns["op"][seen_late] = _op_at(capture.tables["ops"], birth_ns)[seen_late]
+    at_entry = ~matched & (births["origin"] == BASELINE) & (births["time_ns"] <= start_ns)
+    origin = np.where(matched & (births["origin"] == BASELINE), UNOBSERVED, births["origin"])
+    real = _is_real(births)
+    reported = _covered(capture, births["time_ns"]) & real & (births["nbytes"] > 0)
+    weighs = ~real if capture.meta.get("estimate") else real
+    elsewhere = ~matched & ~at_entry & (reported | (births["origin"] == BASELINE))
+    origin = np.where(elsewhere, EXTERNAL, origin)
+    return {
+        "storage": np.arange(named),
+        **columns,
+        "origin": origin,
+        "birth_ns": np.where(at_entry, start_ns, birth_ns),
+        "death_ns": death_ns,
+        "counted": (origin != EXTERNAL) & (columns["nbytes"] > 0) & weighs,
+        "birth_order": birth_order,
+        "death_order": death_order,
+    }
+
+
+def _is_real(births: dict[str, IntArray]) -> NDArray[np.bool_]:
+    """Return True for real storages; meta and fake ones have no address and no allocator events."""
+    return np.not_equal(births["address"], 0)
+
+
+def _covered(capture: Capture, time_ns: IntArray) -> NDArray[np.bool_]:
+    """Return True for the times at which allocator events were recorded."""
+    windows = capture.tables["windows"]
+    if not len(windows["start_ns"]):
+        return np.zeros(len(time_ns), dtype=bool)
+    window = np.searchsorted(windows["start_ns"], time_ns, side="right") - 1
+    covered: NDArray[np.bool_] = (window >= 0) & (time_ns <= windows["end_ns"][np.maximum(window, 0)])
+    return covered
+
+
+def _op_at(ops: dict[str, IntArray], time_ns: IntArray) -> IntArray:
+    """Return the op that was running at each time, -1 if none was."""
+    if not len(ops["op"]):
+        return np.full(len(time_ns), NONE, dtype=np.int64)
+    position = np.searchsorted(ops["start_ns"], time_ns, side="right") - 1
+    safe = np.maximum(position, 0)
+    inside = (position >= 0) & (time_ns <= ops["end_ns"][safe])
+    return np.where(inside, ops["op"][safe], NONE)
+
+
+def _place_workspace(
+    ops: dict[str, IntArray], blocks: Blocks, extra: IntArray, op: IntArray, origin: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Mark each unnamed block as workspace of the op that frees it: the op that was running, or else the next.
+
+    ATen wraps a Python number in a tensor of 8 bytes just before the call that takes it, so a block may be made
+    between two ops. The clocks of ops and of allocator events also differ by a fraction of a microsecond.
+
+    Returns:
+        The op of each block, -1 if none, and its origin.
+    """
+    if not len(ops["op"]) or not len(extra):
+        return op, origin
+    birth, death = blocks.birth_ns[extra], blocks.death_ns[extra]
+    last = len(ops["op"]) - 1
+    bounds = np.append(ops["start_ns"], [np.iinfo(np.int64).max] * 2)
+    row = np.searchsorted(ops["start_ns"], birth, side="right") - 1
+    freed = (origin == UNOBSERVED) & (death != NONE)
+    within = freed & (op != NONE) & (death <= bounds[row + 1])
+    for_next = freed & ~within & (row < last) & (death <= bounds[np.minimum(row + 2, last + 1)])
+    op = np.where(for_next, ops["op"][np.minimum(row + 1, last)], op)
+    return op, np.where(within | for_next, WORKSPACE, origin)

@@ -1,0 +1,96 @@
+"""Blocks: every stretch of memory the allocator handed out, from allocation to free.
+
+The allocator's events are paired by address. A free without its allocation is dropped: c10 reports some with the
+size of an older block at that address (TORCH_FACTS 3.2). An allocation at an address that is still held means
+that the free was missed, so the older block ends there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.capture.schema import NONE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks in order of allocation, as columns."""
+
+    address: IntArray
+    nbytes: IntArray
+    device: IntArray
+    birth_ns: IntArray
+    death_ns: IntArray  # -1: never freed
+    birth_order: IntArray  # position among the allocator's events, which settles equal times
+    death_order: IntArray
+
+    def __len__(self) -> int:
+        """Count the blocks."""
+        return len(self.address)
+
+
+def pair_events(capture: Capture) -> Blocks:
+    """Pair the allocations and frees of a capture into blocks."""
+    events = capture.tables["allocator"]
+    open_blocks: dict[tuple[int, int], int] = {}
+    births: list[int] = []
+    deaths: list[int] = []
+    columns = zip(*(events[name].tolist() for name in ("device", "address", "nbytes")), strict=True)
+    for order, (device, address, nbytes) in enumerate(columns):
+        place = (device, address)
+        block = open_blocks.pop(place, None)
+        if block is not None:
+            deaths[block] = order
+        if nbytes > 0:
+            open_blocks[place] = len(births)
+            births.append(order)
+            deaths.append(NONE)
+    birth = np.array(births, dtype=np.int64)
+    death = np.array(deaths, dtype=np.int64)
+    time_ns = events["time_ns"]
+    return Blocks(
+        events["address"][birth],
+        events["nbytes"][birth],
+        events["device"][birth],
+        time_ns[birth],
+        np.where(death == NONE, NONE, time_ns[death] if len(time_ns) else NONE),
+        birth,
+        death,
+    )
+
+
+def block_at(blocks: Blocks, address: IntArray, time_ns: IntArray) -> IntArray:
+    """Return, for each address and time, the block that held the address then; -1 if none did.
+
+    Args:
+        blocks: the blocks.
+        address: addresses, shape (n,).
+        time_ns: times, nanoseconds, shape (n,).
+
+    Returns:
+        Block numbers, shape (n,).
+    """
+    if not len(blocks) or not len(address):
+        return np.full(len(address), NONE, dtype=np.int64)
+    _, codes = np.unique(np.concatenate([blocks.address, address]), return_inverse=True)
+    times, ranks = np.unique(np.concatenate([blocks.birth_ns, time_ns]), return_inverse=True)
+    keys = codes.astype(np.int64) * (len(times) + 1) + ranks
+    block_keys, wanted = keys[: len(blocks)], keys[len(blocks) :]
+    order = np.argsort(block_keys, kind="stable")
+    position = np.searchsorted(block_keys[order], wanted, side="right") - 1
+    candidate = order[np.maximum(position, 0)]
+    holds: NDArray[np.bool_] = (
+        (position >= 0)
+        & (blocks.address[candidate] == address)
+        & ((blocks.death_ns[candidate] == NONE) | (blocks.death_ns[candidate] >= time_ns))
+    )
+    return np.where(holds, candidate, NONE)

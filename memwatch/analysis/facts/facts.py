@@ -1,0 +1,134 @@
+"""All facts of one capture, each computed once, when it is first asked for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.analysis.facts.allocations import Allocations, join_allocations
+from memwatch.analysis.facts.biographies import Biographies, write_biographies
+from memwatch.analysis.facts.call_stacks import CallStacks
+from memwatch.analysis.facts.categories import Categories, categorise
+from memwatch.analysis.facts.live_curve import LiveCurve, trace_live_curve
+from memwatch.analysis.facts.made_by import MadeBy, made_by
+from memwatch.analysis.facts.module_names import owning_modules
+from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
+from memwatch.analysis.facts.uses import UseBounds, use_bounds
+from memwatch.capture.schema import NONE
+
+if TYPE_CHECKING:
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
+
+
+class Facts:
+    """What one capture shows; all columns "per allocation" have the order of `allocations`."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._source = capture
+
+    @cached_property
+    def _joined(self) -> tuple[Capture, Allocations, LiveCurve]:
+        capture, allocations = join_allocations(self._source)
+        return capture, *trace_live_curve(capture, allocations)
+
+    @property
+    def capture(self) -> Capture:
+        """The recorded tables, in which storages that proved to be the same memory have one number."""
+        return self._joined[0]
+
+    @property
+    def allocations(self) -> Allocations:
+        """Every piece of memory."""
+        return self._joined[1]
+
+    @property
+    def curve(self) -> LiveCurve:
+        """The live bytes after every allocation and free."""
+        return self._joined[2]
+
+    @cached_property
+    def strings(self) -> Texts:
+        """The interned texts, empty text at -1."""
+        return with_empty_end(self.capture.strings)
+
+    @cached_property
+    def places(self) -> Places:
+        """Lines and modules of ops and stacks."""
+        return find_places(self.capture)
+
+    @cached_property
+    def call_stacks(self) -> CallStacks:
+        """The frames of every recorded stack."""
+        return CallStacks(self.capture)
+
+    @cached_property
+    def use_bounds(self) -> UseBounds:
+        """First and last op that used each allocation."""
+        return use_bounds(self.capture, self.allocations)
+
+    @cached_property
+    def biographies(self) -> Biographies:
+        """The four phases of every allocation."""
+        return write_biographies(self.capture, self.allocations, self.curve, self.use_bounds)
+
+    @cached_property
+    def categories(self) -> Categories:
+        """What every allocation is for."""
+        return categorise(self.capture, self.allocations)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """What each allocation is called: the name of its role, else its op and line."""
+        made = self.made_by
+        rows = zip(self.categories.role_name, made.op_name.tolist(), made.line.tolist(), strict=True)
+        return [role_name or _made_at(op_name, line) for role_name, op_name, line in rows]
+
+    @cached_property
+    def made_by(self) -> MadeBy:
+        """The op that made every allocation; what a module owns is put under the module that owns it."""
+        found = made_by(self.capture, self.allocations, self.places, self.strings)
+        return found._replace(module_name=owning_modules(self.capture, self.places, self.categories, found))
+
+    @cached_property
+    def op_of_event(self) -> IntArray:
+        """Per event: the op that was running or, between ops, the one before; -1 before the first."""
+        starts = self.capture.tables["ops"]["start_ns"]
+        return np.searchsorted(starts, self.curve.time_ns, side="right") - 1
+
+    @property
+    def op_at_peak(self) -> int:
+        """The op of the peak's event."""
+        return int(self.op_of_event[self.curve.peak_event])
+
+    def alive_at(self, event: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Return which allocations count and are alive just after an event."""
+        allocations = self.allocations
+        dead = (allocations.death_event != NONE) & (allocations.death_event <= event)
+        alive: np.ndarray[tuple[int], np.dtype[np.bool_]] = (
+            allocations.counted & (allocations.birth_event <= event) & ~dead
+        )
+        return alive
+
+    def op_name(self, op: int) -> str:
+        """Return the name of an op."""
+        return str(self.strings[self.capture.tables["ops"]["name"][op]])
+
+    def op_line(self, op: int) -> str:
+        """Return `file:line` of the code that called an op, empty if unknown."""
+        return str(self.places.lines(self.capture.tables["ops"]["stack"][op]))
+
+    def op_phase(self, op: int) -> int:
+        """Return the phase of an op, as an index into PHASES."""
+        return int(self.capture.tables["ops"]["phase"][op])
+
+    def since_start(self, time_ns: IntArray) -> IntArray:
+        """Return unix times as nanoseconds since the block was entered; -1 stays -1."""
+        start_ns = int(self.capture.meta.get("start_ns", 0))
+        return np.where(time_ns == NONE, NONE, np.maximum(time_ns - start_ns, 0))
+
+
+def _made_at(op_name: str, line: str) -> str:
+    return " at ".join(part for part in (op_name, line) if part) or "made outside every recorded op"

@@ -1,0 +1,48 @@
+"""Identity: storages that turn out to be the same memory get one number.
+
+The recorder numbers what it sees; it may number one block twice: a gradient that autograd wrapped anew while
+backward ran, or a second storage made over the same memory (DLPack). The allocator's events settle it: two
+storages first seen on one block are one, under the number that came first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.capture.schema import NONE
+
+if TYPE_CHECKING:
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
+
+_TABLES = ("uses", "deaths", "resizes", "packs", "roles", "holders")
+
+
+def first_on_block(block_of: IntArray) -> IntArray:
+    """Return, for each storage, the first storage that was seen on its block: itself, in most cases.
+
+    Args:
+        block_of: the block of each storage, -1 for none, shape (storages,).
+    """
+    canonical = np.arange(len(block_of))
+    matched = np.flatnonzero(block_of != NONE)
+    _, first, inverse = np.unique(block_of[matched], return_index=True, return_inverse=True)
+    canonical[matched] = matched[first][inverse]
+    return canonical
+
+
+def unify_storages(capture: Capture, canonical: IntArray) -> Capture:
+    """Return the capture with every storage replaced by its canonical one in all tables but `births`."""
+    if np.array_equal(canonical, np.arange(len(canonical))):
+        return capture
+    tables = dict(capture.tables)
+    for name in _TABLES:
+        storage = tables[name]["storage"]
+        known = storage != NONE
+        mapped = storage.copy()
+        mapped[known] = canonical[storage[known]]
+        tables[name] = {**tables[name], "storage": mapped}
+    return replace(capture, tables=tables)

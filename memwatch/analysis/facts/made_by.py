@@ -1,0 +1,38 @@
+"""Who made each allocation: the op, with its name, its call stack, its line and its module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from memwatch.capture.schema import NONE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.analysis.facts.allocations import Allocations
+    from memwatch.analysis.facts.places import Places, Texts
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
+
+
+class MadeBy(NamedTuple):
+    """Per allocation: its op's name, stack, line and module; empty text or -1 where no op made it."""
+
+    op_name: Texts
+    stack: IntArray
+    line: Texts
+    module_name: Texts
+
+
+def made_by(capture: Capture, allocations: Allocations, places: Places, strings: Texts) -> MadeBy:
+    """Return what is known of the op that made each allocation."""
+    ops, op = capture.tables["ops"], allocations.op
+    count = len(allocations)
+    some: NDArray[np.bool_] = (op != NONE) & (op < len(ops["op"]))  # a killed program may lack its last op
+    op_name = np.full(count, "", dtype=object)
+    stack, module = np.full(count, NONE, dtype=np.int64), np.full(count, NONE, dtype=np.int64)
+    op_name[some] = strings[ops["name"][op[some]]]
+    stack[some], module[some] = places.stack_of_op[op[some]], places.module_of_op[op[some]]
+    return MadeBy(op_name, stack, places.lines(stack), places.modules(module))

@@ -1,0 +1,58 @@
+"""Advice: what a holder does, what to do about it, and what that would bring, in one sentence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.analysis.holders import HolderKind
+from memwatch.sizes import format_bytes
+from memwatch.words import findings as words
+
+if TYPE_CHECKING:
+    from memwatch.analysis.holders import Holder
+
+_OWN_NAMES: Final = (HolderKind.ARGUMENT, HolderKind.LOCAL, HolderKind.GLOBAL, HolderKind.ATTRIBUTE)
+"""Kinds of holders whose name the program chose: "do not make it" is an advice that its author can follow."""
+
+
+def advise(
+    kind: FindingKind,
+    nbytes: int,
+    holder: Holder,
+    last_used: str,
+    *,
+    peak_bytes: int,
+    alone_bytes: int,
+    together_bytes: int,
+) -> str:
+    """Return the advice of a finding.
+
+    Args:
+        kind: what is the matter.
+        nbytes: bytes it is about.
+        holder: who holds them.
+        last_used: `file:line` of their last use, empty if unknown.
+        peak_bytes: the peak.
+        alone_bytes: what it would fall to if this alone were done.
+        together_bytes: what it would fall to if all were done.
+    """
+    advice = _what_to_do(kind, holder)
+    if kind is FindingKind.DRAG and last_used and not holder.foreign:
+        advice = words.LAST_USED.format(advice=advice, site=last_used)
+    alone, together = format_bytes(alone_bytes), format_bytes(together_bytes)
+    if alone_bytes < peak_bytes:
+        template = words.ALONE if together == alone else words.ALONE_AND_TOGETHER
+    else:
+        template = words.NO_LOWER_PEAK if together == alone else words.TOGETHER
+    headline = kind.headline.format(nbytes=format_bytes(nbytes))
+    return template.format(headline=headline, advice=advice, alone=alone, together=together)
+
+
+def _what_to_do(kind: FindingKind, holder: Holder) -> str:
+    drop = words.DROP.get(holder.kind.value, words.DROP_ANY)
+    if kind is FindingKind.LAG and holder.kind is HolderKind.EVALUATION_STACK:
+        return words.LAG_IN_CALL
+    if kind is FindingKind.VOID and holder.kind not in _OWN_NAMES:
+        return drop
+    return kind.advice or drop

@@ -1,0 +1,72 @@
+"""Candidates: pieces of memory that one holder keeps for one reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memwatch.analysis.holders import HolderKind
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
+    from memwatch.analysis.facts.allocations import Allocations
+    from memwatch.analysis.findings.kinds import FindingKind
+    from memwatch.analysis.holders import Holder
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a rule found: it becomes a finding if the peak is lower without it."""
+
+    kind: FindingKind
+    holder: Holder
+    others: tuple[Holder, ...]  # who else holds the first of the allocations
+    allocations: list[int]
+    nbytes: int  # most of them at one event
+
+    def joined(self, other: Candidate) -> Candidate:
+        """Return this candidate with the allocations of another one, found at another event."""
+        allocations = self.allocations + other.allocations
+        return dataclasses.replace(self, allocations=allocations, nbytes=max(self.nbytes, other.nbytes))
+
+    def without(self, taken: Container[int]) -> Candidate:
+        """Return this candidate without some allocations."""
+        return dataclasses.replace(self, allocations=[row for row in self.allocations if row not in taken])
+
+
+def by_holder(
+    kind: FindingKind, claims: Iterable[tuple[int, list[Holder]]], allocations: Allocations
+) -> list[Candidate]:
+    """Group claims by the first holder of each.
+
+    Args:
+        kind: the kind of all of them.
+        claims: an allocation and its holders, the one to name first.
+        allocations: every piece of memory.
+    """
+    groups: dict[str, list[tuple[int, list[Holder]]]] = {}
+    for claim in claims:
+        groups.setdefault(claim[1][0].key, []).append(claim)
+    return [_candidate(kind, group, allocations) for group in groups.values()]
+
+
+def as_one(
+    kind: FindingKind, claims: Iterable[tuple[int, list[Holder]]], allocations: Allocations
+) -> list[Candidate]:
+    """Put all claims in one candidate, named by the first holder that is a variable and no autograd node."""
+    group = list(claims)
+    if not group:
+        return []
+    candidate = _candidate(kind, group, allocations)
+    variables = (holders[0] for _, holders in group if holders[0].kind is not HolderKind.AUTOGRAD_NODE)
+    return [dataclasses.replace(candidate, holder=next(variables, candidate.holder))]
+
+
+def _candidate(
+    kind: FindingKind, group: list[tuple[int, list[Holder]]], allocations: Allocations
+) -> Candidate:
+    _, (holder, *others) = group[0]
+    held = [allocation for allocation, _ in group]
+    return Candidate(kind, holder, tuple(others), held, int(allocations.nbytes[held].sum()))

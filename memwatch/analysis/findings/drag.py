@@ -1,0 +1,26 @@
+"""Drag: a variable holds what is never used again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memwatch.analysis.facts.biographies import DRAG
+from memwatch.analysis.findings.candidate import Candidate, by_holder
+from memwatch.analysis.findings.kinds import FindingKind
+
+if TYPE_CHECKING:
+    from memwatch.analysis.findings.moment import Moment
+
+
+def find_drag(moment: Moment) -> list[Candidate]:
+    """Return what variables hold after its last use, by variable.
+
+    What a later pass of a loop needs is no drag; what a later pass makes anew is the rule `iteration`.
+    """
+    loops, op = moment.evidence.loops, moment.op
+    held = (
+        (allocation, variables)
+        for allocation, variables in moment.held_by_variables(DRAG)
+        if not loops.is_needed_in_another_pass(allocation, op) and not loops.is_made_anew(allocation, op)
+    )
+    return by_holder(FindingKind.DRAG, held, moment.facts.allocations)

@@ -1,0 +1,56 @@
+"""A finding: one thing to change, and what it would bring."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from memwatch.words import findings as words
+
+if TYPE_CHECKING:
+    from memwatch.analysis.findings.kinds import FindingKind
+
+LEAST_RATIO: Final = 0.05
+"""A finding lowers the peak by at least this share of the peak increase."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to change, and what it would bring.
+
+    Attributes:
+        kind: ``drag`` (held after the last use), ``iteration`` (the same, from one pass of a loop into the
+            next), ``lag`` (made long before the first use), ``void`` (never used), ``gradient`` (alive in the
+            next forward), ``graph`` (saved for a backward that never runs), ``retained`` (for one that ran),
+            ``optimizer`` (temporaries of a foreach step), ``workspace`` (of one op) or ``twice`` (a saved tensor
+            and a converted copy of it). A `FindingKind`, which is equal to its text.
+        nbytes: bytes at the peak that it is about.
+        holder: who holds them.
+        site: `file:line` to edit, empty if there is none.
+        advice: one sentence.
+        path: the retention path, one edge per line.
+        predicted_peak_bytes: what the peak would fall to if this alone were done.
+        together_peak_bytes: what the peak would fall to if all findings were.
+        storages: the storages concerned, by index of `prof.storages`.
+    """
+
+    kind: FindingKind
+    nbytes: int
+    holder: str
+    site: str
+    advice: str
+    path: str
+    predicted_peak_bytes: int
+    together_peak_bytes: int
+    storages: tuple[int, ...] = field(repr=False)
+
+    def __str__(self) -> str:
+        """Return one line: the variable, what it keeps, what to do and what that would bring."""
+        template = words.FINDING_AT if self.site else words.FINDING
+        return template.format(holder=self.holder, site=short_site(self.site), advice=self.advice)
+
+
+def short_site(site: str) -> str:
+    """Return `file:line` with the file relative to the current directory, if it lies inside."""
+    return site.removeprefix(os.getcwd() + os.sep)

@@ -1,0 +1,24 @@
+"""Gradient: the gradients of the last step are alive in the next forward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memwatch.analysis.facts.biographies import DRAG
+from memwatch.analysis.findings.candidate import Candidate, by_holder
+from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.capture.schema import PHASES
+from memwatch.words.findings import GRADIENTS
+
+if TYPE_CHECKING:
+    from memwatch.analysis.findings.moment import Moment
+
+
+def find_gradient(moment: Moment) -> list[Candidate]:
+    """Return the gradients that are alive in forward though nothing reads them any more."""
+    if moment.op < 0 or PHASES[moment.facts.op_phase(moment.op)] != "forward":
+        return []
+    holders = [Holder(HolderKind.ATTRIBUTE, GRADIENTS)]
+    held = ((allocation, holders) for allocation in moment.idle(DRAG, "gradient"))
+    return by_holder(FindingKind.GRADIENT, held, moment.facts.allocations)

@@ -1,0 +1,38 @@
+"""The kinds of findings."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from memwatch.words import findings as words
+
+
+class FindingKind(str, Enum):
+    """Why bytes at the peak need not be there; equal to its name as text, such as ``"drag"``."""
+
+    DRAG = "drag"  # held after the last use
+    ITERATION = "iteration"  # the same, from one pass of a loop into the next
+    LAG = "lag"  # made long before the first use
+    VOID = "void"  # never used
+    GRADIENT = "gradient"  # alive in the next forward
+    GRAPH = "graph"  # saved for a backward that never runs
+    RETAINED = "retained"  # saved for a backward that has run
+    OPTIMIZER = "optimizer"  # temporaries of a foreach step
+    WORKSPACE = "workspace"  # of one op
+    TWICE = "twice"  # a saved tensor and a converted copy of it
+
+    __str__ = str.__str__
+
+    def __format__(self, format_spec: str) -> str:
+        """Format the text, as every version of Python then does for `format` and `print` alike."""
+        return format(self.value, format_spec)
+
+    @property
+    def headline(self) -> str:
+        """What the holder does, with a place for the bytes: "keeps {nbytes} that no op ever uses"."""
+        return words.HEADLINES[self]
+
+    @property
+    def advice(self) -> str:
+        """What to do about any finding of this kind; empty where that depends on the holder alone."""
+        return words.ADVICE.get(self, "")

@@ -1,0 +1,46 @@
+"""The peak without some memory: what a candidate would spare at every event."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.capture.schema import NONE
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.findings.candidate import Candidate
+    from memwatch.capture.packed import IntArray
+
+_FREED_AFTER_LAST_USE: Final = frozenset(
+    {
+        FindingKind.DRAG,
+        FindingKind.GRADIENT,
+        FindingKind.ITERATION,
+        FindingKind.GRAPH,
+        FindingKind.RETAINED,
+    }
+)
+
+
+def spared_bytes(candidate: Candidate, facts: Facts) -> IntArray:
+    """Return, per event, the bytes that would not be live if the program did what the finding advises.
+
+    Most kinds are freed right after their last use, what waits is made right before its first, and all others are
+    not made at all.
+    """
+    allocations, life = facts.allocations, facts.biographies
+    change = np.zeros(len(facts.curve.live_bytes) + 1, dtype=np.int64)
+    for row in candidate.allocations:
+        start, death = int(allocations.birth_event[row]), int(allocations.death_event[row])
+        end = death if death != NONE else len(change) - 1
+        if candidate.kind in _FREED_AFTER_LAST_USE:
+            start = max(start, int(life.last_event[row]))
+        elif candidate.kind is FindingKind.LAG:
+            end = min(end, int(life.first_event[row]))
+        if start < end:
+            change[start] += allocations.nbytes[row]
+            change[end] -= allocations.nbytes[row]
+    return np.cumsum(change)[:-1]

@@ -1,0 +1,110 @@
+"""A moment: what the rules look at, the facts as seen at one event of the live curve."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from memwatch.analysis.facts.biographies import LAG, USE
+from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcome
+from memwatch.capture.schema import NONE
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.findings.loops import Loops
+    from memwatch.analysis.holders import Holder, Holders
+    from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcomes
+    from memwatch.analysis.saved_tensors import SavedTensors
+
+_KEPT_ON_PURPOSE: Final = ("parameter", "buffer", "optimizer state", "gradient")
+
+
+class Evidence(NamedTuple):
+    """What all moments of one search share."""
+
+    facts: Facts
+    holders: Holders
+    saved: SavedTensors
+    outcomes: SavedTensorOutcomes
+    loops: Loops
+
+
+class Moment:
+    """One event: what is alive then, what is not in use, and who holds it.
+
+    Args:
+        evidence: what is known of the whole capture.
+        event: row of the timeline.
+        taken: allocations that earlier moments explained; they are left out.
+    """
+
+    def __init__(self, evidence: Evidence, event: int, taken: Container[int] = ()) -> None:
+        self.evidence, self.facts = evidence, evidence.facts
+        self.event, self.op = event, int(evidence.facts.op_of_event[event])
+        self._taken = taken
+
+    @cached_property
+    def alive(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which allocations are alive."""
+        return self.facts.alive_at(self.event)
+
+    @cached_property
+    def _idle(self) -> list[tuple[int, int]]:
+        """The allocations, with their phase, that no op uses now; what was alive at entry is not the block's doing."""
+        allocations, phases = self.facts.allocations, self.facts.biographies.phase_at(self.event)
+        idle = self.alive & (allocations.storage != NONE) & (allocations.birth_event > 0) & (phases != USE)
+        return [(row, int(phases[row])) for row in np.flatnonzero(idle).tolist() if row not in self._taken]
+
+    def idle(self, phase: int, category: str) -> list[int]:
+        """Return the allocations of one category that are in one phase of their lives."""
+        categories = self.facts.categories.category
+        return [row for row, found in self._idle if found == phase and categories[row] == category]
+
+    @cached_property
+    def _droppable(self) -> list[tuple[int, int, list[int]]]:
+        """Idle allocations that nobody keeps on purpose: allocation, phase, and the saved tensors that lie in it."""
+        categories, packs_at = self.facts.categories.category, self.evidence.holders.packs_at
+        return [
+            (row, phase, packs_at(row, self.op))
+            for row, phase in self._idle
+            if categories[row] not in _KEPT_ON_PURPOSE
+        ]
+
+    @cached_property
+    def _in_variables(self) -> list[tuple[int, int, list[Holder]]]:
+        """What variables hold, and autograd does not: allocation, phase, and the variables.
+
+        Variables of torch and of installed packages count only where the program has no code of its own, as when a
+        package's own command runs.
+        """
+        evidence = self.evidence
+        own = self.facts.call_stacks.has_program_code
+        found = [
+            (row, phase, evidence.holders.variables(row, self.op))
+            for row, phase, packs in self._droppable
+            if not packs
+        ]
+        return [row for row in found if row[2] and not (own and row[2][0].foreign)]
+
+    def held_by_variables(self, phase: int) -> Iterator[tuple[int, list[Holder]]]:
+        """Yield the allocations in one phase that variables hold, each with its variables."""
+        return ((row, variables) for row, found, variables in self._in_variables if found == phase)
+
+    @cached_property
+    def held_by_autograd(self) -> list[tuple[int, set[SavedTensorOutcome]]]:
+        """The allocations that autograd alone keeps though no backward needs them, each with what became of it."""
+        found = []
+        for row, phase, packs in self._droppable:
+            outcomes = {self.evidence.outcomes.at(pack, self.op) for pack in packs}
+            if packs and phase != LAG and SavedTensorOutcome.NEEDED not in outcomes:
+                found.append((row, outcomes))
+        return found
+
+    def graph_holders(self, allocation: int, nameless: Holder) -> list[Holder]:
+        """Return the program's variables whose graph keeps an allocation, else `nameless`."""
+        roots = self.evidence.holders.graph_roots(allocation, self.op)
+        return [root for root in roots if not root.foreign] or [nameless]

@@ -1,0 +1,118 @@
+"""The ranking of candidates: which lower the peak, alone or with the others, and by how much."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from memwatch.analysis.findings.advice import advise
+from memwatch.analysis.findings.finding import Finding, short_site
+from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.analysis.findings.lag import without_gathered
+from memwatch.analysis.findings.lower_peak import spared_bytes
+from memwatch.capture.schema import NONE
+from memwatch.words import findings as words
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.findings.candidate import Candidate
+    from memwatch.capture.packed import IntArray
+
+
+class _Spared(NamedTuple):
+    """A candidate, and the bytes per event that would not be live without it."""
+
+    candidate: Candidate
+    bytes_of_event: IntArray
+
+
+def rank(candidates: list[Candidate], facts: Facts, least_bytes: int) -> list[Finding]:
+    """Return the candidates that lower the peak as findings, largest first.
+
+    Args:
+        candidates: what the rules found.
+        facts: what the capture shows.
+        least_bytes: how far a finding has to lower the peak, alone or once all others are mended.
+    """
+    live = facts.curve.live_bytes.astype("int64")
+    kept = filter(None, (without_gathered(candidate, facts) for candidate in candidates))
+    told, mended = _that_matter(
+        [_Spared(each, spared_bytes(each, facts)) for each in kept], live, least_bytes
+    )
+    together_bytes = int((live - _sum(mended)).max())
+    found = [
+        _finding(candidate, facts, int((live - spared).max()), together_bytes)
+        for candidate, spared in _merged(told)
+    ]
+    return sorted(found, key=lambda finding: -finding.nbytes)
+
+
+def _sum(spared: list[_Spared]) -> IntArray | int:
+    return sum(each.bytes_of_event for each in spared)
+
+
+def _that_matter(
+    spared: list[_Spared], live: IntArray, least_bytes: int
+) -> tuple[list[_Spared], list[_Spared]]:
+    """Return what to tell, and what is mended when all that is told is done.
+
+    A candidate that matters only together with one that is dropped matters no more, so this repeats until nothing
+    is dropped. Whoever cuts a reference also frees what the same variable holds for another reason.
+    """
+    told, mended, count = spared, spared, -1
+    while len(told) != count:
+        count = len(told)
+        together = live - _sum(mended)
+        told = [each for each in told if _matters(live, together, each.bytes_of_event, least_bytes)]
+        cut = {holder.key for each in told for holder in (each.candidate.holder, *each.candidate.others)}
+        mended = [each for each in mended if each.candidate.holder.key in cut]
+    return told, mended
+
+
+def _matters(live: IntArray, together: IntArray, spared: IntArray, least_bytes: int) -> bool:
+    """Return True if some bytes lower the peak by enough, alone or once all others are gone."""
+    alone = int(live.max()) - int((live - spared).max())
+    last = int((together + spared).max()) - int(together.max())
+    return max(alone, last) >= least_bytes
+
+
+def _merged(told: list[_Spared]) -> list[_Spared]:
+    """Join what a variable holds in this pass of a loop with what it holds from the last: one `del` frees both."""
+    drags = {each.candidate.holder.key: each for each in told if each.candidate.kind is FindingKind.DRAG}
+    passes = {each.candidate.holder.key for each in told if each.candidate.kind is FindingKind.ITERATION}
+    merged = []
+    for each in told:
+        key, kind = each.candidate.holder.key, each.candidate.kind
+        if kind is FindingKind.ITERATION and key in drags:
+            drag = drags[key]
+            both = each.candidate.joined(drag.candidate)
+            merged.append(_Spared(both, each.bytes_of_event + drag.bytes_of_event))
+        elif kind is not FindingKind.DRAG or key not in passes:
+            merged.append(each)
+    return merged
+
+
+def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_bytes: int) -> Finding:
+    holder = candidate.holder
+    others = [each.words for each in candidate.others if not each.foreign and each.key != holder.key]
+    also = words.ALSO_HELD.format(holder=holder.words, others=", ".join(dict.fromkeys(others)))
+    last_op = int(facts.use_bounds.last_op[candidate.allocations[-1]])
+    advice = advise(
+        candidate.kind,
+        candidate.nbytes,
+        holder,
+        short_site(facts.op_line(last_op)) if last_op != NONE else "",
+        peak_bytes=facts.curve.peak_bytes,
+        alone_bytes=alone_bytes,
+        together_bytes=together_bytes,
+    )
+    return Finding(
+        kind=candidate.kind,
+        nbytes=candidate.nbytes,
+        holder=also if others else holder.words,
+        site=holder.site,
+        advice=advice,
+        path=holder.path,
+        predicted_peak_bytes=alone_bytes,
+        together_peak_bytes=together_bytes,
+        storages=tuple(candidate.allocations),
+    )

@@ -1,0 +1,85 @@
+"""The search for findings: which candidates the rules give, from the highest event down.
+
+At the highest event every rule names its candidates. Without their bytes another event is the highest, and so on
+until nothing is found any more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.analysis.findings.drag import find_drag
+from memwatch.analysis.findings.finding import LEAST_RATIO, Finding
+from memwatch.analysis.findings.gradient import find_gradient
+from memwatch.analysis.findings.graph import find_graph
+from memwatch.analysis.findings.iteration import find_iteration
+from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.analysis.findings.lag import find_lag
+from memwatch.analysis.findings.loops import Loops
+from memwatch.analysis.findings.lower_peak import spared_bytes
+from memwatch.analysis.findings.moment import Evidence, Moment
+from memwatch.analysis.findings.optimizer import find_optimizer
+from memwatch.analysis.findings.ranking import rank
+from memwatch.analysis.findings.retained import find_retained
+from memwatch.analysis.findings.twice import find_twice
+from memwatch.analysis.findings.void import find_void
+from memwatch.analysis.findings.workspace import find_workspace
+from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcomes
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.findings.candidate import Candidate
+    from memwatch.analysis.holders import Holders
+    from memwatch.analysis.saved_tensors import SavedTensors
+
+HELD: Final = (find_gradient, find_graph, find_retained, find_lag, find_void, find_iteration, find_drag)
+"""Rules for references that outlive their use, asked at every high event; no two claim the same allocation."""
+
+AVOIDABLE: Final = (find_optimizer, find_workspace, find_twice)
+"""Rules for memory that another choice would not need, asked at the peak."""
+
+_MAX_ROUNDS: Final = 64
+_LEAST_PART: Final = 8  # a candidate of one event is at least this part of what a finding has to bring
+
+
+def find(facts: Facts, holders: Holders, saved: SavedTensors) -> list[Finding]:
+    """Return what would lower the peak, largest first."""
+    evidence = Evidence(facts, holders, saved, SavedTensorOutcomes(facts, saved), Loops(facts))
+    least_bytes = max(int(facts.curve.peak_increase_bytes * LEAST_RATIO), 1)
+    return rank(_candidates(evidence, least_bytes), facts, least_bytes)
+
+
+def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
+    """Return the candidates of all moments, those of one kind and holder joined."""
+    facts = evidence.facts
+    live = facts.curve.live_bytes.astype(np.int64)
+    found: dict[tuple[FindingKind, str], Candidate] = {}
+    taken: set[int] = set()
+    for _ in range(_MAX_ROUNDS):
+        event = int(np.argmax(live))
+        if not event:
+            break
+        fresh = _held_at(Moment(evidence, event, taken), least_bytes)
+        if not fresh:
+            break
+        for candidate in fresh:
+            key = (candidate.kind, "" if candidate.kind is FindingKind.GRAPH else candidate.holder.key)
+            found[key] = found[key].joined(candidate) if key in found else candidate
+            taken.update(candidate.allocations)
+            live = live - spared_bytes(candidate, facts)
+    return [*found.values(), *_avoidable(evidence, taken)]
+
+
+def _held_at(moment: Moment, least_bytes: int) -> list[Candidate]:
+    """Return what the rules for references find at a moment, in the order of the first allocation."""
+    found = [candidate for rule in HELD for candidate in rule(moment)]
+    large = [candidate for candidate in found if candidate.nbytes * _LEAST_PART >= least_bytes]
+    return sorted(large, key=lambda candidate: candidate.allocations[0])
+
+
+def _avoidable(evidence: Evidence, taken: set[int]) -> list[Candidate]:
+    """Return what the rules for avoidable memory find at the peak, without what a reference explains already."""
+    peak = Moment(evidence, evidence.facts.curve.peak_event)
+    return [candidate.without(taken) for rule in AVOIDABLE for candidate in rule(peak)]

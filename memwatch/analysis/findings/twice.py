@@ -1,0 +1,45 @@
+"""Twice: autograd saves a tensor, and a converted copy of it as well."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memwatch.analysis.findings.avoidable_memory import if_large
+from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.capture.schema import ACCESSES, NONE
+from memwatch.words.findings import CONVERTED_COPY
+
+if TYPE_CHECKING:
+    from memwatch.analysis.findings.candidate import Candidate
+    from memwatch.analysis.findings.moment import Moment
+
+_LEAST_RATIO: Final = 0.1
+_CONVERSIONS: Final = ("aten._to_copy", "aten.clone", "aten.copy", "aten.contiguous")
+
+
+def find_twice(peak: Moment) -> list[Candidate]:
+    """Return the saved tensors that were made by converting another saved tensor."""
+    if peak.op < 0:
+        return []
+    facts, made = peak.facts, peak.facts.made_by
+    copies = _converted_copies(peak)
+    largest = max(copies, key=lambda row: int(facts.allocations.nbytes[row]), default=NONE)
+    line = str(made.line[largest]) if copies else ""
+    holder = Holder(HolderKind.AUTOGRAD_NODE, CONVERTED_COPY, line)
+    return if_large(FindingKind.TWICE, holder, copies, peak, _LEAST_RATIO)
+
+
+def _converted_copies(peak: Moment) -> list[int]:
+    facts, categories = peak.facts, peak.facts.categories.category
+    saved = set(peak.evidence.saved.storage.tolist()) - {NONE}
+    uses = facts.capture.tables["uses"]
+    reads = uses["access"] == ACCESSES.index("read")
+    source_of = dict(zip(uses["op"][reads].tolist(), uses["storage"][reads].tolist(), strict=True))
+    return [
+        row
+        for row in saved
+        if facts.made_by.op_name[row].startswith(_CONVERSIONS)
+        and (source := source_of.get(int(facts.allocations.op[row]), NONE)) in saved
+        and categories[source] == "activation"
+    ]

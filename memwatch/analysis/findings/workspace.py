@@ -1,0 +1,34 @@
+"""Workspace: one op needs much memory inside its kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.analysis.facts.allocations import WORKSPACE
+from memwatch.analysis.findings.avoidable_memory import if_large
+from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.capture.schema import NONE
+from memwatch.words.holders import KERNEL
+
+if TYPE_CHECKING:
+    from memwatch.analysis.findings.candidate import Candidate
+    from memwatch.analysis.findings.moment import Moment
+
+_LEAST_RATIO: Final = 0.5
+
+
+def find_workspace(peak: Moment) -> list[Candidate]:
+    """Return the workspace of the op at the peak, each time that the same line runs it."""
+    facts, op = peak.facts, peak.op
+    if op < 0:
+        return []
+    allocations, ops = facts.allocations, facts.capture.tables["ops"]
+    lines = facts.places.lines(ops["stack"])
+    same = (ops["name"] == ops["name"][op]) & (lines == lines[op])
+    made = allocations.op != NONE
+    found = np.flatnonzero((allocations.origin == WORKSPACE) & made & same[np.maximum(allocations.op, 0)])
+    holder = Holder(HolderKind.KERNEL, KERNEL.format(op=facts.op_name(op)), facts.op_line(op))
+    return if_large(FindingKind.WORKSPACE, holder, found.tolist(), peak, _LEAST_RATIO)

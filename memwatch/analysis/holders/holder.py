@@ -1,0 +1,85 @@
+"""One holder of a piece of memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from memwatch.analysis.holders.kinds import HolderKind
+from memwatch.analysis.holders.paths import HolderPath
+from memwatch.edges import EdgeKind
+from memwatch.words import holders as words
+from memwatch.words.edges import edge_phrase
+
+if TYPE_CHECKING:
+    from memwatch.capture.paths import Path
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What keeps a piece of memory alive.
+
+    Attributes:
+        kind: what kind of holder it is.
+        words: the holder as a reader is told of it.
+        site: `file:line` of the line to edit, empty if there is none.
+        path: the retention path in words, one reference a line, empty where none was recorded.
+        is_own: True if the line is the program's own code, False if it is a library's, None if nobody asked.
+        edges: the references of the path, the root's first.
+    """
+
+    kind: HolderKind
+    words: str
+    site: str = ""
+    path: str = ""
+    is_own: bool | None = None
+    edges: Path = field(default=(), repr=False, compare=False)
+
+    @property
+    def key(self) -> str:
+        """What two holders share that are one to a reader: the same variable holds all items of a list."""
+        return self.words
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the line is torch's, Python's or an installed package's, which no user edits."""
+        return self.is_own is False
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a container or an object that the holder names refers to the memory."""
+        return bool(self.edges) and HolderPath(self.edges).is_inside
+
+    def on_stack_of(self, function: str, site: str, *, is_own: bool) -> Holder:
+        """Return this value of an evaluation stack as one on that of a call, to be edited at the call's line."""
+        text = words.ON_STACK.format(value=self.words, function=function)
+        return dataclasses.replace(self, words=text, site=site, is_own=is_own)
+
+
+def holder_of(path: Path) -> Holder:
+    """Return the holder that a recorded retention path shows; the path has one reference at least."""
+    read = HolderPath(path)
+    edge = read.to_edit
+    return Holder(
+        read.kind,
+        _words(read),
+        "" if edge is None else words.site_text(edge),
+        words.path_text(path),
+        None if edge is None else edge.is_own,
+        path,
+    )
+
+
+def _words(path: HolderPath) -> str:
+    head, telling = path.head, path.telling
+    if head.kind is EdgeKind.EVALUATION_STACK:
+        return words.stack_phrase(head, telling)
+    if path.kind is HolderKind.GLOBAL and head.kind not in words.HEADS:
+        is_module = head.kind is EdgeKind.MODULE and len(path.edges) > 1
+        return edge_phrase(path.edges[1] if is_module else head)
+    if path.accessors is not None:
+        return words.variable_phrase(head, path.accessors)
+    if telling is None:
+        return words.variable_phrase(head)
+    return words.reached_phrase(telling, head, by_hook=path.is_of_hook)

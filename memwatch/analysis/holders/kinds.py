@@ -1,0 +1,39 @@
+"""Kinds of holders: what kept a piece of memory alive, as far as advice and figures tell them apart."""
+
+from __future__ import annotations
+
+from enum import Enum, unique
+
+
+@unique
+class HolderKind(Enum):
+    """What held a piece of memory; the values are those of the column `holder_kind`."""
+
+    # found by following references; see `paths.py`
+    LOCAL = "local"
+    ARGUMENT = "argument"
+    GLOBAL = "global"
+    ATTRIBUTE = "attribute"
+    CLOSURE_CELL = "closure cell"
+    DEFAULT_ARGUMENT = "default argument"
+    GENERATOR = "generator"
+    EXCEPTION = "exception"
+    CACHE = "cache"
+    HOOK = "hook"
+    AUTOGRAD_CTX = "autograd ctx"
+    EVALUATION_STACK = "evaluation stack"
+    GRAPH = "graph"  # a variable whose autograd graph keeps a saved tensor
+
+    # known by the role of the memory
+    PARAMETER = "module parameter"
+    BUFFER = "module buffer"
+    OPTIMIZER_STATE = "optimizer state"
+    AUTOGRAD_NODE = "autograd node"
+    OPTIMIZER = "optimizer"
+    KERNEL = "kernel"
+    RUNNING_OP = "running op"
+
+    # no reference was found
+    CPP_ONLY = "C++ only"
+    ELSEWHERE = "elsewhere"
+    NOT_LOOKED_FOR = "not looked for"

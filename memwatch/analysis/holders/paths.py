@@ -1,0 +1,167 @@
+"""What a recorded retention path says about its holder: the kind, the reference to cut, the expression to write.
+
+All of it follows from the kinds of the references; the words for it are in `memwatch.words.holders`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from memwatch.analysis.holders.kinds import HolderKind
+from memwatch.edges import EdgeKind, VertexKind
+
+if TYPE_CHECKING:
+    from memwatch.capture.paths import Path
+    from memwatch.edges import Edge
+
+_HOOK_TABLE: Final = "hooks"
+"""How torch's names for dictionaries of hooks end: `_forward_hooks`, `_state_dict_pre_hooks`."""
+
+_VARIABLES: Final = {
+    EdgeKind.LOCAL: HolderKind.LOCAL,
+    EdgeKind.ARGUMENT: HolderKind.ARGUMENT,
+    EdgeKind.GLOBAL: HolderKind.GLOBAL,
+    EdgeKind.CONTEXT_VARIABLE: HolderKind.GLOBAL,
+    EdgeKind.EXCEPTION_HANDLED: HolderKind.EXCEPTION,
+}
+"""Kinds of the reference at a root that a reader is told of as a variable."""
+
+_ITEMS: Final = (EdgeKind.ITEM, EdgeKind.VALUE)
+_ACCESSORS: Final = (
+    *_ITEMS, EdgeKind.ATTRIBUTE, EdgeKind.CLASS_ATTRIBUTE, EdgeKind.PARAMETER, EdgeKind.BUFFER,
+    EdgeKind.SUBMODULE, EdgeKind.FIELD, EdgeKind.PARTIAL_ARGUMENT,
+)  # fmt: skip
+"""References that an expression can follow, as `.cache` or `[3]`."""
+_NOT_WRITTEN: Final = (
+    VertexKind.FUNCTION, VertexKind.METHOD, VertexKind.CELL, VertexKind.FRAME, VertexKind.CTX,
+    VertexKind.EXCEPTION,
+)  # fmt: skip
+"""Owners whose attributes nobody would edit through an expression."""
+_SILENT: Final = (
+    *_ITEMS, EdgeKind.MEMBER, EdgeKind.KEY, EdgeKind.CELL_CONTENTS, EdgeKind.REFERENCE, EdgeKind.TRACEBACK_CALL,
+)  # fmt: skip
+"""References whose words alone would not tell a reader what to edit."""
+_SILENT_ON_STACK: Final = (EdgeKind.ITEM, EdgeKind.REFERENCE)
+
+_KINDS_OF_EDGES: Final = {
+    EdgeKind.CLOSURE_CELL: HolderKind.CLOSURE_CELL,
+    EdgeKind.CELL_CONTENTS: HolderKind.CLOSURE_CELL,
+    EdgeKind.EXCEPTION_FIELD: HolderKind.EXCEPTION,
+    EdgeKind.EXCEPTION_ARGS: HolderKind.EXCEPTION,
+    EdgeKind.TRACEBACK_CALL: HolderKind.EXCEPTION,
+    EdgeKind.TRACEBACK_NEXT: HolderKind.EXCEPTION,
+    EdgeKind.DEFAULT_ARGUMENT: HolderKind.DEFAULT_ARGUMENT,
+    EdgeKind.CACHE_RESULT: HolderKind.CACHE,
+    EdgeKind.CACHE_ARGUMENT: HolderKind.CACHE,
+}
+_KINDS_OF_OWNERS: Final = {
+    VertexKind.CTX: HolderKind.AUTOGRAD_CTX,
+    VertexKind.GENERATOR: HolderKind.GENERATOR,
+    VertexKind.COROUTINE: HolderKind.GENERATOR,
+    VertexKind.ASYNC_GENERATOR: HolderKind.GENERATOR,
+}
+_HELD_IN_CALL: Final = (EdgeKind.LOCAL, EdgeKind.TEMPORARY, EdgeKind.ATTRIBUTE)
+
+
+@dataclass(frozen=True)
+class HolderPath:
+    """A retention path, read.
+
+    Attributes:
+        edges: the references, the root's first; at least one.
+    """
+
+    edges: Path
+
+    @property
+    def head(self) -> Edge:
+        """The reference from the root."""
+        return self.edges[0]
+
+    @property
+    def kind(self) -> HolderKind:
+        """What kind of holder it is."""
+        if self.is_graph:
+            return HolderKind.GRAPH
+        if self.head.kind is EdgeKind.EVALUATION_STACK:
+            return HolderKind.EVALUATION_STACK
+        if self.head.kind not in _VARIABLES:
+            return HolderKind.GLOBAL  # a module that no running call belongs to, or a class
+        if self.accessors is None and self._on_the_way:
+            return HolderKind.HOOK if self.is_of_hook else self._kind_on_the_way
+        return HolderKind.ATTRIBUTE if self.accessors else _VARIABLES[self.head.kind]
+
+    @property
+    def _kind_on_the_way(self) -> HolderKind:
+        """The kind that the last reference tells which has one: nearest to the memory is what to edit."""
+        known = (kind for edge in reversed(self._on_the_way) if (kind := _kind_of_edge(edge)) is not None)
+        return next(known, HolderKind.ATTRIBUTE)
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether the path ends in an autograd graph that keeps the memory."""
+        return self.edges[-1].kind is EdgeKind.GRAPH
+
+    @property
+    def is_of_hook(self) -> bool:
+        """Whether a hook lies on the path."""
+        return any(map(_is_hook_table, self._on_the_way))
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the root's variable refers to a container or an object, and that to the memory."""
+        return len(self.edges) > (2 if self.head.kind is EdgeKind.MODULE else 1)
+
+    @property
+    def _on_the_way(self) -> Path:
+        """The references after the root's."""
+        return self.edges[1:-1] if self.is_graph else self.edges[1:]
+
+    @cached_property
+    def accessors(self) -> Path | None:
+        """The references that an expression follows from the variable on, or None where Python cannot write it.
+
+        Items at the end are left out: a reader is told of the container.
+        """
+        if self.head.kind is EdgeKind.EXCEPTION_HANDLED or not all(map(_can_write, self._on_the_way)):
+            return None
+        accessors = list(self._on_the_way)
+        while accessors and accessors[-1].kind in _ITEMS:
+            accessors.pop()
+        return tuple(accessors)
+
+    @property
+    def telling(self) -> Edge | None:
+        """The last reference on the way whose words tell what to edit; None where there is none on the way."""
+        if self.head.kind is EdgeKind.EVALUATION_STACK:
+            edges = [edge for edge in self._on_the_way if edge.kind not in _SILENT_ON_STACK]
+            return edges[-1] if edges else None
+        telling = [edge for edge in self._on_the_way if edge.kind not in _SILENT] or self._on_the_way
+        return telling[-1] if telling else None
+
+    @property
+    def to_edit(self) -> Edge | None:
+        """The reference whose file and line a reader should edit; None where no line is known."""
+        if self.head.kind not in _VARIABLES:
+            return None
+        telling = self.telling if self.accessors is None else None
+        return telling if telling is not None and telling.file and telling.line else self.head
+
+
+def _can_write(edge: Edge) -> bool:
+    owner = None if edge.owner is None else edge.owner.kind
+    if edge.kind is EdgeKind.REFERENCE:
+        return owner is VertexKind.PARTIAL  # its function, `.func`
+    return edge.kind in _ACCESSORS and owner not in _NOT_WRITTEN and not _is_hook_table(edge)
+
+
+def _is_hook_table(edge: Edge) -> bool:
+    return edge.kind is EdgeKind.ATTRIBUTE and _HOOK_TABLE in (edge.name or "")
+
+
+def _kind_of_edge(edge: Edge) -> HolderKind | None:
+    if edge.kind in _HELD_IN_CALL and edge.owner is not None and edge.owner.kind in _KINDS_OF_OWNERS:
+        return _KINDS_OF_OWNERS[edge.owner.kind]
+    return _KINDS_OF_EDGES.get(edge.kind)

@@ -1,0 +1,65 @@
+"""What became of saved tensors: some wait for a backward that never comes, some outlive the one that came."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.capture.schema import NONE, PHASES
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.saved_tensors import SavedTensors
+
+
+class SavedTensorOutcome(Enum):
+    """Whether a saved tensor is still needed."""
+
+    NEEDED = "needed"
+    """A backward reads it later, or lets go of it in its course."""
+    NEVER_READ = "never read"
+    """No backward ever reaches it."""
+    OUTLIVED = "outlived"
+    """The last backward that reads it has run, and autograd still holds it."""
+
+
+class SavedTensorOutcomes:
+    """The outcome of every saved tensor, as seen while an op runs."""
+
+    def __init__(self, facts: Facts, saved: SavedTensors) -> None:
+        tables = facts.capture.tables
+        ops, packs, unpacks = tables["ops"], tables["packs"], tables["unpacks"]
+        self._last_read = np.full(len(packs["pack"]), NONE, dtype=np.int64)
+        read = unpacks["released"] == 0
+        np.maximum.at(self._last_read, unpacks["pack"][read], unpacks["op"][read])
+        self._saved = saved
+        in_backward = ops["phase"] == PHASES.index("backward")
+        ran = np.isin(packs["sequence"], ops["sequence"][in_backward & (ops["sequence"] != NONE)])
+        self._node_ran = ran | np.isin(packs["sequence"], packs["sequence"][self._last_read != NONE])
+        self._in_backward = np.append(in_backward, False)  # no op runs after the last
+
+    def at(self, pack: int, op: int) -> SavedTensorOutcome:
+        """Return what became of a saved tensor, as seen while an op runs.
+
+        Args:
+            pack: row of the saved tensors.
+            op: number of the op.
+        """
+        last, released = int(self._last_read[pack]), int(self._saved.released_op[pack])
+        if last != NONE:
+            outlived = last < op and not self._in_backward[op]
+            return SavedTensorOutcome.OUTLIVED if outlived else SavedTensorOutcome.NEEDED
+        if self._node_ran[pack] or released == NONE:
+            return SavedTensorOutcome.NEEDED
+        if self._in_backward[released - 1] and not self._was_held_through_a_backward(pack, released):
+            return SavedTensorOutcome.NEEDED
+        return SavedTensorOutcome.NEVER_READ
+
+    def _was_held_through_a_backward(self, pack: int, released: int) -> bool:
+        """Return True for a saved tensor that was released after the last op of all, and held while a backward ran."""
+        ends = np.flatnonzero(self._in_backward[:-1] & ~self._in_backward[1:])
+        return released == len(self._in_backward) - 1 and bool(
+            ((ends >= self._saved.saved_op[pack]) & (ends < released - 1)).any()
+        )

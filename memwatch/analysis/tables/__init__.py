@@ -1,0 +1,1 @@
+"""The derived tables of the schema as DataFrames, one function each."""

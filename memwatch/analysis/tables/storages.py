@@ -1,0 +1,89 @@
+"""The tables `storages` and `at_peak`: one row per piece of memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pandas as pd
+
+from memwatch.analysis.facts.biographies import PHASE_NAMES
+from memwatch.analysis.tables.of_schema import table
+from memwatch.capture.schema import NONE, ORIGINS
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.holders import Holders
+    from memwatch.capture.packed import IntArray
+
+_ORIGINS: Final = (*ORIGINS, "workspace")
+
+
+def storages(facts: Facts) -> pd.DataFrame:
+    """Return the table `storages`."""
+    allocations, categories, made, life = (
+        facts.allocations,
+        facts.categories,
+        facts.made_by,
+        facts.biographies,
+    )
+    return table(
+        "storages",
+        {
+            "nbytes": allocations.nbytes,
+            "device": facts.strings[allocations.device],
+            "category": categories.category,
+            "rule": categories.rule,
+            "name": facts.names,
+            "tensor": facts.strings[_shapes(facts)],
+            "origin": np.array(_ORIGINS, dtype=object)[allocations.origin],
+            "module": made.module_name,
+            "op": allocations.op,
+            "op_name": made.op_name,
+            "line": made.line,
+            "birth_event": allocations.birth_event,
+            "death_event": allocations.death_event,
+            "birth_ns": facts.since_start(allocations.birth_ns),
+            "death_ns": facts.since_start(allocations.death_ns),
+            "lag_ns": life.lag_ns,
+            "use_ns": life.use_ns,
+            "drag_ns": life.drag_ns,
+            "void_ns": life.void_ns,
+            "first_use_op": facts.use_bounds.first_op,
+            "last_use_op": facts.use_bounds.last_op,
+            "address": allocations.address,
+            "stack": made.stack,
+            "counted": allocations.counted,
+        },
+        index=pd.RangeIndex(len(allocations), name="storage"),
+    )
+
+
+def _shapes(facts: Facts) -> IntArray:
+    """Return the string id of dtype and shape of each allocation, -1 for memory that no tensor named."""
+    births, allocations = facts.capture.tables["births"], facts.allocations
+    shapes = np.full(len(allocations), NONE, dtype=np.int64)
+    shapes[births["storage"]] = births["shape"]
+    later = allocations.is_later_block
+    shapes[later] = shapes[allocations.storage[later]]
+    return shapes
+
+
+def at_peak(facts: Facts, holders: Holders, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the table `at_peak`.
+
+    Args:
+        facts: what the capture shows.
+        holders: who held what.
+        rows: the rows of `storages` that were alive at the peak.
+    """
+    rows = rows.sort_values("nbytes", ascending=False, kind="stable")
+    columns: dict[str, Any] = {column: rows[column] for column in rows.columns}
+    columns["share_ratio"] = rows["nbytes"] / max(facts.curve.peak_bytes, 1)
+    phases = facts.biographies.phase_at(facts.curve.peak_event)
+    columns["phase"] = np.array(PHASE_NAMES, dtype=object)[phases][rows.index]
+    held = holders.describe(rows.index.tolist(), facts.op_at_peak)
+    columns["holder"] = [holder.words for holder in held]
+    columns["holder_kind"] = [holder.kind.value for holder in held]
+    columns["path"] = [holder.path for holder in held]
+    return table("at_peak", columns, index=rows.index)

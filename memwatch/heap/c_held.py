@@ -1,0 +1,103 @@
+"""References in C that are not autograd's and that gc never shows: numpy arrays, torch futures.
+
+numpy does not take part in garbage collection. ``tensor.numpy()`` refers to the tensor, an array of objects to
+each of them, and neither shows; nor do the tuples and dictionaries around arrays, which gc does not track.
+"""
+
+from __future__ import annotations
+
+import gc
+from itertools import chain, compress
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from memwatch._torch.jit import Future, ScriptModule, tensors_of_script_module
+from memwatch.edges import EdgeKind
+from memwatch.heap.autograd import NativeEdge
+from memwatch.heap.names import instance_dict
+from memwatch.heap.tensors import mro_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_BASE: Final = np.ndarray.__dict__["base"]
+_DTYPE: Final = np.ndarray.__dict__["dtype"]
+_ROLES: Final = {"parameter": EdgeKind.PARAMETER, "buffer": EdgeKind.BUFFER}
+_CHUNK: Final = 10_000  # objects whose references are listed at a time
+
+
+def keeps_in_c(cls: type) -> bool:
+    """Say whether a class keeps references that gc does not show and that :func:`c_held_edges` reads."""
+    bases = mro_of(cls)
+    return np.ndarray in bases or Future in bases or ScriptModule in bases
+
+
+def c_held_edges(obj: Any) -> list[NativeEdge]:
+    """List what a numpy array, a finished torch future or a scripted module holds; no code of a subclass runs."""
+    bases = mro_of(type(obj))
+    if Future in bases:
+        return _result(obj)
+    if ScriptModule in bases:
+        return _scripted(obj)
+    edges = (
+        [] if (base := _BASE.__get__(obj)) is None else [NativeEdge(EdgeKind.NUMPY_BASE, base, hidden=False)]
+    )
+    if _DTYPE.__get__(obj) == np.object_:
+        items = np.ndarray.tolist(np.ndarray.reshape(obj, -1))
+        edges += [
+            NativeEdge(EdgeKind.ITEM, item, position=position, hidden=False)
+            for position, item in enumerate(items)
+        ]
+    return edges
+
+
+def _result(future: Any) -> list[NativeEdge]:
+    try:
+        done = Future.done(future)
+        return [NativeEdge(EdgeKind.FUTURE_RESULT, Future.value(future), hidden=False)] if done else []
+    except Exception:  # the error that the future was given, of any class
+        return []
+
+
+def _scripted(module: Any) -> list[NativeEdge]:
+    inside = (instance_dict(module) or {}).get("_c")
+    return [
+        NativeEdge(_ROLES[role], tensor, name, hidden=False)
+        for role, name, tensor in tensors_of_script_module(inside)
+    ]
+
+
+def untracked(listed: Sequence[object], known: set[int]) -> list[object]:
+    """Find the arrays, and the tuples and dictionaries without gc's attention, that listed objects refer to.
+
+    Args:
+        listed: where to look.
+        known: ``id`` of the objects that are listed already; those found are added.
+
+    Returns:
+        Objects that gc does not list.
+    """
+    arrays = set(_array_types(np.ndarray))
+    kinds = {dict, tuple, *arrays}
+    found: list[object] = []
+    todo: Sequence[object] = listed
+    while todo:
+        fresh: dict[int, object] = {}
+        for start in range(0, len(todo), _CHUNK):
+            part = todo[start : start + _CHUNK]
+            behind = chain.from_iterable(
+                [edge.target for edge in c_held_edges(obj)] for obj in part if type(obj) in arrays
+            )
+            near = [*gc.get_referents(*part), *behind]
+            for obj in compress(near, map(kinds.__contains__, map(type, near))):
+                if id(obj) not in known:
+                    fresh[id(obj)] = obj
+        known.update(fresh)
+        todo = list(fresh.values())
+        found += todo
+    return found
+
+
+def _array_types(cls: type) -> list[type]:
+    return [cls, *chain.from_iterable(map(_array_types, type.__subclasses__(cls)))]

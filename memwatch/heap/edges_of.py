@@ -1,0 +1,401 @@
+"""Name one Python reference as a typed edge, passing over the objects CPython puts between a name and its value."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import threading
+import weakref
+from collections import deque
+from dataclasses import replace
+from types import (
+    AsyncGeneratorType,
+    CellType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    GetSetDescriptorType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
+from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
+from memwatch.heap.frames import read_locals
+from memwatch.heap.names import attributes, class_place, in_interactive_shell, instance_dict, type_name
+from memwatch.heap.roots import Root, RootKind
+from memwatch.heap.tensors import mro_of, type_dict
+from memwatch.heap.vertices import (
+    frame_vertex,
+    function_vertex,
+    instance_of,
+    key_text,
+    module_vertex,
+    vertex_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+Named = tuple["Edge | None", int]
+"""An edge without its target, and how many references of the chain it covers; None where it needs no telling."""
+
+_SHELL_RESULTS: Final = ("_", "__", "___")
+_LAST_EXCEPTION: Final = ("last_value", "last_exc", "last_traceback")
+_SELF_DESCRIPTORS: Final = ("__dict__", "__weakref__")
+
+
+def name_edge(chain: Sequence[Any], at: int) -> Named:
+    """Name the reference from ``chain[at]`` onwards.
+
+    Args:
+        chain: objects, each referring to the next.
+        at: place of the one that refers.
+
+    Returns:
+        The edge, and how many references of the chain it covers: an instance, its dictionary and a value are
+        one attribute. The edge is None where the reference needs no telling.
+    """
+    parent = chain[at]
+    cls = type(parent)
+    namer = _NAMERS.get(cls)
+    if namer is None:
+        bases = mro_of(cls)
+        namer = next((_NAMERS[base] for base in bases if base in _NAMERS), _instance)
+        if type in bases:
+            namer = _class
+    return namer(chain, at) or _instance(chain, at) or (_plain(vertex_of(parent)), 1)
+
+
+def _plain(owner: Vertex) -> Edge:
+    return Edge(EdgeKind.REFERENCE, owner=owner)
+
+
+def _at_owner(kind: EdgeKind, name: str | None, owner: Vertex) -> Edge:
+    """Return an edge that is edited where its owner stands."""
+    return Edge(kind, name, owner=owner, file=owner.file, line=owner.line)
+
+
+def _after(chain: Sequence[Any], at: int, steps: int) -> Any:
+    return chain[at + steps] if at + steps < len(chain) else None
+
+
+def _key_of(mapping: object, value: object) -> tuple[bool, Any]:
+    if dict not in mro_of(type(mapping)):  # the tables of scripted modules are in C++
+        return False, None
+    table: dict[Any, Any] = mapping  # type: ignore[assignment]
+    for key, held in list(dict.items(table)):
+        if held is value:
+            return True, key
+    return False, None
+
+
+def _root(chain: Sequence[Any], at: int) -> Named | None:
+    root: Root = chain[at]
+    child = chain[at + 1]
+    if root.kind is RootKind.MODULES:
+        return None, 1
+    held = next((held for held in root.entries if held.value is child), None)
+    if held is None:
+        return Edge(EdgeKind.REFERENCE), 1
+    if held.is_namespace:
+        return _global(chain, at + 1, 1, held.edge.owner)
+    return held.edge, 1
+
+
+def _global(
+    chain: Sequence[Any], at: int, before: int, owner: Vertex | None, reader: Vertex | None = None
+) -> Named | None:
+    """Name a value of a module's namespace, the dictionary being ``chain[at]``."""
+    namespace, value = chain[at], _after(chain, at, 1)
+    found, name = _key_of(namespace, value)
+    if not found:
+        return None
+    module = owner.name if owner is not None and owner.kind is VertexKind.MODULE and reader is None else ""
+    if name in _LAST_EXCEPTION and module == "sys":
+        return Edge(EdgeKind.LAST_EXCEPTION, name), before + 1
+    if name in ("Out", "_oh") and in_interactive_shell():
+        return Edge(EdgeKind.OUTPUT_HISTORY, name), before + 1
+    if name in _SHELL_RESULTS and (in_interactive_shell() or module == "builtins"):
+        return Edge(EdgeKind.SHELL_RESULT, name), before + 1
+    file = namespace.get("__file__") if type(namespace) is dict else None
+    where = file if type(file) is str else None
+    return Edge(EdgeKind.GLOBAL, name, owner=owner, file=where, reader=reader), before + 1
+
+
+def _module(chain: Sequence[Any], at: int) -> Named | None:
+    if type(chain[at + 1]) is dict:
+        return _global(chain, at + 1, 1, module_vertex(chain[at]))
+    return None
+
+
+def _function(chain: Sequence[Any], at: int) -> Named | None:
+    function: FunctionType = chain[at]
+    child, owner = chain[at + 1], function_vertex(function)
+    if child is function.__closure__ and child is not None:
+        cell = _after(chain, at, 2)
+        names = [
+            name for name, held in zip(function.__code__.co_freevars, child, strict=False) if held is cell
+        ]
+        consumed = 3 if _after(chain, at, 3) is not None else 2
+        return _at_owner(EdgeKind.CLOSURE_CELL, names[0] if names else None, owner), consumed
+    if child is function.__globals__:
+        module = Vertex(VertexKind.MODULE, str(function.__module__))
+        return _global(chain, at + 1, 1, module, owner)
+    if child is function.__defaults__:
+        return _at_owner(EdgeKind.DEFAULT_ARGUMENT, _default_name(chain, at), owner), 2
+    if child is function.__kwdefaults__:
+        _, name = _key_of(child or {}, _after(chain, at, 2))
+        return _at_owner(EdgeKind.DEFAULT_ARGUMENT, name, owner), 2
+    if child is function.__dict__:
+        _, name = _key_of(child, _after(chain, at, 2))
+        return _at_owner(EdgeKind.ATTRIBUTE, name, owner), 2
+    return _at_owner(EdgeKind.REFERENCE, None, owner), 1
+
+
+def _default_name(chain: Sequence[Any], at: int) -> str | None:
+    function: FunctionType = chain[at]
+    defaults = function.__defaults__ or ()
+    names = function.__code__.co_varnames[: function.__code__.co_argcount][-len(defaults) :]
+    value = _after(chain, at, 2)
+    return next((name for name, held in zip(names, defaults, strict=False) if held is value), None)
+
+
+def _class(chain: Sequence[Any], at: int) -> Named | None:
+    cls, child = chain[at], chain[at + 1]
+    owner, (file, line) = vertex_of(cls), class_place(cls)
+    # A bounded search goes from the class to the value; gc shows the class's dictionary between the two.
+    name = next((name for name, value in list(type_dict(cls).items()) if value is child), None)
+    kind, covered = (EdgeKind.REFERENCE if name is None else EdgeKind.CLASS_ATTRIBUTE), 1
+    if name is None and type(child) is dict:
+        found, name = _key_of(child, _after(chain, at, 2))
+        if found:
+            if cls is weakref.finalize and name == "_registry":
+                return Edge(EdgeKind.FINALIZER_REGISTRY), 2
+            kind, covered = _class_entry_kind(cls, name), 2
+    if name is None and type(child) is tuple:
+        kind, covered = EdgeKind.CLASS_BASES, min(2, len(chain) - 1 - at)
+    return Edge(kind, name, owner=owner, file=file, line=line), covered
+
+
+def _class_entry_kind(cls: type, name: object) -> EdgeKind:
+    if name in _SELF_DESCRIPTORS:  # every class has them, and each refers to its class
+        return EdgeKind.CLASS_DESCRIPTOR
+    return EdgeKind.CLASS_ATTRIBUTE if name in type_dict(cls) else EdgeKind.CLASS_ENTRY
+
+
+def _cell(chain: Sequence[Any], at: int) -> Named:
+    return Edge(EdgeKind.CELL_CONTENTS), 1
+
+
+def _method(chain: Sequence[Any], at: int) -> Named:
+    method: MethodType = chain[at]
+    is_self = chain[at + 1] is method.__self__
+    kind = EdgeKind.BOUND_SELF if is_self else EdgeKind.BOUND_FUNCTION
+    return Edge(kind, owner=vertex_of(method)), 1
+
+
+def _partial(chain: Sequence[Any], at: int) -> Named:
+    bound: functools.partial[Any] = chain[at]
+    child, value = chain[at + 1], _after(chain, at, 2)
+    owner = replace(vertex_of(bound), kind=VertexKind.PARTIAL, inner=vertex_of(bound.func))
+    if child is bound.args and value is not None:
+        return Edge(EdgeKind.PARTIAL_ARGUMENT, position=_index(child, value), owner=owner), 2
+    if child is bound.keywords and value is not None:
+        return Edge(EdgeKind.PARTIAL_ARGUMENT, _key_of(child, value)[1], owner=owner), 2
+    return _plain(owner), 1
+
+
+def _frame(chain: Sequence[Any], at: int) -> Named:
+    frame: FrameType = chain[at]
+    owner, child = frame_vertex(frame), chain[at + 1]
+    if child is frame.f_back:
+        return _at_owner(EdgeKind.CALLER, None, owner), 1
+    for name, value in read_locals(frame).items():
+        if value is child:
+            return _at_owner(EdgeKind.LOCAL, name, owner), 1
+        if type(child) is CellType and _cell_holds(child, value):
+            covered = 2 if _after(chain, at, 2) is not None else 1
+            return _at_owner(EdgeKind.LOCAL, name, owner), covered
+    return _at_owner(EdgeKind.TEMPORARY, None, owner), 1
+
+
+def _cell_holds(cell: CellType, value: object) -> bool:
+    try:
+        return cell.cell_contents is value
+    except ValueError:
+        return False
+
+
+def _suspended(chain: Sequence[Any], at: int) -> Named:
+    generator, child = chain[at], chain[at + 1]
+    frame = getattr(
+        generator, {GeneratorType: "gi_frame", CoroutineType: "cr_frame"}.get(type(generator), "ag_frame")
+    )
+    owner = vertex_of(generator)
+    if frame is None:
+        return _plain(owner), 1
+    if child is frame:
+        return None, 1
+    name = next((name for name, value in read_locals(frame).items() if value is child), None)
+    kind = EdgeKind.LOCAL if name else EdgeKind.TEMPORARY
+    return Edge(kind, name, owner=owner, file=frame.f_code.co_filename, line=frame.f_lineno), 1
+
+
+def _traceback(chain: Sequence[Any], at: int) -> Named:
+    is_call = type(chain[at + 1]) is FrameType
+    kind = EdgeKind.TRACEBACK_CALL if is_call else EdgeKind.TRACEBACK_NEXT
+    return Edge(kind, owner=vertex_of(chain[at])), 1
+
+
+def _exception(chain: Sequence[Any], at: int) -> Named | None:
+    error, child = chain[at], chain[at + 1]
+    for name in ("__traceback__", "__context__", "__cause__", "args"):
+        if BaseException.__dict__[name].__get__(error) is child:
+            kind = EdgeKind.EXCEPTION_ARGS if name == "args" else EdgeKind.EXCEPTION_FIELD
+            return Edge(kind, name, owner=Vertex(VertexKind.EXCEPTION, type_name(type(error)))), 1
+    return None
+
+
+def _mapping(chain: Sequence[Any], at: int) -> Named:
+    mapping, child = chain[at], chain[at + 1]
+    found, key = _key_of(mapping, child)
+    owner = vertex_of(mapping)
+    if found:
+        return Edge(EdgeKind.VALUE, key_text(key), owner=owner), 1
+    if any(held is child for held in dict.keys(mapping)):
+        return Edge(EdgeKind.KEY, owner=owner), 1
+    return _instance(chain, at) or (_plain(owner), 1)
+
+
+def _index(items: Any, value: object) -> int | None:
+    return next((position for position, held in enumerate(items) if held is value), None)
+
+
+def _sequence(chain: Sequence[Any], at: int) -> Named | None:
+    items, child = chain[at], chain[at + 1]
+    bases = mro_of(type(items))
+    plain = next(kind for kind in (list, tuple, deque) if kind in bases)
+    position = _index(plain.__iter__(items), child)
+    if position is None:
+        return None
+    fields = type_dict(type(items)).get("_fields")
+    if type(fields) is tuple and position < len(fields):
+        return Edge(EdgeKind.FIELD, fields[position], owner=instance_of(items)), 1
+    return Edge(EdgeKind.ITEM, position=position, owner=vertex_of(items)), 1
+
+
+def _set(chain: Sequence[Any], at: int) -> Named:
+    return Edge(EdgeKind.MEMBER, owner=vertex_of(chain[at])), 1
+
+
+_KEYS_OF_CALLS: Final = (tuple, functools._make_key((), {"a": 1}, typed=False).__class__)
+
+
+def _lru_cache(chain: Sequence[Any], at: int) -> Named | None:
+    wrapper, child = chain[at], chain[at + 1]
+    function = wrapper.__dict__.get("__wrapped__")
+    if child is wrapper.__dict__ or child is function:
+        return None
+    owner = replace(vertex_of(wrapper), inner=None if function is None else vertex_of(function))
+    is_key = type(child) in _KEYS_OF_CALLS
+    return Edge(EdgeKind.CACHE_ARGUMENT if is_key else EdgeKind.CACHE_RESULT, owner=owner), 1
+
+
+def _context(chain: Sequence[Any], at: int) -> Named | None:
+    # a context keeps its values in a tree of C nodes: name the variable and pass over the tree
+    for steps, value in enumerate(chain[at + 1 :], start=1):
+        for variable, held in chain[at].items():
+            if held is value:
+                owner = Vertex(VertexKind.CONTEXT, type_name(type(chain[at])))
+                return Edge(EdgeKind.CONTEXT_VARIABLE, variable.name, owner=owner), steps
+    return None
+
+
+def _future(chain: Sequence[Any], at: int) -> Named | None:
+    future, child = chain[at], chain[at + 1]
+    if asyncio.Task in mro_of(type(future)) and asyncio.Task.get_coro(future) is child:
+        return Edge(EdgeKind.COROUTINE, owner=vertex_of(future)), 1
+    for name in ("_result", "_exception", "_callbacks", "_loop", "_context"):
+        descriptor = type_dict(asyncio.Future).get(name)
+        if type(descriptor) is GetSetDescriptorType and descriptor.__get__(future) is child:
+            return Edge(EdgeKind.ATTRIBUTE, name, owner=vertex_of(future)), 1
+    return _instance(chain, at)
+
+
+def _thread_local(chain: Sequence[Any], at: int) -> Named | None:
+    # local -> its dictionaries by thread -> the dictionary of one thread -> value
+    values, value = _after(chain, at, 2), _after(chain, at, 3)
+    if chain[at + 1] is instance_dict(chain[at]):
+        return _instance(chain, at)  # the dictionary of this thread, which a bounded search reads itself
+    if type(values) is not dict:
+        return None
+    found, name = _key_of(values, value)
+    return (Edge(EdgeKind.THREAD_LOCAL, name), 3) if found else None
+
+
+def _instance(chain: Sequence[Any], at: int) -> Named | None:
+    parent, child = chain[at], chain[at + 1]
+    cls = type(parent)
+    owner = instance_of(parent)
+    if child is cls:
+        return Edge(EdgeKind.CLASS_OF, owner=owner), 1
+    values = instance_dict(parent)
+    if child is values and values is not None:
+        found, name = _key_of(values, _after(chain, at, 2))
+        if found:
+            return _attribute(chain, at, name, owner, covered=2)
+        file, line = class_place(cls)
+        return Edge(EdgeKind.INSTANCE_DICT, owner=owner, file=file, line=line), 1
+    for name, value in attributes(parent):
+        if value is child:
+            return _attribute(chain, at, name, owner, covered=1)
+    return None
+
+
+def _attribute(chain: Sequence[Any], at: int, name: str, owner: Vertex, *, covered: int) -> Named:
+    file, line = class_place(type(chain[at]))
+    table, value = _after(chain, at, covered), _after(chain, at, covered + 1)
+    kind = _MODULE_TABLES.get(name)
+    if kind is not None and torch.nn.Module in mro_of(type(chain[at])) and value is not None:
+        found, key = _key_of(table, value)
+        if found:
+            return Edge(kind, str(key), owner=owner, file=file, line=line), covered + 1
+    return Edge(EdgeKind.ATTRIBUTE, name, owner=owner, file=file, line=line), covered
+
+
+_MODULE_TABLES: Final = {
+    PARAMETERS: EdgeKind.PARAMETER,
+    BUFFERS: EdgeKind.BUFFER,
+    MODULES: EdgeKind.SUBMODULE,
+}
+_NAMERS: Final[dict[type, Callable[[Sequence[Any], int], Named | None]]] = {
+    Root: _root,
+    ModuleType: _module,
+    FunctionType: _function,
+    CellType: _cell,
+    MethodType: _method,
+    functools.partial: _partial,
+    FrameType: _frame,
+    GeneratorType: _suspended,
+    CoroutineType: _suspended,
+    AsyncGeneratorType: _suspended,
+    TracebackType: _traceback,
+    BaseException: _exception,
+    functools._lru_cache_wrapper: _lru_cache,
+    dict: _mapping,
+    list: _sequence,
+    tuple: _sequence,
+    deque: _sequence,
+    threading.local: _thread_local,
+    contextvars.Context: _context,
+    asyncio.Future: _future,
+    set: _set,
+    frozenset: _set,
+}

@@ -1,0 +1,87 @@
+"""The bounded walk along autograd graphs: from a tensor to the nodes behind it, whose saved tensors it keeps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from memwatch._torch.autograd import SEQUENCE_NR, AccumulateGrad, FunctionBase
+from memwatch._torch.tensors import GRAD_FN
+from memwatch.heap.names import instance_dict
+from memwatch.heap.tensors import is_tensor, mro_of, type_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from memwatch.heap.references import Chain
+
+_MAX_NODES: Final = 4000
+_NO_NUMBER: Final = -1
+_REFUSED: Final = (RuntimeError, AttributeError, NotImplementedError, TypeError)
+
+
+class _NodeType(NamedTuple):
+    """How nodes of one class are read.
+
+    Attributes:
+        is_python: whether they are contexts of a custom `autograd.Function`.
+        sequence: the method that returns a node's sequence number, if it has one.
+        next_functions: the descriptor of the nodes behind it.
+    """
+
+    is_python: bool
+    sequence: Any
+    next_functions: Any
+
+
+class GraphWalk:
+    """The walks of one sample; meets every node once for each root, and no more nodes than are affordable."""
+
+    def __init__(self, max_nodes: int = _MAX_NODES) -> None:
+        self._left = max_nodes
+        self._met: set[tuple[int, int]] = set()
+        self._types: dict[type, _NodeType] = {}
+        self._kept: list[Any] = []  # a node's Python object must live while its id stands for it
+
+    def behind(self, tensor: torch.Tensor, root: int) -> Iterator[tuple[int, list[Chain]]]:
+        """Yield the sequence number of each node behind a tensor, and chains to the tensors on a custom ctx.
+
+        Args:
+            tensor: where the graph ends.
+            root: number of the root whose variable holds it.
+        """
+        first = _read(GRAD_FN, tensor)
+        waiting = [] if first is None else [first]
+        while waiting and self._left > 0:
+            node = waiting.pop()
+            if (root, id(node)) in self._met:
+                continue
+            self._met.add((root, id(node)))
+            self._kept.append(node)
+            self._left -= 1
+            node_type = self._type(type(node))
+            held: list[Chain] = []
+            if node_type.is_python:
+                attributes = instance_dict(node) or {}
+                held = [(node, attributes, value) for value in list(attributes.values()) if is_tensor(value)]
+            yield (node_type.sequence(node) if node_type.sequence is not None else _NO_NUMBER), held
+            for following, _ in _read(node_type.next_functions, node) or ():
+                if following is not None and type(following) is not AccumulateGrad:
+                    waiting.append(following)
+
+    def _type(self, cls: type) -> _NodeType:
+        if cls not in self._types:
+            is_python = FunctionBase in mro_of(cls)
+            namespace = FunctionBase.__dict__ if is_python else type_dict(cls)
+            self._types[cls] = _NodeType(
+                is_python, namespace.get(SEQUENCE_NR), namespace.get("next_functions")
+            )
+        return self._types[cls]
+
+
+def _read(descriptor: Any, obj: Any) -> Any:
+    try:
+        return None if descriptor is None else descriptor.__get__(obj)
+    except _REFUSED:
+        return None

@@ -1,0 +1,142 @@
+"""The bounded search along references: from roots such as the running calls to the tensors that they reach.
+
+It runs inside the user's program, so it looks at a limited number of objects, and it knows each type and each
+object that it met. The snapshot (`heap.snapshot`) is the other strategy: it sees the whole process, and takes
+tenths of a second.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.heap.references import DEFINITIONS, exception_step, step_of, tensor_step
+from memwatch.heap.roots import RootKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from memwatch.heap.references import Chain
+    from memwatch.heap.roots import Root
+
+_MAX_DEPTH: Final = 16
+_DIRECT: Final = 2  # objects in a chain of a root and what it holds
+_MAX_OBJECTS: Final = 1000
+_MAX_REST: Final = 4000
+_WIDE_ITEMS: Final = 100
+
+
+class ReferenceSearch:
+    """One search from many roots; looks into each object once.
+
+    Args:
+        seen: `id` of objects that are not looked into; the search adds those that it met.
+        deep: whether to go from a module into those in it, and into objects of installed packages.
+        barren: `id` of functions and classes of modules in which earlier searches found no tensor; a deep search
+            looks into them again.
+    """
+
+    def __init__(self, seen: set[int], *, deep: bool, barren: set[int]) -> None:
+        self._seen = seen
+        self._deep = deep
+        self._barren = barren
+        self.cut_count = 0
+        """Roots that reach more than was looked at."""
+        self._steps: dict[int, Callable[[Any], Iterator[Chain]] | None] = {}
+        self._later: deque[Chain] = deque()
+        self._by_exception: dict[int, list[Chain]] = {}
+        self._rest: deque[Chain] = deque()
+
+    def tensors(self, root: Root) -> Iterator[Chain]:
+        """Yield a chain from a root to each tensor that it reaches, nearest first.
+
+        A tensor may be found from several roots: each of them holds it.
+        """
+        skipped = self._barren if root.kind is RootKind.NAMESPACE and not self._deep else ()
+        found: set[int] = set()
+        waiting: deque[Chain] = deque(
+            (root, held.value)
+            for held in root.entries
+            if self._step(held.value) is not None and id(held.value) not in skipped
+        )
+        self._later.clear()
+        for _ in range(_MAX_OBJECTS):
+            if not waiting:
+                waiting, self._later = self._later, waiting  # what is in long containers hides nothing else
+            if not waiting:
+                break
+            chain = waiting.popleft()
+            value = chain[-1]
+            step = self._step(value)
+            while step is tensor_step:  # a tensor is no object to look into: it does not count
+                found.add(id(chain[1]))
+                yield chain
+                if id(chain[1]) in self._by_exception:
+                    self._by_exception[id(chain[1])].append(chain)
+                if not waiting:
+                    break
+                chain = waiting.popleft()
+                value = chain[-1]
+                step = self._step(value)
+            if step is not None and step is not tensor_step:
+                yield from self._found_before(root, chain, step)
+                self._go_on(chain, step, waiting)
+        self._end(root, waiting, found)
+
+    def _end(self, root: Root, waiting: deque[Chain], found: set[int]) -> None:
+        """Note what is left of a root, or which definitions of a module reach no tensor."""
+        if waiting or self._later:
+            self.cut_count += 1
+            if self._deep:
+                self._rest += (*waiting, *self._later)
+        elif root.kind is RootKind.NAMESPACE:
+            self._barren.update(
+                id(held.value)
+                for held in root.entries
+                if self._step(held.value) in DEFINITIONS and id(held.value) not in found
+            )
+
+    def rest(self) -> Iterator[Chain]:
+        """Go on, within a limit of its own, where a deep search of all roots was cut."""
+        for _ in range(_MAX_REST):
+            if not self._rest:
+                return
+            chain = self._rest.popleft()
+            step = self._step(chain[-1])
+            if step is tensor_step:
+                yield chain
+            elif step is not None:
+                self._go_on(chain, step, self._rest)
+
+    def _found_before(self, root: Root, chain: Chain, step: Any) -> Iterator[Chain]:
+        """Yield what an exception was found to hold from another root: every variable must let go of it."""
+        if len(chain) == _DIRECT and step is exception_step:
+            for known in self._by_exception.setdefault(id(chain[-1]), []):
+                yield root, *known[1:]
+
+    def _go_on(self, chain: Chain, step: Callable[[Any], Iterator[Chain]], waiting: deque[Chain]) -> None:
+        """Queue what the last object of a chain refers to, unless that was done before."""
+        value = chain[-1]
+        passed_on = len(chain) == _DIRECT and (
+            type(value) in (list, tuple, dict, set) or step is exception_step
+        )
+        if id(value) in self._seen and not passed_on:
+            return  # a container passed on as an argument is held by both calls
+        self._seen.add(id(value))
+        if len(chain) < _MAX_DEPTH:
+            steps, step_for = self._steps, self._step
+            found: list[Chain] = []
+            for link in step(value):
+                cls = id(type(link[-1]))
+                how = steps[cls] if cls in steps else step_for(link[-1])
+                if how is not None:
+                    (waiting if how is tensor_step else found).append((*chain, *link))
+            (waiting if len(found) <= _WIDE_ITEMS else self._later).extend(found)
+
+    def _step(self, value: Any) -> Callable[[Any], Iterator[Chain]] | None:
+        cls = type(value)
+        try:
+            return self._steps[id(cls)]
+        except KeyError:
+            step = self._steps[id(cls)] = step_of(cls, deep=self._deep)
+            return step

@@ -1,0 +1,208 @@
+"""What one object refers to, told by its real type: the steps of a search that starts at the running calls.
+
+Asking gc alone (`gc.get_referents`) would be simpler, as the snapshot of the whole heap does. It is too dear for a
+search inside the user's program: it shows every name, code object and class beside the values. So known types are
+read from the dictionaries, slots and fields in which they keep values, and gc is asked about the others.
+
+Nothing here runs code of the program: types are told by their real bases, never by `isinstance`; attributes are
+read from where they lie, never by `getattr`; properties, `__iter__` and `__getitem__` of subclasses are not called.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import sys
+import threading
+from collections import deque
+from itertools import islice
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from memwatch.heap.frames import read_locals
+from memwatch.heap.names import instance_dict
+from memwatch.heap.tensors import is_node_type, mro_of, type_dict
+from memwatch.own_code import is_program_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Chain = tuple[Any, ...]
+"""Objects, each of which refers to the next."""
+
+
+_MAX_ITEMS: Final = 4096
+_PROBE_ITEMS: Final = 64
+_SEQUENCES: Final = (list, tuple, set, frozenset, deque)
+_PLAIN: Final = (list, tuple, dict, set, frozenset, deque)
+_TABLES: Final = ("_parameters", "_buffers", "_modules")
+_LEAVES: Final = (
+    str, bytes, int, float, complex, type(None), ModuleType, CodeType, BuiltinFunctionType, torch.dtype,
+    torch.device, torch.Size, torch.UntypedStorage, threading.Thread, torch.optim.Optimizer,
+)  # fmt: skip  # an optimizer's state is known by its role: it needs no search
+
+
+def step_of(cls: type, *, deep: bool) -> Callable[[Any], Iterator[Chain]] | None:
+    """Return how to go on from the objects of a class, or None where a search ends.
+
+    Args:
+        cls: the class.
+        deep: True to go from a module into its parameters and submodules, and into objects whose class an
+            installed package defines.
+    """
+    step = _step_of(cls)
+    if step is _module and not deep:
+        return _module_itself
+    if step is _object and not deep and not _is_program_class(cls):
+        return None
+    return step
+
+
+def _step_of(cls: type) -> Callable[[Any], Iterator[Chain]] | None:
+    bases = mro_of(cls)
+    if Tensor in bases:
+        return tensor_step
+    if any(leaf in bases for leaf in _LEAVES):
+        return None
+    for base, step in _STEPS:
+        if base in bases:
+            return step
+    return _node if is_node_type(cls) else _object
+
+
+def tensor_step(_: Any) -> Iterator[Chain]:
+    """Yield nothing: a tensor is what searches look for."""
+    yield from ()
+
+
+def _node(value: Any) -> Iterator[Chain]:
+    # The attributes of an autograd ctx. What else a node holds is found by walking the graph.
+    attributes = instance_dict(value)
+    if attributes:
+        for held in list(attributes.values()):
+            yield attributes, held
+
+
+def _module(value: Any) -> Iterator[Chain]:
+    # With its tables: the parameters of a module that was never called are known to nobody else.
+    attributes = instance_dict(value) or {}
+    for held in list(attributes.values()):
+        if not (type(held) in (dict, set, list) and not held):
+            yield attributes, held
+
+
+def _module_itself(value: Any) -> Iterator[Chain]:
+    attributes = instance_dict(value) or {}
+    tables = [attributes.get(name) for name in _TABLES]
+    for steps in _module(value):
+        if not any(steps[-1] is table for table in tables):
+            yield steps
+
+
+def _mapping(value: Any) -> Iterator[Chain]:
+    if gc.is_tracked(value):
+        yield from _items(dict.values(value))
+        yield from _extra(value)
+
+
+def _sequence(value: Any) -> Iterator[Chain]:
+    if gc.is_tracked(value):
+        kind = next(base for base in _SEQUENCES if base in mro_of(type(value)))
+        yield from _items(kind.__iter__(value))
+        yield from _extra(value)
+
+
+def _context(value: Any) -> Iterator[Chain]:
+    for held in list(value.values()):  # asyncio's tasks hold them: as many as the process has variables
+        yield (held,)
+
+
+def _items(values: Any) -> Iterator[Chain]:
+    """Yield the items of a container; a long one that begins with numbers or text is left early."""
+    plain = 0
+    for held in list(islice(values, _MAX_ITEMS)):  # at once, for other threads may change it
+        plain = plain + 1 if type(held) in (int, float, str, bool, bytes) else -_MAX_ITEMS
+        if plain > _PROBE_ITEMS:
+            return
+        yield (held,)
+
+
+def _extra(value: Any) -> Iterator[Chain]:
+    """Yield the attributes of an instance of a subclass of a container."""
+    if type(value) not in _PLAIN:
+        attributes = instance_dict(value)
+        if attributes:
+            for held in list(attributes.values()):
+                yield attributes, held
+
+
+def _function(value: Any) -> Iterator[Chain]:
+    function: FunctionType = value
+    for cell in function.__closure__ or ():
+        for held in gc.get_referents(cell):
+            yield function.__closure__, cell, held
+    for held in function.__defaults__ or ():
+        yield function.__defaults__, held
+    for table in (function.__kwdefaults__, function.__dict__):
+        for held in list((table or {}).values()):
+            yield table, held
+
+
+def exception_step(value: Any) -> Iterator[Chain]:
+    """Yield the calls of an exception's traceback, its context, its cause, its arguments and its attributes."""
+    fields = BaseException.__dict__
+    steps: tuple[Any, ...] = ()
+    trace = fields["__traceback__"].__get__(value)
+    while trace is not None:
+        steps = (*steps, trace)
+        yield *steps, trace.tb_frame
+        trace = trace.tb_next
+    for name in ("__context__", "__cause__", "args"):
+        yield (fields[name].__get__(value),)
+    yield from _extra(value)
+
+
+def _frame(value: Any) -> Iterator[Chain]:
+    for held in read_locals(value).values():
+        yield (held,)
+
+
+def _is_program_class(cls: type) -> bool:
+    """Return True for a class of the program, and for one of Python's in C, which holds what it is given."""
+    name = type_dict(cls).get("__module__")
+    module = sys.modules.get(name) if type(name) is str else None
+    file = (instance_dict(module) or {}).get("__file__")
+    return is_program_code(file) if type(file) is str else True
+
+
+def _class(value: Any) -> Iterator[Chain]:
+    if type_dict(value).get("__module__") != "builtins" and _is_program_class(value):
+        for held in list(type_dict(value).values()):
+            yield (held,)
+
+
+def _object(value: Any) -> Iterator[Chain]:
+    attributes = instance_dict(value)
+    if attributes:
+        for held in list(attributes.values()):
+            yield attributes, held
+    for held in gc.get_referents(value):
+        if held is not attributes and type(held) is not FrameType and type not in mro_of(type(held)):
+            yield (held,)
+
+
+DEFINITIONS: Final = (_function, _class)
+"""Steps of what a module defines: most of a module's variables are functions and classes, which hold no tensor."""
+_STEPS: Final[tuple[tuple[type, Callable[[Any], Iterator[Chain]]], ...]] = (
+    (nn.Module, _module),
+    (dict, _mapping),
+    *((base, _sequence) for base in _SEQUENCES),
+    (FunctionType, _function),
+    (BaseException, exception_step),
+    (FrameType, _frame),
+    (contextvars.Context, _context),
+    (type, _class),
+)

@@ -1,0 +1,177 @@
+"""The bounded search against references: from tensors that no variable reaches, up to who refers to them.
+
+An iterator in a running `for`, the values of a half-made call, the argument tuple of a C call and a context
+manager in use lie on an evaluation stack, which gc does not show; they are the tops that nothing refers to.
+A tensor whose own references are all accounted for by referrers, or by one owner in C++, has no such top.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from memwatch._torch.tensors import USE_COUNT
+from memwatch.edges import Edge, EdgeKind
+from memwatch.heap.frames import is_own_code, read_locals
+from memwatch.heap.names import type_name
+from memwatch.heap.paths import name_chain
+from memwatch.heap.tensors import mro_of
+from memwatch.heap.vertices import module_vertex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_MAX_LEVELS: Final = 7
+_MAX_TENSORS: Final = 24
+_MAX_REFERRERS: Final = 2000
+_MAX_YOUNG: Final = 50_000
+_OURS: Final = 4  # both dictionaries, the loop's name, the argument of getrefcount; C++ may hold one more
+
+Path = tuple[Edge, ...]
+
+
+def young_objects() -> list[Any]:
+    """Return what gc tracks and has made lately: few objects, and nearly always those that hold a fresh tensor.
+
+    The list is empty if they are many, as in a program that collects garbage rarely or by hand.
+    """
+    if gc.get_count()[0] > _MAX_YOUNG:
+        return []
+    objects = gc.get_objects(generation=0) + gc.get_objects(generation=1)
+    return objects if len(objects) <= _MAX_YOUNG else []
+
+
+def living_tensors(
+    wanted: dict[int, int], address_of: Callable[[Any], int], objects: list[Any]
+) -> dict[int, Any]:
+    """Find one Python tensor for each storage wanted, and take all tensors out of the objects.
+
+    Args:
+        wanted: address of a storage -> its number.
+        address_of: returns the address of a tensor's storage.
+        objects: where to look.
+
+    Returns:
+        Storage number -> tensor; storages that only C++ refers to are missing.
+    """
+    types = np.fromiter(map(id, map(type, objects)), dtype=np.int64, count=len(objects))
+    classes, first = np.unique(types, return_index=True)
+    tensor_classes = []
+    for cls, at in zip(classes.tolist(), first.tolist(), strict=True):
+        if torch.Tensor in mro_of(type(objects[at])):
+            tensor_classes.append(cls)  # in a comprehension `objects` would be in a cell that lies in it
+    found: dict[int, Any] = {}
+    for at in np.flatnonzero(np.isin(types, tensor_classes)).tolist():
+        try:
+            number = wanted.get(address_of(objects[at]))
+        except (NotImplementedError, RuntimeError, AttributeError):
+            number = None
+        if number is not None:
+            found.setdefault(number, objects[at])
+        objects[at] = None
+    return found
+
+
+def in_variables(calls: Iterable[FrameType]) -> set[int]:
+    """Return the `id` of each value of running calls; gc does not show what their variables refer to."""
+    return {id(value) for call in calls for value in read_locals(call).values()}
+
+
+def referrer_paths(
+    tensors: dict[int, Any], variables: set[int], objects: list[Any] | None = None
+) -> dict[int, Path]:
+    """Return the path to each tensor from the top of what refers to it.
+
+    Args:
+        tensors: storage number -> tensor, held by nothing else here.
+        variables: `id` of what variables of running calls refer to.
+        objects: which objects may refer to them; by default all that there are.
+
+    Returns:
+        Storage number -> path. It starts with `EVALUATION_STACK`, named by the type of the top, where nothing
+        that gc sees refers to the top; with `MODULE` where a module does; else with an entry of a class.
+    """
+    chosen = dict(list(tensors.items())[:_MAX_TENSORS])
+    counts = {
+        number: sys.getrefcount(tensor) - _OURS - (_owners_in_c(tensor) > 1)
+        for number, tensor in chosen.items()
+    }
+    above: dict[int, Any] = {}
+    ours = {id(chosen), id(tensors), id(counts), id(above), id(objects)}
+    level: list[Any] = list(chosen.values())
+    known = {id(tensor) for tensor in level}
+    for _ in range(_MAX_LEVELS):
+        ours.add(id(level))
+        known.add(id(level))
+        fresh = _referrers(level, known, ours, above, objects)
+        if not fresh:
+            break
+        level = fresh
+    found = {}
+    for number, tensor in chosen.items():
+        chain = _chain(tensor, above)
+        if id(chain[0]) not in variables:  # a variable of torch's own calls, for the program's were searched
+            path = _path(chain, counts[number])
+            if path is not None:
+                found[number] = path
+    above.clear()
+    return found
+
+
+def _owners_in_c(tensor: Any) -> int:
+    return 1 if USE_COUNT is None else USE_COUNT(tensor)
+
+
+def _referrers(
+    level: list[Any], known: set[int], ours: set[int], above: dict[int, Any], objects: list[Any] | None
+) -> list[Any]:
+    """Return what refers to the objects of a level, and note for each of these who does."""
+    wanted = {id(obj) for obj in level}
+    fresh = []
+    for referrer in gc.get_referrers(*level)[:_MAX_REFERRERS] if objects is None else objects:
+        held = [id(child) for child in gc.get_referents(referrer) if id(child) in wanted]
+        if not held or id(referrer) in ours or id(referrer) in known or _is_own(referrer):
+            continue
+        known.add(id(referrer))
+        for child in held:
+            above.setdefault(child, referrer)
+        if not (type(referrer) in (FrameType, ModuleType) or type in mro_of(type(referrer))):
+            fresh.append(referrer)
+    return fresh
+
+
+def _is_own(referrer: Any) -> bool:
+    return type(referrer) is FrameType and is_own_code(referrer.f_code)
+
+
+def _chain(tensor: Any, above: dict[int, Any]) -> list[Any]:
+    chain, met = [tensor], {id(tensor)}
+    while (parent := above.get(id(chain[-1]))) is not None and id(parent) not in met:
+        chain.append(parent)
+        met.add(id(parent))
+    return chain[::-1]
+
+
+def _path(chain: list[Any], count: int) -> Path | None:
+    """Name a chain from its top on; None where a program could do nothing about it.
+
+    Args:
+        chain: objects from the top to the tensor.
+        count: references to the tensor that no referrer accounts for.
+    """
+    top = chain[0]
+    if len(chain) == 1:
+        return (Edge(EdgeKind.EVALUATION_STACK),) if count > 0 else None
+    if type(top) is FrameType:
+        return None  # a call in torch or Python: it ends soon, and nobody edits it
+    edges = name_chain(chain)
+    if type(top) is ModuleType:
+        return Edge(EdgeKind.MODULE, module_vertex(top).name), *edges
+    if type in mro_of(type(top)):
+        return tuple(edges)
+    return Edge(EdgeKind.EVALUATION_STACK, type_name(type(top))), *edges

@@ -1,0 +1,164 @@
+"""Where a bounded search starts: running calls of all threads, modules' variables, context variables, exceptions.
+
+These are a part of the roots that a snapshot has (`heap.roots`), in the order in which a reader wants to be told:
+the program's own calls first, the innermost before its callers. Each is made when the search asks for it, and
+described only if the search finds a tensor behind it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import sys
+import threading
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.edges import EdgeKind, Vertex, VertexKind
+from memwatch.heap.frames import is_own_code, is_test_runner_code, may_be_traced, read_locals
+from memwatch.heap.names import type_name
+from memwatch.heap.roots import Held, Root, RootKind
+from memwatch.own_code import CodeOwner, code_owner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import CodeType, FrameType
+
+_MAX_FRAMES: Final = 200
+_LIBRARIES: Final = {CodeOwner.TORCH: "torch"}
+_PYTHON: Final = "Python"
+
+_is_plumbing: Final = functools.cache(is_test_runner_code)
+
+
+def running(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a call and its callers."""
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+def call_roots(frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> Iterator[Root]:
+    """Yield the running calls, innermost first, the exception being handled, and the calls of other threads.
+
+    Args:
+        frame: the innermost call.
+        spaces: the namespaces of the program's running functions are put here.
+    """
+    yield from _calls(frame, "", spaces)
+    handled = sys.exc_info()[1]
+    if handled is not None:
+        name = type_name(type(handled)).rpartition(".")[2]
+        held = Held(EdgeKind.EXCEPTION_HANDLED, name, handled)
+        yield Root(RootKind.EXCEPTION, [held])
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    others = sys._current_frames()
+    del others[threading.get_ident()]  # a call that holds its own frame would never be freed
+    for ident, innermost in others.items():
+        if may_be_traced(innermost):
+            continue
+        yield from _calls(innermost, str(names.get(ident, ident)), spaces)
+
+
+def namespace_roots(spaces: dict[int, dict[str, Any]]) -> Iterator[Root]:
+    """Yield the variables of modules, given as namespaces."""
+    for space in spaces.values():
+        file = space.get("__file__")
+        yield _namespace(space, file if type(file) is str else "", 1)
+
+
+def context_root() -> Root:
+    """Return what the context variables of the running task are set to."""
+    variables = contextvars.copy_context().items()
+    return Root(
+        RootKind.CONTEXT,
+        [Held(EdgeKind.CONTEXT_VARIABLE, variable.name, value) for variable, value in variables],
+    )
+
+
+def _namespace(space: dict[str, Any], file: str, line: int) -> Root:
+    owner = Vertex(VertexKind.MODULE, str(space.get("__name__")), file, line)
+    return Root(
+        RootKind.NAMESPACE,
+        [
+            Held(EdgeKind.GLOBAL, name, value, owner)
+            for name, value in list(space.items())
+            if type(name) is str and not name.startswith("__")
+        ],
+    )
+
+
+def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any]]) -> Iterator[Root]:
+    """Yield the program's calls, innermost first, then those of torch and Python.
+
+    A call of torch that runs the program's code comes where it is: its variables, like the `args` of
+    `nn.Module.__call__`, are why a `del` inside frees nothing. All others explain, and nobody edits them.
+    """
+    inside: FrameType | None = None
+    others = []
+    for call in running(frame):
+        code = call.f_code
+        if is_own_code(code) or _is_plumbing(code.co_filename):
+            continue
+        owner = code_owner(code.co_filename)
+        if owner is CodeOwner.PROGRAM:
+            spaces.setdefault(id(call.f_globals), call.f_globals)
+        if code.co_name == "<module>" and owner.calls_torch:
+            yield _namespace(call.f_globals, code.co_filename, call.f_lineno)
+        elif owner.calls_torch or inside is not None:
+            yield _call(call, thread, None if owner.calls_torch else inside, explains=not owner.calls_torch)
+        else:
+            others.append(call)
+        inside = call if owner.calls_torch else None
+    for call in others:
+        yield _call(call, thread, explains=True)
+
+
+def _call(frame: FrameType, thread: str, inside: FrameType | None = None, *, explains: bool) -> Root:
+    """List a call's variables.
+
+    Args:
+        frame: the call.
+        thread: name of its thread, empty for the thread that searches.
+        inside: the program's function that this call of torch or Python runs: its line is the one to look at.
+        explains: whether the call is torch's or Python's.
+    """
+    code, shown = frame.f_code, inside or frame
+    library, runs = "", None
+    if inside is not None:
+        library = _LIBRARIES.get(code_owner(code.co_filename), _PYTHON)
+        runs = Vertex(VertexKind.FRAME, _function_name(inside.f_code))
+    owner = Vertex(
+        VertexKind.FRAME,
+        _function_name(code),
+        shown.f_code.co_filename,
+        shown.f_lineno,
+        thread=thread,
+        inner=runs,
+        library=library,
+    )
+    arguments = _arguments(code)
+    root = Root(RootKind.FRAME, explains=explains)
+    for name, value in read_locals(frame).items():
+        kind = EdgeKind.ARGUMENT if name in arguments else EdgeKind.LOCAL
+        root.entries.append(Held(kind, arguments.get(name, name), value, owner))
+    return root
+
+
+def _function_name(code: CodeType) -> str:
+    """Return the name of a function as its `def` has it; for a comprehension, that of the function around it."""
+    *around, name = getattr(code, "co_qualname", code.co_name).replace(".<locals>", "").split(".")
+    return around[-1] if name.endswith(("comp>", "genexpr>")) and around else name
+
+
+def _arguments(code: CodeType) -> dict[str, str]:
+    """Return the names of a function's arguments, each with the stars that its definition shows."""
+    count = code.co_argcount + code.co_kwonlyargcount
+    names = {name: name for name in code.co_varnames[:count]}
+    for flag, stars in ((CO_VARARGS, "*"), (CO_VARKEYWORDS, "**")):
+        if code.co_flags & flag:
+            names[code.co_varnames[count]] = stars + code.co_varnames[count]
+            count += 1
+    return names

@@ -1,0 +1,180 @@
+"""Describe an object as a `Vertex`, reading only what no user code can intercept."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import _lru_cache_wrapper, partial
+from types import (
+    AsyncGeneratorType,
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from memwatch._torch.tensors import TENSOR_DICT
+from memwatch.edges import Vertex, VertexKind
+from memwatch.heap.names import short_qualname, type_name
+from memwatch.heap.tensors import is_node, is_python_node, is_tensor, mro_of, quiet, storage_bytes
+from memwatch.words.edges import vertex_phrase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MAX_KEY: Final = 60  # characters of a dictionary key
+_MAX_KEY_PARTS: Final = 4  # entries of a tuple that is a dictionary key
+_SIZED: Final = (list, tuple, dict, set, frozenset, deque)
+
+
+def describe(obj: object) -> str:
+    """Return the words for an object: ``Tensor [8, 16] float32``, ``f (train.py:12)``, ``dict of 3``."""
+    return vertex_phrase(vertex_of(obj))
+
+
+def vertex_of(obj: object) -> Vertex:
+    """Return what an object is, keeping nothing of it alive."""
+    cls = type(obj)
+    if is_tensor(obj):
+        return _tensor(obj)
+    special = _BY_TYPE.get(cls)
+    if special is not None:
+        return special(obj)
+    bases = mro_of(cls)
+    if type in bases:
+        return Vertex(VertexKind.CLASS, type_name(obj))  # type: ignore[arg-type]
+    for base, make in _BY_BASE:
+        if base in bases:
+            return make(obj)
+    if is_node(obj):
+        return Vertex(VertexKind.CTX if is_python_node(obj) else VertexKind.NODE, type_name(cls))
+    return Vertex(VertexKind.OBJECT, type_name(cls))
+
+
+def instance_of(obj: object) -> Vertex:
+    """Return an object as the owner of its attributes: by its class, whatever it contains."""
+    kind = VertexKind.CTX if is_python_node(obj) else VertexKind.OBJECT
+    if BaseException in mro_of(type(obj)):
+        kind = VertexKind.EXCEPTION
+    return Vertex(kind, type_name(type(obj)))
+
+
+def function_vertex(function: FunctionType) -> Vertex:
+    """Return a function with the file and line of its definition."""
+    code = function.__code__
+    name = short_qualname(function.__qualname__)
+    return Vertex(VertexKind.FUNCTION, name, code.co_filename, code.co_firstlineno)
+
+
+def frame_vertex(frame: FrameType, thread: str = "") -> Vertex:
+    """Return a running or suspended call with the line it has reached."""
+    code = frame.f_code
+    return Vertex(VertexKind.FRAME, code.co_name, code.co_filename, frame.f_lineno, thread=thread)
+
+
+def module_vertex(module: Any) -> Vertex:
+    """Return a module by its ``__name__``; nameless if that is no text."""
+    name = ModuleType.__getattribute__(module, "__dict__").get("__name__")
+    return Vertex(VertexKind.MODULE, name if type(name) is str else "")
+
+
+def key_text(key: object) -> str:
+    """Return a dictionary key as Python writes it, without calling a user's ``__repr__``."""
+    if type(key) in (str, int, float, bool, bytes, type(None)):
+        text = repr(key)
+        return text if len(text) <= _MAX_KEY else f"{text[:_MAX_KEY]}..."
+    if type(key) is tuple:
+        return f"({', '.join(key_text(part) for part in key[:_MAX_KEY_PARTS])})"
+    return describe(key)
+
+
+def _tensor(tensor: Any) -> Vertex:
+    namespace = TENSOR_DICT
+    name = type_name(type(tensor))
+    with quiet():
+        try:
+            shape = tuple(int(size) for size in namespace["shape"].__get__(tensor))
+            dtype = str(namespace["dtype"].__get__(tensor)).removeprefix("torch.")
+        except (RuntimeError, TypeError, ValueError, AttributeError):  # nested and symbolic shapes
+            return Vertex(VertexKind.TENSOR, name)
+    return Vertex(VertexKind.TENSOR, name, shape=shape, dtype=dtype)
+
+
+def _array(array: Any) -> Vertex:
+    shape, dtype = (np.ndarray.__dict__[name].__get__(array) for name in ("shape", "dtype"))
+    return Vertex(VertexKind.ARRAY, type_name(type(array)), shape=shape, dtype=str(dtype))
+
+
+def _storage(storage: Any) -> Vertex:
+    return Vertex(VertexKind.STORAGE, type_name(type(storage)), nbytes=storage_bytes(storage))
+
+
+def _container(base: type) -> Callable[[Any], Vertex]:
+    def make(obj: Any) -> Vertex:
+        limit = deque.__dict__["maxlen"].__get__(obj) if base is deque else None
+        return Vertex(
+            VertexKind.CONTAINER,
+            type_name(type(obj)),
+            count=base.__len__(obj),  # type: ignore[attr-defined]
+            limit=limit,
+        )
+
+    return make
+
+
+def _exception(error: Any) -> Vertex:
+    return Vertex(VertexKind.EXCEPTION, type_name(type(error)))
+
+
+def _method(method: MethodType) -> Vertex:
+    return Vertex(VertexKind.METHOD, inner=vertex_of(method.__func__))
+
+
+def _code(code: CodeType) -> Vertex:
+    return Vertex(VertexKind.CODE, code.co_name, code.co_filename, code.co_firstlineno)
+
+
+def _traceback(traceback: TracebackType) -> Vertex:
+    file = traceback.tb_frame.f_code.co_filename
+    return Vertex(VertexKind.TRACEBACK, file=file, line=traceback.tb_lineno)
+
+
+def _suspended(kind: VertexKind, code_name: str) -> Callable[[Any], Vertex]:
+    def make(generator: Any) -> Vertex:
+        code: CodeType = getattr(generator, code_name)
+        name = short_qualname(generator.__qualname__)
+        return Vertex(kind, name, code.co_filename, code.co_firstlineno)
+
+    return make
+
+
+_BY_TYPE: Final[dict[type, Callable[[Any], Vertex]]] = {
+    FunctionType: function_vertex,
+    MethodType: _method,
+    BuiltinFunctionType: lambda function: Vertex(VertexKind.BUILTIN, function.__name__),
+    CodeType: _code,
+    FrameType: frame_vertex,
+    TracebackType: _traceback,
+    CellType: lambda _: Vertex(VertexKind.CELL),
+    GeneratorType: _suspended(VertexKind.GENERATOR, "gi_code"),
+    CoroutineType: _suspended(VertexKind.COROUTINE, "cr_code"),
+    AsyncGeneratorType: _suspended(VertexKind.ASYNC_GENERATOR, "ag_code"),
+    partial: lambda _: Vertex(VertexKind.PARTIAL),
+    _lru_cache_wrapper: lambda _: Vertex(VertexKind.CACHE, "_lru_cache_wrapper"),
+}
+_BY_BASE: Final[tuple[tuple[type, Callable[[Any], Vertex]], ...]] = (
+    (ModuleType, module_vertex),
+    (torch.UntypedStorage, _storage),
+    (np.ndarray, _array),
+    *((base, _container(base)) for base in _SIZED),
+    (BaseException, _exception),
+)

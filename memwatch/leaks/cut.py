@@ -1,0 +1,143 @@
+"""Choose the one reference of a path or a cycle that a person should cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memwatch.edges import Edge, EdgeKind
+from memwatch.leaks.kinds import LeakKind
+from memwatch.words.edges import edge_phrase
+from memwatch.words.leaks import holder_phrase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwatch.heap.paths import Step
+    from memwatch.leaks.survivor import Survivor
+
+_PREFERENCE: Final[tuple[frozenset[EdgeKind], ...]] = (
+    frozenset({EdgeKind.CLOSURE_CELL}),
+    frozenset({EdgeKind.PACKED}),
+    frozenset({EdgeKind.SAVED}),
+    frozenset({EdgeKind.ATTRIBUTE, EdgeKind.CLASS_ATTRIBUTE, EdgeKind.THREAD_LOCAL}),
+    frozenset({EdgeKind.LOCAL}),
+    frozenset({EdgeKind.DEFAULT_ARGUMENT}),
+    frozenset({EdgeKind.BOUND_SELF}),
+    frozenset({EdgeKind.METADATA}),
+    frozenset({EdgeKind.GRAD}),
+    frozenset({EdgeKind.ARGUMENT, EdgeKind.PARTIAL_ARGUMENT, EdgeKind.CACHE_ARGUMENT}),
+    frozenset(
+        {
+            EdgeKind.VALUE,
+            EdgeKind.PARAMETER,
+            EdgeKind.BUFFER,
+            EdgeKind.SUBMODULE,
+            EdgeKind.CONTEXT_VARIABLE,
+        }
+    ),
+    frozenset({EdgeKind.ITEM}),
+    frozenset({EdgeKind.MEMBER}),
+    frozenset({EdgeKind.TENSOR_HOOKS, EdgeKind.NODE_HOOKS, EdgeKind.NODE_PREHOOKS}),
+    frozenset({EdgeKind.ACCUMULATE_HOOKS}),
+    frozenset({EdgeKind.KEY}),
+    frozenset({EdgeKind.GLOBAL}),
+)
+"""The earlier a kind stands here, the more likely its reference is the one the user wrote and can edit."""
+
+_RANKS: Final = {kind: rank for rank, kinds in enumerate(_PREFERENCE) for kind in kinds}
+_UNTOLD: Final = len(_PREFERENCE)
+_PLUMBING: Final = frozenset(
+    {EdgeKind.CLASS_OF, EdgeKind.INSTANCE_DICT, EdgeKind.CELL_CONTENTS, EdgeKind.REFERENCE}
+)
+_MANY_SAVED: Final = frozenset({EdgeKind.SAVED, EdgeKind.UNPACK_HOOK})
+_LONGEST: Final = 5  # references in the words for a holder
+
+
+def edge_to_cut(steps: Sequence[Step]) -> Step | None:
+    """Return the reference of a cycle that is easiest to edit, or None for no cycle."""
+    return min(steps, key=_rank, default=None)
+
+
+def _rank(step: Step) -> tuple[int, int]:
+    rank = _rank_of(step.edge)
+    of_every_class = step.edge.kind in (EdgeKind.CLASS_DESCRIPTOR, EdgeKind.CLASS_BASES)
+    return rank, 0 if of_every_class or rank > _UNTOLD else step.start
+
+
+def _rank_of(edge: Edge) -> int:
+    name = edge.name or ""
+    if edge.kind in _PLUMBING or (edge.kind is EdgeKind.ATTRIBUTE and name.startswith("__")):
+        return _UNTOLD + 1
+    if edge.kind in _MANY_SAVED:  # what `ctx.save_for_backward` was given; operators save what they need
+        return _RANKS[EdgeKind.SAVED] if is_saved_by_ctx(edge) else _UNTOLD
+    if edge.kind is EdgeKind.VALUE and not _is_text_key(name):
+        return _RANKS[EdgeKind.KEY]
+    return _RANKS.get(edge.kind, _UNTOLD)
+
+
+def is_saved_by_ctx(edge: Edge) -> bool:
+    """Return True for one of several tensors that a custom Function saved."""
+    return edge.name == "tensors" and edge.position is not None
+
+
+def _is_text_key(key: str) -> bool:
+    return "'" in key
+
+
+def _is_telling(step: Step) -> bool:
+    return not _is_hook_number(step.edge) and _rank_of(step.edge) < _UNTOLD
+
+
+def _is_hook_number(edge: Edge) -> bool:
+    """Return True for an entry of torch's tables of hooks, which are keyed by running numbers."""
+    is_table = edge.owner is not None and edge.owner.name == "OrderedDict"
+    return edge.kind is EdgeKind.VALUE and is_table and (edge.name or "").isdigit()
+
+
+def entry_step(steps: Sequence[Step], young: Sequence[bool]) -> Step | None:
+    """Return the reference through which something older than the block holds something born in it.
+
+    Args:
+        steps: the retention path.
+        young: for each object of its chain, whether it was born in the block.
+    """
+    for step in steps:
+        if young[step.end] and not (step.start and young[step.start]):
+            return step
+    visible = [step for step in steps if not step.hidden]
+    return visible[-1] if visible else (steps[0] if steps else None)
+
+
+def holder_of(survivor: Survivor) -> tuple[str, tuple[Edge, ...]]:
+    """Return who holds a survivor, in one phrase, and the references that the phrase names."""
+    if not survivor.steps:
+        edge = Edge(EdgeKind.C_CODE)
+        return edge_phrase(edge), (edge,)
+    if survivor.kind is LeakKind.RETAINED:
+        told = _along_path(survivor.steps, survivor.cut)
+        return holder_phrase(told), tuple(edge for edge in told if edge is not None)
+    edges = _in_cycle(survivor)
+    return holder_phrase(edges, is_path=False), tuple(edges)
+
+
+def _in_cycle(survivor: Survivor) -> list[Edge]:
+    """Return the reference to cut and the most telling others; the first one out of the cycle explains nothing."""
+    steps = survivor.steps
+    first = survivor.cut or steps[0]
+    exits = steps[survivor.cycle_length : survivor.cycle_length + 1] if survivor.looped else []
+    others = (
+        step
+        for step in steps
+        if step is not first and all(step is not exit_ for exit_ in exits) and _is_telling(step)
+    )
+    return [first.edge, *(step.edge for step in sorted(others, key=_rank)[: _LONGEST - 1])]
+
+
+def _along_path(steps: Sequence[Step], cut: Step | None) -> list[Edge | None]:
+    """Return the references that Python shows, root first; None stands for those left out of a long path."""
+    visible = [step.edge for step in steps if not step.hidden or step is cut] or [steps[0].edge]
+    if len(visible) <= _LONGEST + 2:
+        return list(visible)
+    start, end = visible[:2], visible[-_LONGEST + 1 :]
+    is_told = cut is None or any(cut.edge is edge for edge in (*start, *end))
+    return [*start, *([] if is_told or cut is None else [cut.edge]), None, *end]

@@ -1,0 +1,91 @@
+"""A dispatch mode that sees each storage being made on this thread, with the user's line; on where a line is wanted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from memwatch._torch.dynamo import leave_alone
+from memwatch._torch.modes import UncompiledMode, mode_stack, pop_mode, push_mode
+from memwatch._torch.overloads import schema_of
+from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_of
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from memwatch.leaks.new_storages import NewStorages, Site
+
+_LIBRARY: Final = (
+    str(Path(torch.__file__).parent),
+    str(Path(__file__).resolve().parent.parent),
+    "<frozen",
+    "<eval_with_key>",  # the code that torch.fx writes
+)
+
+
+class NewStorageMode(UncompiledMode):
+    """Writes the storages that ops return into a book; changes nothing.
+
+    Args:
+        book: where new storages are noted; weak references only.
+        run: index of the run.
+    """
+
+    def __init__(self, book: NewStorages, run: int) -> None:
+        super().__init__()
+        self._book = book
+        self._run = run
+        self._aliases: dict[Any, bool] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        aliases = self._aliases.get(func)
+        if aliases is None:
+            aliases = self._aliases[func] = all(ret.alias_info is not None for ret in schema_of(func).returns)
+        if not aliases:
+            with quiet():
+                self._note(result)
+        return result
+
+    def _note(self, result: Any) -> None:
+        if is_tensor(result):
+            storage = None if is_simulated(result) else storage_of(result)
+            if storage is not None:
+                self._book.add(storage, self._run, user_line(), certain=True)
+        elif isinstance(result, (tuple, list)):
+            for part in result:
+                self._note(part)
+
+    def start(self) -> None:
+        """Switch on for this thread."""
+        push_mode(self)
+
+    def stop(self) -> None:
+        """Switch off, leaving modes that were entered later in place; does nothing if already off."""
+        if not any(mode is self for mode in mode_stack()):
+            return
+        above = []
+        while mode_stack():
+            mode = pop_mode()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            push_mode(mode)
+
+
+def user_line() -> Site | None:
+    """Return the file, line and function of the innermost running call outside torch and memwatch."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_LIBRARY):
+            return file, frame.f_lineno, frame.f_code.co_name
+        frame = frame.f_back
+    return None
+
+
+leave_alone(NewStorageMode.__torch_dispatch__.__code__)

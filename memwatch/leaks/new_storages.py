@@ -1,0 +1,161 @@
+"""Find the storages that a block made and that outlive it, at a cost that depends on the survivors alone.
+
+While automatic collection is off, everything made in the block stays in gc's youngest generation. Tensors and
+autograd nodes are gc objects, so listing that generation shows the survivors of all threads, with no
+interceptor and no scan of the heap. Storages that only C++ holds are found from there along the autograd graph.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.heap.autograd import autograd_edges
+from memwatch.heap.pause import age_everything, pause_gc, resume_gc
+from memwatch.heap.tensors import (
+    TypeFilter,
+    is_simulated,
+    is_storage,
+    is_tensor,
+    quiet,
+    storage_bytes,
+    storage_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+
+Site = tuple[str, int, str]
+"""File, line and function that made a storage."""
+
+
+@dataclass(slots=True, eq=False)
+class NewStorage:
+    """A storage that a watched block made; never keeps it alive.
+
+    Attributes:
+        ref: weak reference to the storage.
+        nbytes: its size in bytes when first seen.
+        run: index of the run that made it.
+        site: the user's line that made it, or None if nothing watched.
+        certain: True if its making was seen; False if only a survivor was found.
+        time_s: clock when it was first seen, in seconds.
+    """
+
+    ref: weakref.ref[torch.UntypedStorage]
+    nbytes: int
+    run: int
+    site: Site | None
+    certain: bool
+    time_s: float
+
+    @property
+    def alive(self) -> bool:
+        """Say whether the storage still exists."""
+        return self.ref() is not None
+
+
+class NewStorages:
+    """The storages that successive runs made, each once."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, NewStorage] = {}
+
+    def add(
+        self, storage: torch.UntypedStorage, run: int, site: Site | None = None, *, certain: bool = False
+    ) -> None:
+        """Note a storage, unless it is known already."""
+        if self.has(storage):
+            return
+        nbytes = storage_bytes(storage)
+        if nbytes:
+            ref = weakref.ref(storage)
+            self.by_id[id(storage)] = NewStorage(ref, nbytes, run, site, certain, time.monotonic())
+
+    def has(self, storage: torch.UntypedStorage) -> bool:
+        """Say whether a storage is known."""
+        known = self.by_id.get(id(storage))
+        return known is not None and known.ref() is storage
+
+    def alive(self) -> list[NewStorage]:
+        """Drop the dead and return the living."""
+        self.by_id = {key: made for key, made in self.by_id.items() if made.alive}
+        return list(self.by_id.values())
+
+
+class YoungWatch:
+    """Holds gc still over a block and lists the tensors and nodes that were made in it and live on."""
+
+    def __init__(self) -> None:
+        self._promoted: list[weakref.ref[Any]] = []
+
+    def start(self) -> None:
+        """Begin the block."""
+        pause_gc()
+        age_everything()
+        gc.callbacks.append(self._before_collection)
+
+    def stop(self) -> None:
+        """End the block and give gc back."""
+        gc.callbacks.remove(self._before_collection)
+        self._promoted.clear()
+        resume_gc()
+
+    def _before_collection(self, phase: str, _info: dict[str, int]) -> None:
+        # The program itself calls gc.collect(): its survivors leave the youngest generation, so remember them.
+        if phase == "start":
+            self._promoted += [
+                weakref.ref(obj) for obj in _young_tensors() if is_tensor(obj) or is_storage(obj)
+            ]
+
+    def survivors(self) -> list[object]:
+        """Return the young tensors, nodes and storages that are alive; drop the list soon."""
+        found = _young_tensors()
+        found += [obj for obj in (ref() for ref in self._promoted) if obj is not None]
+        return found
+
+
+def _young_tensors() -> list[object]:
+    wanted = TypeFilter()
+    return [obj for obj in gc.get_objects(0) if wanted(obj)]
+
+
+def all_tensors() -> list[object]:
+    """Return every tensor and autograd node that gc lists; drop the list soon."""
+    wanted = TypeFilter()
+    objects = gc.get_objects()
+    kinds = {cls for cls in set(map(type, objects)) if wanted.wants(cls)}
+    return [obj for obj in objects if type(obj) in kinds]
+
+
+_MAX_NODES: Final = 1_000_000
+
+
+def storages_behind(objects: Iterable[object]) -> list[torch.UntypedStorage]:
+    """Return the real storages that tensors and nodes keep alive, the ones only autograd holds included."""
+    seen: dict[int, object] = {id(obj): obj for obj in objects}
+    todo = list(seen.values())
+    found = []
+    wanted = TypeFilter()
+    with quiet():
+        while todo and len(seen) < _MAX_NODES:
+            obj: Any = todo.pop()
+            if is_storage(obj):
+                if obj.device.type != "meta":
+                    found.append(obj)
+                continue
+            if is_tensor(obj):
+                storage = None if is_simulated(obj) else storage_of(obj)
+                if storage is not None:
+                    found.append(storage)
+            for edge in autograd_edges(obj):
+                if id(edge.target) not in seen and wanted(edge.target) and not is_storage(edge.target):
+                    seen[id(edge.target)] = edge.target
+                    todo.append(edge.target)
+    return found

@@ -1,0 +1,39 @@
+"""Tell which references are entries of one series: the 17th and the 18th item of a list are one leak."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from memwatch.edges import EdgeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from memwatch.edges import Edge, Vertex
+
+_NUMBERS: Final = re.compile(r"\d+")
+_ENTRY: Final = re.compile(r"\d+|'[^']*'")  # the varying parts of a key as Python writes it
+_ENTRIES: Final = frozenset(
+    {EdgeKind.PARAMETER, EdgeKind.BUFFER, EdgeKind.SUBMODULE, EdgeKind.CONTEXT_VARIABLE}
+)
+
+
+def series_of(edge: Edge) -> Hashable:
+    """Return what is equal for references that differ only in an index, a key, a number or a size."""
+    return edge.kind, _name(edge), _vertex(edge.owner), _vertex(edge.reader)
+
+
+def _name(edge: Edge) -> str | None:
+    if edge.name is None or edge.kind in _ENTRIES:
+        return None
+    return (_ENTRY if edge.kind is EdgeKind.VALUE else _NUMBERS).sub("*", edge.name)
+
+
+def _vertex(vertex: Vertex | None) -> Hashable:
+    """Return what is equal for owners of one sort: a new list or thread for each call is the same owner."""
+    if vertex is None:
+        return None
+    name, file, dtype = (_NUMBERS.sub("*", text or "") for text in (vertex.name, vertex.file, vertex.dtype))
+    dimensions = None if vertex.shape is None else len(vertex.shape)
+    return vertex.kind, name, file, dtype, dimensions, _vertex(vertex.inner)

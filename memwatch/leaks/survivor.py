@@ -1,0 +1,39 @@
+"""One storage that outlived the code that made it, explained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memwatch.leaks.kinds import LeakKind
+
+if TYPE_CHECKING:
+    from memwatch.heap.paths import Step
+    from memwatch.leaks.new_storages import NewStorage
+
+
+@dataclass(slots=True)
+class Survivor:
+    """A surviving storage with the references that explain it; keeps nothing of the program alive.
+
+    Attributes:
+        storage: when and where it was made.
+        key: equal for survivors that one edit would free.
+        steps: the retention path, or the cycle and the way from it.
+        cut: the reference to cut.
+        tensor: the tensor, described.
+        kind: why it lives on.
+        looped: True if no root reaches it and a cycle above it was found.
+        cycle_length: how many of the steps, from the first, are the cycle; 0 for a retention path.
+        branch: which step of the cycle begins at the object from which the way to the tensor leaves.
+    """
+
+    storage: NewStorage
+    key: object
+    steps: list[Step]
+    cut: Step | None
+    tensor: str
+    kind: LeakKind = LeakKind.RETAINED
+    looped: bool = False
+    cycle_length: int = 0
+    branch: int = 0

@@ -1,0 +1,235 @@
+"""One sample: searches from the running calls, and deeper for what no variable holds.
+
+First comes the near search from the running calls, which is cheap. Where much is left that no variable reaches, a
+deep search follows, once for each storage, and gc is asked who refers to what that did not find either.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from memwatch.capture.schema import NONE
+from memwatch.edges import Edge, EdgeKind
+from memwatch.heap.graph_walk import GraphWalk
+from memwatch.heap.paths import name_chain
+from memwatch.heap.reference_search import ReferenceSearch
+from memwatch.heap.referrer_search import in_variables, living_tensors, referrer_paths, young_objects
+from memwatch.heap.search_roots import call_roots, context_root, namespace_roots, running
+from memwatch.heap.tensors import is_tensor
+from memwatch.record.clock import ticks
+from memwatch.record.tables.parts import address_or_zero, plain_parts
+from memwatch.record.tables.storages import address_of
+from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import FrameType
+
+    from memwatch.heap.references import Chain
+    from memwatch.heap.referrer_search import Path
+    from memwatch.heap.roots import Root
+    from memwatch.record.holders.state import SamplingState
+
+_MAX_HOLDERS: Final = 6
+_SMALL_RATIO: Final = 0.001
+_UNNAMED_RATIO: Final = 0.1
+_LIBRARY_CALLS: Final = 0
+_GRAPH: Final = Edge(EdgeKind.GRAPH)
+
+
+class Sample:
+    """What one sample found so far; holds nothing of the program once it was taken and dropped."""
+
+    def __init__(self, state: SamplingState) -> None:
+        self._state = state
+        self._live = state.storages.live
+        self._smallest_bytes = max(int(state.increase_bytes * _SMALL_RATIO), 1)
+        self._holder_counts: dict[int, int] = {}
+        self._deep = False
+        self._told_now: dict[int, list[int]] = {}
+        self._graphs = GraphWalk()
+        self._saved = state.saved.living_by_sequence()
+        self._told_of_graph: set[tuple[int, int]] = set()
+        self._path_of_items: dict[int, int] = {}
+        self._root: Root | None = None
+        self._root_number = 0
+
+    def take(self, frame: FrameType | None) -> None:
+        """Append the holders of all that is large, as seen from a call and its callers."""
+        spaces: dict[int, dict[str, Any]] = {}
+        self._search_near(frame, spaces)
+        fresh = self._unnamed()
+        if fresh or self._state.is_time_to_search_again():
+            self._search_deep(frame, spaces)
+            if fresh:
+                self._ask_gc(fresh, frame)
+
+    # Each search ends with the method that makes it: what it has in its queues would refer to the program's
+    # objects while gc is asked who does.
+
+    def _search_near(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> None:
+        calls = {id(call) for call in running(frame)}
+        search = ReferenceSearch(calls, deep=False, barren=self._state.barren)
+        self._search(search, call_roots(frame, spaces))
+        self._state.cut_count += search.cut_count > 0
+        self._root = None
+
+    def _search_deep(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> None:
+        self._deep = True
+        calls = {id(call) for call in running(frame)}
+        search = ReferenceSearch(calls, deep=True, barren=self._state.barren)
+        self._search(search, call_roots(frame, spaces))
+        self._search(search, (*namespace_roots(spaces), context_root()))
+        for chain in search.rest():
+            self._held(chain)
+        self._state.told.update(self._told_now)
+        self._root = None
+
+    def _search(self, search: ReferenceSearch, roots: Iterable[Root]) -> None:
+        for root in roots:
+            for chain in search.tensors(root):
+                self._held(chain)
+
+    def _enter(self, root: Root) -> None:
+        """Number the root whose chains follow: `id` would name another one, once this one is freed."""
+        if root is not self._root:
+            self._root = root
+            self._root_number += 1
+            self._path_of_items.clear()
+
+    def _held(self, chain: Chain) -> None:
+        self._enter(chain[0])
+        path: int | None = None
+        for part in _parts(chain[-1]):
+            number = self._wanted(part)
+            if number != NONE:
+                path = self._path(chain) if path is None else path
+                self._state.append(number, path)
+                if self._deep:
+                    self._told_now.setdefault(number, []).append(path)
+        if not self._deep:
+            self._held_by_graph(chain)
+
+    def _wanted(self, tensor: Tensor) -> int:
+        """Return the number of a tensor's storage, if it is large and has not too many holders yet."""
+        alive = self._live.get(address_of(tensor))
+        if alive is None or alive.nbytes < self._smallest_bytes:
+            return NONE
+        if isinstance(alive, WatchedTensor) and alive.address != address_or_zero(tensor):
+            return NONE  # a storage of backward that is gone; another lies where it lay
+        if self._deep and alive.number not in self._state.unnamed:
+            return NONE
+        count = self._holder_counts.get(alive.number, 0)
+        self._holder_counts[alive.number] = count + 1
+        return alive.number if count < _MAX_HOLDERS else NONE
+
+    def _path(self, chain: Chain) -> int:
+        """Return the number of a chain's path; the items of one container share that of the first.
+
+        Naming costs more than finding, and a reader is told of the container.
+        """
+        is_shared = _leads_through_containers(chain)
+        if is_shared and id(chain[1]) in self._path_of_items:
+            return self._path_of_items[id(chain[1])]
+        path = self._state.paths(name_chain(chain))
+        if is_shared:
+            self._path_of_items[id(chain[1])] = path
+        return path
+
+    def _held_by_graph(self, chain: Chain) -> None:
+        """Append which saved tensors the graph of a variable keeps, and what a ctx in it holds."""
+        path: int | None = None
+        root: Root = chain[0]
+        # Calls of torch pass one graph on: it is walked once for all of them.
+        place = _LIBRARY_CALLS if root.explains else self._root_number
+        for sequence, held in self._graphs.behind(chain[-1], place):
+            for link in held:
+                self._held((*chain, *link))
+            for number in self._saved.get(sequence, ()):
+                if (number, place) in self._told_of_graph:
+                    continue
+                self._told_of_graph.add((number, place))
+                if path is None:
+                    path = self._state.paths((*name_chain(chain), _GRAPH))
+                self._state.append(number, path)
+
+    def _unnamed(self) -> dict[int, WatchedStorage]:
+        """Repeat what is known of storages that no variable holds; return those that are to be searched for.
+
+        These had no name in the sample before either, and are many bytes together.
+        """
+        state = self._state
+        explained = {number for numbers in self._saved.values() for number in numbers}
+        missing = {
+            alive.key: alive
+            for alive in list(self._live.values())
+            if alive.__class__ is WatchedStorage and alive.number >= state.first_number
+            and alive.nbytes >= self._smallest_bytes
+            and alive.number not in self._holder_counts and alive.number not in explained
+            and not state.context.owns(alive.number)
+        }  # fmt: skip
+        before, state.unnamed = state.unnamed, {alive.number for alive in missing.values()}
+        fresh = {}
+        for key, alive in missing.items():
+            paths = state.told.get(alive.number)
+            if paths is not None:
+                for path in paths:
+                    state.append(alive.number, path)
+            elif alive.number in before:
+                fresh[key] = alive
+        fresh_bytes = sum(alive.nbytes for alive in fresh.values())
+        enough = fresh_bytes >= _UNNAMED_RATIO * state.increase_bytes
+        return fresh if enough and not state.context.optimizing else {}
+
+    def _ask_gc(self, fresh: dict[int, WatchedStorage], frame: FrameType | None) -> None:
+        """Ask gc who refers to the storages that the deep search did not find either: young objects first."""
+        state = self._state
+        left = {key: alive.number for key, alive in fresh.items() if alive.number not in state.told}
+        left = dict(sorted(left.items(), key=lambda item: -fresh[item[0]].nbytes))
+        state.told.update((number, []) for number in left.values())
+        variables = in_variables(
+            running(frame)
+        )  # first: a list of all objects holds the frames' dictionaries
+        objects = young_objects()
+        tensors = living_tensors(left, address_of, objects)
+        self._found_by_gc(referrer_paths(tensors, variables, objects))
+        old = {key: number for key, number in left.items() if number not in tensors}
+        objects.clear()
+        tensors.clear()
+        if old and state.schedule.may_scan_heap():
+            start = ticks()
+            objects = gc.get_objects()
+            tensors = living_tensors(old, address_of, objects)
+            objects.clear()  # it holds every container there is, perhaps one of this call's own
+            self._found_by_gc(referrer_paths(tensors, variables))
+            state.schedule.heap_scanned(ticks() - start)
+
+    def _found_by_gc(self, found: dict[int, Path]) -> None:
+        for number, edges in found.items():
+            path = self._state.paths(edges)
+            self._state.told[number] = [path]
+            self._state.append(number, path)
+
+
+def _leads_through_containers(chain: Chain) -> bool:
+    """Return True for a chain of plain containers only: a reader is told of the variable that holds the first."""
+    return all(type(link) in (list, tuple, dict, set, deque) for link in chain[1:-1]) and is_tensor(chain[-1])
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """Return the tensors in which a tensor lies; none where it shows no storage."""
+    try:
+        parts = (
+            [tensor]
+            if type(tensor) in (Tensor, Parameter) and tensor.layout is torch.strided
+            else list(plain_parts(tensor))
+        )
+        return [part for part in parts if address_of(part)]
+    except (NotImplementedError, RuntimeError, AttributeError):
+        return []

@@ -1,0 +1,122 @@
+"""When to take a sample: on the way up, near the peak once much was born since, and at the last iteration's peak op.
+
+What samples may cost is bounded. On the way up one is taken whenever the increase is a multiple of what it was at
+the one before, so there are few. The others wait for births, twice as long each time until the increase has
+grown again. Some of these are free, for a short program would have none else; all others may take a small share of
+the time that the block has been open.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from memwatch.record.clock import ticks
+
+_CLIMB_RATIO: Final = 1.4
+_NEAR_RATIO: Final = 0.9
+_FRESH_RATIO: Final = 0.1
+_FRESH_GROWTH_RATIO: Final = 1.5
+_MAX_AGAIN: Final = 12
+_LEAST_RATIO: Final = 0.01
+_LEAST_BYTES: Final = 64 * 1024
+_SAMPLES_TIME_RATIO: Final = 0.04
+_HEAP_SCANS_TIME_RATIO: Final = 0.02
+_FREE_FRESH_SAMPLES: Final = 12
+_FREE_DUE_SAMPLES: Final = 2
+_FREE_HEAP_SCANS: Final = 1
+
+
+class SamplingSchedule:
+    """The peaks seen so far, and what the samples have cost.
+
+    Args:
+        base_bytes: what is live when the block is entered.
+    """
+
+    def __init__(self, base_bytes: int) -> None:
+        self.count = 0
+        self.cost_ticks = 0
+        self._heap_scan_ticks = 0
+        self._heap_scan_count = self._due_count = self._free_count = 0
+        self._start_ticks = ticks()
+        self._base_bytes = base_bytes
+        self._high_bytes = 0
+        self._climbed_bytes = min(int(base_bytes * _LEAST_RATIO), _LEAST_BYTES)
+        self._born_bytes = 0
+        self._again = 0
+        self._due_op = -1
+        self._iteration_start = 0
+        self._iteration_high = (0, -1)
+
+    def iteration_starts(self, op: int) -> None:
+        """Plan a sample at the op, in the iteration that starts with `op`, at which the last one had its peak."""
+        _, peak_op = self._iteration_high
+        self._due_op = op + peak_op - self._iteration_start if peak_op >= 0 else -1
+        self._iteration_start, self._iteration_high = op, (0, -1)
+
+    def worth_from_bytes(self) -> int:
+        """Return the live bytes from which on a birth may be worth a sample."""
+        if self._due_op >= 0:
+            return 0
+        near, climb = self._high_bytes * _NEAR_RATIO, self._climbed_bytes * _CLIMB_RATIO
+        return self._base_bytes + int(climb if self._again >= _MAX_AGAIN else min(near, climb))
+
+    def is_worth_it(self, born_bytes: int, live_bytes: int, op: int) -> bool:
+        """Return True if a sample should be taken now, at a birth.
+
+        Args:
+            born_bytes: size of what was born.
+            live_bytes: what is live with it.
+            op: ops started so far.
+        """
+        self._born_bytes += born_bytes
+        if live_bytes > self._iteration_high[0]:
+            self._iteration_high = (live_bytes, op)
+        increase, high = live_bytes - self._base_bytes, self._high_bytes
+        climbs = increase > self._climbed_bytes * _CLIMB_RATIO
+        if not (climbs or self._is_due(op) or self._is_fresh(increase)):
+            return False
+        if climbs:
+            self._climbed_bytes, self._again = increase, 0
+        self._high_bytes = max(high, increase)
+        self._born_bytes = 0
+        return True
+
+    def _is_due(self, op: int) -> bool:
+        if self._due_op < 0 or op < self._due_op:
+            return False
+        self._due_op = -1
+        self._due_count += 1
+        return self._due_count <= _FREE_DUE_SAMPLES or self._is_affordable()
+
+    def _is_fresh(self, increase_bytes: int) -> bool:
+        """Return True if enough was born since the last sample, and the increase is near its highest or above."""
+        high = self._high_bytes
+        enough = self._born_bytes >= high * _FRESH_RATIO * _FRESH_GROWTH_RATIO**self._again
+        if not enough or increase_bytes < high * _NEAR_RATIO or self._again >= _MAX_AGAIN:
+            return False
+        if self._free_count < _FREE_FRESH_SAMPLES:
+            self._free_count += 1
+        elif not self._is_affordable():
+            return False
+        self._again += 1
+        return True
+
+    def _is_affordable(self) -> bool:
+        return self.cost_ticks <= _SAMPLES_TIME_RATIO * (ticks() - self._start_ticks)
+
+    def may_scan_heap(self) -> bool:
+        """Return True if there is time left to go through all objects of the process: tens of milliseconds."""
+        if self._heap_scan_count < _FREE_HEAP_SCANS:
+            return True
+        return self._heap_scan_ticks <= _HEAP_SCANS_TIME_RATIO * (ticks() - self._start_ticks)
+
+    def heap_scanned(self, spent_ticks: int) -> None:
+        """Note what going through all objects took."""
+        self._heap_scan_count += 1
+        self._heap_scan_ticks += spent_ticks
+
+    def sampled(self, spent_ticks: int) -> None:
+        """Note what a sample took."""
+        self.count += 1
+        self.cost_ticks += spent_ticks

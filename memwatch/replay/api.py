@@ -1,0 +1,205 @@
+"""plan() and replay(): from a recorded program to a plan, and from a plan to a checked execution.
+
+A recording has two parts. The capture is the tables; it can be saved. The replay inputs are live tensors and
+bytes that only the recording process has; without them a replay makes synthetic inputs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from weakref import WeakKeyDictionary
+
+from memwatch.capture import Capture, load
+from memwatch.errors import MemwatchError
+from memwatch.planner import BudgetError, Graph
+from memwatch.planner.fingerprint import fingerprint
+from memwatch.planner.moves import describe_moves
+from memwatch.planner.plan import Plan
+from memwatch.planner.plan_search import OrderChoice, plan_graph
+from memwatch.replay.graph import Recorded, in_words, recorded_program
+from memwatch.replay.inputs import check_inputs
+from memwatch.replay.run import replay_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from memwatch.encoding.replay_inputs import ReplayInputs
+    from memwatch.replay.result import ReplayResult
+    from memwatch.replay.selective import Regions
+
+
+class _Recording(Protocol):
+    """What `memwatch.profile(replay=True)` yields and `memwatch.load` returns."""
+
+    @property
+    def capture(self) -> Capture:
+        """The recorded tables."""
+
+
+Source: TypeAlias = "_Recording | Capture | Graph | str | os.PathLike[str]"
+
+
+@dataclass(frozen=True)
+class Replayable:
+    """A recorded program and what a replay of it starts from.
+
+    Attributes:
+        capture: the recorded tables.
+        recorded: the program and its graph.
+        inputs: the live part of the recording, None when only the capture is there.
+    """
+
+    capture: Capture
+    recorded: Recorded
+    inputs: ReplayInputs | None
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedPlan(Plan):
+    """A plan of a recorded program. It holds the replay inputs of the recording, so it can be replayed."""
+
+    program: Replayable | None = field(default=None, repr=False)
+
+    def checkpoint_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Return the two contexts with which torch checkpoints one region as the plan says.
+
+        Pass the method itself: ``checkpoint(block, x, use_reentrant=False,
+        context_fn=plan.checkpoint_contexts)``. Tensors that the plan keeps for the backward are saved; the
+        rest of the region is computed again when the backward reaches it.
+
+        Record the program without checkpoints. A region is recognised by the ops it calls; a region that was
+        not recorded is computed again as a whole. Checkpointing can neither reorder ops nor move buffers, so
+        these parts of a plan have no effect here.
+        """
+        return self._regions.contexts()
+
+    @cached_property
+    def _regions(self) -> Regions:
+        from memwatch.replay.selective import recorded_regions
+
+        assert self.program is not None, "a recorded plan has a program"
+        return recorded_regions(self.program.capture, self.program.recorded, self.schedule)
+
+
+# Each recording is read once, so that several plans of it share one graph, whose answers the planner remembers.
+_known: WeakKeyDictionary[Any, tuple[Capture, Replayable]] = WeakKeyDictionary()
+
+
+def plan(
+    source: Source,
+    *,
+    budget: int | float | str | None = None,
+    order: OrderChoice = "auto",
+    recompute: bool = True,
+    offload: bool = False,
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+) -> Plan:
+    """Return the cheapest way to run a recorded program within a budget: reordered, recomputed, offloaded.
+
+    Args:
+        source: what `memwatch.profile(replay=True)` recorded, a loaded capture or its path, or a
+            `memwatch.planner.Graph`.
+        budget: peak increase allowed: bytes, ``"512 MiB"``, or ``"60%"`` of the program's own. None: the
+            lowest peak that an order alone, without extra cost, can reach.
+        order: ``"auto"``, ``"program"``, or a function Graph -> list of op indices.
+        recompute: whether ops may be computed again.
+        offload: whether buffers may be moved out and back.
+        time_limit_s: when to stop searching (seconds).
+        seed: seed of the random moves.
+
+    Returns:
+        The plan; `memwatch.replay` executes and checks it.
+
+    Raises:
+        BudgetError: no plan fits; `.best` is the lowest plan found.
+        UnsupportedOpError: an op cannot be replayed; the message names it and its line.
+        MemwatchError: the source was recorded without `replay=True`.
+    """
+    program = None if isinstance(source, Graph) else replayable(source)
+    graph = source if program is None else program.recorded.graph
+    assert isinstance(graph, Graph)
+    with _best_is_replayable(program):
+        found = plan_graph(
+            graph, budget=budget, order=order, recompute=recompute, offload=offload,
+            time_limit_s=time_limit_s, seed=seed,
+        )  # fmt: skip
+    return found if program is None else _with_program(found, program)
+
+
+def replay(plan: Plan, source: Source | None = None) -> ReplayResult:
+    """Execute a plan on the recorded real tensors, measure its peak, and compare all results.
+
+    The program's own tensors are not changed: inputs that the program writes are replaced by copies of their
+    recorded bytes, and the random generators are put back. A capture alone is replayed with synthetic inputs.
+
+    Args:
+        plan: a plan that `memwatch.plan` returned or that was read from a file.
+        source: the recording that a plan read from a file belongs to.
+
+    Returns:
+        The measured peak increase, whether everything was bitwise equal, and how long it took.
+
+    Raises:
+        ReplayError: an input changed since it was recorded, or an op failed or returned another value or shape.
+        MemwatchError: the plan belongs to no recorded program, or to another one.
+    """
+    program = plan.program if isinstance(plan, RecordedPlan) and source is None else None
+    if program is None:
+        if source is None or isinstance(source, Graph):
+            raise MemwatchError(
+                "this plan comes from a file or a Graph and holds no recorded program; "
+                "pass the recording too: replay(plan, source)"
+            )
+        program = replayable(source)
+    if fingerprint(program.recorded.graph) != plan.fingerprint:
+        raise MemwatchError(
+            "the plan was made for another program than this recording; plan this recording again"
+        )
+    return replay_schedule(program.recorded, plan.schedule, program.inputs, plan.peak_increase_bytes)
+
+
+def replayable(source: _Recording | Capture | str | os.PathLike[str]) -> Replayable:
+    """Return the recorded program of a source; the same recording always returns the same object.
+
+    Raises:
+        MemwatchError: the source was recorded without `replay=True`.
+        UnsupportedOpError: an op cannot be replayed.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        source = load(source)
+    if isinstance(source, Capture):
+        return Replayable(source, recorded_program(source), None)
+    capture = source.capture
+    known = _known.get(source)
+    if known is None or known[0] is not capture:
+        inputs: ReplayInputs | None = getattr(source, "_replay_inputs", None)
+        recorded = recorded_program(capture)
+        if inputs is not None:
+            check_inputs(recorded.program, inputs)
+        known = _known[source] = (capture, Replayable(capture, recorded, inputs))
+    return known[1]
+
+
+def _with_program(found: Plan, program: Replayable) -> RecordedPlan:
+    """Return the plan with its program, and with moves that name ops and lines instead of numbers."""
+    values = {item.name: getattr(found, item.name) for item in dataclasses.fields(Plan)}
+    values["moves"] = describe_moves(in_words(program.recorded), found.schedule)
+    return RecordedPlan(**values, program=program)
+
+
+@contextmanager
+def _best_is_replayable(program: Replayable | None) -> Iterator[None]:
+    """Give the plan that a `BudgetError` of the block holds its program, so that it can be replayed too."""
+    try:
+        yield
+    except BudgetError as error:
+        if program is not None and isinstance(error.best, Plan):
+            error.best = _with_program(error.best, program)
+        raise

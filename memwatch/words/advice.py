@@ -1,0 +1,230 @@
+"""The words of advice: one sentence for each way to end a leak."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+
+class Remedy(Enum):
+    """What to change, chosen by how the references of a leak work; the most telling first."""
+
+    NODE_HOOK = auto()
+    NODE_PREHOOK = auto()
+    ACCUMULATE_HOOK = auto()
+    TENSOR_HOOK = auto()
+    METADATA = auto()
+    PACK_HOOK = auto()
+    SAVED_VIEW = auto()
+    NUMPY = auto()
+    FUNCTORCH = auto()
+    CTX_ATTRIBUTE = auto()
+    EXCEPTION_ARGS = auto()
+    EXCEPTION = auto()
+    LAST_EXCEPTION = auto()
+    TRACEBACK = auto()
+    OUTPUT_HISTORY = auto()
+    SHELL_RESULT = auto()
+    CACHE = auto()
+    CONTEXT_VARIABLE = auto()
+    THREAD_LOCAL = auto()
+    THREAD = auto()
+    SIGNAL_HANDLER = auto()
+    ATEXIT = auto()
+    FINALIZER = auto()
+    GENERATOR = auto()
+    PARTIAL = auto()
+    LOG_RECORD = auto()
+    DEFAULT_ARGUMENT = auto()
+    CLOSURE_CELL = auto()
+    CLOSURE_CELL_IN_CYCLE = auto()
+    GRAPH = auto()
+    GRADIENT = auto()
+    BOUND_METHOD = auto()
+    MODULE_HOOK = auto()
+    OPTIMIZER_STATE = auto()
+    CLASS_ATTRIBUTE = auto()
+    ITEM = auto()
+    VALUE = auto()
+    MEMBER = auto()
+    BUFFER = auto()
+    ATTRIBUTE = auto()
+    ITERATOR = auto()
+    GLOBAL = auto()
+    ARGUMENT = auto()
+    LOCAL = auto()
+    C_CODE = auto()
+    CLASS_IN_CYCLE = auto()
+    LOCAL_IN_CYCLE = auto()
+    ATTRIBUTE_IN_CYCLE = auto()
+    ITEM_IN_CYCLE = auto()
+    VALUE_IN_CYCLE = auto()
+    GLOBAL_IN_CYCLE = auto()
+    ANY = auto()
+
+
+SENTENCES: Final[dict[Remedy, str]] = {
+    Remedy.NODE_HOOK: (
+        "a hook on `grad_fn` that refers to the tensor keeps both for ever: call "
+        "`handle.remove()`, or let the hook use only its arguments"
+    ),
+    Remedy.NODE_PREHOOK: (
+        "a pre-hook on an autograd node that refers to the node's graph keeps both for ever: call "
+        "`handle.remove()`, or delete the entry it reads (`del group[...]`) after backward"
+    ),
+    Remedy.ACCUMULATE_HOOK: (
+        "a post-accumulate hook must not refer to its own parameter: use the parameter it is "
+        "called with, or `weakref.ref`"
+    ),
+    Remedy.TENSOR_HOOK: (
+        "a tensor hook must not refer to its own tensor: use the gradient it is called with, a "
+        "`weakref.ref`, or `handle.remove()` after backward"
+    ),
+    Remedy.METADATA: (
+        "`grad_fn.metadata` must not refer to the tensor itself: store a weak reference or a detached copy"
+    ),
+    Remedy.PACK_HOOK: "the pack hook keeps the output with its graph: return `tensor.detach()` from it",
+    Remedy.SAVED_VIEW: (
+        "save the output itself, not a view of it, with `ctx.save_for_backward`; or detach what is saved"
+    ),
+    Remedy.NUMPY: (
+        "a numpy array shares the tensor's memory and keeps the tensor: store a copy "
+        "(`.numpy().copy()`) or a number"
+    ),
+    Remedy.FUNCTORCH: (
+        "a tensor from inside a torch.func transform keeps what it wraps: return it from the function instead"
+    ),
+    Remedy.CTX_ATTRIBUTE: "do not store tensors as attributes of `ctx`: use `ctx.save_for_backward`",
+    Remedy.EXCEPTION_ARGS: (
+        "the exception keeps its arguments: give it text (`str(tensor.shape)`), not tensors"
+    ),
+    Remedy.EXCEPTION: (
+        "the exception keeps its traceback, and so every local variable of the failed calls: "
+        "clear it (`del err`, `err.__traceback__ = None`), or keep `str(err)`"
+    ),
+    Remedy.LAST_EXCEPTION: (
+        "the interactive shell keeps the last exception with all its local variables: `del "
+        "sys.last_value, sys.last_traceback`"
+    ),
+    Remedy.TRACEBACK: (
+        "the traceback keeps every local variable of the failed calls: keep its text, not the object"
+    ),
+    Remedy.OUTPUT_HISTORY: (
+        "IPython's output history keeps every displayed value: `%reset out`, or end the line with `;`"
+    ),
+    Remedy.SHELL_RESULT: (
+        "the shell keeps the last displayed value: evaluate something else, or end the line with `;`"
+    ),
+    Remedy.CACHE: (
+        "the cache keeps its arguments and results: give it a small `maxsize`, call "
+        "`cache_clear()`, or key it by plain values"
+    ),
+    Remedy.CONTEXT_VARIABLE: "reset the variable after use: `token = var.set(...)` ... `var.reset(token)`",
+    Remedy.THREAD_LOCAL: "a thread local lives as long as its thread: delete the attribute after use",
+    Remedy.THREAD: (
+        "a running thread keeps its arguments and local variables: end it, or drop the tensor inside it"
+    ),
+    Remedy.SIGNAL_HANDLER: (
+        "a signal handler lives until another one replaces it: let it refer to no tensors"
+    ),
+    Remedy.ATEXIT: (
+        "a function registered with atexit lives until the program ends: unregister it, or give "
+        "it a weak reference"
+    ),
+    Remedy.FINALIZER: ("a finalizer keeps its arguments until its object dies: do not hand it the tensor"),
+    Remedy.GENERATOR: "a suspended generator keeps its local variables: exhaust it, or call `close()`",
+    Remedy.PARTIAL: "the partial keeps its arguments: drop the partial, or bind a weak reference",
+    Remedy.LOG_RECORD: "a log record keeps its arguments: log numbers (`.item()`), not tensors",
+    Remedy.DEFAULT_ARGUMENT: (
+        "a default argument lives as long as its function: use None and make the value inside"
+    ),
+    Remedy.CLOSURE_CELL: (
+        "the inner function keeps what it closes over: pass it as an argument, or delete the name after use"
+    ),
+    Remedy.GRAPH: (
+        "a tensor with its graph is kept, and so every activation: store `value.detach()` or `value.item()`"
+    ),
+    Remedy.GRADIENT: (
+        "with `create_graph=True` the gradient refers back to the parameter: use "
+        "`torch.autograd.grad`, or set `.grad = None` after use"
+    ),
+    Remedy.BOUND_METHOD: (
+        "the bound method keeps its object: store a `weakref.WeakMethod`, or drop it after use"
+    ),
+    Remedy.MODULE_HOOK: "the hook keeps what it refers to: call `handle.remove()` when done",
+    Remedy.OPTIMIZER_STATE: (
+        "optimizer state that grows, or of a parameter that was replaced: delete it (`del "
+        "optimizer.state[old]`)"
+    ),
+    Remedy.CLASS_ATTRIBUTE: (
+        "a class attribute lives as long as the class: keep the value on an instance, or delete it after use"
+    ),
+    Remedy.ITEM: (
+        "the container grows and keeps each entry: store `.item()` or `.detach()`, or bound it "
+        "(`deque(maxlen=...)`)"
+    ),
+    Remedy.VALUE: (
+        "the dictionary keeps each entry: bound it, delete entries after use, or key a `WeakKeyDictionary`"
+    ),
+    Remedy.MEMBER: "the set keeps each entry: discard it after use, or use a `weakref.WeakSet`",
+    Remedy.BUFFER: "the buffer keeps what it is assigned: assign `value.detach()`",
+    Remedy.ATTRIBUTE: ("the object keeps the tensor: delete the attribute after use, or store `.detach()`"),
+    Remedy.ITERATOR: "the iterator or container keeps what it was given: drop it after use",
+    Remedy.GLOBAL: "the module keeps the tensor: delete the name after use, or store a number",
+    Remedy.ARGUMENT: "the argument keeps it: drop the tensor when the call is over",
+    Remedy.LOCAL: "the local variable keeps it: delete the name after use",
+    Remedy.C_CODE: (
+        "no Python reference holds it: look for a C++ cache or an open context (autocast, graph capture)"
+    ),
+    Remedy.CLOSURE_CELL_IN_CYCLE: (
+        "the inner function closes over what leads back to it: pass that as an argument, or "
+        "delete the name after use"
+    ),
+    Remedy.CLASS_IN_CYCLE: (
+        "every class refers to itself, so a class made per call is a cycle: define it once, "
+        "outside the function"
+    ),
+    Remedy.LOCAL_IN_CYCLE: (
+        "a local variable leads back to its own call: delete it before the function returns (`del "
+        "frame`, `del err`)"
+    ),
+    Remedy.ATTRIBUTE_IN_CYCLE: (
+        "the object leads back to itself: make this reference weak (`weakref.ref`), or delete it after use"
+    ),
+    Remedy.ITEM_IN_CYCLE: (
+        "the container leads back to itself: hold the entry by `weakref.ref`, or clear the "
+        "container after use"
+    ),
+    Remedy.VALUE_IN_CYCLE: (
+        "the dictionary leads back to itself: hold the entry by `weakref.ref`, or delete it after use"
+    ),
+    Remedy.GLOBAL_IN_CYCLE: "the module leads back to itself: delete this name after use",
+    Remedy.ANY: "cut this reference after the last use of the tensor",
+}
+AND_THE_GRAPH: Final = "{advice}; {graph}"
+
+_DETACHES: Final = frozenset(
+    {
+        Remedy.METADATA,
+        Remedy.PACK_HOOK,
+        Remedy.SAVED_VIEW,
+        Remedy.GRAPH,
+        Remedy.ITEM,
+        Remedy.BUFFER,
+        Remedy.ATTRIBUTE,
+    }
+)
+"""Remedies that already say to detach the tensor."""
+
+
+def advice(remedy: Remedy, *, with_graph: bool = False) -> str:
+    """Return the sentence for a remedy.
+
+    Args:
+        remedy: what to change.
+        with_graph: True if the tensor is kept together with its autograd graph: then say that as well.
+    """
+    sentence = SENTENCES[remedy]
+    if not with_graph or remedy in _DETACHES or remedy is Remedy.ANY:
+        return sentence
+    return AND_THE_GRAPH.format(advice=sentence, graph=SENTENCES[Remedy.GRAPH])

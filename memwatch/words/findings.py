@@ -1,0 +1,76 @@
+"""The words for findings: what is kept, what to do about it, and what that would bring."""
+
+from __future__ import annotations
+
+from typing import Final
+
+HEADLINES: Final[dict[str, str]] = {
+    "drag": "keeps {nbytes} that are never used again",
+    "iteration": (
+        "keeps {nbytes} of the last pass through the loop, never used again, while the next pass runs"
+    ),
+    "lag": "keeps {nbytes} made long before their first use",
+    "void": "keeps {nbytes} that no op ever uses",
+    "gradient": "keeps {nbytes} in forward, though the optimizer is done with them",
+    "graph": "keeps {nbytes} saved for a backward that never runs",
+    "retained": "keeps {nbytes} saved for a backward that has run already",
+    "optimizer": "keeps {nbytes} at once, for all parameters together",
+    "workspace": "keeps {nbytes} inside one op",
+    "twice": "keeps {nbytes} of a tensor that autograd saves in another dtype or layout too",
+}
+"""What a holder does, by kind of finding."""
+
+ADVICE: Final[dict[str, str]] = {
+    "iteration": "drop it at the end of the loop's body (`del`), before the next pass makes it anew",
+    "lag": "make each one right before it is used (a generator in place of a list)",
+    "void": "do not make it, or drop it at once",
+    "gradient": "call zero_grad(set_to_none=True) before forward, right after the optimizer's step",
+    "graph": "run this forward under torch.no_grad(), or keep `.item()` or `.detach()` of what it gives",
+    "retained": "call backward() without retain_graph=True, or drop the result that keeps the graph",
+    "optimizer": "make the optimizer with foreach=False or fused=True",
+    "workspace": "give this op its input in smaller pieces, or choose another algorithm for it",
+    "twice": "convert once, before the first of the ops that save it",
+}
+"""What to do, by kind of finding; for the other kinds it depends on the holder."""
+
+LAG_IN_CALL: Final = "compute what the call waits for first, and this right before the call"
+"""What to do about values that wait on the evaluation stack of a half-made call."""
+
+DROP: Final[dict[str, str]] = {
+    "argument": "pass a list and clear it, or drop the caller's reference",
+    "local": "`del` it after its last use",
+    "attribute": "set it to None after its last use",
+    "closure cell": "do not capture it, or pass what is needed as an argument",
+    "generator": "`del` it in the generator before the yield",
+    "exception": "keep the exception's text instead of the exception, and work after the `except` block",
+    "global": "`del` or empty it after its last use",
+    "cache": "call cache_clear(), or do not cache tensors",
+    "hook": "let the hook keep less, or remove the hook",
+    "autograd ctx": "do not keep it on ctx, or use ctx.save_for_backward()",
+    "default argument": "do not make it a default argument",
+    "evaluation stack": (
+        "`del` cannot reach it: give the call a list that it empties, or take the items with next()"
+    ),
+}
+"""How to cut a reference, by kind of holder."""
+
+DROP_ANY: Final = "drop the reference after its last use"
+LAST_USED: Final = "{advice} (last used at {site})"
+
+NO_LOWER_PEAK: Final = "{headline}; {advice}"
+ALONE: Final = "{headline}; {advice}; the peak would fall to {alone}"
+ALONE_AND_TOGETHER: Final = (
+    "{headline}; {advice}; the peak would fall to {alone}, and to {together} with all findings mended"
+)
+TOGETHER: Final = "{headline}; {advice}; the peak would fall to {together} with all findings mended"
+"""A finding's advice, by whether the peak falls when it alone is mended, and further with all others."""
+
+FINDING: Final = "{holder}, {advice}"
+FINDING_AT: Final = "{holder} at {site}, {advice}"
+ALSO_HELD: Final = "{holder} (also held by {others})"
+
+GRADIENTS: Final = "`.grad` of the parameters"
+GRAPH_WITHOUT_BACKWARD: Final = "the autograd graph of a forward without backward"
+GRAPH_AFTER_BACKWARD: Final = "the autograd graph of a forward whose backward has run"
+OPTIMIZER_STEP: Final = "the optimizer's step, which works on all parameters at once,"
+CONVERTED_COPY: Final = "autograd, which saves a tensor and a converted copy of it,"

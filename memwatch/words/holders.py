@@ -1,0 +1,176 @@
+"""The words for who holds a piece of memory at the peak: the expression a person would write, and whose it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memwatch.edges import EdgeKind, VertexKind
+from memwatch.words.edges import OF_OWNER, edge_phrase, names_owner, phrase_without_owner
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwatch.edges import Edge, Vertex
+
+HEADS: Final[dict[EdgeKind, str]] = {
+    EdgeKind.LOCAL: "`{name}`, local variable of `{owner}`{library}{thread}",
+    EdgeKind.ARGUMENT: "`{name}`, argument of `{owner}`{library}{thread}",
+    EdgeKind.GLOBAL: "global `{name}` of module `{owner}`",
+    EdgeKind.CONTEXT_VARIABLE: "context variable `{name}`",
+    EdgeKind.EXCEPTION_HANDLED: "the {name} that is being handled",
+}
+"""The variable at the root of a path; `{name}` is followed by what leads on from it, as Python writes that."""
+IN_LIBRARY: Final = " ({library}'s, which runs `{function}`)"
+IN_THREAD: Final = " in thread `{thread}`"
+HEAD_LINE: Final = "{head} ({site})"
+"""The first line of a retention path."""
+
+STACK_TOPS: Final[dict[str, str]] = {
+    "enumerate": "the last result of `enumerate`",
+    "zip": "the last result of `zip`",
+    "map": "an argument of `map`",
+    "filter": "an item in `filter`",
+    "tuple": "the arguments of a running call",
+    "list": "a list that no variable names",
+    "dict": "a dictionary that no variable names",
+    "list_iterator": "the list of a running loop",
+    "tuple_iterator": "the tuple of a running loop",
+}
+"""What lies on an evaluation stack, by the name of its type."""
+STACK_VALUE: Final = "a value that no variable names"
+STACK_OTHER: Final = "a {type} that no variable names"
+ON_STACK: Final = "{value}, on the evaluation stack of `{function}`"
+
+REACHED: Final = "{reference}, reached from {head}"
+REACHED_BY_HOOK: Final = "{reference}, of a hook, reached from {head}"
+VARIABLE_OF: Final = "`{name}`, local variable of {owner}"
+BY_NAME: Final = "`{name}`"
+SUSPENDED: Final[dict[VertexKind, str]] = {
+    VertexKind.GENERATOR: "suspended generator `{name}`",
+    VertexKind.COROUTINE: "suspended coroutine `{name}`",
+    VertexKind.ASYNC_GENERATOR: "suspended async generator `{name}`",
+}
+
+PARAMETER: Final = "parameter `{name}`"
+BUFFER: Final = "buffer `{name}`"
+OPTIMIZER_STATE: Final = "optimizer state `{name}`"
+GRADIENT: Final = "attribute .grad of `{name}`"
+SAVED: Final = "saved for the backward of {op}"
+SAVED_FOR_MODULE: Final = "saved for the backward of {op} on behalf of `{module}`"
+SOME_OP: Final = "an op"
+KERNEL: Final = "the kernel of {op}"
+RUNNING_OP: Final = "the running op {op}, whose result it is"
+TOO_SMALL: Final = "not looked for: it is less than 0.1 % of the increase"
+MADE_BEFORE: Final = "C++, or what no running call reaches; made before the block"
+MADE_UNOBSERVED: Final = "C++, or what no running call reaches; made where no op was recorded"
+UNNAMED_IN_CALL: Final = (
+    "an unnamed value of the running call of `{function}` or of C++ that it called, made by {op}"
+)
+UNNAMED_IN_FORWARD: Final = "C++ code that runs, or an unnamed value, made by {op}"
+UNNAMED_IN_BACKWARD: Final = "gradient in flight in the autograd engine, made by {op} in the backward"
+UNNAMED_IN_BACKWARD_OF: Final = (
+    "gradient in flight in the autograd engine, made by {op} in the backward of `{module}`"
+)
+UNNAMED_IN_STEP: Final = "a temporary of the optimizer's step, made by {op}"
+
+
+def variable_phrase(head: Edge, accessors: Sequence[Edge] = ()) -> str:
+    """Return a root's variable and what leads on from it, as ``self.cache``, and whose variable it is."""
+    owner = head.owner
+    library = thread = ""
+    if owner is not None and owner.inner is not None:
+        library = IN_LIBRARY.format(library=owner.library, function=owner.inner.name)
+    if owner is not None and owner.thread:
+        thread = IN_THREAD.format(thread=owner.thread)
+    return HEADS[head.kind].format(
+        name=f"{head.name}{''.join(map(_accessor, accessors))}",
+        owner="" if owner is None else owner.name,
+        library=library,
+        thread=thread,
+    )
+
+
+def _accessor(edge: Edge) -> str:
+    """Return a reference as Python writes it after the object that refers."""
+    if edge.kind is EdgeKind.ITEM:
+        return f"[{edge.position}]"
+    if edge.kind is EdgeKind.VALUE:
+        return f"[{edge.name}]"
+    if edge.kind is EdgeKind.PARTIAL_ARGUMENT:
+        return ".args" if edge.name is None else ".keywords"
+    if edge.kind is EdgeKind.REFERENCE:
+        return ".func"  # of a functools.partial
+    return f".{edge.name}"
+
+
+def reached_phrase(reference: Edge, head: Edge, *, by_hook: bool) -> str:
+    """Return a reference on the way from a variable, and that variable."""
+    template = REACHED_BY_HOOK if by_hook else REACHED
+    return template.format(reference=_short_phrase(reference), head=variable_phrase(head))
+
+
+def stack_phrase(top: Edge, reference: Edge | None) -> str:
+    """Return what lies on an evaluation stack.
+
+    Args:
+        top: the reference from the stack, named by the type of the object there.
+        reference: the last reference on the way that tells something, if there is one.
+    """
+    if top.name is None:
+        return STACK_VALUE
+    known = STACK_TOPS.get(top.name)
+    if known is not None:
+        return known
+    return STACK_OTHER.format(type=top.name) if reference is None else edge_phrase(reference)
+
+
+def path_text(path: Sequence[Edge]) -> str:
+    """Return a retention path, one reference a line; what holds the first object of a stack or module is no line."""
+    head, *rest = path
+    if head.kind in HEADS:
+        return "\n".join([_head_line(head), *map(edge_phrase, rest)])
+    is_silent = head.kind in (EdgeKind.EVALUATION_STACK, EdgeKind.MODULE)
+    return "\n".join(map(edge_phrase, rest if is_silent else path))
+
+
+def _head_line(head: Edge) -> str:
+    """Return the first line of a path: the variable and the line that its call has reached."""
+    words, site = variable_phrase(head), site_text(head)
+    return HEAD_LINE.format(head=words, site=site) if site else words
+
+
+def site_text(edge: Edge) -> str:
+    """Return ``file:line`` of the line to edit, empty if there is none."""
+    return f"{edge.file}:{edge.line}" if edge.file and edge.line else ""
+
+
+def _short_phrase(edge: Edge) -> str:
+    """Return a reference with the name of its owner in quotes: the place to edit stands beside it."""
+    owner = edge.owner
+    words = None if owner is None or names_owner(edge) else _owner_name(edge, owner)
+    if words is None:
+        return edge_phrase(edge, short=True)
+    if edge.kind is EdgeKind.LOCAL:
+        return VARIABLE_OF.format(name=edge.name, owner=words)
+    return OF_OWNER.format(reference=phrase_without_owner(edge), owner=words)
+
+
+def _owner_name(edge: Edge, owner: Vertex) -> str | None:
+    """Return an owner that is told by its name alone, None for another."""
+    if edge.kind in (EdgeKind.LOCAL, EdgeKind.TEMPORARY) and owner.kind in SUSPENDED:
+        return SUSPENDED[owner.kind].format(name=_last(owner.name))
+    if owner.kind is VertexKind.CACHE and owner.inner is not None:
+        owner = owner.inner
+    elif owner.kind is VertexKind.FUNCTION and edge.kind is EdgeKind.ATTRIBUTE:
+        return None
+    return BY_NAME.format(name=_last(owner.name)) if owner.kind in _NAMED else None
+
+
+_NAMED: Final = (
+    VertexKind.FUNCTION, VertexKind.FRAME, VertexKind.OBJECT, VertexKind.CTX, VertexKind.EXCEPTION,
+)  # fmt: skip
+
+
+def _last(name: str) -> str:
+    """Return what a name has after its last dot: a function as its `def` has it."""
+    return name.rpartition(".")[2]

@@ -1,0 +1,93 @@
+"""Retention paths as rows: what is written is read back, each path once."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import torch
+
+from memwatch.capture.capture import Capture
+from memwatch.capture.packed import as_rows
+from memwatch.capture.paths import PathTables, read_paths
+from memwatch.capture.schema import RECORDED_BY_NAME
+from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
+
+PROGRAM = Vertex(VertexKind.FRAME, "train", "/home/user/train.py", 12, thread="loader")
+LIBRARY = Vertex(VertexKind.FRAME, "_call_impl", torch.__file__, 7, inner=PROGRAM, library="torch")
+
+
+class Tables:
+    """The tables that a recorder appends to, and the capture that they make."""
+
+    def __init__(self):
+        self.strings: list[str] = []
+        self.edges: list[int] = []
+        self.vertices: list[int] = []
+        self.add = PathTables(self.intern, self.edges, self.vertices)
+
+    def intern(self, text):
+        if text not in self.strings:
+            self.strings.append(text)
+        return self.strings.index(text)
+
+    def read(self):
+        columns = {
+            name: list(as_rows(rows, len(RECORDED_BY_NAME[name].columns)).T)
+            for name, rows in (("edges", self.edges), ("vertices", self.vertices))
+        }
+        return read_paths(Capture.from_columns(columns, self.strings, {}, []))
+
+
+def test_every_kind_of_reference_and_object_is_read_as_it_was_written():
+    """Names, positions, owners, places and all fields of an owner come back; targets are not stored."""
+    owners = [
+        Vertex(kind, f"name {kind.value}", "/x/y.py", 3, 4, 5, 6, (7, 8), "float32", "main", PROGRAM, "torch")
+        for kind in VertexKind
+    ]
+    path = tuple(
+        Edge(
+            kind,
+            f"n{kind.value}",
+            kind.value,
+            owner,
+            None,
+            "/home/user/train.py",
+            9,
+            reader=PROGRAM,
+            is_own=True,
+        )
+        for kind, owner in zip(EdgeKind, itertools.cycle(owners))
+    )
+    bare = (
+        Edge(EdgeKind.EVALUATION_STACK),
+        Edge(EdgeKind.ITEM, position=0, owner=Vertex(VertexKind.TENSOR, shape=())),
+    )
+    tables = Tables()
+    assert [tables.add(path), tables.add(bare)] == [0, 1]
+    assert tables.read() == {0: path, 1: bare}
+
+
+def test_equal_paths_are_stored_once():
+    """The second one gets the number of the first, and no row."""
+    tables = Tables()
+    path = (Edge(EdgeKind.LOCAL, "x", owner=PROGRAM),)
+    assert tables.add(path) == 0
+    rows = len(tables.edges), len(tables.vertices)
+    assert tables.add((dataclasses.replace(path[0]),)) == 0
+    assert (len(tables.edges), len(tables.vertices)) == rows
+    assert tables.add((Edge(EdgeKind.LOCAL, "y", owner=PROGRAM),)) == 1
+    assert len(tables.vertices) == rows[1]
+
+
+def test_whose_code_a_line_is_is_decided_when_it_is_written():
+    """The program's own lines can be edited; a file that is not known has no answer."""
+    tables = Tables()
+    tables.add(
+        (
+            Edge(EdgeKind.LOCAL, "x", owner=PROGRAM, file="/home/user/torch/train.py", line=1),
+            Edge(EdgeKind.LOCAL, "input", owner=LIBRARY, file=torch.__file__, line=2),
+            Edge(EdgeKind.ITEM, position=0),
+        )
+    )
+    assert [edge.is_own for edge in tables.read()[0]] == [True, False, None]

@@ -1,0 +1,123 @@
+"""The searches that run inside the program: what they find, how they name it, where they stop."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from memwatch.edges import Edge, EdgeKind
+from memwatch.heap.paths import name_chain
+from memwatch.heap.reference_search import ReferenceSearch
+from memwatch.heap.referrer_search import living_tensors, referrer_paths
+from memwatch.heap.roots import Held, Root, RootKind
+from memwatch.heap.search_roots import call_roots, namespace_roots
+
+MODEL = nn.Sequential(nn.Linear(8, 8))
+SHARED = {"table": [torch.zeros(3)]}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def paths_to(tensors, roots, *, deep=False):
+    """Return the first path that a search finds to each tensor."""
+    search = ReferenceSearch(set(), deep=deep, barren=set())
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    found = {}
+    for root in roots:
+        for chain in search.tensors(root):
+            name = names.get(id(chain[-1]))
+            if name is not None and name not in found:
+                found[name] = name_chain(chain)
+    return found
+
+
+def roots_of_caller():
+    """Return the running calls and the modules' variables, as a sample of the recorder does."""
+    spaces = {}
+    return [*call_roots(sys._getframe(1), spaces), *namespace_roots(spaces)]
+
+
+def kinds(path):
+    return [edge.kind for edge in path]
+
+
+def test_the_search_from_running_calls_names_variables_and_what_they_lead_to():
+    """A local variable, a list in a dictionary, an attribute, and a module's global, each as typed references."""
+    plain = torch.zeros(1)
+    box = {"a": [torch.zeros(2)]}
+    roots = roots_of_caller()
+    wanted = {"local": plain, "item": box["a"][0], "global": SHARED["table"][0], "parameter": MODEL[0].weight}
+    found = paths_to(wanted, roots, deep=True)
+    assert kinds(found["local"]) == [EdgeKind.LOCAL]
+    assert found["local"][0].name == "plain"
+    assert kinds(found["item"]) == [EdgeKind.LOCAL, EdgeKind.VALUE, EdgeKind.ITEM]
+    assert [edge.name for edge in found["item"][:2]] == ["box", "'a'"]
+    assert kinds(found["global"]) == [EdgeKind.GLOBAL, EdgeKind.VALUE, EdgeKind.ITEM]
+    assert kinds(found["parameter"]) == [EdgeKind.GLOBAL, EdgeKind.SUBMODULE, EdgeKind.PARAMETER]
+    assert found["parameter"][0].owner.name == __name__
+
+
+def test_only_a_deep_search_goes_into_the_modules_of_a_module():
+    """A model's own parameters are known by their role: the search at every peak does not list them."""
+    root = Root(RootKind.FRAME, [Held(EdgeKind.LOCAL, "model", MODEL)])
+    wanted = {"parameter": MODEL[0].weight}
+    assert paths_to(wanted, [root]) == {}
+    assert "parameter" in paths_to(wanted, [root], deep=True)
+
+
+def test_a_search_is_bounded_and_says_so():
+    """A root that reaches more objects than may be looked at is counted; a deep search goes on later."""
+    far, near = torch.zeros(1), torch.zeros(1)
+    long = [*([[]] for _ in range(1500)), [far]]
+    root = Root(RootKind.FRAME, [Held(EdgeKind.LOCAL, "long", long), Held(EdgeKind.LOCAL, "short", [[near]])])
+    for deep in (False, True):
+        search = ReferenceSearch(set(), deep=deep, barren=set())
+        # What lies in a long container hides nothing else.
+        assert [chain[-1] is near for chain in search.tensors(root)] == [True]
+        assert search.cut_count == 1
+        assert [chain[-1] is far for chain in search.rest()] == ([True] if deep else [])
+
+
+class Registry:
+    table = torch.zeros(5)
+
+
+def test_a_class_attribute_is_named_whether_or_not_its_dictionary_is_on_the_way():
+    """A bounded search goes from the class to the value, gc through the dictionary between them."""
+    namespace = next(held for held in gc.get_referents(Registry) if type(held) is dict)
+    for chain in ((Registry, Registry.table), (Registry, namespace, Registry.table)):
+        (edge,) = name_chain(chain)
+        assert (edge.kind, edge.name) == (EdgeKind.CLASS_ATTRIBUTE, "table")
+
+
+def test_what_lies_on_an_evaluation_stack_is_the_top_of_its_referrers():
+    """A list that no variable names holds its items; a tensor that nothing but the stack holds has no referrer."""
+    found = []
+
+    def look(values, wanted):
+        objects = [values]
+        tensors = living_tensors({id(wanted): 7}, id, [wanted])
+        found.append(referrer_paths(tensors, set(), objects))
+
+    items = [torch.zeros(1), torch.zeros(2)]
+    look(items, items[1])
+    top, item = found[0][7]
+    assert top == Edge(EdgeKind.EVALUATION_STACK, "list")
+    assert (item.kind, item.position) == (EdgeKind.ITEM, 1)
+
+
+def test_what_a_module_holds_is_told_of_as_its_global():
+    """A module that no running call belongs to is found from the tensor up."""
+    module = type(sys)("library")
+    module.cache = [torch.zeros(1)]
+    tensors = living_tensors({id(module.cache[0]): 3}, id, [module.cache[0]])
+    path = referrer_paths(tensors, set(), [module, module.__dict__, module.cache])[3]
+    assert kinds(path) == [EdgeKind.MODULE, EdgeKind.GLOBAL, EdgeKind.ITEM]
+    assert [edge.name for edge in path[:2]] == ["library", "cache"]

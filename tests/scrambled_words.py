@@ -1,0 +1,67 @@
+"""Change every word that memwatch says, and nothing else.
+
+With the environment variable below set, `conftest.py` calls `scramble` before any test runs: the letters of all
+templates of `memwatch.words` are rotated, their placeholders stay. Whatever still works then does not depend on
+English.
+"""
+
+from __future__ import annotations
+
+import codecs
+import importlib
+import pkgutil
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import memwatch.words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+VARIABLE: Final = "MEMWATCH_SCRAMBLED_WORDS"
+_PLACEHOLDER: Final = re.compile(r"(\{[^{}]*\})")
+
+
+def tables() -> Iterator[tuple[Any, str, Any]]:
+    """Yield each table and template of the words package: its module, its name, and itself."""
+    for info in pkgutil.iter_modules(memwatch.words.__path__, f"{memwatch.words.__name__}."):
+        module = importlib.import_module(info.name)
+        for name, value in list(vars(module).items()):
+            if name.isupper() and isinstance(value, (str, dict, tuple)):
+                yield module, name, value
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Yield the templates in a table."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from texts(part)
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from texts(part)
+
+
+def literals(template: str) -> list[str]:
+    """Return the parts of a template between its placeholders."""
+    return _PLACEHOLDER.split(template)[::2]
+
+
+def scramble() -> None:
+    """Rotate the letters of all words."""
+    for module, name, value in list(tables()):
+        if isinstance(value, dict):
+            value.update({key: _scrambled(part) for key, part in value.items()})
+        else:
+            setattr(module, name, _scrambled(value))
+
+
+def _scrambled(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_scrambled, value))
+    if not isinstance(value, str):
+        return value
+    parts = _PLACEHOLDER.split(value)
+    parts[::2] = [codecs.encode(part, "rot13") for part in parts[::2]]
+    return "".join(parts)

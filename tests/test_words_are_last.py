@@ -1,0 +1,97 @@
+"""Words are made last: nothing that decides reads English."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+from scrambled_words import VARIABLE, literals, tables, texts
+
+TOP: Final = Path(__file__).resolve().parent.parent
+PROGRAMS: Final = (
+    "tensor_hook", "saved_view", "identity_pack", "function_class_per_call", "bound_method_cycle", "generator",
+    "self_cycle", "recursive_closure", "partial", "lru_cache", "thread", "global_list", "class_attribute",
+)  # fmt: skip
+LEAK: Final = "tests/leaks/test_leaks_programs.py::test_a_leak_is_found_with_its_kind_and_references"
+TESTS: Final = (
+    "tests/heap",
+    "tests/leaks/test_leaks_check.py",
+    "tests/leaks/test_leaks_draw.py",
+    *(f"{LEAK}[{program}]" for program in PROGRAMS),
+    "tests/plugin/test_plugin_leaks.py",
+)
+
+
+def test_nothing_but_the_words_depends_on_the_words():
+    """With every word changed, leak programs, heap, drawing and plugin still do what they did."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not words", "-p", "no:cacheprovider", *TESTS],
+        cwd=TOP,
+        env={**os.environ, VARIABLE: "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+_MATCHING: Final = {
+    "startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "rsplit",
+    "find", "rfind", "index", "rindex", "count", "compile", "match", "search", "fullmatch", "findall", "finditer",
+    "sub", "strip", "lstrip", "rstrip",
+}  # fmt: skip
+_IDENTIFIER: Final = re.compile(r"[\w.<>/\\-]*\Z")
+
+
+def _matched_strings(tree: ast.Module) -> list[tuple[int, str]]:
+    """Return the string literals that code compares text with, and their lines; module constants are followed."""
+    constants = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+    matched: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            matched += [node.left, *node.comparators]
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in _MATCHING
+        ):
+            matched += node.args
+    matched += [constants[node.id] for node in matched if isinstance(node, ast.Name) and node.id in constants]
+    return [
+        (leaf.lineno, leaf.value)
+        for node in matched
+        for leaf in ast.walk(node)
+        if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)
+    ]
+
+
+def _sources() -> list[Path]:
+    sources = [*TOP.glob("memwatch/**/*.py"), *TOP.glob("plugins/**/*.py")]
+    return [path for path in sources if TOP / "memwatch/words" not in path.parents]
+
+
+@pytest.mark.words
+def test_no_module_matches_on_english():
+    """Outside the words package no literal that is part of a template is compared with, or searched in, a text."""
+    parts = {part for _, _, value in tables() for text in texts(value) for part in literals(text)}
+    parts = {part for part in parts if part.strip() and not _IDENTIFIER.match(part.strip())}
+    guilty = [
+        f"{path.relative_to(TOP)}:{line}: {text!r}"
+        for path in _sources()
+        for line, text in _matched_strings(ast.parse(path.read_text(encoding="utf-8")))
+        if not _IDENTIFIER.match(text) and len(text) > 3 and any(text in part for part in parts)
+    ]
+    assert guilty == []
