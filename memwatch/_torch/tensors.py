@@ -46,9 +46,14 @@ def _descriptors() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for base in reversed(TensorBase.__mro__):
         found.update(vars(base))
-    for name in (GRAD, BASE, BACKWARD_HOOKS, POST_GRAD_HOOKS):
-        if _edges.take(f"torch._C.TensorBase.{name}", None) is None:
-            found.pop(name, None)
+    for path in (
+        "torch._C.TensorBase._grad",
+        "torch._C.TensorBase._base",
+        "torch._C.TensorBase._backward_hooks",
+        "torch._C.TensorBase._post_accumulate_grad_hooks",
+    ):
+        if _edges.take(path, None) is None:
+            found.pop(path.rpartition(".")[2], None)
     return found
 
 
