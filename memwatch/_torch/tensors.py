@@ -61,7 +61,7 @@ TENSOR_DICT: Final[Mapping[str, Any]] = _descriptors()
 """The descriptors of `TensorBase`, by name; a private one that this torch lacks is not there."""
 GRAD_FN: Final[Any] = TENSOR_DICT["grad_fn"]
 """The descriptor of `grad_fn`."""
-untyped_storage_of: Final[Callable[[Any], Any]] = TensorBase.untyped_storage
+untyped_storage_of: Final[Callable[[Any], torch.UntypedStorage]] = TensorBase.untyped_storage
 """Return the storage of a tensor, unless a `__torch_function__` of a mode or subclass steps in."""
 
 USE_COUNT: Final[Any] = Part("a tensor that only C++ holds may be said to have no known holder").take(
