@@ -1,4 +1,4 @@
-// Bundles the pages' scripts and collects the licences of every package in it.
+// Bundles the scripts of the pages and collects the licences of all packages in them.
 // `node build.mjs` writes them beside the template; `node build.mjs --check` only compares.
 import { createHash } from "node:crypto";
 import { readFile, readdir, writeFile } from "node:fs/promises";
@@ -46,7 +46,7 @@ const built = {
   "licences.txt": await licences(Object.keys(result.metafile.inputs)),
 };
 
-// Lets a test without node tell that the sources were changed and the page was not built again.
+// A digest of the sources: a test compares it where node is not installed, and fails if the page was not rebuilt.
 async function digest() {
   const hash = createHash("sha256");
   const names = (await readdir(join(here, "src"))).sort().map((name) => `src/${name}`);

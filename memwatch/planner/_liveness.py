@@ -1,4 +1,4 @@
-"""Kernel: from the touches of every buffer to the intervals in which it is allocated."""
+"""Kernel: from what the steps do to each buffer to the intervals in which it is allocated."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from memwatch.planner._numba import compiled
 if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
 
+# kinds of event
 MAKE, RELOAD, READ, WRITE, OFFLOAD = 0, 1, 2, 3, 4
+# faults: the buffer is not there, holds another version than wanted, or lacks its last version at the end
 OK, ABSENT, STALE, LOST = 0, 1, 2, 3
 
 
 class Events(NamedTuple):
-    """What the steps do to the buffers, buffer by buffer, then by step, reads before writes."""
+    """What the steps do to the buffers, sorted by buffer, then by step; in a step reads come before writes."""
 
     indptr: IntArray
     step: IntArray
@@ -28,7 +30,7 @@ class Events(NamedTuple):
 
 
 class Intervals(NamedTuple):
-    """Allocations: buffer, first and last step (-1: live at the start, num_steps: live at the end)."""
+    """Allocations: a buffer, its first step (-1: live at the start), its last (num_steps: live at the end)."""
 
     buffer: IntArray
     first: IntArray
@@ -37,7 +39,7 @@ class Intervals(NamedTuple):
 
 @compiled
 def wanted_versions(events: Events, buffer: int) -> IntArray:
-    """Version that each event, or the first use after it, expects to find; -1 where nobody uses it again."""
+    """Return the version that each event, or the first use after it, expects; -1 where there is no use."""
     begin, end = events.indptr[buffer], events.indptr[buffer + 1]
     wanted = np.full(end - begin + 1, events.final[buffer], np.int64)
     for slot in range(end - begin - 1, -1, -1):
@@ -52,10 +54,10 @@ def wanted_versions(events: Events, buffer: int) -> IntArray:
 
 @compiled
 def walk(events: Events, buffer: int, out: Intervals, count: int) -> tuple[int, int, int]:
-    """Cut one buffer's events into allocations, appended to `out`; return (status, step, count).
+    """Append the allocations of one buffer to `out`; return (status, step, count).
 
-    A make or a reload starts a new allocation when the next use wants the version it brings; otherwise
-    its result is dropped at once and the old allocation lives on.
+    A make or a reload starts a new allocation when the next use expects the version that it brings. If it
+    does not, the result is dropped at once and the old allocation lives on.
     """
     wanted = wanted_versions(events, buffer)
     on_host = -1
@@ -68,7 +70,9 @@ def walk(events: Events, buffer: int, out: Intervals, count: int) -> tuple[int, 
             brought = 0 if kind == MAKE else on_host
             if brought < 0:
                 return ABSENT, now, count
-            if current >= 0 and wanted[slot + 1] != brought:  # dropped: goes in before the old allocation
+            if (
+                current >= 0 and wanted[slot + 1] != brought
+            ):  # dropped: listed before the old allocation, which is open still
                 out.buffer[count + 1], out.first[count + 1] = buffer, out.first[count]
                 out.last[count + 1] = out.last[count]
                 out.first[count], out.last[count] = now, now
@@ -96,7 +100,7 @@ def walk(events: Events, buffer: int, out: Intervals, count: int) -> tuple[int, 
 
 @compiled
 def intervals(events: Events) -> tuple[Intervals, int, int, int]:
-    """Cut every buffer's events into allocations.
+    """Return the allocations of all buffers.
 
     Returns:
         The allocations; then (status, step, buffer) of the first fault, status OK when there is none.

@@ -1,4 +1,8 @@
-"""Kernel: the rotor dynamic program over (first stage, last stage, memory)."""
+"""Kernel: the rotor dynamic program, which solves chains of stages for every amount of memory.
+
+A table entry is the cheapest way to reverse the stages from `first` to `last` with `memory` slots. Either all that
+stage `first` saves is kept, or the stages run forward without saving up to a stage `split`, whose input is kept.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,11 @@ if TYPE_CHECKING:
 def fill(
     costs: NDArray[np.float64], checkpoint: IntArray, saved: IntArray, slots: int
 ) -> tuple[NDArray[np.float64], IntArray]:
-    """Solve every sub-chain for every amount of memory.
+    """Return the cheapest way for every part of the chain and every amount of memory.
 
     Returns:
-        The extra cost, infinite where the memory does not suffice, and the choice made: the first stage
-        itself when all it saves is kept, otherwise the stage to run up to and continue from.
+        The extra cost, infinite where memory does not suffice, and the choice: `first` where all that it saves
+        is kept, otherwise `split`.
     """
     length = len(costs)
     best = np.full((length, length, slots + 1), np.inf)

@@ -6,7 +6,7 @@ from memwatch.sizes import SizeError, parse_bytes
 
 
 def parse_budget(budget: int | float | str, program_increase_bytes: int) -> int:
-    """Read a budget.
+    """Return a budget in bytes.
 
     Args:
         budget: bytes, text such as ``"512 MiB"``, or ``"60%"`` of the program's own peak increase.
@@ -16,7 +16,7 @@ def parse_budget(budget: int | float | str, program_increase_bytes: int) -> int:
         The peak increase that a plan may have (bytes), rounded down.
 
     Raises:
-        SizeError: the text is no size and no percentage, or the number is negative or not finite.
+        SizeError: the text is neither a size nor a percentage, or the number is negative or not finite.
     """
     if not (isinstance(budget, str) and budget.strip().endswith("%")):
         return parse_bytes(budget)
@@ -27,7 +27,7 @@ def parse_budget(budget: int | float | str, program_increase_bytes: int) -> int:
         raise SizeError(f"{budget!r} is not a budget; write a percentage such as '60%'") from None
     if not 0 <= share < float("inf"):
         raise SizeError(f"{budget!r} is not a budget; a percentage is zero or more")
-    # whole percentages must not lose a byte to binary fractions
+    # whole percentages are computed in integers, so that no byte is lost to binary fractions
     return (
         program_increase_bytes * int(share) // 100
         if share.is_integer()

@@ -1,4 +1,7 @@
-"""Chains solved exactly: Revolve for uniform ones, the rotor dynamic program for any costs and sizes."""
+"""Chains solved exactly: a forward of stages in a row, and a backward that reverses them one by one.
+
+Revolve solves chains of equal stages; the rotor dynamic program solves chains of any costs and sizes.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,8 @@ def revolve_steps(length: int, snapshots: int) -> list[tuple[str, int]]:
         snapshots: states that may be stored, the initial one included.
 
     Returns:
-        ``("forward", i)``: state i + 1 from state i; ``("store", i)`` and ``("drop", i)``: a snapshot of
-        state i; ``("adjoint", i)``: reverse step i, for which state i must be at hand.
+        ``("forward", i)``: compute state i + 1 from state i; ``("store", i)`` and ``("drop", i)``: keep and
+        drop a snapshot of state i; ``("adjoint", i)``: reverse step i, which needs state i.
     """
     steps: list[tuple[str, int]] = [("store", 0)]
     # (first, last, snapshots): reverse the steps from first to before last, whose first state is stored
@@ -66,7 +69,7 @@ def revolve_steps(length: int, snapshots: int) -> list[tuple[str, int]]:
 
 
 def _revolve_split(length: int, snapshots: int) -> int:
-    """Number of steps to advance before the next snapshot."""
+    """Return the number of steps to advance before the next snapshot."""
     return min(
         range(1, length),
         key=lambda k: k + revolve_forwards(length - k, snapshots - 1) + revolve_forwards(k, snapshots),
@@ -102,7 +105,7 @@ class RotorTable:
         self._checkpoint = checkpoint_slots
 
     def extra_cost(self, slots: int) -> float:
-        """Price of what is computed again with so much memory; infinite when it does not suffice."""
+        """Return the cost of recomputes with so much memory; infinite when the memory does not suffice."""
         return float(self._best[0, self._length - 1, slots])
 
     def steps(self, slots: int) -> list[tuple[str, int]]:
@@ -118,7 +121,7 @@ class RotorTable:
                 continue
             first, last, free = task
             split = int(self._choice[first, last, free])
-            if split == first:  # keep everything of this stage
+            if split == first:  # all that this stage saves is kept
                 steps.append(("forward", first))
                 waiting.append((first,))
                 if first < last:

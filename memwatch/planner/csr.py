@@ -1,4 +1,4 @@
-"""Compressed sparse rows: many short integer lists in two arrays."""
+"""Compressed sparse rows: many short lists of integers in two arrays, which kernels can read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Csr:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Iterable[int]]) -> Csr:
-        """Pack a list of rows, keeping the order inside each row."""
+        """Return these rows, with the order inside each row kept."""
         packed = [list(row) for row in rows]
         lengths = np.fromiter((len(row) for row in packed), dtype=np.int64, count=len(packed))
         indptr = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
@@ -33,7 +33,7 @@ class Csr:
 
     @classmethod
     def from_pairs(cls, rows: IntArray, columns: IntArray, num_rows: int) -> Csr:
-        """Pack (row, column) pairs; duplicates are dropped and each row is sorted."""
+        """Return the rows of (row, column) pairs; duplicates are dropped and each row is sorted."""
         if len(rows):
             order = np.lexsort((columns, rows))
             rows, columns = rows[order], columns[order]

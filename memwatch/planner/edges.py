@@ -1,4 +1,8 @@
-"""Which op must run before which: data, anti-dependencies of mutation, order of effects."""
+"""Precedence: which op must run before which.
+
+There are three reasons: an op reads what another makes, an op must read a buffer before another mutates it, and ops
+with effects keep their order.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,8 @@ from memwatch.planner.op import Effect
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# ops of one chain keep program order; an unknown effect may touch the generator and the host alike
+# Ops of one chain keep program order. An unknown effect may draw random numbers and may act on the host, so it is in
+# both chains.
 EFFECT_CHAINS = (
     (Effect.RNG, Effect.UNKNOWN),
     (Effect.COLLECTIVE, Effect.ITEM, Effect.UNKNOWN),
@@ -28,18 +33,15 @@ def precedence(  # noqa: PLR0917 (the arrays of a Graph that does not exist yet)
     effect: NDArray[np.int8],
     num_buffers: int,
 ) -> Csr:
-    """Derive the precedence edges of a program.
+    """Return the ops that must run before each op.
 
-    A reader of version k runs after the op that wrote version k and before the op that writes version
-    k + 1; writers run in order; RNG ops run in generator order; all other effects run in program order,
-    and an unknown effect is ordered with both.
-
-    Returns:
-        Op -> ops that must run before it.
+    A reader of version k of a buffer runs after the op that wrote version k and before the op that writes
+    version k + 1. Writers of a buffer run in order. RNG ops keep their order, and so do all other ops with an
+    effect; an op with an unknown effect keeps its place in both of these chains.
     """
     num_ops = len(reads)
     first_slot = np.concatenate(([0], np.cumsum(1 + np.bincount(writes.indices, minlength=num_buffers))))
-    # one slot per (buffer, version): who wrote it, -1 for the first version of an external buffer
+    # one slot per (buffer, version): the op that wrote it, -1 for the first version of an external buffer
     writer = np.full(int(first_slot[-1]), -1, dtype=np.int64)
     writer[first_slot[makes.indices]] = makes.row_ids()
     written_slot = first_slot[writes.indices] + write_version
@@ -56,5 +58,7 @@ def precedence(  # noqa: PLR0917 (the arrays of a Graph that does not exist yet)
         before.append(chain[:-1])
         after.append(chain[1:])
     source, target = np.concatenate(before), np.concatenate(after)
-    real = (source >= 0) & (target >= 0) & (source != target)  # an op may read what it mutates
+    real = (
+        (source >= 0) & (target >= 0) & (source != target)
+    )  # an op that reads what it mutates does not wait for itself
     return Csr.from_pairs(target[real], source[real], num_ops)

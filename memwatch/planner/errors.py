@@ -6,19 +6,19 @@ from memwatch.errors import MemwatchError
 
 
 class GraphError(MemwatchError, ValueError):
-    """The ops handed to the planner do not form a program: a duplicate, a cycle, an impossible size."""
+    """The ops given to the planner form no program: a name twice, a cycle, an impossible size."""
 
 
 class OrderError(MemwatchError, ValueError):
-    """An order or a schedule that does not compute what the program computes."""
+    """An order or a schedule does not compute what the program computes."""
 
 
 class BudgetError(MemwatchError):
-    """No plan within the budget was found.
+    """No plan that fits the budget was found.
 
     Attributes:
         best: the plan with the lowest peak that was found.
-        bound_bytes: no plan at all has a peak below this (bytes).
+        bound_bytes: peak increase that no plan can go below (bytes).
     """
 
     def __init__(self, message: str, best: object, bound_bytes: int) -> None:

@@ -1,9 +1,10 @@
 """A bound on the peak of plans that recompute: what must wait while the last large op runs.
 
-Choose any set of large ops. In every plan one of them is the last to run. What the program keeps must then be
-there already, or follow from what is there by the other ops, and its inputs and outputs are there as well. The
-fewest bytes from which everything kept follows are a minimum cut. (A relaxation of the rules: effects, and
-inputs that the program overwrites, are taken to be repeatable.)
+Choose any set of large ops. In every plan one of them runs last. While it runs, its inputs and outputs are there. So
+is everything that the program keeps in the end, or buffers from which the other ops can still compute it. The fewest
+bytes from which everything kept can be computed are a minimum cut of the graph. The bound is that of the op for which
+working set and cut are smallest. To stay a bound, the cut is generous: it lets every op run again, even one with an
+effect or with inputs that the program overwrites.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
     from memwatch.planner.graph import Graph
 
 _MOST_SETS = 8
-_MOST_WORK = 40_000  # edges looked at, over all cuts: about a second
+_MOST_WORK = 40_000  # edges of all cuts together: about a second
 _SOURCE, _SINK = -1, -2
 
 
 class _Slots(NamedTuple):
-    """Every version of every buffer has a number; `maker` is the op that makes it, -1 for none."""
+    """Every version of every buffer is a slot; `maker` is the op that makes it, -1 for none."""
 
     first: IntArray
     buffer: IntArray
@@ -32,7 +33,7 @@ class _Slots(NamedTuple):
 
 
 def last_large_bound(graph: Graph, working_sets: IntArray) -> int:
-    """Return a peak that no plan with recompute, but without moves, goes below (bytes); 0 for large programs.
+    """Return a peak (bytes) that no plan without moves goes below, recomputes included; 0 for large programs.
 
     Args:
         graph: the program.
@@ -49,7 +50,7 @@ def last_large_bound(graph: Graph, working_sets: IntArray) -> int:
         most = left // max(edges, 1)
         if most < 1:
             break
-        if len(large) > most:  # any set will do; spread over the program it sees most
+        if len(large) > most:  # any set gives a bound; one spread over the program gives a good one
             large = large[np.linspace(0, len(large) - 1, most).astype(np.int64)]
         left -= len(large) * edges
         best = max(best, _bound(graph, slots, large, working_sets, best))
@@ -84,7 +85,7 @@ def _slots(graph: Graph) -> _Slots:
 
 
 def _network(graph: Graph, slots: _Slots, large: IntArray) -> Any:
-    """Build the flow network: from what only large ops make, through what follows from it, to what is kept."""
+    """Return the flow network. It leads from what only large ops make, through the other ops, to what is kept."""
     from networkx import DiGraph
 
     network: Any = DiGraph()

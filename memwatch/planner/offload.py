@@ -27,7 +27,10 @@ def default_bandwidth(graph: Graph) -> float:
 
 
 def movable_buffers(graph: Graph) -> NDArray[np.bool_]:
-    """Tell for every buffer whether it may be moved out: not when it is small, nor when it never leaves."""
+    """Return for every buffer whether it may be moved out.
+
+    Small buffers are not worth a move. External buffers that the program may not free stay where they are.
+    """
     leaves = (graph.buffer_producer >= 0) | graph.buffer_freeable
     return leaves & (graph.buffer_nbytes >= SMALLEST_MOVE_BYTES)
 
@@ -46,7 +49,7 @@ def move_costs(graph: Graph, bandwidth: float | None) -> NDArray[np.float64]:
         bandwidth = default_bandwidth(graph)
     if not 0 < bandwidth < float("inf"):
         raise GraphError(
-            f"a bandwidth of {bandwidth!r} is impossible; write bytes per unit of op cost, above zero"
+            f"a bandwidth of {bandwidth!r} is impossible; write a number above zero, in bytes per unit of op cost"
         )
     return graph.buffer_nbytes / bandwidth
 

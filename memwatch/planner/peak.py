@@ -1,4 +1,4 @@
-"""The exact simulator: what a schedule keeps alive at every step, and whether it is a valid one."""
+"""The exact simulator: which bytes a schedule keeps alive at every step, and whether the schedule is valid."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeakResult:
-    """What a schedule keeps alive.
+    """The live bytes of a schedule.
 
     Attributes:
-        peak_bytes: the most that is live at any instant (bytes).
-        peak_step: first step at which it is; -1 for a program without steps.
+        peak_bytes: the most bytes that are live at any instant.
+        peak_step: first step at which they are; -1 where it is before the first step.
         live_bytes: live bytes while each step runs, its outputs and workspace included.
     """
 
@@ -48,15 +48,12 @@ class Allocations:
 
 
 def simulate(graph: Graph, schedule: Schedule, size_fn: SizeFn | None = None) -> PeakResult:
-    """Run a schedule on paper and report its live bytes.
+    """Return the live bytes of a schedule.
 
     Args:
         graph: the program.
         schedule: its steps; an allocation is freed after the last step that uses it.
-        size_fn: sizes (bytes) -> bytes the allocator hands out for them; exact sizes by default.
-
-    Returns:
-        The peak and the live bytes at every step (bytes).
+        size_fn: sizes (bytes) -> bytes that the allocator takes for them; exact sizes by default.
 
     Raises:
         OrderError: the schedule does not compute what the program computes.
@@ -67,7 +64,7 @@ def simulate(graph: Graph, schedule: Schedule, size_fn: SizeFn | None = None) ->
 
 
 def program_peak(graph: Graph, size_fn: SizeFn | None = None) -> PeakResult:
-    """Report the live bytes of the program as it was recorded, its own late frees included.
+    """Return the live bytes of the program as it was recorded, which frees some buffers late.
 
     Args:
         graph: the program.
@@ -87,7 +84,7 @@ def check_schedule(graph: Graph, schedule: Schedule) -> None:
 
 
 def live_curve(graph: Graph, schedule: Schedule, allocated: Allocations) -> PeakResult:
-    """Add up allocations and workspaces step by step."""
+    """Return the sums of allocations and workspaces, step by step."""
     num_steps = len(schedule)
     nbytes = graph.buffer_nbytes[allocated.buffer]
     change = np.zeros(num_steps + 2, dtype=np.int64)
@@ -103,7 +100,7 @@ def live_curve(graph: Graph, schedule: Schedule, allocated: Allocations) -> Peak
 
 
 def allocations(graph: Graph, schedule: Schedule) -> Allocations:
-    """Derive when every buffer is allocated and freed.
+    """Return when a schedule allocates and frees every buffer.
 
     Raises:
         OrderError: an op reads a buffer that is not there or has been mutated since, an op is missing,
@@ -113,7 +110,7 @@ def allocations(graph: Graph, schedule: Schedule) -> Allocations:
 
     _check_steps(graph, schedule)
     buffer, step, kind, version = _events(graph, schedule)
-    # inside one step: reads see the buffer before it is written; sort is by buffer, then step, then kind
+    # within a step, kinds sort so that reads come before writes, as an op reads what it mutates
     by_buffer = np.lexsort((kind, step, buffer))
     indptr = np.searchsorted(buffer[by_buffer], np.arange(graph.num_buffers + 1)).astype(np.int64)
     external = graph.buffer_producer < 0
@@ -129,7 +126,7 @@ def allocations(graph: Graph, schedule: Schedule) -> Allocations:
 
 
 def _events(graph: Graph, schedule: Schedule) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """List what every step does to every buffer: (buffer, step, kind, version)."""
+    """Return what every step does to every buffer: (buffer, step, kind, version)."""
     from memwatch.planner import _liveness as kernel
 
     compute_steps = np.flatnonzero(schedule.kind == StepKind.COMPUTE)
@@ -158,13 +155,13 @@ def _events(graph: Graph, schedule: Schedule) -> tuple[IntArray, IntArray, IntAr
 
 
 def _check_steps(graph: Graph, schedule: Schedule) -> None:
-    """Every op once at least, no effect twice, effects in program order."""
+    """Raise unless every op runs at least once, no effect runs twice, and effects are in program order."""
     ops = schedule.ops
     moved = schedule.index[schedule.kind != StepKind.COMPUTE]
     for indices, limit, what in ((ops, graph.num_ops, "ops"), (moved, graph.num_buffers, "buffers")):
         wrong = indices[(indices < 0) | (indices >= limit)]
         if len(wrong):
-            raise OrderError(f"index {int(wrong[0])} is none of the {limit} {what} of the graph")
+            raise OrderError(f"index {int(wrong[0])} is out of range; the graph has {limit} {what}")
     count = np.bincount(ops, minlength=graph.num_ops)
     missing = np.flatnonzero(count == 0)
     if len(missing):
@@ -191,6 +188,7 @@ def _check_chain(graph: Graph, chain: NDArray[np.int64], first: IntArray) -> Non
 
 
 def _fault(graph: Graph, schedule: Schedule, status: int, step: int, buffer: int) -> str:
+    """Return the message for a fault that the kernel found."""
     from memwatch.planner import _liveness as kernel
 
     name = graph.buffer_names[buffer]

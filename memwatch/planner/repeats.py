@@ -1,4 +1,4 @@
-"""Ops that play the same part in repeated blocks: what is decided for one can be decided for all."""
+"""Ops that play the same part in repeated blocks, such as the layers of a network."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ROUNDS = 3  # how far, in edges, the surroundings of two ops must look alike
 
 
 def op_classes(graph: Graph) -> IntArray:
-    """Number the ops such that ops with alike surroundings get the same number.
+    """Return a class number for each op; ops with similar surroundings have the same number.
 
-    Weisfeiler-Leman colours: an op starts with its cost, effect and the sizes it makes and reads; each
-    round adds the colours before and after it. Identical layers of a network end up with equal numbers,
-    all but the ones at the ends.
+    These are Weisfeiler-Leman colours. An op starts with a colour for its cost, its effect and the sizes of
+    its buffers; each round adds the colours of the ops before and after it. Identical layers get equal
+    numbers, except for the layers at both ends of the network.
     """
     nbytes = graph.buffer_nbytes
     read_sizes = graph.reads.sum_per_row(nbytes)
@@ -40,6 +40,6 @@ def _number(keys: list[tuple[object, ...]]) -> IntArray:
 
 
 def _sums(neighbours: Csr, colours: IntArray) -> IntArray:
-    """Sum a random weight per colour over the neighbours: equal for equal sets of colours."""
+    """Return sums of a random weight per colour over the neighbours: equal colours give equal sums."""
     weights = np.random.default_rng(0).integers(1, 2**31, size=int(colours.max(initial=0)) + 1)
     return neighbours.sum_per_row(weights[colours])

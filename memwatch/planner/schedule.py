@@ -1,4 +1,4 @@
-"""What a plan does, step by step: compute an op, move a buffer out, move it back."""
+"""A schedule: what a plan does, step by step. A step computes an op, moves a buffer out, or moves it back."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 class StepKind(IntEnum):
     """Kinds of step."""
 
-    COMPUTE = 0  # run an op; the second time is a recompute
-    OFFLOAD = 1  # copy a buffer out; it is freed after its last use before the reload
+    COMPUTE = 0  # run an op; every time after the first is a recompute
+    OFFLOAD = 1  # copy a buffer out; its memory is freed after its last use before the reload
     RELOAD = 2  # allocate the buffer again and copy it back
 
 
 class Step(NamedTuple):
-    """One step: the op of a compute, the buffer of an offload or a reload."""
+    """One step: its kind, and the op that it computes or the buffer that it moves."""
 
     kind: StepKind
     target: int
@@ -33,7 +33,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Schedule:
-    """A sequence of steps; when each buffer is freed follows from it (see `peak`).
+    """A sequence of steps. When each buffer is freed follows from it (see `peak`).
 
     Attributes:
         kind: `StepKind` of every step.
@@ -45,13 +45,13 @@ class Schedule:
 
     @classmethod
     def from_order(cls, order: Sequence[int] | IntArray) -> Schedule:
-        """Compute ops in this order; one that appears again is a recompute."""
+        """Return the schedule that computes ops in this order; an op that appears again is a recompute."""
         index = np.array(order, dtype=np.int64)
         return cls(np.zeros(len(index), dtype=np.int8), index)
 
     @classmethod
     def of(cls, steps: Iterable[Step]) -> Schedule:
-        """Pack a list of steps."""
+        """Return a schedule of these steps."""
         listed = list(steps)
         kind = np.array([step.kind for step in listed], dtype=np.int8)
         return cls(kind, np.array([step.target for step in listed], dtype=np.int64))
@@ -78,7 +78,7 @@ class Schedule:
         return ops
 
     def copies(self) -> IntArray:
-        """Number every step's copy: 0 the first time its op is computed or its buffer moved, 1 the next."""
+        """Return for every step how often the same op was computed, or the same buffer moved so, before it."""
         key = self.index * len(StepKind) + self.kind
         order = np.argsort(key, kind="stable")
         grouped = key[order]

@@ -1,4 +1,4 @@
-// Reads what memwatch/report/page/columns.py writes.
+// Decodes the packed tables that memwatch/report/page/columns.py writes.
 
 function fromBase64(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
@@ -17,7 +17,7 @@ export async function unpackJson(text) {
   return JSON.parse(new TextDecoder().decode(await unpack(text)));
 }
 
-// Zigzag varints to numbers; plain arithmetic, because bit operators stop at 32 bits.
+// Decodes zigzag varints. It uses plain arithmetic, because bit operators work on 32 bits only.
 export async function unpackInts(packed) {
   const bytes = await unpack(packed.data);
   let count = 0;
@@ -41,7 +41,7 @@ export async function unpackInts(packed) {
   return values;
 }
 
-// A table by columns: numbers, or codes into the page's words.
+// A table by columns. A column holds numbers, or indices into the texts of the page.
 export class Frame {
   constructor(rows, columns, words) {
     this.rows = rows;

@@ -1,4 +1,4 @@
-// Every event and storage, decoded when first asked for. Reads memwatch/report/page/events.py.
+// Every event and storage, decoded when they are first needed. memwatch/report/page/events.py writes them.
 import { Frame } from "./codec.js";
 
 const CHECKPOINT = 8192;
@@ -18,9 +18,9 @@ export class Detail {
     this.storages = storages;
     this.categories = categories;
     this.base = base; // live bytes of each category at entry
-    this.count = events.rows + 1; // the entry comes first
+    this.count = events.rows + 1; // event 0 is the entry to the block
     this.leftOut = block.left_out;
-    this.row = new Float64Array(this.count); // rows of the timeline: all, or those that are left
+    this.row = new Float64Array(this.count); // their rows of the timeline; a page that left events out has gaps here
     this.row.set(events.columns.row.values, 1);
     this.op = events.columns.op.values;
     this.time = new Float64Array(this.count);
@@ -60,7 +60,7 @@ export class Detail {
     this.#keepCheckpoints();
   }
 
-  // Live bytes by category every few thousand events, so that a window need not start from the entry.
+  // Live bytes by category at every few thousandth event, so that drawing a window need not add up from the entry.
   #keepCheckpoints() {
     const unknown = this.categories.indexOf("unknown");
     const live = Float64Array.from(this.base);
@@ -71,7 +71,7 @@ export class Detail {
     }
   }
 
-  // Events are numbered by their row of the timeline outside of this class, by their place inside.
+  // Outside of this class an event is known by its row of the timeline, inside by its place in these arrays.
   timeOf(event) {
     return this.time[this.placeOf(event, "events")];
   }
@@ -80,7 +80,7 @@ export class Detail {
     return axis === "events" ? this.row[place] : this.time[place];
   }
 
-  // The last place at or before x.
+  // Returns the last place at or before x.
   placeOf(x, axis) {
     const order = axis === "events" ? this.row : this.time;
     let low = 0;
@@ -93,7 +93,7 @@ export class Detail {
     return Math.max(0, low - 1);
   }
 
-  // The points to draw between two x: every event, or the highest of each of many bins.
+  // Returns the points to draw between two x: every event or, if there are too many, the highest of each bin.
   window(from, to, axis) {
     const first = this.placeOf(from, axis);
     const last = Math.min(this.count - 1, this.placeOf(to, axis) + 1);
@@ -128,7 +128,7 @@ export class Detail {
     }
   }
 
-  // The storages alive after an event, as a table like that of the peak.
+  // Returns the storages alive after an event, as a table with the columns of the peak's.
   liveAt(event) {
     const size = new Float64Array(this.storages.rows);
     size.set(this.nbytes.subarray(0, this.entered));
@@ -140,13 +140,13 @@ export class Detail {
     return new Frame(alive.length, this.#columns(alive, size), this.sites.words);
   }
 
-  // Every storage there ever was, at its own size.
+  // Returns every storage of the run, at its own size.
   all() {
     const rows = Array.from(this.nbytes.keys());
     return new Frame(rows.length, this.#columns(rows, this.nbytes), this.sites.words);
   }
 
-  // The row with the most live bytes while an op ran; the entry if it did not allocate.
+  // Returns the row with the most live bytes while an op ran, or the entry if the op allocated nothing.
   highestIn(op) {
     let best = 0;
     let most = -1;

@@ -1,4 +1,4 @@
-// Builds elements; text only ever becomes text.
+// Builds elements. Text from a capture becomes text nodes, never HTML.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -16,7 +16,7 @@ export function el(tag, attributes = {}, ...children) {
   return node;
 }
 
-// A share as a bar: an SVG, because inline style attributes are not allowed here.
+// A share as a bar. It is an SVG, because the page's security policy forbids inline style attributes.
 export function bar(ratio, category) {
   const svg = document.createElementNS(SVG, "svg");
   svg.setAttribute("class", "bar");

@@ -1,4 +1,4 @@
-// The icicle of the live set: d3-flame-graph draws, the state says the order and the cell.
+// The icicle (upside-down flame graph) of live storages. d3-flame-graph draws it; the state holds order and cell.
 import flamegraph from "d3-flame-graph/src/flamegraph.js";
 import { select } from "d3-selection";
 import { $, colorOf } from "./dom.js";
@@ -12,7 +12,7 @@ const depth = (node) => 1 + Math.max(0, ...node.children.map(depth));
 const short = (text) => (text.length > LABEL_CHARS ? `${text.slice(0, LABEL_CHARS)}…` : text);
 
 export class Flame {
-  // `lineage(module)` gives the names of the modules from the root to one.
+  // `lineage(module)` returns the names of the modules from the root to this one.
   constructor({ onCell, lineage }) {
     this.box = $("flame");
     this.onCell = onCell;
@@ -46,7 +46,7 @@ export class Flame {
     this.#makeReachable();
   }
 
-  // d3-flame-graph writes its own marks on the data, so it gets a copy.
+  // d3-flame-graph adds fields to the data it draws, so it gets a copy.
   #cell({ name, level, value, count, category, children }) {
     return { name: level === "line" ? shortLine(name) : short(name), level, value, count, category, children: children.map((child) => this.#cell(child)) };
   }
@@ -62,7 +62,7 @@ export class Flame {
     return path.join(".");
   }
 
-  // The keys of the cells from the root to a path as `0.2.1`, and their names.
+  // Returns keys and names of the cells from the root down to a path such as `0.2.1`.
   cellsAt(path) {
     const cells = [this.tree];
     for (const index of path ? path.split(".").map(Number) : []) {
@@ -76,7 +76,7 @@ export class Flame {
   zoom(path) {
     if (!this.tree?.value) return;
     let node = select(this.box).datum();
-    node.each((each) => Object.assign(each.data, { hide: false, fade: false })); // a jump between branches, too
+    node.each((each) => Object.assign(each.data, { hide: false, fade: false })); // without this, a jump to another branch keeps marks of the last one
     for (const index of path ? path.split(".").map(Number) : []) node = node.children?.[index] ?? node;
     const onClick = this.chart.onClick();
     this.chart.onClick(null).zoomTo(node);

@@ -1,4 +1,4 @@
-// Opens and closes all entries of a section at once.
+// Buttons that open or close all entries of a section at once.
 
 export function listenToFolds() {
   for (const button of document.querySelectorAll(".fold-all")) {

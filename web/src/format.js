@@ -1,4 +1,4 @@
-// The same words for sizes and durations as memwatch.sizes and memwatch.report.meta print.
+// Sizes and durations in the same words as memwatch.sizes and memwatch.report.meta use.
 
 export function bytes(count) {
   const magnitude = Math.abs(count);
@@ -25,7 +25,7 @@ export const percent = (part, whole) => `${whole ? ((100 * part) / whole).toFixe
 export const whole = (number) => number.toLocaleString("en-US");
 export const orNone = (number) => (number < 0 ? "" : whole(number));
 
-// Long paths keep their end: the file and the line.
+// Shortens a long path but keeps its end, the file and the line.
 export function shortLine(line) {
   const parts = line.split("/");
   return parts.length > 2 ? `…/${parts.slice(-2).join("/")}` : line;

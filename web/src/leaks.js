@@ -1,4 +1,4 @@
-// The page of a list of leaks: all of it is in the document, the script only folds and paints.
+// The page of a list of leaks. The document holds all of it; the script only folds entries and switches colours.
 import { listenToFolds } from "./folds.js";
 import { listenToTheme } from "./theme.js";
 

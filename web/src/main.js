@@ -1,4 +1,4 @@
-// Puts the page together: the model from the document, the state from the address, one function per part shown.
+// Puts the page together from the model in the document and the state in the URL; each part has one function.
 import { Frame, unpackJson } from "./codec.js";
 import { Detail } from "./detail.js";
 import { $, bar, el } from "./dom.js";
@@ -32,12 +32,12 @@ const detail = once(async () => {
 });
 const moduleTree = once(async () => new ModuleTree(await Frame.unpack(model.blocks.modules, await words())));
 const stacks = once(async () => Stacks.unpack(model.blocks.stacks, await words()));
-let live; // the table of what is live at the instant shown
-let decoded; // the detail, once it is there
+let live; // the table of the storages alive at the instant shown
+let decoded; // the detail, once it is decoded
 
 // -- timeline ------------------------------------------------------------------------------------------
 
-// A little more than the run, or the last event would have no width.
+// The axis ends a little after the run; the last event would have no width otherwise.
 const wholeRun = (axis) => [0, Math.max(1, axis === "events" ? totals.events : totals.span_ns) * 1.01];
 
 function marks(axis) {
@@ -89,7 +89,7 @@ function zoomToPeak() {
   timeline.onZoom([middle - (to - from) / 20, middle + (to - from) / 20]);
 }
 
-// -- the live set, its icicle and tables ---------------------------------------------------------------
+// -- live storages: icicle and tables ---------------------------------------------------------------
 
 const peakFrame = once(async () => Frame.unpack(model.blocks.peak, await words()));
 
@@ -109,7 +109,7 @@ async function loadLive() {
   $("icicle-title").textContent = showsPeak() ? "What the peak is made of" : `What was live at event ${whole(event)}`;
 }
 
-let modules; // the tree of the modules, once it is there
+let modules; // the tree of modules, once it is built
 const flame = new Flame({ onCell: (path) => state.set({ cell: path, tab: "live" }), lineage: (name) => modules.lineage(name) });
 const liveTotal = () => live.sum("nbytes");
 

@@ -1,4 +1,4 @@
-// The tree of the modules: who is below whom, which rows are folded, and the table's rows in its order.
+// The tree of modules: parents and children, folded rows, and the order of the rows in the table.
 import { el } from "./dom.js";
 import { state } from "./state.js";
 
@@ -13,7 +13,7 @@ export class ModuleTree {
     this.hasChildren = new Set(this.parents);
   }
 
-  // The names from the root to a module.
+  // Returns the names from the root to a module.
   lineage(name) {
     const path = [];
     for (let row = this.rowOf.get(name) ?? -1; row >= 0; row = this.parents[row]) path.unshift(this.names[row]);
@@ -24,7 +24,7 @@ export class ModuleTree {
     return this.lineage(this.names[row]).length - 1;
   }
 
-  // Rows keep their tree whatever they are sorted by: the order holds among the children of one module.
+  // Sorts rows within the tree: a sort order applies among the children of the same module.
   arrange(rows, folded) {
     const there = new Set(rows);
     const children = new Map();
@@ -50,7 +50,7 @@ export class ModuleTree {
     keep(new Set(close ? this.names.map((_, row) => row).filter((row) => this.hasChildren.has(row)) : []));
   }
 
-  // The first cell: an arrow that folds, and the name as deep as it lies.
+  // Returns the first cell: an arrow that folds, and the name, indented by its depth.
   cell(row) {
     const name = this.names[row];
     const label = el("span", { class: "clip wide", title: name.slice(0, 2000), text: name === "" ? "(root)" : name });

@@ -1,4 +1,4 @@
-// The charts of the plan: live bytes before and after, and what other budgets cost. uPlot draws.
+// The charts of a plan: live bytes before and after, and the cost of other budgets. uPlot draws them.
 import uPlot from "uplot";
 import { Frame } from "./codec.js";
 import { $, colorOf } from "./dom.js";
@@ -104,7 +104,7 @@ class Curves {
 class TradeOff {
   constructor(points, figures) {
     this.box = $("plan-tradeoff");
-    // the program itself costs nothing more
+    // the program itself is a point too: it has no extra cost
     this.points = [...points, { peak_bytes: figures.program_bytes, extra_cost_ratio: 0, shown: false }].sort((a, b) => a.peak_bytes - b.peak_bytes);
     this.figures = figures;
   }

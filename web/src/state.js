@@ -1,4 +1,4 @@
-// What the page shows, kept in the URL fragment: Back, Forward, reload and a sent link all restore it.
+// The state of the page is in the URL fragment, so that Back, Forward, a reload and a sent link restore it.
 
 const DEFAULTS = { axis: "time", zoom: "", at: "", order: "category", cell: "", tab: "live", sort: "", q: "", fold: "", storage: "" };
 const listeners = [];
@@ -22,7 +22,7 @@ function notify(before) {
 export const state = {
   get: () => current,
 
-  // A step the user can go back from is pushed; typing and the like only replaces.
+  // A step that the user may want to go back from is pushed to the history; typing replaces the last entry.
   set(patch, { push = true } = {}) {
     const before = current;
     const texts = Object.entries(patch).map(([key, value]) => [key, String(value ?? "")]);

@@ -1,4 +1,4 @@
-// The dialog of one storage: what it is, its life, and the stack of its birth.
+// The dialog of one storage: what it is, the phases of its life, and the call stack that allocated it.
 import { unpackInts } from "./codec.js";
 import { $, bar, el } from "./dom.js";
 import { bytes, duration, orNone } from "./format.js";
@@ -17,7 +17,7 @@ export class Stacks {
     this.innermost = new Map(Array.from(columns.stack, (stack, index) => [stack, columns.node[index]]));
   }
 
-  // Frames, innermost first.
+  // Returns the frames of a stack, innermost first.
   of(stack) {
     const { parent, file, line, function: name, user, code } = this.columns;
     const frames = [];
@@ -38,7 +38,7 @@ function life(frame, row) {
 
 const PHASES = ["lag", "use", "drag", "void"];
 
-// The four phases of a storage's life, as long as they were.
+// The four phases of a storage's life (lag, use, drag, void), drawn to scale.
 function biography(frame, row) {
   const lengths = PHASES.map((phase) => frame.get(`${phase}_ns`, row));
   const total = lengths.reduce((a, b) => a + b, 0);
@@ -59,7 +59,7 @@ function biography(frame, row) {
 }
 
 function holder(frame, row) {
-  // the words escape line ends: between two edges stands a backslash and an n
+  // the texts of the page escape line ends: two edges are separated by a backslash and an n
   const path = frame.get("path", row).split("\\n").filter(Boolean);
   const edges = path.map((edge) => el("li", { text: edge }));
   const kind = frame.get("holder_kind", row);

@@ -1,4 +1,4 @@
-// One table: real rows in the DOM, sorted and filtered; only the rows in view where there are many.
+// One table, sorted and filtered. Its rows are in the DOM; of a long table only those in view.
 import { Virtualizer, elementScroll, observeElementOffset, observeElementRect } from "@tanstack/virtual-core";
 import { el } from "./dom.js";
 import { whole } from "./format.js";
@@ -6,7 +6,7 @@ import { whole } from "./format.js";
 const WINDOWED_FROM = 500;
 const ROW_PX = 29;
 
-// Rows whose text columns hold every word; `module:x` looks in one column.
+// Returns the rows whose text columns hold every word; `module:x` searches in one column.
 export function filterRows(frame, rows, query) {
   const terms = query.toLowerCase().split(/\s+/).filter(Boolean);
   const texts = Object.keys(frame.columns).filter((name) => frame.isText(name));

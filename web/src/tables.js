@@ -1,4 +1,4 @@
-// The four tables and their columns; which is shown, sorted and filtered how, is in the state.
+// The four tables and their columns. The state says which is shown, and how it is sorted and filtered.
 import { $, bar, el } from "./dom.js";
 import { bytes, duration, orNone, percent, shortLine, whole } from "./format.js";
 import { state } from "./state.js";
@@ -42,7 +42,7 @@ export class Tables {
     const { tab, sort, q } = state.get();
     const name = Object.hasOwn(this.views, tab) ? tab : "live";
     const view = this.views[name];
-    const focused = this.panel.contains(document.activeElement) ? document.activeElement.dataset.focus : null; // its button is made anew
+    const focused = this.panel.contains(document.activeElement) ? document.activeElement.dataset.focus : null; // drawing replaces the button that has the focus
     for (const other of Object.keys(this.views)) {
       $(`tab-${other}`).setAttribute("aria-selected", String(other === name));
       $(`tab-${other}`).tabIndex = other === name ? 0 : -1;

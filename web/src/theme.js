@@ -1,4 +1,4 @@
-// Light and dark: the system's choice until the button is pressed.
+// Light or dark: as the system is set, until the button is pressed.
 import { $ } from "./dom.js";
 
 const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";

@@ -1,4 +1,4 @@
-// Live bytes over time, stacked by category, the peak marked. uPlot draws; the state says what.
+// Live bytes over time, stacked by category, with the peak marked. uPlot draws; the state says which part.
 import uPlot from "uplot";
 import { $, colorOf } from "./dom.js";
 import { bytes, duration, shortBytes, whole } from "./format.js";
@@ -7,10 +7,10 @@ import { state } from "./state.js";
 const BINARY_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 const CLICK_SLOP_PX = 4;
 const HEIGHT_PX = 280;
-const HEADROOM = 1.22; // for the labels of the peak and the steps
+const HEADROOM = 1.22; // room above the curve for the labels of the peak and the steps
 
 export class Timeline {
-  // `peak` and `steps` say x for an axis; `onPick(event)` is called with the row of the timeline clicked.
+  // `peak` and `steps` return x on the chosen axis; a click calls `onPick(event)` with the row of the timeline.
   constructor({ categories, marks, onPick, onZoom }) {
     this.categories = categories;
     this.marks = marks;
@@ -32,14 +32,14 @@ export class Timeline {
     this.#listen();
   }
 
-  // What is live after the last event stays live: its step reaches to the end.
+  // Storages alive after the last event stay alive, so the last step reaches to the end.
   #holdLast(end) {
     const { event, x, live } = this.points;
     if (!x.length || x.at(-1) >= end) return;
     this.points = { event: [...event, event.at(-1)], x: [...x, end], live: live.map((curve) => [...curve, curve.at(-1)]) };
   }
 
-  // Cumulative curves, the topmost first: each is painted over by the ones below it.
+  // Returns cumulative curves, the topmost first: each is painted over by those below it.
   #stack(shown) {
     const sum = new Float64Array(this.points.x.length);
     const layers = shown.map((index) => {
@@ -92,7 +92,7 @@ export class Timeline {
     over.addEventListener("dblclick", () => this.onZoom(null));
   }
 
-  // The point whose step is drawn at a pixel: the last at or before it.
+  // Returns the point whose step is drawn at a pixel: the last one at or before it.
   indexAt(left) {
     const x = this.plot.posToVal(left, "x");
     const near = this.plot.valToIdx(x);
@@ -137,7 +137,7 @@ export class Timeline {
         ctx.stroke();
       };
       ctx.globalAlpha = kind === "step" ? 0.35 : 1;
-      if (kind !== "step") lineTo(4, colorOf("panel"), []); // keeps the mark apart from any category's colour
+      if (kind !== "step") lineTo(4, colorOf("panel"), []); // an outline, because a category may have the colour of the mark
       lineTo(kind === "step" ? 1 : 1.5, kind === "peak" ? colorOf("peak-mark") : text, kind === "step" ? [2, 3] : []);
       const right = left + ctx.measureText(label).width + 8 * scale > bbox.left + bbox.width;
       ctx.textAlign = right ? "right" : "left";
@@ -157,7 +157,7 @@ export class Timeline {
   }
 }
 
-// Arrow keys walk over the points drawn, plus and minus zoom around the one walked to.
+// Arrow keys move from point to point; plus and minus zoom around the present point.
 export function listenToKeys(timeline) {
   let index = null;
   const move = (by) => {

@@ -1,4 +1,4 @@
-// Groups live storages into the tree that the icicle draws. A module lies in those that hold it.
+// Groups live storages into the tree that the icicle draws. Modules are nested as in the program.
 
 export const ORDERS = {
   category: { label: "category › module › op › line", levels: ["category", "module", "op_name", "line"] },
@@ -8,13 +8,13 @@ export const ORDERS = {
   holder: { label: "holder › category › line", levels: ["holder_kind", "holder", "category", "line"] },
 };
 
-// Holders and phases are known at the peak only.
+// Holders and phases are recorded at the peak only.
 export function levelsOf(frame, order) {
   const { levels } = ORDERS[knownOrder(order)];
   return levels.every((level) => frame.has(level)) ? levels : ORDERS.category.levels;
 }
 
-// The address may say anything.
+// The URL may hold anything; an unknown order becomes the default.
 export const knownOrder = (order) => (Object.hasOwn(ORDERS, order) ? order : "category");
 
 export const BLANK = { module: "(top level)", op_name: "(before the block)", line: "(no line)", category: "unknown", holder: "(unknown)", holder_kind: "(unknown)", phase: "(unknown)" };
@@ -28,7 +28,7 @@ function child(node, level, name, key) {
   return found;
 }
 
-// The modules around a storage's: as the tree of modules says, or as the dots in its name do.
+// Returns the modules around a storage's: by the tree of modules or, if it is not there, by the dots in the name.
 function around(text, lineage) {
   const known = lineage(text);
   if (known.length) return known;
@@ -36,13 +36,13 @@ function around(text, lineage) {
   return parts.map((_, index) => parts.slice(0, index + 1).join("."));
 }
 
-// `blocks.0` rather than a bare `0`
+// Shows `blocks.0` rather than a bare `0`.
 function shortModule(name, above) {
   const local = above !== undefined && name.startsWith(`${above}.`) ? name.slice(above.length + 1) : name;
   return /^\d+$/.test(local) ? name.split(".").slice(-2).join(".") : local;
 }
 
-// The nodes below `node` that a storage goes through at one level.
+// Returns the nodes below `node` that a storage passes through at one level.
 function steps(level, text, lineage) {
   if (level !== "module" || text === "") return [{ name: text || BLANK[level], key: `${level}=${text}` }];
   const path = around(text, lineage);
@@ -58,7 +58,7 @@ function add(node, category, nbytes) {
 function finish(node) {
   let children = [...node.byKey.values()].map(finish);
   children.sort((a, b) => b.value - a.value || (a.key < b.key ? -1 : 1));
-  // a module that only holds one other is one cell: `encoder.layers`
+  // a module whose only content is another module shares its cell: `encoder.layers`
   if (node.level === "module" && children.length === 1 && children[0].level === "module" && node.key.startsWith("module<")) {
     const only = children[0];
     return { ...only, name: only.name.startsWith(`${node.name}.`) ? only.name : `${node.name}.${only.name}` };
@@ -85,7 +85,7 @@ export function buildTree(frame, levels, name, lineage) {
   return finish(root);
 }
 
-// The conditions that the rows of a cell fulfil: its own key and those of the cells above it.
+// Returns the conditions that the rows of a cell fulfil: its own key and those of the cells above it.
 export function matches(frame, keys, lineage) {
   const tests = keys.filter((key) => key !== "root").map((key) => {
     const [, level, sign, wanted] = /^(\w+)([=<])([^]*)$/.exec(key);

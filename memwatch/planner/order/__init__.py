@@ -1,1 +1,1 @@
-"""Orders of the ops: a portfolio, the best of which is kept."""
+"""Orders of the ops with a low peak, without recompute: several methods, of which the best result is kept."""

@@ -1,4 +1,4 @@
-"""Kernel: simulated annealing over orders; single ops move inside their legal range."""
+"""Kernel: simulated annealing over orders; single ops move within their legal range."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class Cooling(NamedTuple):
-    """How one run of the annealing goes."""
+    """Length, target and temperatures of one run of the annealing."""
 
     num_moves: int
-    target_bytes: int  # what is above it counts as overflow
+    target_bytes: int  # bytes above it count as overflow
     hot_bytes: float  # temperature at the start, in bytes of overflow
-    cold_bytes: float  # and at the end
+    cold_bytes: float  # temperature at the end
     farthest: int  # positions an op moves at most
 
 
 @compiled
 def random_below(state: NDArray[np.uint64], limit: int) -> int:
-    """Draw an integer below limit (xorshift64*)."""
+    """Return a random integer below `limit` (xorshift64*)."""
     word = state[0]
     word ^= word >> np.uint64(12)
     word ^= word << np.uint64(25)
@@ -40,7 +40,7 @@ def random_below(state: NDArray[np.uint64], limit: int) -> int:
 
 @compiled
 def hot_positions(level: IntArray, target: int, found: IntArray) -> int:
-    """List the positions above the target; return how many there are."""
+    """Write the positions above the target to `found`; return how many there are."""
     count = 0
     for position in range(len(level)):
         if level[position] > target:
@@ -53,7 +53,7 @@ def hot_positions(level: IntArray, target: int, found: IntArray) -> int:
 def propose(
     state: NDArray[np.uint64], hot: IntArray, num_hot: int, num_ops: int, farthest: int
 ) -> tuple[int, int]:
-    """Draw a position, more often near an overflow, and a distance, more often a short one."""
+    """Return a random position, more often near an overflow, and a random distance, more often a short one."""
     reach = 1 + random_below(state, 1 + random_below(state, farthest))
     if num_hot and random_below(state, 4):
         near = hot[random_below(state, num_hot)] + random_below(state, 2 * reach + 1) - reach
@@ -63,7 +63,7 @@ def propose(
 
 @compiled
 def is_accepted(state: NDArray[np.uint64], worse: float, temperature: float) -> bool:
-    """Accept what is no worse, and what is worse the less often the colder it is (Metropolis)."""
+    """Return True for a move that is not worse, and for a worse one the more rarely the colder it is (Metropolis)."""
     return worse <= 0 or random_below(state, 1 << 30) < math.exp(-worse / temperature) * (1 << 30)
 
 
@@ -71,22 +71,20 @@ def is_accepted(state: NDArray[np.uint64], worse: float, temperature: float) -> 
 def anneal(
     problem: Problem, order: IntArray, best: IntArray, state: NDArray[np.uint64], cooling: Cooling
 ) -> int:
-    """Anneal an order.
+    """Anneal an order; return the lowest peak met (bytes).
 
     Args:
         problem: the ordering problem.
-        order: where to start; replaced by where the run ended.
-        best: replaced whenever a lower peak is found.
+        order: the order to start from; replaced by the order in which the run ends.
+        best: replaced by the order with the lowest peak.
         state: one word of random state.
         cooling: length and temperatures of the run.
-
-    Returns:
-        The lowest peak met (bytes).
     """
     walk = new_walk(problem, order)
     num_ops = len(order)
     best_peak = max(walk.level.max(), walk.after.max())
     best[:] = walk.order
+    # positions at or above the best peak; a lower peak can be there only when none is left
     touching = np.int64((walk.level >= best_peak).sum())
     undo = np.empty(3 * (np.int64(len(problem.touch)) + 1), np.int64)
     hot = np.empty(num_ops, np.int64)

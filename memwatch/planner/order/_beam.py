@@ -1,4 +1,4 @@
-"""Kernel: beam search over downsets; all states of a step have run equally many ops."""
+"""Kernel: beam search over downsets (see `_downset`). All states of a step have run equally many ops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
     from memwatch.planner.order.problem import Problem
 
-_WIDEST_SCAN = 256  # ready ops looked at per state
+_WIDEST_SCAN = 256  # ready ops examined per state
 
 
 class Beam(NamedTuple):
@@ -32,7 +32,7 @@ class Beam(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """One op more for one state each."""
+    """Ways to go on: a state, and the op that it runs next."""
 
     state: IntArray
     slot: IntArray  # place of the op among the ready ones
@@ -43,7 +43,7 @@ class Candidates(NamedTuple):
 
 @compiled
 def new_beam(problem: Problem, width: int) -> Beam:
-    """Allocate a beam; row 0 is the empty downset."""
+    """Return a beam in which row 0 is the empty downset."""
     num_ops = len(problem.workspace)
     beam = Beam(
         np.zeros((width, len(problem.nbytes)), np.int64), np.zeros((width, num_ops), np.int64),
@@ -63,7 +63,10 @@ def new_beam(problem: Problem, width: int) -> Beam:
 def list_candidates(
     problem: Problem, beam: Beam, size: int, bits: NDArray[np.uint64], out: Candidates
 ) -> int:
-    """List the ways to go on; a state with a safe op has only that one. Returns how many there are."""
+    """Write the ways to go on to `out`; return how many there are.
+
+    A state with a safe op, one that fits under the peak and frees what it takes, has only this way.
+    """
     count = 0
     for state in range(size):
         start = count
@@ -85,7 +88,7 @@ def list_candidates(
 
 @compiled
 def take_best(found: Candidates, count: int, chosen: IntArray) -> int:
-    """Choose the candidates with the lowest (peak, live), one per downset; returns how many."""
+    """Write the candidates with the lowest (peak, live) to `chosen`, one per downset; return how many."""
     size = 0
     while size < len(chosen):
         best = -1
@@ -102,15 +105,15 @@ def take_best(found: Candidates, count: int, chosen: IntArray) -> int:
         for index in range(count):
             if found.key[index] == found.key[best]:
                 found.state[index] = -1
-        found.state[best] = -2 - kept
+        found.state[best] = -2 - kept  # marked as chosen; the state is restored below
     for index in range(size):
         found.state[chosen[index]] = -2 - found.state[chosen[index]]
     return size
 
 
 @compiled
-def follow(problem: Problem, old: Beam, taken: tuple[int, int], new: Beam, target: int) -> int:
-    """Copy a state to the next step and run one of its ready ops, (state, slot), there; returns the op."""
+def extend_state(problem: Problem, old: Beam, taken: tuple[int, int], new: Beam, target: int) -> int:
+    """Copy a state to row `target` of the next step, run one of its ready ops there, and return that op."""
     source, slot = taken
     op = old.ready[source, slot]
     new.seen[target] = old.seen[source]
@@ -136,7 +139,7 @@ def follow(problem: Problem, old: Beam, taken: tuple[int, int], new: Beam, targe
 
 @compiled
 def beam_search(problem: Problem, width: int, bits: NDArray[np.uint64]) -> IntArray:
-    """Keep the `width` best downsets of every size; `bits` is a random word per op."""
+    """Return the best order found with the `width` best downsets of every size; `bits` holds a random word per op."""
     num_ops = len(problem.workspace)
     old, new = new_beam(problem, width), new_beam(problem, width)
     most = width * min(num_ops, _WIDEST_SCAN)
@@ -154,7 +157,7 @@ def beam_search(problem: Problem, width: int, bits: NDArray[np.uint64]) -> IntAr
         for target in range(size):
             source = found.state[chosen[target]]
             came_from[step, target] = source
-            ran[step, target] = follow(problem, old, (source, found.slot[chosen[target]]), new, target)
+            ran[step, target] = extend_state(problem, old, (source, found.slot[chosen[target]]), new, target)
             new.key[target] = found.key[chosen[target]]
         old, new = new, old
     order = np.empty(num_ops, np.int64)

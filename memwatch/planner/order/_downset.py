@@ -1,4 +1,8 @@
-"""Kernels: one downset (a set of ops that have run), and the runs of ops that are safe from there."""
+"""Kernels: one downset, and the runs of ops that are safe from there.
+
+A downset is a set of ops that may have run: with an op, it holds all ops that must run before that one. Which buffers
+are live depends on the downset alone, not on the order in which its ops ran.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,12 @@ if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
     from memwatch.planner.order.problem import Problem
 
-LONGEST_RUN = 16
-_MOST_TRIES = 48  # ops tried per safe run: bounds the work where many chains fork
+LONGEST_RUN = 16  # ops
+_MOST_TRIES = 48  # ops tried per safe run; a limit on the work where chains fork
 
 
 class Downset(NamedTuple):
-    """The downset at hand."""
+    """One downset, in the form that the search changes op by op."""
 
     words: NDArray[np.uint64]  # bits of the ops that have run
     seen: IntArray  # buffer -> how many of its users have run
@@ -29,7 +33,7 @@ class Downset(NamedTuple):
 
 @compiled
 def run_op(problem: Problem, now: Downset, op: int) -> None:
-    """Add op to the downset, except to its words."""
+    """Add an op to the downset; the caller updates `words`."""
     mark_run(problem, now.seen, op)
     now.waiting[op] = -1
     for entry in range(problem.succ_ptr[op], problem.succ_ptr[op + 1]):
@@ -47,13 +51,13 @@ def unrun_op(problem: Problem, now: Downset, op: int) -> None:
 
 @compiled
 def safe_run(problem: Problem, now: Downset, first: int, room: int, run: IntArray) -> int:
-    """Find a chain of ops from `first` that fits in `room` and ends with no more live bytes than before.
+    """Write a safe chain of ops from `first` to `run`: it fits in `room` and leaves no more live bytes than before.
 
-    Running it at once never hurts: live bytes are submodular in the set of ops that have run, and every
+    Running such a chain at once never hurts. Live bytes are submodular in the set of ops that have run, and every
     shorter prefix of the chain leaves more behind, so moving the chain forward lowers every later level.
 
     Returns:
-        Length of the chain, written to `run`; 0 when there is none. The downset is as before.
+        Length of the chain, 0 when there is none. The downset is unchanged.
     """
     live = np.zeros(LONGEST_RUN + 1, np.int64)
     cursor = np.zeros(LONGEST_RUN + 1, np.int64)
@@ -93,7 +97,7 @@ def safe_run(problem: Problem, now: Downset, first: int, room: int, run: IntArra
 
 @compiled
 def load(problem: Problem, now: Downset) -> int:
-    """Fill in a downset from its words; return how many ops are left."""
+    """Compute the rest of a downset from its words; return how many ops have not run."""
     now.seen[:] = 0
     left = 0
     for op in range(len(now.waiting)):

@@ -1,4 +1,7 @@
-"""Kernels: minimax search over downsets (sets of ops that have run), lowest peak first."""
+"""Kernels: minimax search over downsets (see `_downset`), lowest peak first.
+
+The level is the peak below which every order has been excluded so far, so it is a proven lower bound.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,10 @@ RUNNING, FOUND, EXHAUSTED, FULL = 0, 1, 2, 3
 
 
 @compiled
-def close(problem: Problem, search: Search, now: Downset, at: tuple[int, int]) -> tuple[int, int, int]:
-    """Run everything that is safe below the current level.
+def run_safe_ops(problem: Problem, search: Search, now: Downset, at: tuple[int, int]) -> tuple[int, int, int]:
+    """Run all chains of ops that are safe below the level (see `safe_run`).
 
-    Takes (live bytes, path) and returns (ops run, live bytes, path).
+    Takes (live bytes, path) and returns (number of ops run, live bytes, path).
     """
     live, node = at
     run = np.empty(LONGEST_RUN + 1, np.int64)
@@ -62,7 +65,7 @@ def close(problem: Problem, search: Search, now: Downset, at: tuple[int, int]) -
 
 @compiled
 def bound_of(problem: Problem, needs: Needs, now: Downset) -> int:
-    """No order that goes on from here has a lower peak than this afterwards (bytes)."""
+    """Return a peak (bytes) that no order which goes on from this downset can go below."""
     total = needs.certain.copy()
     for buffer in range(len(now.seen)):
         users = problem.user_ptr[buffer + 1] - problem.user_ptr[buffer]
@@ -77,7 +80,7 @@ def bound_of(problem: Problem, needs: Needs, now: Downset) -> int:
 
 @compiled
 def expand(problem: Problem, search: Search, now: Downset, at: tuple[int, int], below: int) -> None:
-    """Queue every downset that is one op larger and whose peak stays under `below`."""
+    """Queue every downset that is one op larger, if its peak is under `below`."""
     live, node = at
     for op in range(len(now.waiting)):
         if now.waiting[op] != 0:
@@ -91,11 +94,11 @@ def expand(problem: Problem, search: Search, now: Downset, at: tuple[int, int], 
         state = find(search, now.words)
         if state < 0:
             state = remember(search, now.words, -1 - state, live + net)
-            search.reach[state] = key + 1
+            search.lowest_peak[state] = key + 1
         now.words[op >> 6] &= ~bit
-        if search.reach[state] == EXPANDED_MARK or search.reach[state] <= key:
+        if search.lowest_peak[state] == EXPANDED_MARK or search.lowest_peak[state] <= key:
             continue
-        search.reach[state] = key
+        search.lowest_peak[state] = key
         search.node[state] = new_node(search, node, op)
         if key <= search.tally[LEVEL]:
             search.stack[search.tally[STACKED]] = state
@@ -105,16 +108,16 @@ def expand(problem: Problem, search: Search, now: Downset, at: tuple[int, int], 
 
 
 @compiled
-def put_off(search: Search, bound: int, state: int, node: int) -> None:
-    """Come back to a state when the level has reached its bound."""
-    search.reach[state] = bound
+def postpone(search: Search, bound: int, state: int, node: int) -> None:
+    """Queue a state for when the level has reached its bound."""
+    search.lowest_peak[state] = bound
     search.node[state] = node
     heap_push(search, bound, state)
 
 
 @compiled
 def next_state(search: Search) -> int:
-    """Take the state to look at next; -1 when there is none. Raises the level when it has to."""
+    """Take the next state from the stack or, with a higher level, from the heap; -1 when there is none."""
     while search.tally[STACKED] or search.tally[HEAPED]:
         if search.tally[STACKED]:
             search.tally[STACKED] -= 1
@@ -122,14 +125,14 @@ def next_state(search: Search) -> int:
         else:
             search.tally[LEVEL] = max(search.tally[LEVEL], search.heap_key[0])
             state = heap_pop(search)
-        if search.reach[state] != EXPANDED_MARK:
+        if search.lowest_peak[state] != EXPANDED_MARK:
             return int(state)
     return -1
 
 
 @compiled
 def is_full(search: Search, num_ops: int) -> bool:
-    """Whether one more expansion might not fit."""
+    """Return True when one more expansion may exceed the memory of the search."""
     return bool(
         search.tally[STATES] + num_ops >= len(search.live)
         or search.tally[NODES] + 2 * num_ops >= len(search.parent)
@@ -141,18 +144,18 @@ def is_full(search: Search, num_ops: int) -> bool:
 def advance(
     problem: Problem, needs: Needs, search: Search, below: int, max_expansions: int
 ) -> tuple[int, int]:
-    """Expand so many downsets, lowest peak first, deepest first among equals.
+    """Expand downsets: lowest peak first and, of equal ones, deepest first.
 
     Args:
         problem: the ordering problem.
         needs: what must be live at every op.
-        search: what earlier calls found; its level is a proven lower bound of the peak.
-        below: only peaks under this are of interest (bytes).
-        max_expansions: when to return RUNNING.
+        search: the state of the search, kept from call to call.
+        below: only peaks under this are searched for (bytes).
+        max_expansions: how many downsets to expand before returning RUNNING.
 
     Returns:
-        (status, path): FOUND with the path of an optimal order; EXHAUSTED: no peak under `below`
-        exists; FULL: no memory left; RUNNING: call again.
+        (status, path). FOUND: the path is that of an optimal order. EXHAUSTED: no order has a peak under
+        `below`. FULL: the memory of the search is used up. RUNNING: call again.
     """
     num_ops = len(problem.workspace)
     now = Downset(
@@ -166,23 +169,23 @@ def advance(
         state = next_state(search)
         if state < 0:
             return EXHAUSTED, -1
-        search.reach[state] = EXPANDED_MARK
+        search.lowest_peak[state] = EXPANDED_MARK
         search.tally[EXPANDED] += 1
         now.words[:] = search.words[state]
         left = load(problem, now)
-        ran, live, node = close(problem, search, now, (search.live[state], search.node[state]))
+        ran, live, node = run_safe_ops(problem, search, now, (search.live[state], search.node[state]))
         if ran == left:
             return FOUND, node
         if ran:
             state = find(search, now.words)
             if state < 0:
                 state = remember(search, now.words, -1 - state, live)
-            elif search.reach[state] == EXPANDED_MARK:
+            elif search.lowest_peak[state] == EXPANDED_MARK:
                 continue
         bound = bound_of(problem, needs, now)
         if bound <= search.tally[LEVEL]:
-            search.reach[state] = EXPANDED_MARK
+            search.lowest_peak[state] = EXPANDED_MARK
             expand(problem, search, now, (live, node), below)
         elif bound < below:
-            put_off(search, bound, state, node)
+            postpone(search, bound, state, node)
     return RUNNING, -1

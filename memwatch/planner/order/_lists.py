@@ -1,4 +1,4 @@
-"""Kernels: list schedules, one pass each: breadth first, depth first, least growth, run-lookahead."""
+"""Kernels: list schedules, which choose op after op in one pass: breadth first, depth first, least growth."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @compiled
 def num_waiting(problem: Problem) -> IntArray:
-    """How many ops each op waits for."""
+    """Return for each op the number of ops that it waits for."""
     waiting = np.empty(len(problem.workspace), np.int64)
     for op in range(len(waiting)):
         waiting[op] = problem.pred_ptr[op + 1] - problem.pred_ptr[op]
@@ -25,7 +25,7 @@ def num_waiting(problem: Problem) -> IntArray:
 
 @compiled
 def breadth_first(problem: Problem) -> IntArray:
-    """Run ops in the order in which they become ready."""
+    """Return the ops in the order in which they become ready."""
     num_ops = len(problem.workspace)
     waiting = num_waiting(problem)
     order = np.empty(num_ops, np.int64)
@@ -49,7 +49,7 @@ def breadth_first(problem: Problem) -> IntArray:
 
 @compiled
 def depth_first(problem: Problem, by_size: IntArray, below: IntArray) -> IntArray:
-    """Post-order from the ends of the program, small ops first (torch._inductor.memory).
+    """Return a post-order from the ends of the program, small ops first, as torch._inductor.memory does.
 
     Args:
         problem: the ordering problem.
@@ -85,9 +85,9 @@ def depth_first(problem: Problem, by_size: IntArray, below: IntArray) -> IntArra
 
 @compiled
 def run_ahead(problem: Problem, seen: IntArray, waiting: IntArray, op: int, longest: int) -> tuple[int, int]:
-    """Follow the chain that starts at op to its lowest valley: (highest rise, net change there).
+    """Return (highest rise, net change of live bytes) of the chain from an op to its lowest point.
 
-    The chain goes on with the cheapest op that only waited for the one before it.
+    After each op the chain goes on with the successor of least growth that waits for nothing else.
     """
     ran = np.empty(longest, np.int64)
     live, top, valley, top_at_valley = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
@@ -119,12 +119,14 @@ def run_ahead(problem: Problem, seen: IntArray, waiting: IntArray, op: int, long
 
 @compiled
 def least_growth(problem: Problem, longest: int, widest: int) -> IntArray:
-    """Run what fits under the peak so far and grows least, else what needs least.
+    """Return an order that runs, op by op, the op that fits under the peak so far and grows least.
+
+    Where none fits, it runs the op that needs least.
 
     Args:
         problem: the ordering problem.
-        longest: 1 is the `lpmf` of torch._inductor.memory; more looks ahead along a chain of ops.
-        widest: how many ready ops to look at per step, the latest ones first.
+        longest: how many ops to look ahead along a chain; 1 is the `lpmf` of torch._inductor.memory.
+        widest: how many ready ops to examine per step: those that became ready last.
     """
     num_ops = len(problem.workspace)
     waiting = num_waiting(problem)

@@ -1,4 +1,4 @@
-"""Kernel: bytes that are live while each op runs in every order, 64 ops at a time."""
+"""Kernel: bytes that are live while an op runs, whatever the order; 64 ops at a time, one per bit of a word."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 @compiled
 def must_live(problem: Problem, order: IntArray, chosen: IntArray) -> IntArray:
-    """Add up what must be live while each chosen op runs, when nothing is computed twice.
+    """Return the bytes that must be live while each chosen op runs, when nothing is computed twice.
 
-    A buffer must be live at op v when one of its users is v or must run before v (or it is live at the
-    start), and one is v or must run after v (or it is live at the end).
+    A buffer must be live at op v under two conditions. It must be there by then: v or an op that must run
+    before v uses it, or it is live at the start. And it must be needed still: v or an op that must run after v
+    uses it, or it is live at the end.
 
     Args:
         problem: the ordering problem.

@@ -1,4 +1,4 @@
-"""Kernels: which buffers must be live while an op runs, whatever the order (no recompute)."""
+"""Kernels: the buffers that must be live while an op runs, whatever the order, without recompute."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @compiled
 def ancestors(problem: Problem, order: IntArray) -> NDArray[np.bool_]:
-    """Matrix: row v marks v itself and every op that must run before v; `order` is any valid order."""
+    """Return a matrix whose row v marks v and every op that must run before v; `order` is any valid order."""
     num_ops = len(order)
     before = np.zeros((num_ops, num_ops), np.bool_)
     for op in order:
@@ -28,12 +28,12 @@ def ancestors(problem: Problem, order: IntArray) -> NDArray[np.bool_]:
 
 
 class Needs(NamedTuple):
-    """What op v needs, split by what is already certain.
+    """The bytes that must be live while each op runs.
 
-    `certain` has for every op the bytes that are live while it runs in every order: its workspace and the
-    buffers touched at or before it (or live at the start) and at or after it (or live at the end).
-    `pending` is a matrix buffer x op: bytes of a buffer that is needed at or after the op, while nothing
-    says that it is touched before it; they count once the buffer is live.
+    `certain` holds for every op the bytes that are live in every order: its workspace, and buffers that are
+    touched by it or before it (or live at the start) and by it or after it (or live at the end). `pending` is a
+    matrix buffer x op. It holds bytes of buffers that are needed by the op or after it, but may be made after it:
+    they count once the buffer is live.
     """
 
     certain: IntArray
@@ -42,7 +42,7 @@ class Needs(NamedTuple):
 
 @compiled
 def needs_matrix(problem: Problem, before: NDArray[np.bool_]) -> Needs:
-    """Compute what every op needs from the matrix of `ancestors`."""
+    """Return the needs of every op, from the matrix of `ancestors`."""
     num_ops = len(problem.workspace)
     certain = problem.workspace + problem.always
     pending = np.zeros((len(problem.nbytes), num_ops), np.int64)

@@ -1,4 +1,4 @@
-"""Kernels: the containers of the exact search: a table of downsets, a stack, a heap, a forest of paths."""
+"""Kernels: the containers of the exact search: a table of downsets, a stack, a heap, and a tree of paths."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ EXPANDED_MARK = -1
 
 
 class Search(NamedTuple):
-    """Everything the search remembers between two calls."""
+    """Everything that the search keeps from call to call. A state is a downset with a number."""
 
     words: NDArray[np.uint64]  # state -> bits of the ops that have run
     live: IntArray  # state -> live bytes
-    reach: IntArray  # state -> lowest peak it was reached with, EXPANDED_MARK once it was expanded
-    node: IntArray  # state -> path that reached it
+    lowest_peak: IntArray  # state -> lowest peak on a way to it; EXPANDED_MARK once it was expanded
+    node: IntArray  # state -> path that led to it
     parent: IntArray  # path -> path before its last op
     op: IntArray  # path -> its last op
-    table: IntArray  # open addressing: state + 1, 0 free
+    table: IntArray  # hash table with open addressing: state + 1, or 0 for a free slot
     stack: IntArray
     heap_key: IntArray
     heap_state: IntArray
@@ -35,7 +35,7 @@ class Search(NamedTuple):
 
 
 def new_search(num_ops: int, max_states: int) -> Search:
-    """Allocate a search that may remember so many downsets."""
+    """Return the containers of a search that may remember so many downsets."""
     words = (num_ops + 63) // 64
     slots = 1 << int(max_states * 2).bit_length()
     frontier = max_states * 2 + num_ops + 1
@@ -53,7 +53,7 @@ def new_search(num_ops: int, max_states: int) -> Search:
 
 @compiled
 def find(search: Search, words: NDArray[np.uint64]) -> int:
-    """Find a downset: its state, or -1 - slot where it belongs in the table."""
+    """Return the state of a downset or, if it is new, -1 - slot with its slot in the table."""
     mixed = np.uint64(1469598103934665603)
     for word in words:
         mixed = (mixed ^ word) * np.uint64(0x9E3779B97F4A7C15)
@@ -73,7 +73,7 @@ def find(search: Search, words: NDArray[np.uint64]) -> int:
 
 @compiled
 def remember(search: Search, words: NDArray[np.uint64], slot: int, live: int) -> int:
-    """Give a new downset its state number."""
+    """Add a new downset and return its state number."""
     state = search.tally[STATES]
     search.tally[STATES] += 1
     for index in range(len(words)):
@@ -85,7 +85,7 @@ def remember(search: Search, words: NDArray[np.uint64], slot: int, live: int) ->
 
 @compiled
 def new_node(search: Search, parent: int, op: int) -> int:
-    """Extend a path by one op."""
+    """Return a new path: another one and an op more."""
     node = search.tally[NODES]
     search.tally[NODES] += 1
     search.parent[node] = parent
@@ -95,7 +95,7 @@ def new_node(search: Search, parent: int, op: int) -> int:
 
 @compiled
 def heap_push(search: Search, key: int, state: int) -> None:
-    """Put a state aside until the level has risen to key."""
+    """Queue a state until the level has risen to `key`."""
     hole = search.tally[HEAPED]
     search.tally[HEAPED] += 1
     while hole:
@@ -109,7 +109,7 @@ def heap_push(search: Search, key: int, state: int) -> None:
 
 @compiled
 def heap_pop(search: Search) -> int:
-    """Take the state with the lowest key."""
+    """Remove and return the state with the lowest key."""
     result = search.heap_state[0]
     search.tally[HEAPED] -= 1
     size = search.tally[HEAPED]

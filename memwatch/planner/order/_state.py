@@ -1,4 +1,4 @@
-"""Kernels: what running one op does to the live bytes, and the peak of an order."""
+"""Kernels: the change of live bytes by one op, and the peak of an order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @compiled
 def live_at_start(problem: Problem) -> int:
-    """Live bytes before the first op."""
+    """Return the live bytes before the first op."""
     live = problem.always
     for buffer in range(len(problem.nbytes)):
         if problem.at_start[buffer]:
@@ -25,12 +25,12 @@ def live_at_start(problem: Problem) -> int:
 
 @compiled
 def effect_of(problem: Problem, seen: IntArray, op: int) -> tuple[int, int]:
-    """Bytes that op needs on top of what is live, and by how much it changes what is live after it.
+    """Return (bytes that an op needs on top of what is live, change of live bytes after it).
 
     Args:
         problem: the ordering problem.
         seen: how many users of each buffer have run.
-        op: a ready op.
+        op: an op all of whose predecessors have run.
     """
     rise = np.int64(0)
     fall = np.int64(0)
@@ -46,7 +46,7 @@ def effect_of(problem: Problem, seen: IntArray, op: int) -> tuple[int, int]:
 
 @compiled
 def mark_run(problem: Problem, seen: IntArray, op: int) -> None:
-    """Count op as run in `seen`."""
+    """Count an op as run in `seen`."""
     for entry in range(problem.touch_ptr[op], problem.touch_ptr[op + 1]):
         seen[problem.touch[entry]] += 1
 
@@ -60,7 +60,7 @@ def mark_unrun(problem: Problem, seen: IntArray, op: int) -> None:
 
 @compiled
 def levels_of(problem: Problem, order: IntArray) -> IntArray:
-    """Live bytes while each op of the order runs."""
+    """Return the live bytes while each op of the order runs."""
     seen = np.zeros(len(problem.nbytes), np.int64)
     levels = np.empty(len(order), np.int64)
     live = live_at_start(problem)
@@ -74,7 +74,7 @@ def levels_of(problem: Problem, order: IntArray) -> IntArray:
 
 @compiled
 def peak_of(problem: Problem, order: IntArray) -> int:
-    """Peak of an order (bytes)."""
+    """Return the peak of an order (bytes)."""
     peak = live_at_start(problem)
     for level in levels_of(problem, order):
         peak = max(peak, level)

@@ -1,4 +1,4 @@
-"""Kernels: one order and its live curve, kept up to date while single ops move."""
+"""Kernels: an order and its live bytes, kept up to date while single ops move."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Walk(NamedTuple):
-    """An order with everything that is needed to price a move without looking at the rest of it."""
+    """An order with all that is needed to price the move of an op from the positions between alone."""
 
     order: IntArray  # position -> op
     place: IntArray  # op -> position
@@ -29,7 +29,7 @@ class Walk(NamedTuple):
 
 @compiled
 def new_walk(problem: Problem, order: IntArray) -> Walk:
-    """Set up the walk of an order."""
+    """Return the walk of an order."""
     num_ops, num_buffers = len(order), len(problem.nbytes)
     walk = Walk(
         order.copy(), np.empty(num_ops, np.int64), np.empty(num_ops, np.int64), np.empty(num_ops, np.int64),
@@ -54,7 +54,7 @@ def new_walk(problem: Problem, order: IntArray) -> Walk:
 
 @compiled
 def legal_range(problem: Problem, walk: Walk, op: int) -> tuple[int, int]:
-    """First and last position op may move to while all others keep their relative order."""
+    """Return the first and the last position that an op may move to, while all others keep their order."""
     lowest, highest = 0, len(walk.order) - 1
     for entry in range(problem.pred_ptr[op], problem.pred_ptr[op + 1]):
         lowest = max(lowest, walk.place[problem.pred[entry]] + 1)
@@ -65,7 +65,7 @@ def legal_range(problem: Problem, walk: Walk, op: int) -> tuple[int, int]:
 
 @compiled
 def new_first(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> int:
-    """Op that touches the buffer first once op has moved to position `to`."""
+    """Return the op that touches a buffer first after `op` has moved to position `to`."""
     first = walk.first[buffer]
     if first != op:
         return op if to <= walk.place[first] else first
@@ -78,7 +78,7 @@ def new_first(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> in
 
 @compiled
 def new_last(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> int:
-    """Op that touches the buffer last once op has moved to position `to`."""
+    """Return the op that touches a buffer last after `op` has moved to position `to`."""
     last = walk.last[buffer]
     if last != op:
         return op if to >= walk.place[last] else last
@@ -91,10 +91,10 @@ def new_last(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> int
 
 @compiled
 def retouch(problem: Problem, walk: Walk, op: int, to: int, undo: IntArray) -> int:
-    """Hand allocations and frees over to the ops that make them once op is at `to`.
+    """Assign allocations and frees to the ops that make them after `op` has moved to `to`.
 
     Returns:
-        How many entries of `undo`, (buffer, former first, former last) each, `untouch` has to take back.
+        How many entries, (buffer, former first, former last) each, were written to `undo` for `untouch`.
     """
     count = 0
     for entry in range(problem.touch_ptr[op], problem.touch_ptr[op + 1]):
@@ -132,7 +132,7 @@ def untouch(problem: Problem, walk: Walk, undo: IntArray, count: int) -> None:
 
 @compiled
 def price(walk: Walk, op: int, to: int, target: int, best: int) -> tuple[float, int]:
-    """Change of (overflow above the target, positions at or above the best peak) when op moves."""
+    """Return the changes of (overflow above the target, positions at or above the best peak) by a move."""
     place = walk.place[op]
     step = 1 if to > place else -1
     start, stop = min(place, to), max(place, to)
@@ -152,7 +152,7 @@ def price(walk: Walk, op: int, to: int, target: int, best: int) -> tuple[float, 
 
 @compiled
 def move(walk: Walk, op: int, to: int) -> None:
-    """Put op at position `to` and update everything in between."""
+    """Put an op at position `to` and update everything in between."""
     place = walk.place[op]
     step = 1 if to > place else -1
     for position in range(place, to, step):

@@ -1,4 +1,4 @@
-"""Annealing over orders: rounds of different temperature and target, each from the best or the last order."""
+"""Simulated annealing over orders, in rounds of different temperature and target."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
     from memwatch.planner.order.problem import Problem
 
-# (target below the best peak, start temperature): shares of the best peak, in the order they are tried.
-# Measured on random layered graphs: a target far below the peak guides best.
+# (target below the best peak, start temperature): shares of the best peak, in the order of the rounds. Bytes above
+# the target are what a move is priced by. On random layered graphs, a target far below the peak guided best.
 _ROUNDS = ((0.4, 0.3), (0.2, 0.1), (0.6, 0.3), (0.8, 0.1), (0.2, 0.3), (0.4, 0.1), (0.6, 0.1), (0.8, 0.3))
-_COOLING = 1 / 25
-_MOVES_PER_CALL = 400_000  # a call of the kernel cannot be interrupted: well under a second
-_NEAR = 100
+_COOLING = 1 / 25  # temperature at the end of a round, as a share of that at its start
+_MOVES_PER_CALL = 400_000  # a call of the kernel cannot be interrupted; it takes well under a second
+_NEAR = 100  # positions that an op moves at most, in every other round
 
 
 def anneal_order(
@@ -29,19 +29,16 @@ def anneal_order(
     seed: int,
     clock: Clock,
 ) -> IntArray:
-    """Improve an order.
+    """Return an order with a lower peak, or the one to start from.
 
     Args:
         problem: the ordering problem.
-        start: where to start.
-        lower_bound_bytes: stop when this is reached.
+        start: the order to start from.
+        lower_bound_bytes: stop when a peak this low is reached.
         rounds: how many times to cool down.
         moves: moves per round.
         seed: seed of the random moves.
-        clock: when to stop; cuts the search off between two calls of the kernel.
-
-    Returns:
-        The best order met, never worse than `start`.
+        clock: when to stop; it is read between two calls of the kernel.
     """
     from memwatch.planner.order import _anneal as kernel
     from memwatch.planner.order._state import peak_of

@@ -1,4 +1,4 @@
-"""Peaks that no plan can beat: the working set, what must be live, what is kept."""
+"""Peaks that no plan can go below: by the needs of one op, by what must wait, by what is kept at the end."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
 
-_MOST_OPS_BOUNDED = 8_192  # the must-live bound looks at the ops with the largest working sets only
+_MOST_OPS_BOUNDED = (
+    8_192  # of larger programs, the must-live bound examines the ops with the largest working sets
+)
 
 
 def working_sets(graph: Graph) -> IntArray:
-    """Bytes each op needs in every plan: its buffers, its workspace, what may never be freed.
+    """Return the bytes that each op needs in every plan: its buffers, its workspace, what may never be freed.
 
-    Valid with recompute and offload.
+    Neither recompute nor offload can lower them.
     """
     stays = (graph.buffer_producer < 0) & ~graph.buffer_freeable
     nbytes = np.where(stays, 0, graph.buffer_nbytes)
@@ -39,18 +41,18 @@ def pinned_bound(graph: Graph) -> int:
 
 
 def must_live_bound(graph: Graph) -> int:
-    """Return the most that some op finds live in every order without recompute (bytes)."""
+    """Return the most bytes that must be live while some op runs, in every order without recompute."""
     return max(graph.baseline_bytes, must_live_bytes(order_problem(graph)))
 
 
 def lower_bound(graph: Graph, recompute: bool, offload: bool = False) -> int:
-    """Return the best bound there is (bytes).
+    """Return the highest of the bounds that hold (bytes).
 
     Args:
         graph: the program.
         recompute: whether ops may be computed again.
-        offload: whether buffers may be moved out and back; only the largest working set and what is kept
-            count then.
+        offload: whether buffers may be moved out and back. Then nothing has to wait in memory, so only the
+            largest working set and what is kept at the end count.
     """
     bound = max(working_set_bound(graph), pinned_bound(graph))
     if offload:
@@ -59,7 +61,7 @@ def lower_bound(graph: Graph, recompute: bool, offload: bool = False) -> int:
 
 
 def must_live_bytes(problem: Problem) -> int:
-    """Compute the must-live bound of an ordering problem (bytes)."""
+    """Return the must-live bound of an ordering problem (bytes)."""
     from memwatch.planner.order._lists import breadth_first
     from memwatch.planner.order._must_live import must_live
 
@@ -72,7 +74,7 @@ def must_live_bytes(problem: Problem) -> int:
     place = np.empty(problem.num_ops, dtype=np.int64)
     place[order] = np.arange(problem.num_ops)
     chosen = np.argsort(-need, kind="stable")[:_MOST_OPS_BOUNDED]
-    chosen = chosen[np.argsort(place[chosen])]
+    chosen = chosen[np.argsort(place[chosen])]  # neighbours share ancestors, so they go into the same word
     return max(
         int(must_live(problem, order, chosen[start : start + 64]).max())
         for start in range(0, len(chosen), 64)

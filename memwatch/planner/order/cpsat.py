@@ -1,4 +1,4 @@
-"""Order model for CP-SAT (OR-tools, extra `exact`): proofs for small programs. Without OR-tools: nothing."""
+"""The ordering problem for the solver CP-SAT of OR-tools (extra `exact`), which proves optima of small programs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def is_available() -> bool:
-    """Whether OR-tools is installed."""
+    """Return True if OR-tools is installed."""
     return find_spec("ortools") is not None
 
 
 def cpsat_order(
     problem: Problem, hint: IntArray, lower_bound_bytes: int, *, effort: float, seed: int, clock: Clock
 ) -> tuple[IntArray | None, int]:
-    """Look for a better order, or prove that there is none.
+    """Return a better order, or a bound that may prove that there is none.
 
     Args:
         problem: the ordering problem.
@@ -34,7 +34,7 @@ def cpsat_order(
         clock: when to stop.
 
     Returns:
-        The best order found, None when the solver had nothing; and the proven lower bound (bytes).
+        The best order found, None if the solver found none; and the proven lower bound (bytes).
     """
     from ortools.sat.python import cp_model
 
@@ -59,7 +59,10 @@ def cpsat_order(
 def _build(
     model: CpModel, problem: Problem, hint: IntArray, lowest: int, known: int
 ) -> tuple[list[IntVar], IntVar]:
-    """One rank per op in its window, one interval per buffer, a cumulative with least capacity."""
+    """Return the position of each op and the peak, as variables of the model.
+
+    Each buffer is an interval from its first to its last user; the peak limits the sum of all intervals.
+    """
     from memwatch.planner.order._lists import breadth_first
     from memwatch.planner.order._needs import ancestors
 
@@ -87,7 +90,7 @@ def _build(
 
 
 def _lifetime(model: CpModel, problem: Problem, starts: list[IntVar], buffer: int) -> IntervalVar:
-    """Interval from the first to the last user of a buffer."""
+    """Return the interval from the first to the last user of a buffer."""
     num_ops = problem.num_ops
     users = [
         starts[op] for op in problem.user[problem.user_ptr[buffer] : problem.user_ptr[buffer + 1]].tolist()

@@ -1,4 +1,4 @@
-"""Orders that the user's own function computes."""
+"""Orders computed by a function of the user."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def custom_order(graph: Graph, order: Callable[[Graph], Sequence[int]]) -> OrderResult:
-    """Check and price the order that a function makes of the graph.
+    """Return the order that a function computes for a graph, checked and with its peak.
 
     Raises:
-        OrderError: what it returned is not an order of all ops, each once, that computes the program.
+        OrderError: the result is not an order of all ops, each once, that computes the program.
     """
     name = getattr(order, "__name__", repr(order))
     returned = order(graph)

@@ -1,4 +1,4 @@
-"""Exact search for small programs: the optimum, or a proven lower bound."""
+"""Exact search for small programs: an optimal order, or a proven lower bound."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _EXPANSIONS_PER_CALL = 500
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchResult:
-    """What the search found.
+    """Result of the search.
 
     Attributes:
-        order: an order with the lowest peak possible, None when none below the known peak was found.
-        lower_bound_bytes: no order has a lower peak (bytes); the known peak when nothing beats it.
-        expansions: downsets looked at.
+        order: an order with the lowest possible peak, None when none below the known peak was found.
+        lower_bound_bytes: peak that no order can go below (bytes); the known peak when it is optimal.
+        expansions: how many downsets were expanded.
     """
 
     order: IntArray | None
@@ -37,15 +37,15 @@ class SearchResult:
 def search_orders(
     problem: Problem, known_peak_bytes: int, lower_bound_bytes: int, max_states: int, clock: Clock
 ) -> SearchResult:
-    """Search for an order that is better than the best known one.
+    """Return an order that is better than the best known one, or a bound.
 
-    Best-first over downsets with the peak as the priority (SERENITY, MLSys 2020, keys its dynamic
-    program the same way), collapsed by safe moves. The program and its mirror image are searched side by
-    side and share their bound: either alone may have far fewer downsets.
+    The search is best-first over downsets with the peak as priority (SERENITY, MLSys 2020, keys its dynamic
+    program in the same way); chains that are safe run at once. The program and its mirror image are searched
+    side by side and share their bound, because either may have far fewer downsets than the other.
 
     Args:
         problem: the ordering problem.
-        known_peak_bytes: peak of the best order known; the search looks for less.
+        known_peak_bytes: peak of the best order known; the search is for a lower one.
         lower_bound_bytes: a bound that holds for every order.
         max_states: how many downsets each direction may remember.
         clock: when to stop.
@@ -54,10 +54,10 @@ def search_orders(
 
 
 def beat_or_prove(problem: Problem, known_peak_bytes: int, max_states: int, clock: Clock) -> SearchResult:
-    """Search for any order under a known peak; the bound is 0 where neither is found nor excluded.
+    """Return any order under a known peak, or the proof that there is none; else a bound of 0.
 
-    The level is one byte under the known peak from the start, so more moves are safe and fewer downsets
-    have to be looked at than by `search_orders`, which is slower and gives a bound when it is cut off.
+    The level is one byte under the known peak from the start. So more chains are safe and fewer downsets are
+    expanded than by `search_orders`, which is slower but has a bound when it is cut off.
     """
     found = _search(problem, known_peak_bytes, known_peak_bytes - 1, max_states, clock)
     is_proof = found.order is None and found.lower_bound_bytes >= known_peak_bytes
@@ -67,10 +67,10 @@ def beat_or_prove(problem: Problem, known_peak_bytes: int, max_states: int, cloc
 def _search(
     problem: Problem, known_peak_bytes: int, level: int, max_states: int, clock: Clock
 ) -> SearchResult:
-    """Raise the level from where it is until an order is found or none can be under the known peak."""
+    """Raise the level until an order is found or none can be under the known peak."""
     directions = [_Direction(problem, max_states), _Direction(mirrored(problem), max_states)]
     level = max(level, *(direction.level for direction in directions))
-    # two threads that meet after a fixed number of expansions: faster, and still the same result every time
+    # two threads that meet after a fixed number of expansions: faster than one, and the result stays the same
     with ThreadPoolExecutor(len(directions)) as pool:
         while level < known_peak_bytes and not clock.is_over():
             at_work = [direction for direction in directions if direction.goes_on]
@@ -91,7 +91,7 @@ def _expansions(directions: list[_Direction]) -> int:
 
 
 class _Direction:
-    """One direction of the search."""
+    """The search in one direction: of the program, or of its mirror image."""
 
     def __init__(self, problem: Problem, max_states: int) -> None:
         from memwatch.planner.order import _needs
@@ -115,13 +115,13 @@ class _Direction:
 
     @property
     def expansions(self) -> int:
-        """Downsets looked at so far."""
+        """How many downsets were expanded so far."""
         from memwatch.planner.order._search import EXPANDED
 
         return int(self._tally[EXPANDED])
 
     def advance(self, level: int, below: int) -> None:
-        """Look at some more downsets."""
+        """Expand some more downsets."""
         from memwatch.planner.order import _exact as kernel
         from memwatch.planner.order._search import LEVEL
 

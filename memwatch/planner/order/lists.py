@@ -1,4 +1,7 @@
-"""The cheap candidates: program order, list schedules and beams, of the program and of its mirror image."""
+"""The cheap candidates: program order, list schedules and beam searches.
+
+Some are made for the program and for its mirror image, in which every order runs backwards with the same peak.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ if TYPE_CHECKING:
     from memwatch.planner.order.problem import Problem
 
 _LONGEST_RUN = 24
-_BEAM_WIDTHS = (4, 16)  # a wider beam is not always better
+_BEAM_WIDTHS = (4, 16)  # both are tried, because a wider beam is not always better
 
 
 def inductor_orders(problem: Problem) -> Iterator[tuple[str, IntArray]]:
-    """Yield the three orders of torch._inductor.memory: lpmf, bfs, dfs."""
+    """Yield (name, order) of the three methods of torch._inductor.memory: lpmf, bfs, dfs."""
     from memwatch.planner.order import _lists as kernel
 
     yield "bfs", kernel.breadth_first(problem)
@@ -29,7 +32,7 @@ def inductor_orders(problem: Problem) -> Iterator[tuple[str, IntArray]]:
 
 
 def list_orders(problem: Problem, clock: Clock) -> Iterator[tuple[str, IntArray]]:
-    """Yield the candidates, cheapest first, until the time is up."""
+    """Yield (name, order) of the list schedules, cheapest first, until the time is up."""
     from memwatch.planner.order import _lists as kernel
 
     backwards = mirrored(problem)
@@ -43,7 +46,7 @@ def list_orders(problem: Problem, clock: Clock) -> Iterator[tuple[str, IntArray]
 
 
 def beam_orders(problem: Problem, seed: int, clock: Clock) -> Iterator[tuple[str, IntArray]]:
-    """Yield beam searches of several widths, forwards and backwards, until the time is up."""
+    """Yield (name, order) of beam searches of several widths, forwards and backwards, until the time is up."""
     from memwatch.planner.order._beam import beam_search
 
     bits = np.random.default_rng(seed).integers(0, 2**64, size=problem.num_ops, dtype=np.uint64)
@@ -56,12 +59,12 @@ def beam_orders(problem: Problem, seed: int, clock: Clock) -> Iterator[tuple[str
 
 
 def _widest(problem: Problem) -> int:
-    """How many ready ops a list schedule looks at per step: keeps large, wide programs linear."""
+    """Return how many ready ops a list schedule examines per step; this limit keeps wide programs linear."""
     return max(32, min(256, 4_000_000 // max(1, problem.num_ops)))
 
 
 def _by_size(problem: Problem) -> tuple[IntArray, IntArray]:
-    """Ops with the smallest first, and every op's predecessors with the largest first."""
+    """Return the ops, smallest first, and the predecessors of every op, largest first."""
     owner = np.repeat(np.arange(problem.num_ops), np.diff(problem.touch_ptr))
     size = problem.workspace + np.bincount(
         owner, weights=problem.nbytes[problem.touch], minlength=problem.num_ops

@@ -1,4 +1,4 @@
-"""The ordering problem, stripped to what decides the peak: which ops touch which buffers."""
+"""The ordering problem: which ops touch which buffers, and nothing else that a graph knows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Problem(NamedTuple):
-    """A buffer is live from the first op that touches it to the last one; arrays only, for the kernels.
+    """The problem as arrays, for the kernels. A buffer is live from the first op that touches it to the last.
 
-    The form is its own mirror image: reading every order backwards gives a problem of the same kind.
+    Read backwards, every order is an order of a problem of the same kind, the mirror image (see `mirrored`).
     Row i of a list is ``list[list_ptr[i]:list_ptr[i + 1]]``.
     """
 
@@ -40,11 +40,12 @@ class Problem(NamedTuple):
 
 
 def order_problem(graph: Graph) -> Problem:
-    """Reduce a graph to its ordering problem; op indices stay the same."""
+    """Return the ordering problem of a graph; op indices stay the same."""
     external = graph.buffer_producer < 0
     at_start = external
     at_end = graph.buffer_pinned | ~graph.buffer_freeable
     always = at_start & at_end
+    # buffers of no bytes, and those that are always live, do not change which order is best
     matters = ~always & (graph.buffer_nbytes > 0)
     chosen = np.flatnonzero(matters)
     number = np.cumsum(matters) - 1

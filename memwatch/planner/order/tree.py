@@ -1,4 +1,8 @@
-"""Optimal orders of trees in O(n log n) to O(n^2): hills and valleys (Liu 1987, Monma & Sidney 1979)."""
+"""Optimal orders of trees, in O(n log n) to O(n^2): hills and valleys (Liu 1987, Monma & Sidney 1979).
+
+Live bytes of an order rise to hills and fall to valleys. An optimal order of a tree runs each subtree from valley to
+valley, and merges the pieces of several subtrees by a fixed priority.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """A run of ops that an optimal order never interrupts in vain.
+    """A run of ops, from valley to valley, that an optimal order need not interrupt.
 
-    `hill` is the most it needs and `net` what it leaves behind, both on top of what is live before it.
-    `ops` is a rope: an op, or a pair of ropes.
+    `hill` is the most it needs and `net` what it leaves behind, both on top of what is live before it (bytes).
+    `ops` is an op or a pair of two such values, so that joining takes no time.
     """
 
     hill: int
@@ -29,11 +33,11 @@ class _Segment:
 
     @property
     def priority(self) -> tuple[int, int]:
-        """Runs first: what leaves less behind, by the least need; then by the longest way down."""
+        """Sort key: segments that leave no more behind, least need first; then the others, longest way down first."""
         return (0, self.hill) if self.net <= 0 else (1, self.net - self.hill)
 
     def then(self, other: _Segment) -> _Segment:
-        """Join two segments into one."""
+        """Return this segment and then the other one, as one segment."""
         hill = max(self.hill, self.net + other.hill)
         return _Segment(hill, self.net + other.net, (self.ops, other.ops))
 
@@ -41,9 +45,9 @@ class _Segment:
 def tree_order(problem: Problem) -> IntArray | None:
     """Return an optimal order when the program is a forest, None when it is not.
 
-    In an in-forest every op has one successor, in an out-forest one predecessor; every buffer must have
-    the same first and last user in every order. Both are sequencing problems with the adjacent
-    interchange property, where merging the children's segments by priority is optimal.
+    In an in-forest every op has at most one successor, in an out-forest at most one predecessor. Every buffer
+    must have the same first and last user in every order. Under these conditions, merging the segments of
+    subtrees by priority is optimal (the adjacent interchange property).
     """
     order = _in_tree_order(problem)
     if order is not None:
@@ -79,14 +83,14 @@ def _priority(segment: _Segment) -> tuple[int, int]:
 
 
 def _append(segments: list[_Segment], last: _Segment) -> None:
-    """Append a segment, joined with those before it that would rather run after it."""
+    """Append a segment, joined with those before it whose priority is higher than its own."""
     while segments and segments[-1].priority > last.priority:
         last = segments.pop().then(last)
     segments.append(last)
 
 
 def _same_users_always(problem: Problem, forward: IntArray, parent: IntArray) -> bool:
-    """Whether the users of every buffer lie on one path to the root."""
+    """Return True if the users of every buffer are on one path to the root."""
     place = np.empty(problem.num_ops, dtype=np.int64)
     place[forward] = np.arange(problem.num_ops)
     for buffer in np.flatnonzero(np.diff(problem.user_ptr) > 1).tolist():

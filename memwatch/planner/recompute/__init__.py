@@ -1,1 +1,1 @@
-"""Lower the peak by computing again, or moving out, what would lie idle; the price is extra cost."""
+"""Lower the peak at extra cost: buffers that would lie idle are computed again later, or moved out and back."""

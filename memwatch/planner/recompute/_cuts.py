@@ -1,4 +1,7 @@
-"""Kernel: the idle intervals at a step, and the two ways to cut one: compute again, or move out and back."""
+"""Kernel: the gaps at a step, and the two ways to cut one: compute the buffer again, or move it out and back.
+
+A gap is a stretch of steps in which a buffer lies idle between two uses.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ BUFFER, VERSION, SINCE, UNTIL, WAY, PEAK_STEP = 0, 1, 2, 3, 4, 5
 
 
 class Scene(NamedTuple):
-    """The schedule that cuts are looked for in."""
+    """The schedule in which cuts are searched for."""
 
     draft: Draft
-    events: Events  # its touches
+    events: Events  # which steps use which buffer
     search: Search  # working memory
     live: IntArray  # step -> bytes alive while it runs
     budget: int  # bytes
@@ -31,13 +34,13 @@ class Scene(NamedTuple):
 
 @compiled
 def cut_of(row: IntArray) -> Cut:
-    """Read one row of a table of cuts."""
+    """Return one row of a table of cuts."""
     return Cut(row[BUFFER], row[VERSION], row[SINCE], row[UNTIL], row[WAY], row[PEAK_STEP])
 
 
 @compiled
 def gaps_at(model: Model, events: Events, draft: Draft, step: int) -> IntArray:
-    """List the buffers that are idle at a step and wanted later, as a table of cuts."""
+    """Return the buffers that are idle at a step and wanted later, as a table of cuts."""
     rows = np.zeros((model.num_buffers, 6), np.int64)
     count = 0
     for buffer in range(model.num_buffers):
@@ -62,12 +65,12 @@ def gaps_at(model: Model, events: Events, draft: Draft, step: int) -> IntArray:
 
 @compiled
 def move_points(model: Model, scene: Scene, cut: Cut) -> tuple[int, int, float]:
-    """Choose where to move a buffer out and back so that computing hides the copies as far as possible.
+    """Return where to move a buffer out and back, so that computing hides the copies as far as possible.
 
-    While it is copied the buffer is alive: only steps that are within the budget with it can hide a copy.
+    A buffer is alive while it is copied, so only steps that are within the budget with it can hide a copy.
 
     Returns:
-        The step before which it is out, the step before which it is fetched, and the time not hidden.
+        The step before which it is moved out, the step before which it is moved back, and the time not hidden.
     """
     tokens, live = scene.draft.tokens, scene.live
     left, out_before = model.move_cost[cut.buffer], cut.since + 1
@@ -85,9 +88,9 @@ def move_points(model: Model, scene: Scene, cut: Cut) -> tuple[int, int, float]:
 
 @compiled
 def apply_cut(model: Model, scene: Scene, target: Draft, cut: Cut, limit: int) -> tuple[bool, float]:
-    """Make a cut in `target`; return whether that was possible and its price.
+    """Make a cut in `target`; return whether it was possible, and its price.
 
-    Up to the end of the cut, `target` must be the schedule of the scene.
+    Up to the end of the cut, `target` must equal the schedule of the scene.
     """
     if cut.way == MOVE:
         out_before, in_before, price = move_points(model, scene, cut)

@@ -1,4 +1,4 @@
-"""A schedule that the kernels change in place."""
+"""Kernel: a schedule that the other kernels change in place."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 
 class Draft(NamedTuple):
-    """The first ``size[0]`` tokens are the schedule; the rest is room to grow."""
+    """A schedule: the first ``size[0]`` tokens. The rest of the arrays is room to grow."""
 
     tokens: IntArray
-    ids: IntArray  # a name for every step, kept while other steps come and go
+    ids: IntArray  # number of every step; it stays while other steps come and go
     size: IntArray
 
 
 @compiled
 def new_draft(room: int) -> Draft:
-    """Allocate an empty schedule."""
+    """Return an empty schedule with room for so many steps."""
     return Draft(np.empty(room, np.int64), np.empty(room, np.int64), np.zeros(1, np.int64))
 
 
 @compiled
 def load(draft: Draft, tokens: IntArray) -> None:
-    """Replace the schedule by these tokens and name its steps anew."""
+    """Replace the schedule by these tokens and number its steps."""
     draft.size[0] = len(tokens)
     draft.tokens[: len(tokens)] = tokens
     draft.ids[: len(tokens)] = np.arange(len(tokens))

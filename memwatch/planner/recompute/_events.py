@@ -1,4 +1,4 @@
-"""Kernel: what happens to every buffer, in step order, so that gaps and liveness are found by bisection."""
+"""Kernel: the uses of every buffer in step order, in which gaps and live versions are found by bisection."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 
 class Events(NamedTuple):
-    """Touches of buffer b are entries ``ptr[b]`` to ``ptr[b + 1]``, in step order, reads before writes."""
+    """Events of all buffers; those of buffer b are the entries from ``ptr[b]`` to ``ptr[b + 1]``.
+
+    They are in step order, and reads come before writes of the same step.
+    """
 
     ptr: IntArray
     step: IntArray
-    needs: IntArray  # version the touch wants to find, -1: it brings its own
-    leaves: IntArray  # version it leaves behind
+    needs: IntArray  # version that the event needs, -1: it brings one itself
+    leaves: IntArray  # version that is there after it
 
 
 @compiled
@@ -48,7 +51,7 @@ def _put(events: Events, slot: int, step: int, versions: tuple[int, int]) -> Non
 
 @compiled
 def list_events(model: Model, draft: Draft) -> Events:
-    """List the touches of every buffer of a valid schedule."""
+    """Return the events of every buffer in a valid schedule."""
     ptr = _count(model, draft)
     total = ptr[-1]
     events = Events(ptr, np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64))
@@ -82,7 +85,7 @@ def list_events(model: Model, draft: Draft) -> Events:
 
 @compiled
 def first_at(events: Events, buffer: int, step: int) -> int:
-    """Return the first touch of a buffer at or after a step (``ptr[buffer + 1]``: none)."""
+    """Return the first event of a buffer at or after a step; ``ptr[buffer + 1]`` for none."""
     low, high = events.ptr[buffer], events.ptr[buffer + 1]
     while low < high:
         middle = (low + high) // 2
@@ -102,7 +105,7 @@ def wanted_at(model: Model, events: Events, buffer: int, step: int) -> int:
 
 @compiled
 def left_before(model: Model, events: Events, buffer: int, step: int) -> tuple[int, int]:
-    """Return (version, step) that the last touch before a step left; version -1 if there was none."""
+    """Return (version, step) of the last event before a step; version -1 if the buffer is not there."""
     slot = first_at(events, buffer, step) - 1
     if slot < events.ptr[buffer]:
         return (0 if model.external[buffer] else -1), -1

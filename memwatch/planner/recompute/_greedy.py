@@ -1,4 +1,4 @@
-"""Kernel: cut idle intervals at the peak, one after the other, until the schedule fits the budget."""
+"""Kernel: cut gaps at the peak, one after the other, until the schedule fits the budget."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
     from memwatch.planner.recompute.model import Model
 
-_TINY = 1e-9
-_MANY_GAPS = 256
+_TINY = 1e-9  # keeps a free cut from dividing by zero
+_MANY_GAPS = 256  # with more gaps at a step, only the widest of each class of ops are examined
 _KEPT_PER_CLASS = 16
-_MOST_MISSES = 6
+_MOST_MISSES = 6  # steps in a row at which no cut helps, before the search gives up
 _AS_GOOD = 0.8  # a cut in all blocks at once may score this much worse than the best single one
 
 
 class Style(NamedTuple):
-    """How the greedy search chooses."""
+    """Settings of the greedy search."""
 
     budget: int  # bytes
     area_power: float  # score = overflow removed ** area_power / cost
@@ -68,7 +68,7 @@ class Tools(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """Cuts that would relieve the peak: a table, their scores, and the rows by score."""
+    """Cuts that would lower the peak: a table, the score of each row, and the rows by score."""
 
     rows: IntArray
     score: NDArray[np.float64]
@@ -76,7 +76,7 @@ class Ranking(NamedTuple):
 
 
 class Area(NamedTuple):
-    """Running sums over the steps: bytes above the budget, and steps above the budget."""
+    """Running sums over the steps: bytes above the budget, and the number of steps above it."""
 
     nbytes: IntArray
     steps: IntArray
@@ -106,14 +106,14 @@ def _area(draft: Draft, work: Work, budget: int) -> Area:
 
 @compiled
 def _covered(model: Model, area: Area, buffer: int, since: int, until: int) -> float:
-    """Bound what an idle interval of a buffer contributes to the bytes above the budget."""
+    """Return a bound on the bytes above the budget, summed over steps, that a gap is responsible for."""
     steps = area.steps[until] - area.steps[since + 1]
     return float(min(model.nbytes[buffer] * steps, area.nbytes[until] - area.nbytes[since + 1]))
 
 
 @compiled
-def _worth_a_look(model: Model, area: Area, gaps: IntArray) -> IntArray:
-    """Keep the widest gaps of every class of ops where there are very many gaps."""
+def _gaps_to_examine(model: Model, area: Area, gaps: IntArray) -> IntArray:
+    """Return the gaps to examine: of very many, only the widest ones of every class of ops."""
     if len(gaps) <= _MANY_GAPS:
         return gaps
     width = np.empty(len(gaps), np.float64)
@@ -134,7 +134,7 @@ def _worth_a_look(model: Model, area: Area, gaps: IntArray) -> IntArray:
 
 @compiled
 def _estimate(model: Model, scene: Scene, cut: Cut, area: Area) -> tuple[float, float]:
-    """Estimate (overflow removed, price) of a cut whose missing ops were just found, or of a move."""
+    """Return an estimate of (overflow removed, price) for a cut whose missing ops were just found, or a move."""
     net = _covered(model, area, cut.buffer, cut.since, cut.until)
     if cut.way == MOVE:
         return net, move_points(model, scene, cut)[2]
@@ -146,9 +146,9 @@ def _estimate(model: Model, scene: Scene, cut: Cut, area: Area) -> tuple[float, 
 
 @compiled
 def _rank_cuts(model: Model, scene: Scene, work: Work, peak_step: int, style: Style) -> Ranking:
-    """Rank the cuts that relieve a step."""
+    """Return the cuts that lower live bytes at a step, ranked."""
     area = _area(scene.draft, work, style.budget)
-    gaps = _worth_a_look(model, area, gaps_at(model, scene.events, scene.draft, peak_step))
+    gaps = _gaps_to_examine(model, area, gaps_at(model, scene.events, scene.draft, peak_step))
     rows = np.empty((4 * len(gaps) + 1, 6), np.int64)
     score = np.empty(4 * len(gaps), np.float64)
     count = 0
@@ -182,8 +182,8 @@ def _gain(model: Model, tools: Tools, budget: int, before: float) -> float:
 
 
 @compiled
-def _alike(model: Model, ranking: Ranking, chosen: int, needed: int) -> IntArray:
-    """List the cuts that do in other blocks what the chosen one does, until enough bytes are freed."""
+def _same_cut_in_other_blocks(model: Model, ranking: Ranking, chosen: int, needed: int) -> IntArray:
+    """Return the cuts that do in other blocks what the chosen one does, until enough bytes are freed."""
     row = ranking.rows[chosen]
     kind, nbytes = model.kind[model.producer[row[BUFFER]]], model.nbytes[row[BUFFER]]
     ranks, count = np.empty(len(ranking.rows), np.int64), 0
@@ -198,14 +198,14 @@ def _alike(model: Model, ranking: Ranking, chosen: int, needed: int) -> IntArray
             needed -= nbytes
             if needed <= 0:
                 break
-    # from the last to the first: the steps before a cut keep their numbers
+    # from the last to the first, because a cut changes the numbers of all steps after it
     untils = ranking.rows[ranks[:count], UNTIL]
     return ranks[:count][np.argsort(-untils, kind="mergesort")]
 
 
 @compiled
 def _spread(model: Model, scene: Scene, tools: Tools, rows: IntArray, limit: int) -> float:
-    """Make several cuts in the trial; return their price."""
+    """Make several cuts in the trial schedule; return their price."""
     copy(scene.draft, tools.trial)
     total = 0.0
     for row in rows:
@@ -216,7 +216,7 @@ def _spread(model: Model, scene: Scene, tools: Tools, rows: IntArray, limit: int
 
 @compiled
 def _best_cut(model: Model, draft: Draft, tools: Tools, peak_step: int, style: Style) -> bool:
-    """Write the best schedule that is one cut away to ``tools.best``; return whether any cut helps."""
+    """Write the best schedule that is one cut away to ``tools.best``; return False if no cut helps."""
     scene = Scene(draft, list_events(model, draft), tools.search, tools.work.live, style.budget)
     before = overflow(model, draft, tools.work, style.budget)
     ranking = _rank_cuts(model, scene, tools.work, peak_step, style)
@@ -234,7 +234,7 @@ def _best_cut(model: Model, draft: Draft, tools: Tools, peak_step: int, style: S
             best_score, chosen = score, rank
             copy(tools.trial, tools.best)
     if style.spread and chosen >= 0 and ranking.rows[chosen, WAY] != MOVE:
-        alike = _alike(model, ranking, chosen, tools.work.live[peak_step] - style.budget)
+        alike = _same_cut_in_other_blocks(model, ranking, chosen, tools.work.live[peak_step] - style.budget)
         price = _spread(model, scene, tools, ranking.rows[alike], style.limit)
         gain = _gain(model, tools, style.budget, before)
         if gain > 0 and gain**style.area_power / (price + _TINY) > _AS_GOOD * best_score:
@@ -254,15 +254,12 @@ def _highest_step(draft: Draft, work: Work, barred: IntArray) -> int:
 
 @compiled
 def fit(model: Model, draft: Draft, style: Style) -> int:
-    """Cut intervals until the schedule fits the budget or no cut helps.
+    """Cut gaps until the schedule fits the budget or no cut helps; return the peak (bytes).
 
     Args:
         model: the program.
         draft: the schedule, changed in place; its spare room limits how long it may grow.
         style: the budget, and how to choose.
-
-    Returns:
-        The peak (bytes).
     """
     tools = new_tools(model, len(draft.tokens))
     barred = np.zeros(len(draft.tokens), np.int64)

@@ -1,4 +1,4 @@
-"""Kernel: which ops must run again to have a version of a buffer at a step where it is gone."""
+"""Kernel: the ops that must run again so that a version of a buffer is there at a step."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from memwatch.planner.recompute._events import Events
     from memwatch.planner.recompute.model import Model
 
-# ways to cut an interval: run everything missing again; keep inputs that die late, or all that were there;
-# or move the buffer out and back
+# Ways to cut a gap. The first three run ops again and differ in the inputs of these ops that are no longer there:
+# all of them are computed again; those used after the peak are kept instead; or all are kept. MOVE moves the buffer.
 RECOMPUTE, KEEP_IF_LATE, KEEP, MOVE = 0, 1, 2, 3
 
 
 class Cut(NamedTuple):
-    """A cut: `buffer` is idle from after `since` to before `until`, where `version` is wanted."""
+    """A cut: `buffer` is idle after step `since` and before step `until`, which wants its `version`."""
 
     buffer: int
     version: int
     since: int
     until: int
     way: int
-    peak_step: int  # the step that the cut is to relieve
+    peak_step: int  # step at which the cut has to lower live bytes
 
 
 class Search(NamedTuple):
@@ -35,8 +35,8 @@ class Search(NamedTuple):
 
     ops: IntArray  # the ops found
     stamp: IntArray  # op -> number of the search that found it
-    stack: IntArray  # ops whose inputs are still to be looked at
-    kept: IntArray  # rows: a buffer that is to live on instead, since which step
+    stack: IntArray  # ops whose inputs are still to be examined
+    kept: IntArray  # rows: a buffer that is kept instead, and the step since which it is idle
     number: IntArray  # of the current search
     counts: IntArray  # how many: ops, ops on the stack, rows of `kept`
 
@@ -46,7 +46,7 @@ OPS, WAITING, KEPT = 0, 1, 2
 
 @compiled
 def new_search(num_ops: int) -> Search:
-    """Allocate the working memory."""
+    """Return new working memory."""
     return Search(
         np.empty(num_ops + 1, np.int64), np.full(num_ops, -1, np.int64), np.empty(num_ops + 1, np.int64),
         np.empty((num_ops + 1, 2), np.int64), np.zeros(1, np.int64), np.zeros(3, np.int64),
@@ -55,7 +55,7 @@ def new_search(num_ops: int) -> Search:
 
 @compiled
 def _add_unit(model: Model, search: Search, buffer: int, version: int) -> bool:
-    """Add the producer of a buffer and its mutations up to a version; False if one may not run again."""
+    """Add the producer of a buffer and its mutations up to a version; return False if one may not run again."""
     if model.producer[buffer] < 0:
         return False
     for position in range(version + 1):
@@ -79,7 +79,7 @@ def _add_unit(model: Model, search: Search, buffer: int, version: int) -> bool:
 
 @compiled
 def _add_gone(model: Model, events: Events, search: Search, wanted: tuple[int, int], cut: Cut) -> bool:
-    """Add what brings one input (buffer, version) back, unless it is alive or is to be kept alive."""
+    """Add the ops that make one input (buffer, version), unless it is alive or will be kept; False if impossible."""
     buffer, version = wanted
     if wanted_at(model, events, buffer, cut.until) == version:
         return True
@@ -98,10 +98,10 @@ def _add_gone(model: Model, events: Events, search: Search, wanted: tuple[int, i
 
 @compiled
 def missing_ops(model: Model, events: Events, search: Search, cut: Cut, limit: int) -> int:
-    """Find the ops to run again just before the end of a cut, in program order, in ``search.ops``.
+    """Write the ops to run again just before the end of a cut to ``search.ops``, in program order.
 
     Returns:
-        How many ops, or -1 when it is impossible or takes more than `limit`.
+        How many ops they are; -1 if the cut is impossible or takes more than `limit`.
     """
     search.number[0] += 1
     search.counts[:] = 0
@@ -113,7 +113,7 @@ def missing_ops(model: Model, events: Events, search: Search, cut: Cut, limit: i
         search.counts[WAITING] -= 1
         op = search.stack[search.counts[WAITING]]
         for entry in range(model.write_ptr[op], model.write_ptr[op + 1]):
-            # a mutation runs again on a buffer made again, never on the one the program keeps
+            # a mutation runs again on a buffer that was made again too; on the program's own it would apply twice
             if not _add_unit(model, search, model.write[entry], model.write_version[entry] - 1):
                 return -1
         for entry in range(model.read_ptr[op], model.read_ptr[op + 1]):
@@ -129,7 +129,7 @@ def missing_ops(model: Model, events: Events, search: Search, cut: Cut, limit: i
 
 @compiled
 def price_of(model: Model, search: Search) -> float:
-    """Add up the costs of the ops found."""
+    """Return the cost of the ops found."""
     price = 0.0
     for position in range(search.counts[OPS]):
         price += model.cost[search.ops[position]]

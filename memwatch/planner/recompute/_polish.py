@@ -1,4 +1,4 @@
-"""Kernel: large-neighbourhood search; undo some cuts, move some steps, repair greedily, keep what is cheaper."""
+"""Kernel: large-neighbourhood search. Undo some cuts, move some steps, repair greedily, keep what is cheaper."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from memwatch.planner.recompute._draft import Draft, copy, load, new_draft
 from memwatch.planner.recompute._events import list_events
 from memwatch.planner.recompute._greedy import Style, fit
 from memwatch.planner.recompute._missing import MOVE, Search, new_search
-from memwatch.planner.recompute._prune import computes, drop_useless, duration, may_go, prune, remove_step
+from memwatch.planner.recompute._prune import (
+    computes,
+    drop_useless,
+    duration,
+    is_removable,
+    prune,
+    remove_step,
+)
 from memwatch.planner.recompute._sweep import Work, new_work, overflow, sweep
 
 if TYPE_CHECKING:
@@ -22,12 +29,12 @@ _FARTHEST = 40  # steps that one step is moved by at most
 
 
 class Effort(NamedTuple):
-    """How long and how widely to search."""
+    """Length and width of the search."""
 
     budget: int  # bytes
     rounds: int
     seed: int
-    warmth: float  # accept a schedule dearer by this share of the cost, cooling to nothing
+    warmth: float  # a schedule dearer by this share of the cost may be accepted; the share falls to 0
     limit: int  # the most ops one cut may add
 
 
@@ -61,7 +68,7 @@ def shift_one(model: Model, draft: Draft, bench: Bench) -> None:
 
 @compiled
 def undo_some(model: Model, draft: Draft, work: Work) -> None:
-    """Take back random recomputes and moves, here and there or most of one window."""
+    """Take back random recomputes and moves, a few everywhere or most of those in one window."""
     count = computes(model, draft)
     first, last, share = 0, draft.size[0], 0.05 + 0.3 * np.random.random()
     if np.random.random() < 0.5:
@@ -69,7 +76,7 @@ def undo_some(model: Model, draft: Draft, work: Work) -> None:
         first = np.random.randint(0, draft.size[0])
         last, share = min(draft.size[0], first + width), 0.7
     for step in range(last - 1, first - 1, -1):
-        if step < draft.size[0] and may_go(model, draft, step, count) and np.random.random() < share:
+        if step < draft.size[0] and is_removable(model, draft, step, count) and np.random.random() < share:
             remove_step(model, draft, step)
             count = computes(model, draft)
     drop_useless(model, draft, work)
@@ -77,7 +84,7 @@ def undo_some(model: Model, draft: Draft, work: Work) -> None:
 
 @compiled
 def cut_anywhere(model: Model, draft: Draft, bench: Bench, effort: Effort) -> None:
-    """Cut a random idle interval at a random step, unless that makes the schedule invalid."""
+    """Cut a random gap at a random step, unless that makes the schedule invalid."""
     if draft.size[0] + effort.limit + 2 >= len(draft.tokens):
         return
     events = list_events(model, draft)
@@ -90,7 +97,9 @@ def cut_anywhere(model: Model, draft: Draft, bench: Bench, effort: Effort) -> No
         row[WAY] = MOVE
     copy(draft, bench.trial)
     sweep(model, draft, bench.work)
-    budget = effort.budget if np.random.random() < 0.5 else -1  # -1: copy at once, hidden by nothing
+    budget = (
+        effort.budget if np.random.random() < 0.5 else -1
+    )  # with -1 no step can hide a copy: both are made at once
     scene = Scene(draft, events, bench.search, bench.work.live, budget)
     done = apply_cut(model, scene, bench.trial, cut_of(row), effort.limit)[0]
     if done and sweep(model, bench.trial, bench.work) >= 0:
@@ -107,6 +116,7 @@ def _value(model: Model, draft: Draft, work: Work, budget: int) -> tuple[float, 
 
 @compiled
 def _disturb(model: Model, draft: Draft, bench: Bench, effort: Effort) -> None:
+    """Change a schedule at random: by a cut, by moved steps, by undone cuts, or by two of these."""
     choice = np.random.random()
     if 0.35 <= choice < 0.6:
         cut_anywhere(model, draft, bench, effort)
@@ -119,7 +129,7 @@ def _disturb(model: Model, draft: Draft, bench: Bench, effort: Effort) -> None:
 
 @compiled
 def polish(model: Model, draft: Draft, effort: Effort) -> None:
-    """Search for a cheaper schedule within a budget, or for less overflow while none fits.
+    """Replace a schedule by a cheaper one within the budget or, while none fits, by one closer to it.
 
     Args:
         model: the program.

@@ -1,4 +1,4 @@
-"""Kernel: what a schedule costs, and taking back the recomputes and moves that it can do without."""
+"""Kernel: the cost of a schedule, and the removal of recomputes and moves that it does not need."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def duration(model: Model, draft: Draft) -> float:
     """Return the time from the first step to the last, in the unit of the ops' costs.
 
-    One copy engine runs beside the computing: a move out starts after the last use before its step and
-    must be over by that step; a move back starts at its step and must be over at the first use.
+    One copy engine runs while ops compute. A move out starts after the last use before its step and must
+    have ended at that step. A move back starts at its step and must have ended at the first use.
     """
     now, engine = 0.0, 0.0
     idle_since = np.zeros(model.num_buffers, np.float64)
@@ -54,7 +54,7 @@ def duration(model: Model, draft: Draft) -> float:
 
 @compiled
 def computes(model: Model, draft: Draft) -> IntArray:
-    """Count how often every op is computed."""
+    """Return how often every op is computed."""
     count = np.zeros(model.num_ops, np.int64)
     for step in range(draft.size[0]):
         if draft.tokens[step] < model.num_ops:
@@ -77,13 +77,14 @@ def _is_useless(model: Model, op: int, work: Work) -> bool:
 def drop_useless(model: Model, draft: Draft, work: Work) -> None:
     """Remove the repeated ops and the moves whose results nobody uses."""
     count = computes(model, draft)
-    before = count.copy()  # computations up to the step looked at
+    before = count.copy()  # computations before the present step
     begin(model, draft, work)
     size = at = draft.size[0]
     for step in range(size - 1, -1, -1):
         token = draft.tokens[step]
         if token < model.num_ops:
             before[token] -= 1
+            # the first computation of such an op keeps its place, so a later one is dropped instead
             is_bound = model.stays[token] == 1 and before[token] == 0
             if count[token] > 1 and not is_bound and _is_useless(model, token, work):
                 count[token] -= 1
@@ -104,7 +105,7 @@ def drop_useless(model: Model, draft: Draft, work: Work) -> None:
 
 @compiled
 def remove_step(model: Model, draft: Draft, step: int) -> None:
-    """Remove one step; a move out goes with its way back."""
+    """Remove one step; a move out is removed together with the move back."""
     partner = -1
     token = draft.tokens[step]
     if token >= model.num_ops:
@@ -116,8 +117,8 @@ def remove_step(model: Model, draft: Draft, step: int) -> None:
 
 
 @compiled
-def may_go(model: Model, draft: Draft, step: int, count: IntArray) -> bool:
-    """Whether a step is a repeated op or a move out: what a schedule may do without."""
+def is_removable(model: Model, draft: Draft, step: int, count: IntArray) -> bool:
+    """Return True for a step that a schedule may do without: a repeated op or a move out."""
     token = draft.tokens[step]
     if token >= model.num_ops:
         return bool(token < model.num_ops + model.num_buffers)
@@ -128,13 +129,13 @@ def may_go(model: Model, draft: Draft, step: int, count: IntArray) -> bool:
 
 @compiled
 def prune(model: Model, draft: Draft, budget: int, rank: IntArray) -> None:
-    """Take back every recompute and move that the budget does not need.
+    """Remove every recompute and move that the budget does not need.
 
     Args:
         model: the program.
         draft: a schedule that fits the budget, changed in place.
         budget: bytes it may use.
-        rank: order in which to try the steps, as a permutation of them.
+        rank: order in which the steps are tried: a permutation of their numbers.
     """
     length = draft.size[0]
     draft.ids[:length] = np.arange(length)
@@ -145,7 +146,7 @@ def prune(model: Model, draft: Draft, budget: int, rank: IntArray) -> None:
         count = computes(model, draft)
         for original in rank:
             step = where[original]
-            if step < 0 or not may_go(model, draft, step, count):
+            if step < 0 or not is_removable(model, draft, step, count):
                 continue
             copy(draft, trial)
             remove_step(model, trial, step)

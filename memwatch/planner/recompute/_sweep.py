@@ -1,4 +1,7 @@
-"""Kernel: one backward pass over a schedule says whether it is valid and what it keeps alive."""
+"""Kernel: one backward pass over a schedule tells whether it is valid and what it keeps alive.
+
+Backwards, because a buffer is alive when a later step wants it; the pass carries the versions that are wanted.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,16 @@ if TYPE_CHECKING:
 class Work(NamedTuple):
     """Working memory of a sweep."""
 
-    wanted: IntArray  # buffer -> version that the steps seen so far want to find, -1: none
+    wanted: IntArray  # buffer -> version that the steps after this point want, -1: none
     until: IntArray  # buffer -> last step of the allocation that is open
-    host: IntArray  # buffer -> version that later reloads want to find moved out, -1: none
+    host: IntArray  # buffer -> version that reloads after this point want outside, -1: none
     live: IntArray  # step -> bytes alive while it runs
     first: IntArray  # op -> step that computes it first
 
 
 @compiled
 def new_work(model: Model, room: int) -> Work:
-    """Allocate the working memory for schedules of up to `room` steps."""
+    """Return working memory for schedules of up to `room` steps."""
     return Work(
         np.empty(model.num_buffers, np.int64), np.empty(model.num_buffers, np.int64),
         np.empty(model.num_buffers, np.int64), np.empty(room + 2, np.int64),
@@ -36,7 +39,7 @@ def new_work(model: Model, room: int) -> Work:
 
 @compiled
 def compute_backwards(model: Model, op: int, step: int, work: Work) -> bool:
-    """Undo one compute step: its outputs are born here, its inputs are wanted from here on."""
+    """Go back over a compute step: its outputs are born here, its inputs are wanted before. False: not valid."""
     wanted, until, live = work.wanted, work.until, work.live
     for entry in range(model.write_ptr[op], model.write_ptr[op + 1]):
         buffer, version = model.write[entry], model.write_version[entry]
@@ -58,14 +61,14 @@ def compute_backwards(model: Model, op: int, step: int, work: Work) -> bool:
         if wanted[buffer] == 0:
             live[until[buffer] + 1] -= model.nbytes[buffer]
             wanted[buffer] = -1
-        else:  # nobody wants it, or not in this version: dropped at once
+        else:  # no later step wants this version: dropped at once
             live[step + 1] -= model.nbytes[buffer]
     return True
 
 
 @compiled
 def move_backwards(model: Model, token: int, step: int, work: Work) -> bool:
-    """Undo one offload or reload step."""
+    """Go back over an offload or a reload; False if it is not valid."""
     wanted, until, host, live = work.wanted, work.until, work.host, work.live
     buffer = token - model.num_ops
     if buffer >= model.num_buffers:  # reload
@@ -90,7 +93,7 @@ def move_backwards(model: Model, token: int, step: int, work: Work) -> bool:
 
 @compiled
 def begin(model: Model, draft: Draft, work: Work) -> None:
-    """Stand after the last step, where only what the program keeps is wanted."""
+    """Start after the last step, where only the results of the program are wanted."""
     work.wanted[:] = model.final
     work.until[:] = draft.size[0]
     work.host[:] = -1
@@ -99,7 +102,7 @@ def begin(model: Model, draft: Draft, work: Work) -> None:
 
 @compiled
 def _rewind(model: Model, draft: Draft, work: Work) -> bool:
-    """Undo all steps; `live` then holds changes, not levels."""
+    """Go back over all steps; `live` then holds changes from step to step, not sums."""
     begin(model, draft, work)
     for step in range(draft.size[0] - 1, -1, -1):
         token = draft.tokens[step]
@@ -113,10 +116,10 @@ def _rewind(model: Model, draft: Draft, work: Work) -> bool:
 
 @compiled
 def sweep(model: Model, draft: Draft, work: Work) -> int:
-    """Fill ``work.live`` with the bytes alive during every step.
+    """Write the bytes alive during every step to ``work.live``; return the peak (bytes).
 
     Returns:
-        The peak (bytes), or -1 when the schedule does not compute what the program computes.
+        The peak (bytes); -1 when the schedule does not compute what the program computes.
     """
     if not _rewind(model, draft, work):
         return -1
@@ -145,8 +148,8 @@ def sweep(model: Model, draft: Draft, work: Work) -> int:
 def overflow(model: Model, draft: Draft, work: Work, budget: int) -> float:
     """Return the bytes above the budget after a sweep, summed over the steps; 0 exactly when it fits.
 
-    A repeated op counts by what it adds to the step it serves: otherwise a cut far above the budget
-    would look bad only because its op runs where everything is far above the budget.
+    A repeated op counts only by what it adds to the step for which it runs. It runs where everything may be
+    far above the budget, and counting all of that would make every cut there look bad.
     """
     tokens = draft.tokens
     for step in range(draft.size[0] - 1, -1, -1):

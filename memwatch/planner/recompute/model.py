@@ -1,4 +1,4 @@
-"""The recompute problem as plain arrays, and schedules as one list of tokens."""
+"""The recompute problem as plain arrays, and schedules as lists of tokens, for the kernels."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Model(NamedTuple):
-    """What the kernels need of a graph.
+    """The part of a graph that the kernels need.
 
-    A schedule is a list of tokens: token t < num_ops computes op t, num_ops + b moves buffer b out,
+    A schedule is a list of tokens. Token t < num_ops computes op t, num_ops + b moves buffer b out, and
     num_ops + num_buffers + b moves it back. Row i of a list is ``list[list_ptr[i]:list_ptr[i + 1]]``.
     """
 
@@ -41,7 +41,7 @@ class Model(NamedTuple):
     workspace: IntArray
     cost: NDArray[np.float64]
     again: IntArray  # 1: the op may be computed again
-    stays: IntArray  # 1: the first time the op is computed keeps its place among the others
+    stays: IntArray  # 1: the first computation of the op keeps its place among those of all such ops
     movable: IntArray  # 1: the buffer may be moved out
     move_cost: NDArray[np.float64]  # price of moving a buffer one way
     kind: IntArray  # op -> class of ops that look alike
@@ -58,7 +58,7 @@ def recompute_model(
     recompute: bool = True,
     keeps_order: bool = False,
 ) -> Model:
-    """Reduce a graph to its recompute problem; indices stay the same.
+    """Return the recompute problem of a graph; op and buffer indices stay the same.
 
     Args:
         graph: the program.
@@ -105,13 +105,13 @@ def recompute_model(
 
 
 def tokens_of(graph: Graph, schedule: Schedule) -> IntArray:
-    """Write a schedule as tokens."""
+    """Return a schedule as tokens."""
     offset = np.array([0, graph.num_ops, graph.num_ops + graph.num_buffers], dtype=np.int64)
     return schedule.index + offset[schedule.kind]
 
 
 def schedule_of(graph: Graph, tokens: IntArray) -> Schedule:
-    """Read tokens as a schedule."""
+    """Return tokens as a schedule."""
     first_reload = graph.num_ops + graph.num_buffers
     kind = np.full(len(tokens), int(StepKind.COMPUTE), dtype=np.int8)
     kind[tokens >= graph.num_ops] = StepKind.OFFLOAD

@@ -1,4 +1,4 @@
-"""Find a better order for a schedule with recomputes: every repeated op becomes an op of its own."""
+"""A better order for a schedule with recomputes: each step becomes an op of its own, and ops are reordered."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def augmented_graph(graph: Graph, tokens: IntArray) -> Graph | None:
-    """Write a schedule as a program of its own, in which every step is an op.
+    """Return a schedule as a program of its own, in which every step is an op.
 
     Args:
         graph: the program.
         tokens: a valid schedule of it.
 
     Returns:
-        The program; None for a schedule with moves, or one that makes a mutated buffer again: which
-        version a later use finds would then depend on the order.
+        The program. None for a schedule with moves, or one that makes a mutated buffer again: the version
+        that a later use finds would depend on the order.
     """
     if len(tokens) and tokens.max() >= graph.num_ops:
         return None
@@ -59,7 +59,7 @@ def augmented_graph(graph: Graph, tokens: IntArray) -> Graph | None:
 
 
 def reorder(graph: Graph, tokens: IntArray, seed: int, moves: int, clock: Clock) -> IntArray | None:
-    """Return the steps in an order with a lower peak or the same one; None where that is not possible."""
+    """Return the steps in an order with a lower or the same peak; None where they cannot be reordered."""
     copy = augmented_graph(graph, tokens)
     if copy is None:
         return None
@@ -71,7 +71,7 @@ def reorder(graph: Graph, tokens: IntArray, seed: int, moves: int, clock: Clock)
 
 
 def _entries(graph: Graph, tokens: IntArray) -> IntArray:
-    """Entries of `graph.makes` that belong to the steps."""
+    """Return the entries of `graph.makes` that belong to the steps."""
     lengths = graph.makes.lengths()[tokens]
     start = np.repeat(graph.makes.indptr[tokens] - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
     return np.asarray(start + np.arange(len(start)), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""CP-SAT over retention intervals: the cheapest recompute plan in a given order, proven where time allows."""
+"""The solver CP-SAT on retention intervals: the cheapest recompute plan in a given order, with a proof."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _POLISH_EFFORT = 1.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RetentionResult:
-    """What the solver found.
+    """Result of the solver.
 
     Attributes:
         tokens: the schedule, None when none was found.
-        extra_cost: price of what it computes again.
-        bound: no schedule in this order, with so many copies per op, has a lower extra cost.
+        extra_cost: cost of its recomputes.
+        bound: extra cost that no schedule in this order, with so many copies per op, can go below.
         proven: whether the schedule is the cheapest of its kind.
     """
 
@@ -36,20 +36,20 @@ class RetentionResult:
 
 
 def is_available() -> bool:
-    """Whether the extra `exact` is installed."""
+    """Return True if OR-tools, the extra `exact`, is installed."""
     from memwatch.planner.order import cpsat
 
     return cpsat.is_available()
 
 
 def can_model(graph: Graph) -> bool:
-    """Whether the model covers a program: no mutation, nothing external that may be freed."""
+    """Return True if the model covers a program: without mutation and without external buffers to free."""
     external = graph.buffer_producer < 0
     return not len(graph.writes.indices) and not bool(np.any(external & graph.buffer_freeable))
 
 
 def cheaper_in_order(graph: Graph, tokens: IntArray, budget_bytes: int, clock: Clock) -> IntArray | None:
-    """Look for a cheaper schedule whose first computations come in the same order.
+    """Return a cheaper schedule whose first computations are in the same order.
 
     Args:
         graph: the program.
@@ -58,7 +58,7 @@ def cheaper_in_order(graph: Graph, tokens: IntArray, budget_bytes: int, clock: C
         clock: when to stop.
 
     Returns:
-        The schedule; None when none was found, the model does not cover the program, or there is no solver.
+        The schedule; None if none was found, the model does not cover the program, or OR-tools is not installed.
     """
     if not is_available() or not can_model(graph) or tokens.max(initial=0) >= graph.num_ops:
         return None
@@ -80,18 +80,18 @@ def solve_retention(
     effort: float = 10.0,
     clock: Clock,
 ) -> RetentionResult:
-    """Find the cheapest recompute schedule that keeps program order.
+    """Return the cheapest recompute schedule that keeps program order.
 
-    Moccasin (Bartan et al., ICML 2023): the first computations stay in order; the j-th stage ends with
-    the first computation of op j, and any op before it may be computed again in that stage, at the event
-    j (j + 1) / 2 + op. Every copy of a buffer is an interval, their sum is a cumulative constraint.
+    The model is Moccasin (Bartan et al., ICML 2023). First computations stay in order. Stage j ends with the
+    first computation of op j; any earlier op may be computed again in that stage, at time j (j + 1) / 2 + op.
+    Every copy of a buffer is an interval, and the sum of the intervals is limited at all times.
 
     Args:
         graph: a program that `can_model` accepts.
         budget_bytes: bytes a schedule may use, external buffers included.
-        copies: how often an op may be computed at most.
+        copies: how often an op may be computed, at most.
         hint: a schedule to start from.
-        effort: deterministic time of the solver; decides the result as long as the clock does not.
+        effort: deterministic time of the solver; it, not the clock, decides the result of small programs.
         clock: when to stop.
     """
     from ortools.sat.python import cp_model
@@ -112,7 +112,7 @@ def solve_retention(
 
 
 class _Model:
-    """The variables of one problem; ortools has no types, hence Any."""
+    """The variables of one problem. OR-tools has no types, hence Any."""
 
     def __init__(self, graph: Graph, room_bytes: int, copies: int, cp: Any) -> None:
         self.cp, self._graph, self._copies = cp, graph, copies
@@ -176,7 +176,7 @@ class _Model:
         cp.add_cumulative(intervals, demands, max(room_bytes, 0))
 
     def _add_inputs(self, op: int, copy: int) -> None:
-        """Every computation finds each of its inputs in exactly one interval."""
+        """Require that every computation finds each of its inputs in exactly one interval."""
         cp, start, is_there = self.cp, self._start[op][copy], self._present[op][copy]
         for buffer in self._graph.reads.row(op).tolist():
             producer = int(self._graph.buffer_producer[buffer])
@@ -203,7 +203,7 @@ class _Model:
             cp.add_bool_or(kept)
 
     def hint(self, tokens: IntArray) -> None:
-        """Start from a schedule in program order; copies beyond the most allowed are left out."""
+        """Give the solver a schedule in program order to start from; surplus copies are left out."""
         times: list[list[int]] = [[] for _ in range(self._graph.num_ops)]
         stage = 0
         for op in tokens.tolist():
@@ -217,7 +217,7 @@ class _Model:
                     self.cp.add_hint(self._start[op][copy], events[copy])
 
     def tokens(self, solver: Any) -> IntArray:
-        """Read the schedule off the solution."""
+        """Return the schedule of the solution."""
         steps = [
             (solver.value(start), op)
             for op in range(self._graph.num_ops)

@@ -1,4 +1,7 @@
-"""Schedules to start from: the program cut into segments, run again by the rotor dynamic program."""
+"""Schedules to start from: the forward cut into stages, recomputed as the rotor dynamic program says.
+
+The turning point is the step after the peak. In a training step that is where the backward begins.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +25,21 @@ _TRIES = 10
 
 
 class Stages(NamedTuple):
-    """The first part of a program, up to its turning point, cut where little is alive for its own sake."""
+    """The first part of a program, up to its turning point, cut where few bytes cross."""
 
     bounds: IntArray  # stage i holds the ops from bounds[i] to before bounds[i + 1]
     cost: NDArray[np.float64]
-    checkpoint_bytes: IntArray  # what later ops of the first part need of the stages up to here
-    saved_bytes: IntArray  # what ops after the turning point need of this stage
-    first_user: IntArray  # first op after the turning point that needs something of this stage
+    checkpoint_bytes: IntArray  # bytes that later ops of the first part need from the stages up to here
+    saved_bytes: IntArray  # bytes that ops after the turning point need from this stage
+    first_user: IntArray  # first op after the turning point that needs a buffer of this stage
 
 
 def seeds(graph: Graph, budget_bytes: int) -> list[IntArray]:
-    """Return checkpointed schedules of the program, as tokens; none where the program is no such chain.
+    """Return checkpointed schedules of the program, as tokens; an empty list where it has no stages.
 
     Args:
         graph: the program.
-        budget_bytes: bytes the schedules should use, external buffers included; some use more.
+        budget_bytes: bytes that the schedules should use, external buffers included; some use more.
     """
     found: list[IntArray] = []
     for most in (_MOST_STAGES, min(_MOST_STAGES // 2, max(2, int(np.sqrt(graph.num_ops))))):
@@ -48,7 +51,7 @@ def seeds(graph: Graph, budget_bytes: int) -> list[IntArray]:
 
 
 def cut_into_stages(graph: Graph, most: int) -> Stages | None:
-    """Cut the program up to its peak into at most so many stages; None where nothing waits across the peak."""
+    """Return at most so many stages of the program up to its peak; None where nothing waits across the peak."""
     program = Schedule.from_order(np.arange(graph.num_ops))
     turn = live_curve(graph, program, allocations(graph, program)).peak_step + 1
     made = np.flatnonzero((graph.buffer_producer >= 0) & (graph.buffer_producer < turn))
@@ -73,7 +76,7 @@ def cut_into_stages(graph: Graph, most: int) -> Stages | None:
 
 
 def _uses_around(graph: Graph, turn: int) -> tuple[IntArray, IntArray]:
-    """Last use of every buffer before the turning point, first use after it."""
+    """Return the last use of every buffer before the turning point, and the first use after it."""
     users, buffers = graph.users.indices, graph.users.row_ids()
     last_early = np.full(graph.num_buffers, -1, dtype=np.int64)
     first_late = np.full(graph.num_buffers, graph.num_ops, dtype=np.int64)
@@ -84,7 +87,7 @@ def _uses_around(graph: Graph, turn: int) -> tuple[IntArray, IntArray]:
 
 
 def _choose_bounds(crossing: IntArray, saved: IntArray, most: int) -> IntArray:
-    """Cut where little crosses, at equal distances in saved bytes."""
+    """Return the cuts: where few bytes cross, at about equal distances in saved bytes."""
     turn = len(crossing)
     target = np.cumsum(saved) / max(float(saved.sum()), 1.0)
     bounds = [0]
@@ -109,7 +112,7 @@ def _rotor_seeds(graph: Graph, stages: Stages, budget_bytes: int) -> list[IntArr
     checkpoint = np.ceil(stages.checkpoint_bytes / slot).astype(np.int64)
     saved = np.ceil(stages.saved_bytes / slot).astype(np.int64)
     table = RotorTable(stages.cost, checkpoint, saved, slots)
-    # what the ops themselves need is not in the table: try what is left for checkpoints
+    # the table does not know what the ops themselves need, so several amounts for checkpoints are tried
     tries = np.unique(
         np.linspace(slots, 0, min(_TRIES, slots + 1) if not exact or slots > 40 else slots + 1).astype(int)
     )
@@ -123,7 +126,7 @@ def _rotor_seeds(graph: Graph, stages: Stages, budget_bytes: int) -> list[IntArr
 
 
 def _tokens(graph: Graph, stages: Stages, steps: list[tuple[str, int]]) -> IntArray:
-    """Write the schedule of a chain as ops of the program; a first run takes every op, a later one what it may."""
+    """Return the schedule of a chain as ops of the program; runs after the first leave out what may not repeat."""
     turn = int(stages.bounds[-1])
     may_repeat = (graph.op_recomputable & (graph.writes.lengths() == 0)).tolist()
     late = turn
@@ -138,7 +141,7 @@ def _tokens(graph: Graph, stages: Stages, steps: list[tuple[str, int]]) -> IntAr
             else:
                 tokens += [op for op in ops if may_repeat[op]]
             continue
-        # all that can run before something of an earlier stage is needed
+        # a backward step: all ops that can run before a buffer of an earlier stage is needed
         until = max(late, int(stages.first_user[:stage].min(initial=graph.num_ops)))
         tokens += range(late, until)
         late = until
