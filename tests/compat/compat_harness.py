@@ -99,6 +99,8 @@ def check(
     must run as it does under an empty mode.
     """
     run(program)  # first-time effects: lazy imports, warnings given once, caches
+    gc.collect()
+    gc.freeze()  # the collections below then pass over what torch has just imported: half of a test's time
     plain = run(program)
     with _no_collections():
         expected = plain_order(_repeated(program)) if deaths else []
