@@ -26,7 +26,7 @@ from compat_formulas import changed_nodes  # noqa: E402  # found in tests/compat
 from compat_opinfo import compare, entries, name_of, programs  # noqa: E402
 
 from memwatch.analysis.mode_formulas import BACKWARD  # noqa: E402
-from memwatch.building import build_recorder  # noqa: E402
+from memwatch.profile import build_recorder  # noqa: E402
 
 
 def run_all(samples: int) -> dict[str, dict[str, str]]:

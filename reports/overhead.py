@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import WORKLOADS
 
 import memwatch
-from memwatch.building import build_recorder
+from memwatch.profile import build_recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
