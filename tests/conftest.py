@@ -19,6 +19,20 @@ _CALL = torch.nn.Module._call_impl
 _WATCHING = ("memwatch.record.", "memwatch.heap.", "memwatch.leaks.", "pytest_memwatch.")
 _OF_THE_GRAPH = {"Pack"}  # autograd holds it in place of a saved tensor for as long as the user's graph lives
 
+_FIRST = ("leaks", "findings", "heap", "plugin")
+_LAST = ("test_truth.py", "test_compat_opinfo.py")  # transformers, torch's op database
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what searches the whole heap before what imports much: a search takes as long as the heap is large."""
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        folder = item.path.parent.name
+        first = _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
+        return first, _LAST.index(item.path.name) + 1 if item.path.name in _LAST else 0
+
+    items.sort(key=place)
+
 
 @pytest.fixture
 def intercept(request, monkeypatch):

@@ -13,6 +13,9 @@ import pytest
 
 import memwatch
 
+HEARD = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""A shell's `&` starts its programs with SIGINT ignored, and so `make test &` the programs of these tests."""
+
 ENDINGS = {
     "falls off the end": "print('done')",
     "exits with a code": "import sys; print('so far'); sys.exit(3)",
@@ -21,7 +24,7 @@ ENDINGS = {
     "raises from another error": "try: 1 / 0\nexcept Exception as error: raise KeyError(1) from error",
     "raises an error of memwatch": "import memwatch; memwatch.profile().step()",
     "is no Python": "print('never')\nx = = 1",
-    "is interrupted": "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
+    "is interrupted": f"{HEARD}import os; os.kill(os.getpid(), signal.SIGINT)",
     "leaves without cleaning up": "import os; os._exit(7)",
     "is killed": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
     "warns and speaks late": "import atexit, warnings; atexit.register(print, 'late'); warnings.warn('oh')",
@@ -111,11 +114,7 @@ y = torch.ones(2000)
 
 def test_an_interrupted_run_can_be_read(tmp_path):
     """Ctrl-C in the middle leaves the capture, the commands to type, and the exit of an interrupt."""
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's `&` has it ignored
-    code = (
-        heard
-        + "import torch\nwhile True:\n    for i in range(500): torch.ones(9)\n    print('on', flush=True)"
-    )
+    code = f"{HEARD}import torch\nwhile True:\n    for i in range(500): torch.ones(9)\n    print('on', flush=True)"
     words = [sys.executable, "-m", "memwatch", "run", "-o", "a.memwatch", "-c", code]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(words, cwd=tmp_path, **pipes) as process:

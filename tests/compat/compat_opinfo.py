@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,8 +19,9 @@ _GPU_ONLY = "jiterator"
 _REPEATS = 20
 
 
+@functools.cache
 def entries() -> list[Any]:
-    """Give the entries of the database that have float32 samples on the CPU."""
+    """Return the entries of the database that have float32 samples on the CPU."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
