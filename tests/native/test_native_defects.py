@@ -48,7 +48,8 @@ print("alive")
 
 def test_a_pack_that_cannot_write_its_row_ends_without_a_word():
     """It is destroyed by autograd, from a destructor, where an exception of C++ ends the process."""
-    done = subprocess.run([sys.executable, "-c", DESTRUCTOR], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", DESTRUCTOR]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 

@@ -19,7 +19,9 @@ def main(name: str, folder: str, flags: list[str], sources: list[str]) -> int:
     from setuptools import Distribution
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 
-    class Build(BuildExtension):  # type: ignore[misc]  # setuptools has no types
+    base: Any = BuildExtension.with_options(use_ninja=False)
+
+    class Build(base):  # of a class that torch makes
         def build_extensions(self) -> None:
             compiler = getattr(self.compiler, "compiler_so_cxx", None) or getattr(
                 self.compiler, "compiler_so", None
@@ -31,10 +33,7 @@ def main(name: str, folder: str, flags: list[str], sources: list[str]) -> int:
             super().build_extensions()
 
     extension = CppExtension(name, sources, extra_compile_args=flags)
-    command: Any = Build.with_options(use_ninja=False)
-    distribution = Distribution(
-        {"name": name, "ext_modules": [extension], "cmdclass": {"build_ext": command}}
-    )
+    distribution = Distribution({"name": name, "ext_modules": [extension], "cmdclass": {"build_ext": Build}})
     task: Any = distribution.get_command_obj("build_ext")
     task.build_lib = task.build_temp = folder
     task.ensure_finalized()

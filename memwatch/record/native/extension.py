@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memwatch.capture.packed import IntArray
     from memwatch.record.backend import CallContext, CaptureStack
     from memwatch.record.interception.kinds import OpKind
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from memwatch.record.tables.storages import Ledger
 
 
-class Stacks(Protocol):
+class StackWalker(Protocol):
     """Walks the running call stack."""
 
     @property
@@ -24,7 +25,7 @@ class Stacks(Protocol):
         """Return the number of the running call stack; see `memwatch.record.backend.CaptureStack`."""
 
 
-class Recorder(Protocol):
+class OpRunner(Protocol):
     """Records ops, called by the kernel on the key or as a mode's `__torch_dispatch__`."""
 
     @property
@@ -50,7 +51,7 @@ class Recorder(Protocol):
         """Record no more, and let go of every object of Python's; an op that is running lets go when it ends."""
 
 
-class SavedTensors(Protocol):
+class TensorPacker(Protocol):
     """Packs what autograd saves."""
 
     @property
@@ -77,7 +78,7 @@ class SavedTensors(Protocol):
         """Append no more rows, and let go of the block."""
 
 
-class Allocator(Protocol):
+class EventLog(Protocol):
     """Receives the allocator's events of this thread."""
 
     def open(self) -> None:
@@ -100,21 +101,21 @@ class Extension(Protocol):
     def Storages(self, watched_storage: type, watched_tensor: type) -> Ledger:  # noqa: N802
         """Make the ledger of a table of storages."""
 
-    def Stacks(self, table: StackTable, /) -> Stacks:  # noqa: N802
+    def Stacks(self, table: StackTable, /) -> StackWalker:  # noqa: N802
         """Make what walks stacks, and has a table number them."""
 
     def Recorder(  # noqa: N802
-        self, *, callbacks: OpCallbacks, storages: Ledger, stacks: Stacks, context: CallContext, uses: Table,
+        self, *, callbacks: OpCallbacks, storages: Ledger, stacks: StackWalker, context: CallContext, uses: Table,
         op_counter: OpCounter,
-    ) -> Recorder:  # fmt: skip
+    ) -> OpRunner:  # fmt: skip
         """Make a recorder of ops, which appends to `uses` beside Python."""
 
     def SavedTensors(  # noqa: N802
         self, *, callbacks: PackCallbacks, storages: Ledger, context: CallContext, op_counter: OpCounter
-    ) -> SavedTensors:
+    ) -> TensorPacker:
         """Make what packs saved tensors."""
 
-    def Allocator(self) -> Allocator:  # noqa: N802
+    def Allocator(self) -> EventLog:  # noqa: N802
         """Make what receives the allocator's events."""
 
     def put_kernel(self) -> None:

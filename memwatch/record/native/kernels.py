@@ -11,7 +11,7 @@ from memwatch.record.interception.probe import passes
 if TYPE_CHECKING:
     from memwatch.record.interception.interceptor import Handler
     from memwatch.record.interception.key import Libraries
-    from memwatch.record.native.extension import Extension, Recorder
+    from memwatch.record.native.extension import Extension, OpRunner
 
 
 class NativeKernels:
@@ -43,7 +43,7 @@ class NativeKernels:
 class NativeTarget:
     """Have the kernel call a recorder in C++: no handler of Python's is needed."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: OpRunner) -> None:
         self._recorder = recorder
 
     def begin(self, handler: Handler) -> None:

@@ -115,7 +115,7 @@ def _compile(folder: str) -> pathlib.Path:
     # -P: the child must not find this folder's modules under the names of others
     command = [sys.executable, "-P", str(_COMPILE), _NAME, folder, *_FLAGS, "--", *sources]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    child = subprocess.run(
+    child = subprocess.run(  # noqa: S603  # the command is our own
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         encoding="utf-8", errors="replace", check=False,
     )  # fmt: skip

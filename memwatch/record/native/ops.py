@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memwatch.record.backend import Block, CallContext, Listener
     from memwatch.record.interception.interceptor import Interceptor
     from memwatch.record.interception.kinds import OpKind
-    from memwatch.record.native.extension import Extension, Stacks
+    from memwatch.record.native.extension import Extension, StackWalker
     from memwatch.record.native.kernels import NativeKernels
     from memwatch.record.tables.storages import Storages
 
@@ -23,8 +23,8 @@ class NativeOpRecorder:
     """Append the rows of `ops`, `uses`, `births` and `deaths` in C++."""
 
     def __init__(
-        self, extension: Extension, kernels: NativeKernels, block: Block, storages: Storages, stacks: Stacks,
-        context: CallContext, listener: Listener,
+        self, extension: Extension, kernels: NativeKernels, block: Block, *, storages: Storages,
+        stacks: StackWalker, context: CallContext, listener: Listener,
     ) -> None:  # fmt: skip
         self._kernels = kernels
         self.uses = extension.Rows()

@@ -58,8 +58,9 @@ class NativeRecorder:
     def ops(self, context: CallContext, listener: Listener) -> NativeOpRecorder:
         """Return what records the ops."""
         return NativeOpRecorder(
-            self._extension, self._kernels, self._block, self.storages, self._stacks, context, listener
-        )
+            self._extension, self._kernels, self._block,
+            storages=self.storages, stacks=self._stacks, context=context, listener=listener,
+        )  # fmt: skip
 
     def packer(self, context: CallContext) -> NativePacker:
         """Return what packs the tensors that autograd saves."""
