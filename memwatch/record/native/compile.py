@@ -19,9 +19,10 @@ def main(name: str, folder: str, flags: list[str], sources: list[str]) -> int:
     from setuptools import Distribution
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 
-    base: Any = BuildExtension.with_options(use_ninja=False)
+    class Build(BuildExtension):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs | {"use_ninja": False})
 
-    class Build(base):  # of a class that torch makes
         def build_extensions(self) -> None:
             compiler = getattr(self.compiler, "compiler_so_cxx", None) or getattr(
                 self.compiler, "compiler_so", None

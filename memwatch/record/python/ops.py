@@ -59,6 +59,7 @@ class PythonOpRecorder:
         self._flush_op = self._flush_ticks = NEVER
         self._storages = storages
         self._ledger = storages.ledger
+        self._record_deaths = storages.ledger.record_deaths
         self._operands = Operands(storages, self.uses)
         self._live = storages.live
         self._dead = storages.dead
@@ -83,7 +84,7 @@ class PythonOpRecorder:
                 return self.run(kind.seeing(), args, kwargs)
         try:
             if self._dead:
-                self._storages.record_deaths()
+                self._record_deaths(self._op_counter[0])
             context = self._context
             module, outer = context.top
             task = current_graph_task_id()
@@ -127,7 +128,7 @@ class PythonOpRecorder:
         self.ops += (number, name, stack, module, phase, sequence, start, end, 0)
         try:
             if self._dead:  # an address may be in use again
-                self._storages.record_deaths()
+                self._record_deaths(self._op_counter[0])
             live, uses = self._live, self.uses
             for argument, access in zip(args, kind.accesses):  # noqa: B905  # trailing ones may be left out
                 cls = argument.__class__
