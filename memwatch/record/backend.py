@@ -9,7 +9,7 @@ the session wraps each part in an object that is the same for both.
 | `Ledger` (how many storages, how many bytes; the deaths) | `tables.storages.Storages` |
 | `capture_stack` (walks the running calls) | `tables.stacks.Stacks`, which numbers stacks |
 | `OpRecorder` | `tables.operands.Operands`, which looks into tensors of parts |
-| `saved.packer.Packer` | `saved.hooks.SavedTensorHooks`, which puts the hooks on and takes them off |
+| `saved.packer.Packer` (packs saved tensors) | `saved.hooks.SavedTensorHooks`, which puts hooks on and off |
 | `AllocatorEvents` | `allocator.channel.AllocatorChannel`, which steps aside for the program's own profiler |
 | `Kernels`, or a `__torch_dispatch__` | `interception.key.KeyInterceptor`, `interception.mode.ModeInterceptor` |
 """

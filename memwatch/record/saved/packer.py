@@ -1,4 +1,4 @@
-"""What packs saved tensors: a part of the contract of a recorder (see `memwatch.record.backend`)."""
+"""The part of a recorder that packs what autograd saves: each backend has one."""
 
 from __future__ import annotations
 
