@@ -59,7 +59,7 @@ def test_names_bound_in_the_block_are_the_blocks_own():
 def test_a_list_from_before_the_block_is_a_holder():
     """A local of the caller that existed before the block and grew in it is reported by name."""
     history = []
-    with pytest.raises(TensorLeakError, match="`history`.*test_a_list_from_before"), check_leaks():
+    with pytest.raises(TensorLeakError, match=r"`history`.*test_a_list_from_before"), check_leaks():
         history.append(WEIGHT.exp())
 
 
