@@ -4,9 +4,6 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 INSTALL := $(RUN) pip install --quiet -c constraints.txt
-# the planner's kernels are compiled once per machine; two test processes would each compile them
-KERNELS := from memwatch.planner.order import warm; from memwatch.planner.recompute import search; \
-	warm.warm_up(); search.warm_up()
 
 .PHONY: demo test lint page docs schema opinfo programs clean
 
@@ -16,7 +13,6 @@ demo: $(VENV)/.installed  ## train a small GPT, print its summary, write out/gpt
 
 test: $(VENV)/.installed-test programs lint  ## everything that must hold
 	$(VENV)/bin/memwatch build
-	$(VENV)/bin/python -c "$(KERNELS)"
 	$(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder -q
 
 lint: $(VENV)/.installed-test  ## style, types and the direction of imports

@@ -54,20 +54,22 @@ def _memwatch_keeps_nothing():
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     objects = gc.get_objects()
     assert [obj for obj in objects if type(obj).__name__ == "Session" and _watches(obj)] == []
-    tensors = [
-        obj for obj in objects if type(obj) in (torch.Tensor, torch.nn.Parameter, torch.UntypedStorage)
-    ]
-    globals_of_ours = {
-        id(vars(module)): name
-        for name, module in list(sys.modules.items())
-        if name.startswith(_WATCHING) and module is not None
+    tensors = {
+        id(obj) for obj in objects if type(obj) in (torch.Tensor, torch.nn.Parameter, torch.UntypedStorage)
     }
-    holders = gc.get_referrers(*tensors) if tensors else []
+    # what we may hold is looked at, not who holds each tensor: that would search the heap once per tensor
+    ours = [obj for obj in objects if _watches(obj) and type(obj).__name__ not in _OF_THE_GRAPH]
     assert [
-        type(obj).__name__ for obj in holders if _watches(obj) and type(obj).__name__ not in _OF_THE_GRAPH
+        type(obj).__name__ for obj in ours if not tensors.isdisjoint(map(id, gc.get_referents(obj)))
     ] == []
-    assert [globals_of_ours[id(obj)] for obj in holders if id(obj) in globals_of_ours] == []
+    modules = {name: module for name, module in list(sys.modules.items()) if name.startswith(_WATCHING)}
+    assert [
+        name
+        for name, module in modules.items()
+        if module is not None and not tensors.isdisjoint(map(id, vars(module).values()))
+    ] == []
 
 
 def _watches(obj: object) -> bool:
-    return type(obj).__module__.startswith(_WATCHING)
+    module = type(obj).__module__  # a class may define it as anything
+    return isinstance(module, str) and module.startswith(_WATCHING)

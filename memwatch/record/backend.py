@@ -9,7 +9,7 @@ the session wraps each part in an object that is the same for both.
 | `Ledger` (how many storages, how many bytes; the deaths) | `tables.storages.Storages` |
 | `capture_stack` (walks the running calls) | `tables.stacks.Stacks`, which numbers stacks |
 | `OpRecorder` | `tables.operands.Operands`, which looks into tensors of parts |
-| `Packer` (packs saved tensors) | `saved.hooks.SavedTensorHooks`, which puts the hooks on and takes them off |
+| `saved.packer.Packer` (packs saved tensors) | `saved.hooks.SavedTensorHooks`, which puts hooks on and off |
 | `AllocatorEvents` | `allocator.channel.AllocatorChannel`, which steps aside for the program's own profiler |
 | `Kernels`, or a `__torch_dispatch__` | `interception.key.KeyInterceptor`, `interception.mode.ModeInterceptor` |
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from memwatch.record.clock import Clock
     from memwatch.record.interception.interceptor import Interceptor
     from memwatch.record.interception.kinds import OpKind
-    from memwatch.record.saved.disguise import Disguise, Hooks
+    from memwatch.record.saved.packer import Packer
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.rows import Table
     from memwatch.record.tables.stacks import Stacks
@@ -153,42 +153,6 @@ class OpRecorder(Protocol):
 
     def close(self) -> None:
         """Record no more, and let go of every object of Python's."""
-
-
-class Packer(Protocol):
-    """Packs what autograd saves, and appends rows of `packs` and `unpacks`."""
-
-    @property
-    def packs(self) -> Table:
-        """Rows of the tensors that were saved."""
-
-    @property
-    def unpacks(self) -> Table:
-        """Rows of their uses and their release."""
-
-    @property
-    def hooks(self) -> Hooks:
-        """The pair (pack, unpack) that torch calls."""
-
-    @property
-    def python_functions(self) -> tuple[Callable[..., Any], ...]:
-        """The functions of Python's that torch calls through `hooks`: dynamo must leave them alone."""
-
-    @property
-    def disguise(self) -> Disguise:
-        """What hides the hooks from a program that looks."""
-
-    def set_outer(self, hooks: Hooks | None) -> None:
-        """Have the hooks that the program pushed before do the packing."""
-
-    def set_keeper(self, keeper: object) -> None:
-        """Have every pack hold an object from now on: the disguise lasts as long as it lives."""
-
-    def living_by_sequence(self) -> dict[int, list[int]]:
-        """Return the numbers of the storages that autograd keeps now, by the sequence number of the node."""
-
-    def close(self) -> None:
-        """Append no more rows, and let go of the block; packs in the program's graph go on working."""
 
 
 @dataclass(frozen=True)

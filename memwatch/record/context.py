@@ -203,7 +203,7 @@ class Context:
             del self.running[begun[0] :]
 
     def register(self, root: nn.Module, *, parent: int = NONE) -> None:
-        """Give `root` and all its children ids and names, and its parameters and buffers their roles."""
+        """Number and name `root` and all its children, and note the roles of their parameters and buffers."""
         waiting: list[tuple[nn.Module, str, int]] = [(root, "", parent)]
         while waiting:
             module, name, above = waiting.pop()

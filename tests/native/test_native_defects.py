@@ -53,15 +53,18 @@ def test_a_pack_that_cannot_write_its_row_ends_without_a_word():
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
+_MODULE = torch.nn.Identity()
+
+
 def _collecting(phase, info):
     if phase == "start" and _collecting.on:
-        _collecting.on = False  # torch's ops of this one make objects too
+        _collecting.on = False  # what runs here makes objects too
         _deep(30)
         _collecting.on = True
 
 
 def _deep(levels):
-    return _deep(levels - 1) if levels else torch.ones(2).exp()
+    return _deep(levels - 1) if levels else _MODULE(torch.ones(2))
 
 
 def _place(levels):
@@ -70,8 +73,8 @@ def _place(levels):
 
 
 @pytest.mark.parametrize("intercept", ["key", "mode"])
-def test_ops_that_run_while_a_stack_is_walked_do_not_change_it(intercept):
-    """To ask for a frame may run gc, and gc what the program wants: ops with stacks of their own."""
+def test_what_runs_while_a_stack_is_walked_does_not_change_it(intercept):
+    """To ask for a frame may run gc, and gc what the program wants: calls of modules, whose stacks are walked too."""
     threshold = gc.get_threshold()
     _collecting.on = True
     gc.callbacks.append(_collecting)
@@ -94,5 +97,5 @@ def test_ops_that_run_while_a_stack_is_walked_do_not_change_it(intercept):
         names = [name for number, name in functions if number == stack]
         assert names.count("_place") == levels + 1
         assert "_deep" not in names
-    assert "aten.exp.default" in text(ops["name"])
+    assert len(prof.capture.tables["calls"]["module"]) > 0
     assert not any("not recorded" in note for note in _notes(prof))

@@ -55,13 +55,6 @@ def double_backward():
     first.pow(2).sum().backward()
 
 
-def forward_mode():
-    x = torch.randn(8, requires_grad=True)
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x.exp(), torch.ones(8))
-        (dual * dual.sin()).sum().backward()
-
-
 def recomputed():
     block = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
     checkpoint(block, torch.randn(2, 4, requires_grad=True), use_reentrant=False).sum().backward()
@@ -74,7 +67,7 @@ def views_and_reads():
     (y[0] * y[1]).sum().backward()
 
 
-PROGRAMS = training, own_function, double_backward, forward_mode, recomputed, views_and_reads
+PROGRAMS = training, own_function, double_backward, recomputed, views_and_reads
 
 
 def seen(program, outer, inner):

@@ -17,8 +17,8 @@ from memwatch.record.holders.state import SamplingState
 from memwatch.record.tables.storages import NEVER, Storages
 
 if TYPE_CHECKING:
-    from memwatch.record.backend import Packer
     from memwatch.record.context import Context
+    from memwatch.record.saved.packer import Packer
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.rows import Rows
     from memwatch.record.tables.strings import Strings

@@ -9,8 +9,8 @@ from memwatch.record.holders.schedule import SamplingSchedule
 from memwatch.record.tables.rows import Rows
 
 if TYPE_CHECKING:
-    from memwatch.record.backend import Packer
     from memwatch.record.context import Context
+    from memwatch.record.saved.packer import Packer
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.storages import Storages
     from memwatch.record.tables.strings import Strings

@@ -19,8 +19,8 @@ from memwatch.record.saved import disguise
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from memwatch.record.backend import Packer
     from memwatch.record.saved.disguise import Hooks
+    from memwatch.record.saved.packer import Packer
 
 
 _FORWARD_MODE: Final = (

@@ -137,8 +137,10 @@ py::object SavedTensors::unpack(Pack& pack) {
                     callbacks_.inplace_error(py::cast(&pack, py::return_value_policy::reference)).ptr());
     throw py::error_already_set();
   }
-  const bool is_output = pack.holds == Pack::kAliasOfOutput;
-  return owned(THPVariable_Wrap(is_output ? pack.packed : to_be_detached_unseen(pack.packed)));
+  // autograd detaches what had a gradient, an output or not
+  const bool as_it_is =
+      pack.holds == Pack::kAliasOfOutput || (pack.holds == Pack::kOriginal && !pack.packed.requires_grad());
+  return owned(THPVariable_Wrap(as_it_is ? pack.packed : to_be_detached_unseen(pack.packed)));
 }
 
 bool SavedTensors::hook(Pack& pack, const std::string& modifying, const py::object& pack_hook, py::object unpack_hook) {

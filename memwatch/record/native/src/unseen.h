@@ -59,9 +59,9 @@ inline at::Tensor detached_unseen(const at::Tensor& tensor) {
   return tensor.detach();
 }
 
-/// Return what autograd may detach without a mode seeing it, in place of a tensor that it must not change.
+/// Return what autograd may detach without a mode seeing it, in place of a tensor that a mode must not be asked about.
 inline at::Tensor to_be_detached_unseen(const at::Tensor& tensor) {
-  if (!any_mode() || !tensor.requires_grad() || !is_of_torch_itself(tensor)) {
+  if (!any_mode() || !is_of_torch_itself(tensor)) {
     return tensor;
   }
   return at::Tensor(c10::make_intrusive<UnseenImpl>(*tensor.unsafeGetTensorImpl()));
