@@ -13,6 +13,8 @@ from typing import Final
 import pytest
 from scrambled_words import VARIABLE, literals, tables, texts
 
+from memwatch.capture.schema import CATEGORIES, ROLES
+
 TOP: Final = Path(__file__).resolve().parent.parent
 PROGRAMS: Final = (
     "tensor_hook", "saved_view", "identity_pack", "function_class_per_call", "bound_method_cycle", "generator",
@@ -48,6 +50,9 @@ _MATCHING: Final = {
     "sub", "strip", "lstrip", "rstrip",
 }  # fmt: skip
 _IDENTIFIER: Final = re.compile(r"[\w.<>/\\-]*\Z")
+
+
+_DATA: Final = {*CATEGORIES, *ROLES}  # values of columns: they stand in tables, and in sentences too
 
 
 def _matched_strings(tree: ast.Module) -> list[tuple[int, str]]:
@@ -92,6 +97,9 @@ def test_no_module_matches_on_english():
         f"{path.relative_to(TOP)}:{line}: {text!r}"
         for path in _sources()
         for line, text in _matched_strings(ast.parse(path.read_text(encoding="utf-8")))
-        if not _IDENTIFIER.match(text) and len(text) > 3 and any(text in part for part in parts)
+        if not _IDENTIFIER.match(text)
+        and text not in _DATA
+        and len(text) > 3
+        and any(text in part for part in parts)
     ]
     assert guilty == []

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
-from memwatch.capture.schema import NONE, ROLES
+from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
 from memwatch.record.clock import ticks
 from memwatch.record.patches import StandIns
 from memwatch.record.tables.rows import Rows
@@ -256,7 +256,7 @@ class Context:
                 if parameter is None:
                     del self._parameters[key]
                 elif parameter.is_leaf and (grad := parameter.grad) is not None:
-                    self._note(grad, GRADIENT, "grad of {}", name)
+                    self._note(grad, GRADIENT, f"{GRADIENT_PREFIX}{{}}", name)
         if torch._C._current_graph_task_id() == NONE:
             self._storages.settle()
 

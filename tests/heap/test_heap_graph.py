@@ -158,10 +158,18 @@ def test_one_search_names_the_references_of_a_training_step():
     kinds = list(storages)
     storages.clear()
     with Snapshot(asked) as snapshot:
-        # An optimizer lists every parameter too: past it, each is found by its name in the model.
-        closed = snapshot.barriers() | set(snapshot.positions([id(asked), id(OPTIMIZER.param_groups)]))
+        closed = snapshot.barriers() | set(snapshot.positions([id(asked)]))
         tree = search(snapshot, snapshot.root_groups(), closed=closed)
-        paths = [steps_of(snapshot, tree.path(snapshot.position(storage))) for storage in asked]
+        # An optimizer refers to every parameter too: past it, one is found by its name in the model.
+        past = search(
+            snapshot, snapshot.root_groups(), closed=closed | set(snapshot.positions([id(OPTIMIZER)]))
+        )
+        paths = [
+            steps_of(
+                snapshot, (past if kind is EdgeKind.PARAMETER else tree).path(snapshot.position(storage))
+            )
+            for kind, storage in zip(kinds, asked, strict=True)
+        ]
     held = {kind: path[-2].edge for kind, path in zip(kinds, paths, strict=True)}
     assert {kind: edge.kind for kind, edge in held.items()} == {kind: kind for kind in kinds}
     assert all(path[-1].edge.kind is EdgeKind.STORAGE for path in paths)
