@@ -26,6 +26,8 @@ OWNERS: Final = tuple(owner.name.lower() for owner in CodeOwner)
 """Whose code a file is."""
 ORIGINS: Final = ("op", "baseline", "external", "unobserved")
 ROLES: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
+GRADIENT_PREFIX: Final = "grad of "
+"""How the name of a gradient in `roles` begins; the name of its parameter follows."""
 CATEGORIES: Final = (
     "parameter",
     "buffer",

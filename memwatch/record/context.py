@@ -19,7 +19,7 @@ from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.jit import tracing_state
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS, module_call, set_module_call
 from memwatch._torch.overrides import disable_torch_function
-from memwatch.capture.schema import NONE, ROLES
+from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
 from memwatch.record.clock import ticks
 from memwatch.record.patches import Patches
 from memwatch.record.tables.parts import plain_parts
@@ -264,7 +264,7 @@ class Context:
                 if parameter is None:
                     del self._parameters[key]
                 elif parameter.is_leaf and (grad := parameter.grad) is not None:
-                    self._note(grad, GRADIENT, "grad of {}", name)
+                    self._note(grad, GRADIENT, f"{GRADIENT_PREFIX}{{}}", name)
         if current_graph_task_id() == NO_TASK:
             self._storages.rewatch()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memwatch.capture.schema import NONE
+from memwatch.capture.schema import GRADIENT_PREFIX, NONE
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.categories import Categories
@@ -31,5 +31,5 @@ def owning_modules(capture: Capture, places: Places, categories: Categories, mad
 
 def _owner_in(role_name: str) -> str:
     """Return the module in a role's name: `layer.1` of `layer.1.weight`, `grad of layer.1.weight`, `exp_avg[...]`."""
-    parameter = role_name.removeprefix("grad of ").rpartition("[")[2].removesuffix("]")
+    parameter = role_name.removeprefix(GRADIENT_PREFIX).rpartition("[")[2].removesuffix("]")
     return parameter.rpartition(".")[0]

@@ -10,7 +10,7 @@ from memwatch.analysis.holders.calls import common_call
 from memwatch.analysis.holders.holder import Holder
 from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.samples import SMALL_RATIO, HolderSamples
-from memwatch.capture.schema import NONE, PHASES
+from memwatch.capture.schema import GRADIENT_PREFIX, NONE, PHASES
 from memwatch.words import holders as words
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
 
-_GRADIENT_PREFIX: Final = "grad of "
 _ROLES: Final = {
     "parameter": (HolderKind.PARAMETER, words.PARAMETER),
     "buffer": (HolderKind.BUFFER, words.BUFFER),
@@ -70,7 +69,7 @@ class Holders:
         role = _ROLES.get(self._facts.categories.category[allocation])
         if role is not None:
             kind, template = role
-            name = str(self._facts.names[allocation]).removeprefix(_GRADIENT_PREFIX)
+            name = str(self._facts.names[allocation]).removeprefix(GRADIENT_PREFIX)
             return Holder(kind, template.format(name=name))
         packs = self.packs_at(allocation, op)
         if packs:
