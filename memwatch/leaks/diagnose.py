@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Diagnosis:
-    """What one snapshot of the heap told.
+    """What one snapshot of the heap showed.
 
     Attributes:
         retained: storages that a live root reaches.
