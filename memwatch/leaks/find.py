@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,7 @@ from memwatch.errors import MemwatchError
 from memwatch.heap.roots import Held
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
+from memwatch.leaks.growth import count_by_class, grown_classes
 from memwatch.leaks.memory_in_use import memory_in_use_bytes
 from memwatch.leaks.new_storage_mode import NewStorageMode
 from memwatch.leaks.new_storages import NewStorages, YoungWatch, all_tensors, storages_behind
@@ -66,7 +68,9 @@ def find_leaks(
         if not grown:
             return []
         held = [Held(EdgeKind.CHECKED_FUNCTION, None, fn), *_named(args, kwargs)]
-        return diagnose(grown, exempt, runs=runs, per_call=True, first_run=warmup, held=held)
+        beside = counter.grown_classes()
+        leaks = diagnose(grown, exempt, runs=runs, per_call=True, first_run=warmup, held=held)
+        return [replace(leak, beside=beside) for leak in leaks[:1]] + leaks[1:]
     finally:
         counter.young.stop()
 
@@ -79,6 +83,10 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Held]:
         yield Held(EdgeKind.ARGUMENT, name, value)
 
 
+class _CountBySize(Counter[int]):
+    """Storages counted by size; a class of its own, so that ours are not counted as the program's objects."""
+
+
 class _Runs:
     """Calls the function and keeps the book of what each call left."""
 
@@ -87,10 +95,12 @@ class _Runs:
         self.young = YoungWatch()
         self.book = NewStorages()
         self._elders: NewStorages | None = None  # what was there before the measured calls
-        self._added: list[Counter[int]] = []  # after each call: survivors less dead elders, counted by size
+        self._classes: Counter[type] = Counter()  # objects by class at that time
+        self._classes_at = 0  # calls made by then
+        self._added: list[_CountBySize] = []  # after each call: survivors less dead elders, counted by size
         self._dead_elders: Counter[int] = Counter()
         self._lost: Counter[int] = Counter()  # deaths in the last call
-        # With no call to look at first, the births of the only one must be watched.
+        # With no call to look at first, its making of storages must be watched.
         self._suspicious = warmup + runs == 1
 
     def call(self, run: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -105,20 +115,28 @@ class _Runs:
                 watch.stop()
         else:
             fn(*args, **kwargs)
-        known = [birth for birth in self.book.by_id.values() if birth.run < run]
+        known = [made for made in self.book.by_id.values() if made.run < run]
         self._note(run)
         alive = self.book.alive()
-        added = Counter(birth.nbytes for birth in alive)
-        self._lost = Counter(birth.nbytes for birth in known if not birth.alive)
+        added = _CountBySize(made.nbytes for made in alive)
+        self._lost = Counter(made.nbytes for made in known if not made.alive)
         if self._elders is not None:
-            dead = Counter(birth.nbytes for birth in self._elders.by_id.values() if not birth.alive)
+            dead = Counter(made.nbytes for made in self._elders.by_id.values() if not made.alive)
             self._lost += dead - self._dead_elders
             self._dead_elders = dead
             added.subtract(dead)
         elif alive and run >= self.warmup - 1:
             self._note_elders()
+            self._classes, self._classes_at = count_by_class(), run + 1
         self._added.append(added)
         self._suspicious = bool(alive) or memory_in_use_bytes() - before > _NOISE_BYTES
+
+    def grown_classes(self) -> tuple[tuple[str, int], ...]:
+        """Return the classes of which every further call added objects, with the number per call."""
+        calls = len(self._added) - self._classes_at
+        if self._elders is None or calls < 1:
+            return ()
+        return grown_classes(self._classes, count_by_class(), calls)
 
     def _note(self, run: int) -> None:
         young = self.young.survivors()
@@ -139,16 +157,16 @@ class _Runs:
         Counted are all survivors, less those that only took the place of dead ones; and each size by itself, for
         something else may shrink meanwhile, such as what the first calls left.
         """
-        counts = [Counter[int](), *self._added][self.warmup :]
+        counts = [_CountBySize(), *self._added][self.warmup :]
         sizes = {size for size in counts[-1] if _rising([count[size] for count in counts])}
         if _rising([count.total() for count in counts]):
             last = len(self._added) - 1
-            fresh = Counter(birth.nbytes for birth in self._measured() if birth.run == last)
+            fresh = Counter(made.nbytes for made in self._measured() if made.run == last)
             sizes |= {size for size in counts[-1] if fresh[size] > self._lost[size]}
-        return [birth for birth in self._measured() if birth.nbytes in sizes]
+        return [made for made in self._measured() if made.nbytes in sizes]
 
     def _measured(self) -> list[NewStorage]:
-        return [birth for birth in self.book.by_id.values() if birth.run >= self.warmup and birth.alive]
+        return [made for made in self.book.by_id.values() if made.run >= self.warmup and made.alive]
 
 
 def _rising(counts: list[int]) -> bool:

@@ -37,6 +37,8 @@ class Leak:
         per_call: True if ``nbytes`` and ``count`` are per call.
         reference: the one reference to cut: the last part of ``holder`` that is older than the tensor.
         keeps_graph: True if the tensor is kept together with its autograd graph.
+        beside: classes of other objects that grow along, each with how many per call; of the largest leak of
+            :func:`memwatch.find_leaks` only.
         edges: the references of ``path``, typed; empty if C code alone holds the tensors.
         cut: the reference to cut, typed; None if C code alone holds the tensors.
         cycle_length: how many of ``edges``, from the first, are the cycle; 0 for a retention path.
@@ -55,6 +57,7 @@ class Leak:
     per_call: bool = False
     reference: str = ""
     keeps_graph: bool = False
+    beside: tuple[tuple[str, int], ...] = ()
     edges: tuple[Edge, ...] = ()
     cut: Edge | None = None
     cycle_length: int = 0
@@ -75,6 +78,8 @@ class Leak:
         lines += [f"    {line}" for line in self.path]
         if self.kind is LeakKind.CYCLE:
             lines.append(words.HELD_FOR.format(seconds=self.held_s))
+        if self.beside:
+            lines.append(words.beside_line(self.beside))
         return "\n".join([*lines, words.ADVICE.format(advice=self.advice)])
 
     def draw(self, path: str | PathLike[str]) -> None:

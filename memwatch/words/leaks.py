@@ -53,6 +53,9 @@ ON_EACH_CALL: Final = " on each call"
 MADE_AT: Final = "  made at: {site} ({tensor})"
 UNKNOWN_LINE: Final = "unknown line"
 HELD_FOR: Final = "  held for {seconds:.3f} s so far; the next collection of gc would free it"
+BESIDE: Final = "  and {objects} per call"
+MORE_OBJECTS: Final = "{count} more objects of type {name}"
+MORE_OBJECT: Final = "1 more object of type {name}"
 ADVICE: Final = "  advice: {advice}"
 TOTAL: Final = "{size} of tensors leaked ({count} in {groups})"
 NOTE: Final = "note: {sentence}"
@@ -145,3 +148,12 @@ def failure_sentence(kind: str, *, nbytes: int, count: int, per_run: bool, holde
         holder=holder,
         more=AND_MORE.format(count=others) if others else "",
     )
+
+
+def beside_line(classes: Iterable[tuple[str, int]]) -> str:
+    """Return which other objects grow along with the tensors."""
+    told = (
+        MORE_OBJECT.format(name=name) if count == 1 else MORE_OBJECTS.format(count=count, name=name)
+        for name, count in classes
+    )
+    return BESIDE.format(objects=IN_A_CYCLE.join(told))

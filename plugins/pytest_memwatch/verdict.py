@@ -63,7 +63,8 @@ def leak_data(leak: Leak) -> dict[str, Any]:
     """Return a leak as plain data, for the report object and the JSON file."""
     data = {field.name: getattr(leak, field.name) for field in fields(leak) if field.name not in _TYPED}
     edges = [edge_data(edge) for edge in leak.edges]
-    return data | {"kind": leak.kind.value, "path": list(leak.path), "edges": edges}
+    beside = [list(row) for row in leak.beside]
+    return data | {"kind": leak.kind.value, "path": list(leak.path), "beside": beside, "edges": edges}
 
 
 def edge_data(edge: Edge) -> dict[str, Any]:

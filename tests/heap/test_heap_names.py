@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap import Snapshot, search, steps_of
+from memwatch.words import edges as edge_words
 
 
 class Point(NamedTuple):
@@ -168,46 +170,99 @@ def named():
     with Snapshot() as snapshot:
         for name, (holder, ref) in held.items():
             tree = search(snapshot, [[snapshot.position(holder)]])
-            found[name] = [str(step) for step in steps_of(snapshot, tree.path(snapshot.position(ref())))]
+            found[name] = steps_of(snapshot, tree.path(snapshot.position(ref())))
         everything = search(snapshot, snapshot.root_groups())
         context = snapshot.position(VARIABLE.get())
-        found["context variable"] = [str(step) for step in steps_of(snapshot, everything.path(context))]
+        found["context variable"] = steps_of(snapshot, everything.path(context))
     words["context variable"] = "ContextVar 'in_context'"
     return found, words
 
 
-NAMES = [
-    "list", "dict", "dict key", "set", "deque", "ordered dict", "named tuple", "slot", "instance",
-    "instance attribute", "bound method", "closure", "partial", "partial keyword", "generator", "default",
-    "keyword default", "class attribute", "exception", "lru_cache", "parameter", "buffer", "submodule", "grad",
-    "saved", "graph", "ctx attribute", "tensor hook", "node hook", "metadata", "view", "thread local",
-    "context variable",
-]  # fmt: skip
+EDGES = {
+    "list": (EdgeKind.ITEM, None),
+    "dict": (EdgeKind.VALUE, "'loss'"),
+    "dict key": (EdgeKind.KEY, None),
+    "set": (EdgeKind.MEMBER, None),
+    "deque": (EdgeKind.ITEM, None),
+    "ordered dict": (EdgeKind.VALUE, "'a'"),
+    "named tuple": (EdgeKind.FIELD, "x"),
+    "slot": (EdgeKind.ATTRIBUTE, "inside"),
+    "instance": (EdgeKind.ATTRIBUTE, "thing"),
+    "instance attribute": (EdgeKind.ATTRIBUTE, "thing"),
+    "bound method": (EdgeKind.ATTRIBUTE, "thing"),
+    "closure": (EdgeKind.CLOSURE_CELL, "captured"),
+    "partial": (EdgeKind.PARTIAL_ARGUMENT, None),
+    "partial keyword": (EdgeKind.PARTIAL_ARGUMENT, "key"),
+    "generator": (EdgeKind.LOCAL, "suspended_local"),
+    "default": (EdgeKind.DEFAULT_ARGUMENT, "b"),
+    "keyword default": (EdgeKind.DEFAULT_ARGUMENT, "c"),
+    "class attribute": (EdgeKind.CLASS_ATTRIBUTE, "on_class"),
+    "exception": (EdgeKind.LOCAL, "local_of_failed_call"),
+    "lru_cache": (EdgeKind.CACHE_RESULT, None),
+    "parameter": (EdgeKind.PARAMETER, "weight"),
+    "buffer": (EdgeKind.BUFFER, "running_mean"),
+    "submodule": (EdgeKind.PARAMETER, "weight"),
+    "grad": (EdgeKind.GRAD, None),
+    "saved": (EdgeKind.SAVED, "other"),
+    "graph": (EdgeKind.VARIABLE, None),
+    "ctx attribute": (EdgeKind.ATTRIBUTE, "remembered"),
+    "tensor hook": (EdgeKind.CLOSURE_CELL, "captured"),
+    "node hook": (EdgeKind.CLOSURE_CELL, "captured"),
+    "metadata": (EdgeKind.VALUE, "'note'"),
+    "view": (EdgeKind.BASE, None),
+    "thread local": (EdgeKind.THREAD_LOCAL, "here"),
+    "context variable": (EdgeKind.CONTEXT_VARIABLE, "in_context"),
+}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_reference_is_called_by_its_name(named, name):
-    """The last step of the path says which name, key, cell or C++ edge holds the tensor."""
-    found, words = named
+@pytest.mark.parametrize("name", EDGES)
+def test_a_reference_has_a_kind_and_an_identifier(named, name):
+    """The last edge of the path says which name, key, cell or C++ edge holds the tensor."""
+    found, _ = named
     assert found[name], "no path was found"
-    assert words[name] in found[name][-1], found[name]
+    assert (found[name][-1].edge.kind, found[name][-1].edge.name) == EDGES[name], found[name]
+
+
+@pytest.mark.words
+@pytest.mark.parametrize("name", EDGES)
+def test_a_reference_is_called_by_its_name(named, name):
+    """The words of the last step name the same."""
+    found, words = named
+    assert words[name] in str(found[name][-1]), found[name]
 
 
 def test_hidden_references_are_marked(named):
-    """Edges that only C++ holds say so; Python's do not."""
+    """Edges that only C++ holds are hidden; Python's are not."""
     found, _ = named
-    assert "[C++, unseen by gc]" in found["grad"][-1]
-    assert "[C++, unseen by gc]" not in found["list"][-1]
-    assert any("register_prehook" in step for step in found["node hook"])
+    assert found["grad"][-1].hidden
+    assert str(found["grad"][-1]).endswith(edge_words.HIDDEN_MARK)
+    assert not found["list"][-1].hidden
+    assert any(step.edge.kind is EdgeKind.NODE_PREHOOKS for step in found["node hook"])
+
+
+def test_kinds_keep_their_numbers():
+    """Captures store them: a number stays with its kind."""
+    numbers = {kind.name: kind.value for kind in EdgeKind}
+    assert [numbers[name] for name in ("REFERENCE", "LOCAL", "ATTRIBUTE", "ITEM", "CLOSURE_CELL", "GRAD", "SAVED")] == [
+        0, 10, 30, 50, 70, 141, 163,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", EdgeKind, ids=lambda kind: kind.name)
+def test_every_kind_has_words(kind):
+    """Each kind of reference can be told, with an owner and without."""
+    owner = Vertex(VertexKind.OBJECT, "Model")
+    assert edge_words.edge_phrase(Edge(kind, "name", 3, owner))
+    assert edge_words.edge_phrase(Edge(kind))
 
 
 def test_sys_last_value_is_explained():
-    """The name under which interactive shells keep the last exception is spelled out."""
+    """The name under which interactive shells keep the last exception has a kind of its own."""
     sys.last_value = SimpleNamespace(tensor=new())
     try:
         with Snapshot() as snapshot:
             tree = search(snapshot, snapshot.root_groups())
             steps = steps_of(snapshot, tree.path(snapshot.position(sys.last_value.tensor)))
-            assert "sys.last_value (the last uncaught exception" in steps[0].words
+            assert (steps[0].edge.kind, steps[0].edge.name) == (EdgeKind.LAST_EXCEPTION, "last_value")
     finally:
         del sys.last_value

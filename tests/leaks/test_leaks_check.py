@@ -11,6 +11,7 @@ import traceback
 import pytest
 import torch
 
+from memwatch.edges import EdgeKind
 from memwatch.errors import MemwatchError
 from memwatch.leaks import TensorLeakError, check_leaks
 
@@ -42,9 +43,9 @@ def test_a_tensor_parked_in_a_global_is_retained_even_if_a_second_pass_would_rep
     assert leak.kind == "retained"
     assert leak.nbytes == 16 * 16 * 4
     assert leak.count == 1
-    assert "global `PARKED`" in leak.holder
+    assert (leak.edges[0].kind, leak.edges[0].name) == (EdgeKind.GLOBAL, "PARKED")
     assert "test_leaks_check.py" in leak.site
-    assert "in park" in leak.site
+    assert leak.site.endswith(" park")
 
 
 def test_names_bound_in_the_block_are_the_blocks_own():
@@ -58,7 +59,7 @@ def test_names_bound_in_the_block_are_the_blocks_own():
 def test_a_list_from_before_the_block_is_a_holder():
     """A local of the caller that existed before the block and grew in it is reported by name."""
     history = []
-    with pytest.raises(TensorLeakError, match="local `history` of test_a_list_from_before"), check_leaks():
+    with pytest.raises(TensorLeakError, match=r"`history`.*test_a_list_from_before"), check_leaks():
         history.append(WEIGHT.exp())
 
 
@@ -145,7 +146,7 @@ def test_the_decorator_finds_a_callers_list_that_grows():
         history.append(x.exp())
 
     mine = []
-    with pytest.raises(TensorLeakError, match="local `mine`"):
+    with pytest.raises(TensorLeakError, match="`mine`"):
         forward(WEIGHT, mine)
 
 
@@ -199,7 +200,7 @@ def test_create_graph_on_a_living_model_is_retained():
 
     with pytest.warns(UserWarning, match="create_graph"):
         leaks = leaks_of(block)
-    assert any(".grad of" in leak.holder or ".grad of" in str(leak) for leak in leaks)
+    assert any(edge.kind is EdgeKind.GRAD for leak in leaks for edge in leak.edges)
 
 
 def test_blocks_nest():
@@ -209,6 +210,7 @@ def test_blocks_nest():
     assert "PARKED" in outer.value.leaks[0].holder
 
 
+@pytest.mark.words
 def test_the_error_is_text_and_survives_pickling():
     """It derives from MemwatchError and AssertionError, and holds no object of the program."""
     with pytest.raises(TensorLeakError) as caught, check_leaks():

@@ -10,6 +10,7 @@ LEAKING = """
 """
 
 
+@pytest.mark.words
 def test_marker_fails_a_test_whose_runs_add_tensors(session):
     """The marker works without any option; the sentence names the holder, the section tells the rest."""
     result = session(
@@ -37,6 +38,7 @@ def test_marker_fails_a_test_whose_runs_add_tensors(session):
     )
 
 
+@pytest.mark.words
 def test_cycles_and_uncollectable_loops_are_leaks(session):
     """A reference cycle and a loop through autograd are reported with their kinds."""
     result = session(
@@ -104,6 +106,7 @@ def test_body_runs_warmup_plus_runs_times_with_the_same_fixture_values(session):
     result.stdout.fnmatch_lines(["*calls: 7*", "*calls: 1*"])
 
 
+@pytest.mark.words
 def test_growth_inside_a_fixture_value_is_a_leak(session):
     """A model from a fixture that keeps every output is found, although pytest alone holds the model."""
     result = session(

@@ -1,0 +1,72 @@
+"""Objects that grow beside leaked tensors, and paths that an independent tool confirms."""
+
+from __future__ import annotations
+
+import gc
+from types import ModuleType
+
+import objgraph
+import pytest
+import torch
+
+from memwatch.leaks import find_leaks, why_alive
+
+KEPT = []
+
+
+class Record:
+    def __init__(self, output):
+        self.output = output
+        self.notes = [Note(), Note()]
+
+
+class Note:
+    pass
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.set_num_threads(1)
+    yield
+    KEPT.clear()
+
+
+def park():
+    KEPT.append(Record(torch.randn(16)))
+
+
+def test_a_leak_names_the_objects_that_grow_beside_it():
+    """Every call adds one record and two notes: the leak says so, as objgraph does."""
+    (leak,) = find_leaks(park)
+    assert dict(leak.beside) == {"Record": 1, "Note": 2}
+    peaks: dict[str, int] = {}
+    objgraph.growth(limit=None, peak_stats=peaks)
+    park()
+    grown = {name: delta for name, _, delta in objgraph.growth(limit=None, peak_stats=peaks)}
+    assert {name: grown[name] for name, _ in leak.beside} == dict(leak.beside)
+
+
+def test_what_does_not_grow_is_not_named():
+    """Objects that each call makes and drops are not beside the leak."""
+
+    def replaces():
+        KEPT.append(torch.randn(16))
+        Note()
+
+    (leak,) = find_leaks(replaces)
+    assert leak.beside == ()
+
+
+def test_objgraph_finds_the_chain_that_a_path_names():
+    """From the module through the list and the record to the tensor: both tools see the same references."""
+    park()
+    tensor = KEPT[0].output
+    (path, *_) = why_alive(tensor).paths
+    assert [edge.edge.name for edge in path] == ["KEPT", None, "output"]
+    chain = objgraph.find_backref_chain(
+        tensor, lambda obj: type(obj) is ModuleType and obj.__name__ == __name__
+    )
+    gc.collect()
+    found = [obj for obj in chain if obj is KEPT or obj is KEPT[0]]
+    assert type(chain[0]) is ModuleType
+    assert found == [KEPT, KEPT[0]]
