@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python -m
 INSTALL := $(RUN) pip install --quiet -c constraints.txt
 
-.PHONY: demo test lint page docs opinfo programs clean
+.PHONY: demo test lint page docs schema opinfo programs clean
 
 demo: $(VENV)/.installed  ## train a small GPT, print its summary, write out/gpt.html
 	-$(VENV)/bin/memwatch build
@@ -27,6 +27,9 @@ page:  ## bundle the script of the HTML page again
 
 docs: $(VENV)/.installed  ## write docs/tables.md from the schema again
 	$(RUN) memwatch.capture.docs > docs/tables.md
+
+schema: $(VENV)/.installed  ## write the C++ header of the tables from the schema again
+	$(RUN) memwatch.capture.header > memwatch/record/native/src/schema.h
 
 opinfo: $(VENV)/.installed-test  ## the whole op database of torch, plainly and observed (long)
 	$(VENV)/bin/python reports/opinfo.py

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from memwatch.planner.plan import Plan
     from memwatch.profile import Profile, profile
     from memwatch.reading import Reading, load
-    from memwatch.replay.errors import UnsupportedOpError
     from memwatch.replay.api import plan
+    from memwatch.replay.errors import UnsupportedOpError
     from memwatch.replay.result import ReplayResult
     from memwatch.verification import verify
 

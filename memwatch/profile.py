@@ -124,7 +124,7 @@ class Profile(Reading):
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Tell an allocator's failure, of any device, or the block's own limit."""
+    """Return True for an allocator's failure, on any device, and for the block's own limit."""
     if isinstance(error, (MemoryError, MemoryLimitError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)

@@ -22,6 +22,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.autograd import forward_ad
@@ -34,12 +35,24 @@ if TYPE_CHECKING:
 
     Hooks = tuple[Callable[..., Any], Callable[..., Any]]
 
+
+class _NoSavedTensor:
+    """Stand where torch's class would; nothing is an instance of it."""
+
+    register_hooks: Any = None
+
+
 NO_TASK: Final = -1
 
 current_graph_task_id: Final[Callable[[], int]] = Part("ops of a backward are not told from the others").take(
     "torch._C._current_graph_task_id", lambda: NO_TASK
 )
 """Return the number of the backward that runs in this thread, -1 outside any."""
+
+FunctionBase: Final[Any] = Part("nodes of torch.autograd.Function are not looked into").take(
+    "torch._C._FunctionBase", NoSuchClass
+)
+"""The base of the nodes (`ctx`) of every `torch.autograd.Function`."""
 
 _nodes: Final = Part("ops and saved tensors have no autograd node")
 current_node: Final[Callable[[], Any]] = _nodes.take("torch._C._current_autograd_node", lambda: None)
@@ -48,20 +61,15 @@ next_sequence_nr: Final[Callable[[], int]] = _nodes.take("torch._C._autograd._ge
 """Return the number that the next autograd node of this thread gets."""
 SEQUENCE_NR: Final = "_sequence_nr"
 """The method of a node that returns its number."""
+_numbered: Final = _nodes.take("torch._C._FunctionBase._sequence_nr", None) is not None
+
+sequence_nr_of: Final[Callable[[Any], int]] = (
+    operator.methodcaller(SEQUENCE_NR) if _numbered else lambda node: -1
+)
+"""Return the number of a node, -1 if unknown; a forward op and its node share it."""
 NODES_WORK: Final = _nodes.complete
 """Whether ops can be put down to autograd nodes."""
 
-
-def sequence_nr_of(node: Any) -> int:
-    """Return the number of a node, -1 for one that has none; a forward op and its node share it."""
-    read = getattr(node, SEQUENCE_NR, None)
-    return -1 if read is None else int(read())
-
-
-FunctionBase: Final[Any] = Part("nodes of torch.autograd.Function are not looked into").take(
-    "torch._C._FunctionBase", NoSuchClass
-)
-"""The base of the nodes (`ctx`) of every `torch.autograd.Function`."""
 AccumulateGrad: Final[Any] = Part("the walk along a graph visits the nodes of its leaves too").take(
     "torch._C._functions.AccumulateGrad", NoSuchClass
 )
@@ -79,7 +87,7 @@ pop_saved_hooks: Final[Callable[[], None]] = _saved.take(
     "torch._C._autograd._pop_saved_tensors_default_hooks", lambda: None
 )
 """Take the pair that was pushed last off."""
-SavedTensor: Final[Any] = _saved.take("torch._C._autograd.SavedTensor", None)
+SavedTensor: Final[Any] = _saved.take("torch._C._autograd.SavedTensor", _NoSavedTensor)
 """The class of what a node keeps of a saved tensor."""
 RAW_SAVED_PREFIX: Final = "_raw_saved_"
 """What the names of the attributes begin with in which a C++ node gives its saved tensors."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ABSENT: Final = object()
+ABSENT: Final = object()
 _parts: Final[list[Part]] = []
 
 
@@ -50,7 +50,7 @@ class Part:
         """
         self.asked.append(path)
         found = find(path)
-        if found is _ABSENT:
+        if found is ABSENT:
             self.lacking.append(path)
             return otherwise
         return found  # type: ignore[no-any-return]  # what torch has there is of the fallback's type
@@ -91,12 +91,12 @@ def find(path: str) -> Any:
     place: Any = torch
     for name in names:
         first = f"{first}.{name}"
-        found = getattr(place, name, _ABSENT)
-        if found is _ABSENT:
+        found = getattr(place, name, ABSENT)
+        if found is ABSENT:
             try:
                 found = importlib.import_module(first)
             except ImportError:
-                return _ABSENT
+                return ABSENT
         place = found
     return place
 

@@ -37,7 +37,7 @@ class _NoMode:
 
 
 _modes: Final = Part(
-    "memwatch cannot use a dispatch mode, so intercept='mode' and the lines of leaks are off"
+    "ops cannot be seen by a dispatch mode, so profile(intercept='mode') and the search for leaks are off"
 )
 _Base: Final[Any] = _modes.take("torch.utils._python_dispatch.TorchDispatchMode", _NoMode)
 current_mode: Final[Callable[[], Any]] = _modes.take(
@@ -63,7 +63,14 @@ class UncompiledMode(_Base):  # type: ignore[misc]  # the base is looked up
 
     Under any other mode one call of a compiled function would switch its compilation off for good
     (TORCH_FACTS 4.4).
+
+    Raises:
+        MemwatchError: this torch lacks a name that using a mode needs.
     """
+
+    def __init__(self) -> None:
+        _modes.require()
+        super().__init__()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

@@ -60,13 +60,13 @@ EVENTS_WORK: Final = _events.complete
 
 _starters: Final = Part("a program's own torch profiler may fail while memwatch listens to the allocator")
 STARTERS: Final[tuple[tuple[Any, str], ...]] = tuple(
-    (module, name)
-    for module, name in (
-        (profiler, "_prepare_profiler"),
-        (profiler, "_enable_profiler"),
-        (profiler_legacy, "_enable_profiler_legacy"),
+    (module, path.rpartition(".")[2])
+    for module, path in (
+        (profiler, "torch.autograd.profiler._prepare_profiler"),
+        (profiler, "torch.autograd.profiler._enable_profiler"),
+        (profiler_legacy, "torch.autograd.profiler_legacy._enable_profiler_legacy"),
     )
-    if _starters.take(f"{module.__name__}.{name}", None) is not None
+    if _starters.take(path, None) is not None
 )
 """Modules, and functions in them, through which every profiler of torch is started."""
 

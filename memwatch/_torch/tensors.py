@@ -46,9 +46,14 @@ def _descriptors() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for base in reversed(TensorBase.__mro__):
         found.update(vars(base))
-    for name in (GRAD, BASE, BACKWARD_HOOKS, POST_GRAD_HOOKS):
-        if _edges.take(f"torch._C.TensorBase.{name}", None) is None:
-            found.pop(name, None)
+    for path in (
+        "torch._C.TensorBase._grad",
+        "torch._C.TensorBase._base",
+        "torch._C.TensorBase._backward_hooks",
+        "torch._C.TensorBase._post_accumulate_grad_hooks",
+    ):
+        if _edges.take(path, None) is None:
+            found.pop(path.rpartition(".")[2], None)
     return found
 
 
@@ -56,7 +61,7 @@ TENSOR_DICT: Final[Mapping[str, Any]] = _descriptors()
 """The descriptors of `TensorBase`, by name; a private one that this torch lacks is not there."""
 GRAD_FN: Final[Any] = TENSOR_DICT["grad_fn"]
 """The descriptor of `grad_fn`."""
-untyped_storage_of: Final[Callable[[Any], Any]] = TensorBase.untyped_storage
+untyped_storage_of: Final[Callable[[Any], torch.UntypedStorage]] = TensorBase.untyped_storage
 """Return the storage of a tensor, unless a `__torch_function__` of a mode or subclass steps in."""
 
 USE_COUNT: Final[Any] = Part("a tensor that only C++ holds may be said to have no known holder").take(

@@ -13,7 +13,7 @@ HostBytes: TypeAlias = NDArray[np.uint8]
 
 
 def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    """Give a tensor of bytes over a storage, without a copy."""
+    """Return a tensor of bytes over a storage, without a copy."""
     with torch.no_grad():
         empty: Any = torch.empty(0, dtype=torch.uint8, device=storage.device)
         tensor: torch.Tensor = empty.set_(storage, 0, (storage.nbytes(),), (1,))

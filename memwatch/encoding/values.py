@@ -157,7 +157,7 @@ _DECODERS: Final[dict[str, Callable[[Value], Value]]] = {
 
 
 def leaves(value: Value) -> Iterator[Value]:
-    """Give the items of nested lists."""
+    """Yield the items of nested lists."""
     if isinstance(value, (list, tuple)):
         for item in value:
             yield from leaves(item)
@@ -166,7 +166,7 @@ def leaves(value: Value) -> Iterator[Value]:
 
 
 def replace(value: Value, change: Callable[[Value], Value]) -> Value:
-    """Give nested lists with every item changed."""
+    """Return nested lists with every item changed."""
     if isinstance(value, list):
         return [replace(item, change) for item in value]
     return change(value)

@@ -1,4 +1,4 @@
-"""The allocator's account of one call, with nothing else recorded."""
+"""Record the allocator's events of one call, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from memwatch.capture.recording import Recording
+from memwatch.errors import MemwatchError
+from memwatch.record.allocator.channel import AllocatorChannel
+from memwatch.record.backend import Block
 from memwatch.record.clock import Clock, ticks
-from memwatch.record.python.allocator import AllocatorChannel
+from memwatch.record.python import BACKEND
+from memwatch.record.tables.op_counter import new_op_counter
 from memwatch.record.tables.strings import Strings
 
 if TYPE_CHECKING:
@@ -16,21 +20,33 @@ if TYPE_CHECKING:
     from memwatch.capture.capture import Capture
 
 
-def allocator_only(function: Callable[[], Any]) -> Capture | None:
-    """Call a function and give a capture of its allocator events; None if a profiler is already running."""
-    recording, strings, clock = Recording(None), Strings(), Clock()
-    channel = AllocatorChannel(strings, clock, [0], lambda kind, text: None)
+def allocator_only(function: Callable[[], Any]) -> Capture:
+    """Call a function and return a capture of its allocator events: no mode, no key, no hook, no patch.
+
+    Raises:
+        MemwatchError: this torch hands out no events, or a torch profiler of the program holds them.
+    """
+    recording, clock = Recording(None), Clock()
+    block = Block(Strings(), new_op_counter(), clock, is_estimate=False, note=lambda kind, text: None)
+    events = BACKEND.allocator_events(block)
+    if events is None:
+        raise MemwatchError(
+            "this torch does not hand out the allocator's events, so there is nothing to compare with"
+        )
+    channel = AllocatorChannel(events, block.op_counter, block.note)
     start_ns = clock.to_ns(ticks())
     started_s = time.time()
     channel.start(lambda rows: recording.add({"allocator": rows}, [], []))
     if channel.stepped_aside:
-        return None
+        raise MemwatchError(
+            "a torch profiler is running and holds the allocator's events; call verify() outside it"
+        )
     try:
         result = function()
     finally:
         channel.stop()
     del result
-    recording.add({}, strings.texts, [])
+    recording.add({}, block.strings.texts, [])
     recording.meta = {
         "start_ns": start_ns,
         "end_ns": clock.to_ns(ticks()),

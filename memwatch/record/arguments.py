@@ -1,7 +1,7 @@
 """What `profile(replay=True)` records beyond the default: every op's arguments, inputs, results and RNG states.
 
 The recorder stands between the interceptor and the hot path, so that a profile without `replay` pays
-nothing. Inputs are held by strong references until the profile object goes; nothing else is.
+nothing. It holds the inputs, and nothing else, by strong references until the profile object goes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from memwatch._torch.overloads import base_name_of, schema_of
+from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import NONE
 from memwatch.encoding.generators import OWN, default_generators, read_states
 from memwatch.encoding.host_memory import checksum, copy_out, crc32
@@ -24,8 +26,9 @@ from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BASELINE
 
 if TYPE_CHECKING:
+    from memwatch.record.backend import OpRecorder
     from memwatch.record.interception.kinds import OpKind
-    from memwatch.record.python.ops import OpRecorder
+    from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.storages import Storages
     from memwatch.record.tables.strings import Strings
 
@@ -42,31 +45,31 @@ Operand: TypeAlias = tuple[int, int, int, int]
 class ArgumentRecorder:
     """Append the rows of `arguments` and `operands`, and keep what a replay starts from."""
 
-    def __init__(self, ops: OpRecorder, storages: Storages, strings: Strings, ops_started: list[int]) -> None:
+    def __init__(self, ops: OpRecorder, storages: Storages, strings: Strings, op_counter: OpCounter) -> None:
         self.arguments = Rows()
         self.operands = Rows()
         self.replay_inputs = ReplayInputs()
         self._ops = ops
         self._storages = storages
         self._strings = strings
-        self._ops_started = ops_started
+        self._op_counter = op_counter
         self._made: set[int] = set()
         self._blank: set[int] = set()
 
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the op through the hot path; note its arguments before and its results after."""
-        number = self._ops_started[0]
+        number = self._op_counter[0]
         operands: list[Operand] = []
         grad = int(torch.is_grad_enabled())
         draws = _draws(kind, args, kwargs)
-        with torch._C.DisableTorchFunction():
+        with disable_torch_function():
             try:
                 call = self._before(number, kind, args, kwargs, operands, draws=draws)
             except Exception as error:  # the program goes on; a plan of it will name this op
                 operands.clear()
                 call = json.dumps([[_refusal(error)], [], []])
         result = self._ops.run(kind, args, kwargs)
-        with torch._C.DisableTorchFunction():
+        with disable_torch_function():
             try:
                 made = self._after(number, kind, result, operands, draws=draws)
             except Exception as error:
@@ -139,20 +142,20 @@ class ArgumentRecorder:
             for item in leaves([*args, *kwargs.values()])
             if isinstance(item, Tensor) and not unsupported_tensor(item)
         )
-        kept = self.replay_inputs
+        inputs = self.replay_inputs
         for tensor, (_, number, access, _) in zip(tensors, operands, strict=True):
             storage = tensor.untyped_storage()
             if number in self._blank:
                 self._blank.discard(number)
                 if access == READ:
-                    kept.filled[number] = copy_out(storage)  # the host wrote it: `at::tensor`, numpy
+                    inputs.filled[number] = copy_out(storage)  # the host wrote it: `at::tensor`, numpy
             if number in self._made:
                 continue
-            if number not in kept.inputs:
-                kept.inputs[number] = storage
-                kept.checksums[number] = checksum(storage)
-            if access == WRITE and number not in kept.before:
-                kept.before[number] = copy_out(storage)
+            if number not in inputs.inputs:
+                inputs.inputs[number] = storage
+                inputs.checksums[number] = checksum(storage)
+            if access == WRITE and number not in inputs.before:
+                inputs.before[number] = copy_out(storage)
 
     def _rng_states(self) -> RngStates:
         own = self.replay_inputs.generators
@@ -168,15 +171,15 @@ class ArgumentRecorder:
 
     def finish(self) -> None:
         """Copy the results: every storage that outlives the block and that an op made or wrote."""
-        gc.collect()  # garbage is nothing the program can still reach
-        kept = self.replay_inputs
-        for alive in list(self._storages.live.values()):
-            storage = alive()
-            if storage is not None and (alive.number in self._made or alive.number in kept.before):
-                kept.results[alive.number] = copy_out(storage)
-        for number, storage in kept.inputs.items():
-            if number not in kept.before and checksum(storage) != kept.checksums[number]:
-                kept.changed.add(number)
+        gc.collect()  # the program can no longer reach garbage
+        inputs = self.replay_inputs
+        for watched in list(self._storages.live.values()):
+            storage = watched()
+            if storage is not None and (watched.number in self._made or watched.number in inputs.before):
+                inputs.results[watched.number] = copy_out(storage)
+        for number, storage in inputs.inputs.items():
+            if number not in inputs.before and checksum(storage) != inputs.checksums[number]:
+                inputs.changed.add(number)
 
 
 class _Traits:
@@ -185,21 +188,20 @@ class _Traits:
     __slots__ = ("declared", "draws", "hidden", "only_allocates", "training")
 
     def __init__(self, overload: Any) -> None:
-        arguments = overload._schema.arguments
+        arguments = schema_of(overload).arguments
         position = {argument.name: index for index, argument in enumerate(arguments)}
         writes = [item.name for item in arguments if item.alias_info is not None and item.alias_info.is_write]
         self.declared: frozenset[int | str] = frozenset([*writes, *(position[name] for name in writes)])
-        quiet = any(
-            word in overload._opname for word in ("backward", "functional", "no_update", "no_training")
-        )
+        name = base_name_of(overload)
+        quiet = any(word in name for word in ("backward", "functional", "no_update", "no_training"))
         hidden = [] if quiet else sorted(_STATISTICS & position.keys() - set(writes))
         self.hidden: frozenset[int | str] = frozenset([*hidden, *(position[name] for name in hidden)])
-        self.only_allocates = overload._opname in ONLY_ALLOCATE
+        self.only_allocates = name in ONLY_ALLOCATE
         self.training = position.get("training")
         self.draws = torch.Tag.nondeterministic_seeded in overload.tags or overload.namespace not in _KNOWN
 
     def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[int | str]:
-        """Give the positions and names of the arguments that this call writes.
+        """Return the positions and names of the arguments that this call writes.
 
         Batch norm updates its running statistics while it trains, and its schema does not say so.
         """

@@ -1,106 +1,188 @@
-"""Which recorder and which interceptor a block gets: the fastest that works here and does what is asked."""
+"""What a recorder is: the contract that the one in Python and the one in C++ both keep.
+
+`memwatch.record.python` and `memwatch.record.native` each export one `Backend`. A block asks its backend for a
+`Recorder`, whose parts write the rows of the block. What both implementations need is shared by composition:
+the session wraps each part in an object that is the same for both.
+
+| part of a recorder | object around it, the same for both |
+| --- | --- |
+| `Ledger` (how many storages, how many bytes; the deaths) | `tables.storages.Storages` |
+| `capture_stack` (walks the running calls) | `tables.stacks.Stacks`, which numbers stacks |
+| `OpRecorder` | `tables.operands.Operands`, which looks into tensors of parts |
+| `saved.packer.Packer` (packs saved tensors) | `saved.hooks.SavedTensorHooks`, which puts hooks on and off |
+| `AllocatorEvents` | `allocator.channel.AllocatorChannel`, which steps aside for the program's own profiler |
+| `Kernels`, or a `__torch_dispatch__` | `interception.key.KeyInterceptor`, `interception.mode.ModeInterceptor` |
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import torch
-
-from memwatch.errors import MemwatchError
-from memwatch.record.interception.key import KeyInterceptor
-from memwatch.record.interception.mode import ModeInterceptor
-from memwatch.record.native import library as native
-from memwatch.record.native.allocator import NativeAllocatorChannel
-from memwatch.record.native.recorder import NativeKeyInterceptor, NativeModeInterceptor, NativeOpRecorder
-from memwatch.record.native.saved import NativeSavedTensorRecorder
-from memwatch.record.native.stacks import NativeStacks
-from memwatch.record.native.storages import NativeStorages
-from memwatch.record.python.allocator import AllocatorChannel
-from memwatch.record.python.ops import OpRecorder
-from memwatch.record.python.saved import SavedTensorRecorder
-from memwatch.record.tables.stacks import Stacks
-from memwatch.record.tables.storages import Storages
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType
 
+    from memwatch.capture.packed import IntArray
     from memwatch.record.clock import Clock
-    from memwatch.record.context import Context
     from memwatch.record.interception.interceptor import Interceptor
-    from memwatch.record.options import Options
+    from memwatch.record.interception.kinds import OpKind
+    from memwatch.record.saved.packer import Packer
+    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.tables.rows import Table
+    from memwatch.record.tables.stacks import Stacks
+    from memwatch.record.tables.storages import Storages
     from memwatch.record.tables.strings import Strings
 
 
-class Choice:
-    """What a block is recorded by, decided before anything of it is recorded.
+class Backend(Protocol):
+    """One implementation of the recorder, for as long as the process lives."""
 
-    A block that is entered under a FakeTensorMode is an estimate: of what its tensors would take, were they real.
-    The ops that a fake mode runs within an op make tensors too, which only a dispatch mode does not see.
+    @property
+    def name(self) -> str:
+        """``python`` or ``native``: what the capture says it was recorded by."""
 
-    Raises:
-        MemwatchError: `options.intercept` is none of auto, mode and key, or asks for a key that does not work.
+    def key_works(self) -> bool:
+        """Return True if ops can be seen by this backend's kernels on the free dispatch key; probe once."""
+
+    def allocator_events(self, block: Block) -> AllocatorEvents | None:
+        """Return what receives the allocator's own events; None where this torch hands out none."""
+
+    def recorder(self, block: Block, stacks: Stacks) -> Recorder:
+        """Return a recorder of one block, which numbers call stacks in `stacks`; nothing of torch is touched yet."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """What every part of a block's recorder shares.
+
+    Attributes:
+        strings: numbers for texts.
+        op_counter: how many ops have started.
+        clock: turns ticks into nanoseconds.
+        is_estimate: whether fake tensors count, with the bytes that real ones would take.
+        note: called with the kind and the text of a sentence for the report.
     """
 
-    def __init__(self, options: Options) -> None:
-        intercept = options.intercept
-        if intercept not in {"auto", "mode", "key"}:
-            raise MemwatchError(f"intercept={intercept!r} is unknown; use 'auto', 'mode' or 'key'")
-        # a replay needs the arguments as Python objects: the native recorder has nothing to save there
-        self.library: Any = None if options.replay else native.load()
-        self.estimate = _is_faking()
-        self.by_mode = intercept == "mode" or not self._key_works() or (intercept == "auto" and self.estimate)
-        if self.by_mode and intercept == "key":
-            raise MemwatchError("the dispatch key does not work in this torch; use profile(intercept='mode')")
-
-    def _key_works(self) -> bool:
-        if self.library is not None:
-            return NativeKeyInterceptor.works_with(self.library)
-        return KeyInterceptor.works()
-
-    def storages(self, strings: Strings, ops_started: list[int]) -> Storages:
-        """Make the table of storages."""
-        if self.library is None:
-            return Storages(strings, ops_started, estimate=self.estimate)
-        return NativeStorages(strings, ops_started, estimate=self.estimate, library=self.library)
-
-    def stacks(self, strings: Strings, boundary: CodeType, *, enabled: bool) -> Stacks:
-        """Make what captures call stacks, up to the code of `boundary`."""
-        if self.library is None:
-            return Stacks(strings, boundary, enabled=enabled)
-        return NativeStacks(strings, boundary, enabled=enabled, library=self.library)
-
-    def recorder(
-        self, storages: Storages, stacks: Stacks, context: Context, strings: Strings, ops_started: list[int]
-    ) -> OpRecorder:
-        """Make the recorder of ops."""
-        if isinstance(storages, NativeStorages) and isinstance(stacks, NativeStacks):
-            return NativeOpRecorder(storages, stacks, context, strings, ops_started, library=self.library)
-        return OpRecorder(storages, stacks, context, strings, ops_started)
-
-    def saved(self, storages: Storages, context: Context, ops_started: list[int]) -> SavedTensorRecorder:
-        """Make the recorder of saved tensors."""
-        if isinstance(storages, NativeStorages):
-            return NativeSavedTensorRecorder(self.library, storages, context, ops_started)
-        return SavedTensorRecorder(storages, context, ops_started)
-
-    def allocator(
-        self, strings: Strings, clock: Clock, ops_started: list[int], note: Callable[[str, str], None]
-    ) -> AllocatorChannel:
-        """Make the channel of the allocator's events."""
-        if self.library is None:
-            return AllocatorChannel(strings, clock, ops_started, note)
-        return NativeAllocatorChannel(self.library, strings, clock, ops_started, note)
-
-    def interceptor(self, recorder: OpRecorder) -> Interceptor:
-        """Make what hands it the ops."""
-        if not isinstance(recorder, NativeOpRecorder):
-            return ModeInterceptor() if self.by_mode else KeyInterceptor()
-        if self.by_mode:
-            return NativeModeInterceptor(recorder)
-        return NativeKeyInterceptor(self.library, recorder)
+    strings: Strings
+    op_counter: OpCounter
+    clock: Clock
+    is_estimate: bool
+    note: Callable[[str, str], None]
 
 
-def _is_faking() -> bool:
-    """Tell whether a FakeTensorMode is on."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+class CallContext(Protocol):
+    """What is running while an op runs: a recorder reads it for every op.
+
+    Attributes:
+        top: numbers of the innermost running module and of the call stack above its call, each -1 for none.
+        optimizing: whether an optimizer's step is running.
+        in_backward: set by the recorder at the first op of a backward; `backward_ended` unsets it.
+    """
+
+    top: tuple[int, int]
+    optimizing: bool
+    in_backward: bool
+
+    def backward_ended(self) -> None:
+        """Note the gradients; a recorder calls it at the first op after a backward."""
+
+
+class Listener(Protocol):
+    """What a recorder of ops tells and asks the session."""
+
+    def flush_due(self) -> None:
+        """Write the rows; called after the op that `OpRecorder.flush_at` named."""
+
+    def holds_in_backward(self) -> bool:
+        """Return True if storages are watched from their birth in a backward too; asked at its first op."""
+
+    def could_not_record(self, op: str, error: Exception) -> None:
+        """Say that the tensors of an op could not be looked into; the op itself ran."""
+
+
+class CaptureStack(Protocol):
+    """Numbers the running call stack."""
+
+    def __call__(self, outer: int, task: int, depth: int = 3, /) -> int:
+        """Return the number of the running call stack; -1 if stacks are not captured.
+
+        Args:
+            outer: number of the stack above the module call that is running, -1 outside any.
+            task: number of the autograd graph task that is running, -1 outside backward.
+            depth: how many of the innermost frames to leave out, counted from the frame of this function.
+        """
+
+
+class Recorder(Protocol):
+    """Makes the parts that record one block, each once; they may share what they know."""
+
+    @property
+    def storages(self) -> Storages:
+        """The table of storages; empty at first."""
+
+    @property
+    def capture_stack(self) -> CaptureStack:
+        """What numbers the running call stack."""
+
+    def ops(self, context: CallContext, listener: Listener) -> OpRecorder:
+        """Return what records the ops."""
+
+    def packer(self, context: CallContext) -> Packer:
+        """Return what packs the tensors that autograd saves."""
+
+
+class OpRecorder(Protocol):
+    """Runs the ops that an interceptor hands it, and appends rows of `ops`, `uses`, `births` and `deaths`."""
+
+    @property
+    def ops(self) -> Table:
+        """Rows of the ops that ran."""
+
+    @property
+    def uses(self) -> Table:
+        """Rows of the storages that ops read, wrote and made."""
+
+    def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
+        """Run an op and record it; its result or its exception is passed on as it is."""
+
+    def interceptor(self, *, by_mode: bool) -> Interceptor:
+        """Return what hands it every op: a dispatch mode or kernels on the free dispatch key."""
+
+    def flush_at(self, op: int, at_ticks: int) -> None:
+        """Call `Listener.flush_due` after the op of that number, or the first op that ends later than that."""
+
+    def close(self) -> None:
+        """Record no more, and let go of every object of Python's."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The allocator's events of a stretch of time.
+
+    Attributes:
+        start_ns: when it began, in unix nanoseconds.
+        end_ns: when it ended.
+        start_op: how many ops had started when it began.
+        events: a row for each: unix nanoseconds, address, bytes (negative for a free), string id of the device.
+    """
+
+    start_ns: int
+    end_ns: int
+    start_op: int
+    events: IntArray
+
+
+class AllocatorEvents(Protocol):
+    """Receives the allocator's events of this thread, in windows of time."""
+
+    def open(self) -> None:
+        """Begin a window."""
+
+    def close(self) -> list[Window]:
+        """End it and return it; an empty list if its events were lost."""
+
+    def cut(self) -> list[Window] | None:
+        """End the window, return it and begin the next; None if no window can end here."""
+
+    def forget_in_child(self) -> None:
+        """Be off in a forked child, where no window can be ended."""

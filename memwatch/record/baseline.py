@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from memwatch._torch.modes import disable_torch_dispatch
+from memwatch._torch.modules import MODULES, PARAMETERS
+from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import NONE
-from memwatch.record.tables.storages import BASELINE, Storages, plain_parts
+from memwatch.record.tables.parts import plain_parts
+from memwatch.record.tables.storages import BASELINE, Storages
 
 if TYPE_CHECKING:
     from memwatch.record.context import Context
 
 
 def scan(storages: Storages, context: Context) -> None:
-    """Give every storage that Python can see a number, and every root module and optimizer its names."""
+    """Number every storage that Python can see, and name every root module and what optimizers keep."""
     interesting: dict[type, type | None] = {}
-    found: dict[type, list[object]] = {Tensor: [], nn.Module: [], Optimizer: []}
+    found: dict[type, list[Any]] = {Tensor: [], nn.Module: [], Optimizer: []}
     for thing in gc.get_objects():
         kind = type(thing)
         if kind not in interesting:
@@ -28,10 +31,10 @@ def scan(storages: Storages, context: Context) -> None:
         if base is not None:
             found[base].append(thing)
     # nor may the program's modes be asked for the device of a fake tensor
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+    with disable_torch_function(), disable_torch_dispatch():
         for tensor in found[Tensor]:
-            _number(storages, tensor)  # type: ignore[arg-type]
-    for module in _roots(found[nn.Module]):  # type: ignore[arg-type]
+            _number(storages, tensor)
+    for module in _roots(found[nn.Module]):
         context.register(module)
     for optimizer in found[Optimizer]:
         if isinstance(optimizer.__dict__.get("state"), dict) and "param_groups" in optimizer.__dict__:
@@ -53,6 +56,6 @@ def _number(storages: Storages, tensor: Tensor) -> None:
 
 
 def _roots(modules: list[nn.Module]) -> list[nn.Module]:
-    """Give the modules that no other module holds."""
-    held = {id(child) for module in modules for child in (module.__dict__.get("_modules") or {}).values()}
-    return [module for module in modules if id(module) not in held and "_parameters" in module.__dict__]
+    """Return the modules that no other module holds."""
+    held = {id(child) for module in modules for child in (module.__dict__.get(MODULES) or {}).values()}
+    return [module for module in modules if id(module) not in held and PARAMETERS in module.__dict__]

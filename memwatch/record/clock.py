@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 import numpy as np
-from torch._C._profiler import _ApproximateClockToUnixTimeConverter as Converter
-from torch._C._profiler import _get_approximate_time as ticks
 
-__all__ = ["Clock", "Converter", "ticks"]
+from memwatch._torch.profiler import TickConverter, ticks
+
+__all__ = ["Clock", "ticks"]
 
 _CALIBRATION_S = 0.01
 
@@ -26,7 +26,7 @@ class Clock:
 
     @staticmethod
     def _calibrate() -> tuple[int, int, float]:
-        converter = Converter()
+        converter = TickConverter()
         first = ticks()
         time.sleep(_CALIBRATION_S)
         last = ticks()

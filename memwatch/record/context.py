@@ -1,7 +1,7 @@
 """Which module, which optimizer step is running, and which storages are parameters, gradients and state.
 
-Module calls are seen by replacing `nn.Module._call_impl` while the block is open: a global forward hook
-would make torch.compile warn and trace it. Nothing of the user's is held but by weak reference.
+Module calls are seen by replacing the function that every call runs through while the block is open: a global
+forward hook would make torch.compile warn and trace it. Nothing of the user's is held but by weak reference.
 """
 
 from __future__ import annotations
@@ -15,28 +15,34 @@ import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
+from memwatch._torch.autograd import NO_TASK, current_graph_task_id
+from memwatch._torch.jit import tracing_state
+from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS, module_call, set_module_call
+from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
 from memwatch.record.clock import ticks
-from memwatch.record.patches import StandIns
+from memwatch.record.patches import Patches
+from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
-from memwatch.record.tables.storages import BASELINE, Alive, Storages, address_of, plain_parts
+from memwatch.record.tables.storages import BASELINE, Storages, address_of
+from memwatch.record.tables.watched import WatchedStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import CodeType, FrameType
 
-    from memwatch.record.tables.stacks import Stacks
+    from memwatch.record.backend import CaptureStack
+    from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.strings import Strings
 
 PARAMETER, BUFFER, GRADIENT, STATE, INPUT = range(len(ROLES))
 _OUTSIDE: Final = (NONE, NONE)
 _thread: Final = threading.get_ident
-_tracing_state: Final = torch._C._get_tracing_state
 _active: list[Context] = []
 
 
-def _stand_in(beneath: Callable[..., Any], block: object) -> Any:
-    """Make what stands in for `nn.Module._call_impl` in one block; another tool may keep it beyond that."""
+def _observed(beneath: Callable[..., Any], block: object) -> Any:
+    """Return what every module call of one block runs through; another tool may keep it beyond that."""
 
     def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         context = _active[0] if _active else None
@@ -54,19 +60,21 @@ def _stand_in(beneath: Callable[..., Any], block: object) -> Any:
     return call_impl
 
 
-CALL_CODE: Final[CodeType] = _stand_in(nn.Module._call_impl, None).__code__
-"""The code of a module call's frame of ours, which bounds the call stacks."""
+CALL_CODE: Final[CodeType] = _observed(module_call(), None).__code__
+"""The code of our own frame around a module call, which bounds the call stacks."""
 
 
 def _is_tracing() -> bool:
-    """Tell whether dynamo or torch.jit is writing down what runs: then nothing of ours may."""
-    return torch.compiler.is_dynamo_compiling() or _tracing_state() is not None
+    """Return True while dynamo or torch.jit writes down what runs: then nothing of ours may run."""
+    return torch.compiler.is_dynamo_compiling() or tracing_state() is not None
 
 
 class Context:
     """The module and optimizer calls that are running, and the roles of the storages they own."""
 
-    def __init__(self, storages: Storages, stacks: Stacks, strings: Strings, ops_started: list[int]) -> None:
+    def __init__(
+        self, storages: Storages, capture_stack: CaptureStack, strings: Strings, op_counter: OpCounter
+    ) -> None:
         self.top: tuple[int, int] = _OUTSIDE
         self.optimizing = False
         self.in_backward = False
@@ -76,46 +84,46 @@ class Context:
         self.roles = Rows()
         self.steps = Rows()
         self._storages = storages
-        self._stacks = stacks
+        self._capture_stack = capture_stack
         self._strings = strings
-        self._ops_started = ops_started
+        self._op_counter = op_counter
         self.running: list[tuple[tuple[int, int], bool, int, int]] = []
         self._module_ids: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
         self._module_count = 0
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._handles: list[Any] = []
-        self._stand_ins = StandIns()
+        self._patches = Patches()
         self._born_before_step = 0
         self._step_code: CodeType | None = None
         self.block = object()
-        self._beneath: Any = nn.Module._call_impl
-        self._call_impl = _stand_in(self._beneath, self.block)
+        self._beneath: Any = module_call()
+        self._call_impl = _observed(self._beneath, self.block)
 
     def start(self) -> None:
         """Begin to see module calls and optimizer steps."""
         _active.insert(0, self)
-        self._stand_ins.put(torch.utils, "swap_tensors", self._swap)
+        self._patches.put(torch.utils, "swap_tensors", self._swap)
         self.resume()
 
     def stop(self) -> None:
         """Leave torch as it was before `start`."""
         _active.remove(self)
-        self._stand_ins.take_off()
+        self._patches.take_off()
         self.pause()
 
     def resume(self) -> None:
-        """Put the stand-in and the optimizer hooks in place."""
-        if nn.Module._call_impl is self._beneath:  # else another tool's is above it
-            nn.Module._call_impl = self._call_impl  # type: ignore[method-assign]  # put back in `pause`
+        """See module calls and optimizer steps again."""
+        if module_call() is self._beneath:  # else another tool's is above it
+            set_module_call(self._call_impl)
         self._handles = [
             torch_optimizer.register_optimizer_step_pre_hook(self._step_starts),
             torch_optimizer.register_optimizer_step_post_hook(self._step_ended),
         ]
 
     def pause(self) -> None:
-        """Take them off, for good or while compiled code runs, which guards on them."""
-        if nn.Module._call_impl is self._call_impl:
-            nn.Module._call_impl = self._beneath  # type: ignore[method-assign]
+        """See them no more, for good or while compiled code runs, which guards on what is put in place for it."""
+        if module_call() is self._call_impl:
+            set_module_call(self._beneath)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -133,27 +141,27 @@ class Context:
                     self._parameters[id(tensor)] = (weakref.ref(tensor), name)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Push a module call."""
+        """Note that a module call starts."""
         known = self._module_ids.get(id(module))
         if known is None or known[0]() is not module:
             self.register(module, parent=self.top[0])
             known = self._module_ids[id(module)]
         if self.top is _OUTSIDE:
             self._note_inputs(module, (*args, *kwargs.values()))
-        stack = self._stacks.capture(self.top[1], NONE, 3)
-        self.running.append((self.top, self.optimizing, known[1], self._ops_started[0]))
+        stack = self._capture_stack(self.top[1], NONE, 3)
+        self.running.append((self.top, self.optimizing, known[1], self._op_counter[0]))
         self.top = (known[1], stack)
         self.optimizing = False
 
     def leave(self, depth: int) -> None:
-        """Pop the module call at `depth`, if it was pushed, and whatever an exception left above it."""
+        """Note that the module call at `depth` ended, and with it whatever an exception left above it."""
         if len(self.running) <= depth:
             return
         top, optimizing, module, start_op = self.running[depth]
         del self.running[depth:]
         self.top, self.optimizing = top, optimizing
         if module != NONE:
-            self.calls += (module, start_op, self._ops_started[0], depth)
+            self.calls += (module, start_op, self._op_counter[0], depth)
 
     def _step_starts(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if _thread() != self.thread or _is_tracing():
@@ -164,8 +172,8 @@ class Context:
         self._learn_parameters(optimizer)
         self.backward_ended()
         self._born_before_step = self._storages.count
-        self.running.append((self.top, self.optimizing, NONE, self._ops_started[0]))
-        self.top = (self.top[0], self._stacks.capture(self.top[1], NONE, 3))
+        self.running.append((self.top, self.optimizing, NONE, self._op_counter[0]))
+        self.top = (self.top[0], self._capture_stack(self.top[1], NONE, 3))
         self.optimizing = True
 
     def _step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -177,14 +185,14 @@ class Context:
             if module == NONE:
                 self.top, self.optimizing = top, optimizing
                 name = self._strings(f"{type(optimizer).__name__}.step")
-                self.steps += (start_op, ticks(), name, self._ops_started[0])
+                self.steps += (start_op, ticks(), name, self._op_counter[0])
                 break
-        self._storages.bury()  # the step's own temporaries
+        self._storages.record_deaths()  # the step's own temporaries
         if self._storages.any_born_since(self._born_before_step):
             self.learn_state(optimizer)
 
     def forget_failed_steps(self, frame: FrameType | None) -> None:
-        """Pop optimizer steps that are not running any more: of one that raised no hook tells the end."""
+        """Drop optimizer steps that are not running any more: no hook runs at the end of one that raised."""
         begun = [place for place, call in enumerate(self.running) if call[2] == NONE]
         while begun and frame is not None:
             if frame.f_code is self._step_code:
@@ -195,7 +203,7 @@ class Context:
             del self.running[begun[0] :]
 
     def register(self, root: nn.Module, *, parent: int = NONE) -> None:
-        """Give `root` and all its children ids and names, and its parameters and buffers their roles."""
+        """Number and name `root` and all its children, and note the roles of their parameters and buffers."""
         waiting: list[tuple[nn.Module, str, int]] = [(root, "", parent)]
         while waiting:
             module, name, above = waiting.pop()
@@ -206,13 +214,13 @@ class Context:
             self._module_count = number + 1
             self._module_ids[id(module)] = (weakref.ref(module), number)
             self.modules += (number, self._strings(name), self._strings(type(module).__name__), above)
-            for key, tensor in module.__dict__.get("_parameters", {}).items():
+            for key, tensor in module.__dict__.get(PARAMETERS, {}).items():
                 if tensor is not None:
                     self._own(tensor, PARAMETER, f"{name}.{key}" if name else key)
-            for key, tensor in module.__dict__.get("_buffers", {}).items():
+            for key, tensor in module.__dict__.get(BUFFERS, {}).items():
                 if tensor is not None:
                     self._own(tensor, BUFFER, f"{name}.{key}" if name else key)
-            for key, child in reversed(list(module.__dict__.get("_modules", {}).items())):
+            for key, child in reversed(list(module.__dict__.get(MODULES, {}).items())):
                 if child is not None:
                     waiting.append((child, f"{name}.{key}" if name else key, number))
 
@@ -233,7 +241,7 @@ class Context:
 
     def learn_state(self, optimizer: Any) -> None:
         """Note the role of every tensor in the optimizer's state, named as ``adamw.exp_avg[layers.0.weight]``."""
-        self._storages.bury()
+        self._storages.record_deaths()
         kind = type(optimizer).__name__.lower()
         for parameter, state in list(optimizer.state.items()):
             if not isinstance(state, dict):
@@ -246,10 +254,10 @@ class Context:
                         self._note(tensor, STATE, "{}.{}[{}]", kind, slot, owner)
 
     def backward_ended(self) -> None:
-        """Note which storages are the gradients of known parameters, and let the recorder hold what is left."""
+        """Note which storages are gradients of known parameters, and watch what backward left by Python objects."""
         self.in_backward = False
-        self._storages.bury()
-        with torch._C.DisableTorchFunction():
+        self._storages.record_deaths()
+        with disable_torch_function():
             for key in list(self._parameters):
                 reference, name = self._parameters[key]
                 parameter = reference()
@@ -257,11 +265,11 @@ class Context:
                     del self._parameters[key]
                 elif parameter.is_leaf and (grad := parameter.grad) is not None:
                     self._note(grad, GRADIENT, f"{GRADIENT_PREFIX}{{}}", name)
-        if torch._C._current_graph_task_id() == NONE:
-            self._storages.settle()
+        if current_graph_task_id() == NO_TASK:
+            self._storages.rewatch()
 
     def owns(self, storage: int) -> bool:
-        """Tell whether a storage is known as a parameter, a buffer, a gradient or optimizer state."""
+        """Return True for a storage known as a parameter, a buffer, a gradient or optimizer state."""
         return bool(self._storages.roles.get(storage, 0) & ~(1 << INPUT))
 
     def _note_inputs(self, module: nn.Module, values: tuple[Any, ...]) -> None:
@@ -269,21 +277,21 @@ class Context:
             self._role(tensor, INPUT, f"input of {type(module).__name__}")
 
     def _note(self, tensor: Tensor, role: int, name: str, *words: str) -> None:
-        """Note the role of a tensor, as cheaply as can be where it is plain and its storage is watched.
+        """Note the role of a tensor, cheaply where it is plain and its storage is watched.
 
-        Its name is put together from `words` only if it is new.
+        Its name is put together from `words` only where the role is new.
         """
         try:
-            alive = self._storages.live.get(address_of(tensor)) if tensor.__class__ is Tensor else None
+            watched = self._storages.live.get(address_of(tensor)) if tensor.__class__ is Tensor else None
         except (RuntimeError, NotImplementedError):
-            alive = None
-        if alive.__class__ is not Alive:
+            watched = None
+        if watched.__class__ is not WatchedStorage:
             self._role(tensor, role, name.format(*words))
-        elif not self._storages.roles.get(alive.number, 0) >> role & 1:
-            self._add(alive.number, role, name.format(*words))
+        elif not self._storages.roles.get(watched.number, 0) >> role & 1:
+            self._add(watched.number, role, name.format(*words))
 
     def _role(self, tensor: Tensor, role: int, name: str) -> None:
-        with torch._C.DisableTorchFunction():
+        with disable_torch_function():
             try:
                 parts = list(plain_parts(tensor))
             except (RuntimeError, NotImplementedError):
@@ -296,11 +304,11 @@ class Context:
     def _add(self, storage: int, role: int, name: str) -> None:
         known = self._storages.roles
         known[storage] = known.get(storage, 0) | 1 << role
-        self.roles += (storage, role, self._strings(name), self._ops_started[0])
+        self.roles += (storage, role, self._strings(name), self._op_counter[0])
 
 
 def _tensors_in(values: Any) -> Iterator[Tensor]:
-    """Give the tensors in the arguments of a call, looking into its lists, tuples and dicts."""
+    """Yield the tensors in the arguments of a call, also those in its lists, tuples and dicts."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

@@ -1,7 +1,7 @@
 """Functions of torch that are replaced while a block is open, and put back when it ends.
 
-A program may keep such a stand-in: whoever imports a module of torch inside the block gets it. So it holds
-the recorder by weak reference only, and when the block is over it is the original.
+A program may keep a replacement: whoever imports a module of torch inside the block gets it. So the replacement
+refers to its recorder weakly, and when the block is over it does what the original does.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from types import CodeType
 
 
-class StandIns:
-    """The functions that one recorder replaced."""
+class Patches:
+    """The functions that one object replaced."""
 
     def __init__(self) -> None:
         self._put: list[tuple[Any, str, Any, bool]] = []
 
     def __len__(self) -> int:
-        """Count the functions that are replaced now."""
+        """Return how many functions are replaced now."""
         return len(self._put)
 
     def put(self, place: Any, name: str, method: Any) -> tuple[CodeType, CodeType]:
@@ -34,10 +34,10 @@ class StandIns:
             method: a bound method that is called with the original and the arguments of the call.
 
         Returns:
-            The code that stands in, and that of the method.
+            The code of the replacement, and that of the method.
         """
         original = getattr(place, name)
-        replacement = _stand_in(original, method)
+        replacement = _replacement(original, method)
         self._put.append((place, name, original, name in vars(place)))
         setattr(place, name, replacement)
         return replacement.__code__, method.__func__.__code__
@@ -52,15 +52,15 @@ class StandIns:
                 delattr(place, name)
 
 
-def _stand_in(original: Callable[..., Any], method: Any) -> Any:
+def _replacement(original: Callable[..., Any], method: Any) -> Any:
     # no weakref.WeakMethod: it is Python code, which dynamo would compile where it evaluates our frames
     reference, function = weakref.ref(method.__self__), method.__func__
 
     @functools.wraps(original)
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
+    def replacement(*args: Any, **kwargs: Any) -> Any:
         recorder = reference()
         return (
             original(*args, **kwargs) if recorder is None else function(recorder, original, *args, **kwargs)
         )
 
-    return stand_in
+    return replacement

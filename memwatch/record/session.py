@@ -14,23 +14,32 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from memwatch._torch import missing
+from memwatch._torch.autograd import NO_TASK, current_graph_task_id
+from memwatch._torch.overrides import disable_torch_function
 from memwatch._version import __version__
 from memwatch.capture.capture import Note
 from memwatch.capture.file import CaptureWriter
 from memwatch.capture.packed import as_rows
 from memwatch.capture.recording import Recording
-from memwatch.capture.schema import NONE, RECORDED_BY_NAME
+from memwatch.capture.schema import RECORDED_BY_NAME
 from memwatch.errors import MemwatchError
 from memwatch.record import baseline, context
+from memwatch.record.allocator.channel import AllocatorChannel
 from memwatch.record.arguments import ArgumentRecorder
-from memwatch.record.backend import Choice
+from memwatch.record.backend import Block
+from memwatch.record.choice import Choice
 from memwatch.record.clock import Clock, ticks
 from memwatch.record.holders.sampler import HolderSampler
 from memwatch.record.interception.compiled import CompiledCalls
 from memwatch.record.interception.tracing import JitTracing
-from memwatch.record.patches import StandIns
+from memwatch.record.patches import Patches
 from memwatch.record.process import ProcessSampler
+from memwatch.record.saved.hooks import SavedTensorHooks
+from memwatch.record.tables.op_counter import new_op_counter
 from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.stacks import Stacks
+from memwatch.record.tables.storages import NEVER
 from memwatch.record.tables.strings import Strings
 from memwatch.record.uninterrupted import uninterrupted
 
@@ -59,38 +68,40 @@ class Session:
         self._writer = CaptureWriter(options.path, force=options.force) if options.path is not None else None
         self._recording = Recording(self._writer)
         self._clock = Clock()
-        self.started = [0]
-        self.strings = Strings()
-        self.storages = choice.storages(self.strings, self.started)
+        self.op_counter = counter = new_op_counter()
+        self.strings = strings = Strings()
+        block = Block(strings, counter, self._clock, choice.is_estimate, self.note)
+        self._stacks = Stacks(strings, context.CALL_CODE, enabled=options.stacks)
+        recorder = choice.backend.recorder(block, self._stacks)
+        self.storages = recorder.storages
         if options.limit_bytes is not None:
             self.storages.limit(options.limit_bytes)
-        self._stacks = choice.stacks(self.strings, context.CALL_CODE, enabled=options.stacks)
-        self.context = context.Context(self.storages, self._stacks, self.strings, self.started)
-        self.ops = choice.recorder(self.storages, self._stacks, self.context, self.strings, self.started)
-        self.interceptor = choice.interceptor(self.ops)
+        self.context = context.Context(self.storages, recorder.capture_stack, strings, counter)
+        self.ops = recorder.ops(self.context, self)
+        self.interceptor = self.ops.interceptor(by_mode=choice.by_mode)
         self.arguments = (
-            ArgumentRecorder(self.ops, self.storages, self.strings, self.started) if options.replay else None
+            ArgumentRecorder(self.ops, self.storages, strings, counter) if options.replay else None
         )
-        self._saved = choice.saved(self.storages, self.context, self.started)
+        self._packer = recorder.packer(self.context)
+        self._saved = SavedTensorHooks(self._packer, self.note)
         self._process = ProcessSampler()
         self._holders: HolderSampler | None = None
         self._want_holders = options.holders
         self._notes: list[Note] = []
-        self._allocator = (
-            choice.allocator(self.strings, self._clock, self.started, self.note)
-            if options.allocator and not choice.estimate
-            else None
+        events = (
+            choice.backend.allocator_events(block) if options.allocator and not choice.is_estimate else None
         )
+        self._allocator = None if events is None else AllocatorChannel(events, counter, self.note)
         self._written_strings = self._written_notes = 0
         self._flushing = threading.Lock()
         self._undo: list[Callable[[], None]] = []
-        self._stand_ins = StandIns()
+        self._patches = Patches()
         self._timer: threading.Event | None = None
         self._pid = os.getpid()
         self._window_start = self._flushed = 0
         self._not_recorded: set[str] = set()
-        called_back = (*self._saved.callbacks, *self.interceptor.callbacks)
-        self._compiled = CompiledCalls(self._compiled_starts, self._compiled_ended, called_back)
+        functions = (*self._saved.python_functions, *self.interceptor.python_functions)
+        self._compiled = CompiledCalls(self._compiled_starts, self._compiled_ended, functions)
 
     def start(self) -> None:
         """Switch everything on; on any failure switch off what was on."""
@@ -103,6 +114,8 @@ class Session:
             self._start_ticks = ticks()
             self._started_s = time.time()
             self._process.sample()
+            for sentence in missing():
+                self.note("torch", sentence)
             self._recording.begin(self._meta(complete=False))
             self._switch_on(self.context.start, self.context.stop)
             self._patch_resize()
@@ -111,15 +124,12 @@ class Session:
                 self._switch_on(
                     functools.partial(self._allocator.start, self._add_events), self._allocator.stop
                 )
-            self.ops.on_flush = self._flush_in_thread
-            self.ops.holds = self._holds_in_backward
-            self.ops.on_error = self._could_not_record
             self._schedule(FLUSH_OPS)
             if self._writer is not None:
                 self._start_timer()
             if self._want_holders:
                 self._holders = HolderSampler(
-                    self.storages, self._saved, self.context, self.strings, self.started
+                    self.storages, self._packer, self.context, self.strings, self.op_counter
                 )
                 self._switch_on(self._holders.start, self._holders.stop)
             self._switch_on(self._compiled.start, self._compiled.stop)
@@ -145,7 +155,7 @@ class Session:
             self._undo.pop()()
 
     def _let_go(self) -> None:
-        self._saved.close()
+        self._packer.close()
         self.storages.close()
         self.ops.close()
 
@@ -165,7 +175,7 @@ class Session:
     def stop(self) -> Recording:
         """Switch everything off and give what was recorded."""
         try:
-            with torch._C.DisableTorchFunction():
+            with disable_torch_function():
                 self.context.backward_ended()
         finally:
             self._switch_off()
@@ -187,23 +197,23 @@ class Session:
             )
         self._recording.meta = self._meta(complete=True)
         self._flush()
-        self._recording.finish(self._meta(complete=True), self.started[0])
+        self._recording.finish(self._meta(complete=True), self.op_counter[0])
         return self._recording
 
     def mark_step(self) -> None:
         """Mark the start of a new iteration."""
-        self.context.steps += (self.started[0], ticks(), self.strings("step"), self.started[0])
+        self.context.steps += (self.op_counter[0], ticks(), self.strings("step"), self.op_counter[0])
         self._process.sample()
         if self._holders is not None:
             self._holders.iteration_starts()
 
     def note(self, kind: str, text: str) -> None:
         """Keep a sentence for the report."""
-        self._notes.append(Note(self.started[0], kind, text))
+        self._notes.append(Note(self.op_counter[0], kind, text))
 
     def _patch_resize(self) -> None:
-        self._stand_ins.put(torch.UntypedStorage, "resize_", self._resize)
-        self._undo.append(self._stand_ins.take_off)
+        self._patches.put(torch.UntypedStorage, "resize_", self._resize)
+        self._undo.append(self._patches.take_off)
 
     def _resize(self, resize: Callable[..., Any], storage: torch.UntypedStorage, nbytes: int) -> Any:
         result = resize(storage, nbytes)
@@ -212,20 +222,21 @@ class Session:
 
     def _schedule(self, in_ops: int) -> None:
         in_ticks = int(FLUSH_S / (self._clock.ns_per_tick * 1e-9))
-        self.ops.flush_at(self.started[0] + in_ops, ticks() + in_ticks if self._writer else 1 << 62)
+        self.ops.flush_at(self.op_counter[0] + in_ops, ticks() + in_ticks if self._writer else NEVER)
 
-    def _flush_in_thread(self) -> None:
+    def flush_due(self) -> None:
+        """Write the rows that are due."""
         with uninterrupted():
             self._flush_window()
 
     def _flush_window(self) -> None:
-        allocator, op = self._allocator, self.started[0]
+        allocator, op = self._allocator, self.op_counter[0]
         full = op - self._window_start >= WINDOW_OPS or self._writer is not None
         due = allocator is not None and allocator.running and full
         ended = due and allocator is not None and allocator.cut()
         if ended:
             self._window_start = op
-        if ended or torch._C._current_graph_task_id() == NONE or op - self._flushed >= FLUSH_OPS:
+        if ended or current_graph_task_id() == NO_TASK or op - self._flushed >= FLUSH_OPS:
             self._flushed = op
             self._flush()
         self._schedule(RETRY_OPS if due and not ended else FLUSH_OPS)
@@ -242,7 +253,7 @@ class Session:
         self.interceptor.resume()
 
     def _stand_aside(self) -> None:
-        """Look at nothing while torch.jit traces."""
+        """Look at nothing while torch.jit traces: it writes down what it sees."""
         self.note("traced", "torch.jit traced a function: only the allocator saw what that used")
         self.interceptor.stop()
         self._saved.pause()
@@ -251,16 +262,16 @@ class Session:
         self._saved.resume()
         self.interceptor.start(run)
 
-    def _could_not_record(self, op: str, error: Exception) -> None:
+    def could_not_record(self, op: str, error: Exception) -> None:
         """Say once per op that its tensors could not be looked into."""
         if op not in self._not_recorded:
             self._not_recorded.add(op)
             self.note("recorder", f"{op} is not recorded whole: {type(error).__name__}: {error}")
 
-    def _holds_in_backward(self) -> bool:
-        """Tell whether storages are watched from birth in backward too; not where the allocator tells of deaths."""
-        told = self._allocator is not None and self._allocator.running
-        return not told or self.interceptor.name != "key" or self.arguments is not None
+    def holds_in_backward(self) -> bool:
+        """Return True if storages are watched from birth in backward too, not by the allocator's events alone."""
+        freed_are_seen = self._allocator is not None and self._allocator.running
+        return not freed_are_seen or self.interceptor.name != "key" or self.arguments is not None
 
     def _start_timer(self) -> None:
         self._timer = done = threading.Event()
@@ -279,8 +290,8 @@ class Session:
         with self._flushing:
             # what refers to rows of another table is taken before it: the program goes on meanwhile
             sources = {
-                "unpacks": self._saved.unpacks,
-                "packs": self._saved.packs,
+                "unpacks": self._packer.unpacks,
+                "packs": self._packer.packs,
                 "deaths": self.storages.deaths,
                 "resizes": self.storages.resizes,
                 "roles": self.context.roles,
@@ -333,9 +344,9 @@ class Session:
             "end_ns": self._clock.to_ns(ticks()),
             "threads": torch.get_num_threads(),
             "device": "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu",
-            "estimate": self._choice.estimate,
+            "estimate": self._choice.is_estimate,
             "intercept": self.interceptor.name,
-            "recorder": "python" if self._choice.library is None else "native",
+            "recorder": self._choice.backend.name,
             "stacks": self._stacks.enabled,
             "holders": self._holders is not None,
             "holder_samples": 0 if self._holders is None else self._holders.count,

@@ -74,3 +74,23 @@ def test_python_numbers_at_the_peak_are_told(monkeypatch):
     found = verify(lambda: torch.ones(1000).exp() + 1, intercept="key")
     assert found.difference_bytes == 8
     assert any("8 bytes" in text for text in found.effects)
+
+
+@pytest.mark.parametrize("intercept", ["key", "key-python", "mode"], indirect=True)
+def test_a_block_with_forward_mode_ad_says_that_its_peak_may_be_lower(intercept):
+    """Aliases are kept where autograd keeps the tensors with their tangents; without forward mode nothing is said."""
+
+    def step():
+        net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        with torch.autograd.forward_ad.dual_level():
+            x = torch.randn(4, 4)
+            dual = torch.autograd.forward_ad.make_dual(x, torch.randn(4, 4))
+            _, tangent = torch.autograd.forward_ad.unpack_dual(net(dual))
+            tangent.sum().backward()
+
+    with memwatch.profile(intercept=intercept) as prof:
+        step()
+    assert [text for kind, text in prof.notes if "forward-mode AD" in text]
+    with memwatch.profile(intercept=intercept) as prof:
+        _used_twice()
+    assert [text for kind, text in prof.notes if "forward-mode AD" in text] == []

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import memwatch
+from memwatch.record.python.ledger import PythonLedger
+from memwatch.record.tables.op_counter import new_op_counter
 from memwatch.record.tables.storages import BASELINE, Storages, address_of
 from memwatch.record.tables.strings import Strings
 
@@ -110,8 +112,9 @@ def test_storages_that_other_threads_resize_die_once(native, monkeypatch):
 
 def test_an_address_may_be_in_use_again_before_its_death_is_told():
     """While another thread tells of deaths, a new storage where a dead one lay is a storage of its own."""
-    storages = Storages(Strings(), [0])
-    storages.burying = True  # as that thread does
+    ledger = PythonLedger()
+    storages = Storages(Strings(), new_op_counter(), ledger)
+    ledger._writing = True  # as that thread does
     numbers, addresses = [], set()
     while len(addresses) == len(numbers):  # until an address comes again
         tensor = torch.ones(3)

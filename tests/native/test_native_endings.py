@@ -101,7 +101,7 @@ def test_the_block_may_end_while_its_books_are_made_up(intercept):
     threshold = gc.get_threshold()
     gc.set_threshold(1)
     try:
-        storages.settle()
+        storages.rewatch()
     finally:
         gc.set_threshold(*threshold)
         gc.callbacks.remove(end)

@@ -6,83 +6,160 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 import torch
 
 import memwatch
 from memwatch.errors import MemwatchError
-from memwatch.record.native import library
+from memwatch.record.native import cache, library
 
 COMMAND = [sys.executable, "-m", "memwatch", "build"]
 
 
 @pytest.fixture
-def elsewhere(tmp_path, monkeypatch):
-    """Give a copy of the sources, where nothing is built yet."""
-    shutil.copytree(library._HERE / "src", tmp_path / "src")
-    monkeypatch.setattr(library, "_HERE", tmp_path)
-    library.path.cache_clear()
-    library._load.cache_clear()
-    yield tmp_path
-    monkeypatch.undo()
-    library.path.cache_clear()
-    library._load.cache_clear()
+def empty_cache(tmp_path, monkeypatch):
+    """Have an empty folder as the cache."""
+    monkeypatch.setenv("MEMWATCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    """Have a copy of the sources in place of them."""
+    copy = shutil.copytree(library.SOURCES, tmp_path / "src")
+    monkeypatch.setattr(library, "SOURCES", copy)
+    library._digest.cache_clear()
+    yield copy
+    library._digest.cache_clear()
+
+
+def recorder() -> str:
+    with memwatch.profile() as prof:
+        torch.ones(3).exp()
+    assert len(prof.ops) == 2
+    return prof.capture.meta["recorder"]
 
 
 def test_the_tests_have_the_native_recorder():
     """`make test` builds it, so a block takes it by itself."""
-    with memwatch.profile() as prof:
-        torch.ones(3).exp()
-    assert prof.capture.meta["recorder"] == "native"
+    assert recorder() == "native"
 
 
 def test_building_again_says_where_it_is():
+    """Nothing is compiled twice."""
     done = subprocess.run(COMMAND, capture_output=True, text=True, check=True)
     assert done.stdout == f"already built: {library.path()}\n"
 
 
-def test_without_it_python_records(elsewhere):
+def test_without_it_python_records(empty_cache):
+    """A block needs no library, and makes no folder for one."""
     assert library.load() is None
-    with memwatch.profile() as prof:
-        torch.ones(3).exp()
-    assert prof.capture.meta["recorder"] == "python"
-    assert len(prof.ops) == 2
+    assert recorder() == "python"
+    assert not empty_cache.exists()
 
 
-def test_other_sources_are_another_library(elsewhere):
+def test_other_sources_are_another_library(sources):
     """A library of older sources is never loaded."""
     before = library.path()
-    library.path.cache_clear()
-    (elsewhere / "src" / "python.h").write_text("// another\n")
+    (sources / "python.h").write_text("// another\n")
+    library._digest.cache_clear()
     assert library.path() != before
 
 
-def test_a_library_that_cannot_be_loaded_is_left_alone(elsewhere):
-    library.path().parent.mkdir()
+def test_the_same_sources_elsewhere_are_the_same_library(sources):
+    """A library that one checkout compiled serves another, for it lies in neither."""
+    copied = library.path()
+    assert copied.is_relative_to(cache.folder())
+    assert copied.name.split("-")[-1] == library._digest(sources) + sysconfig.get_config_var("EXT_SUFFIX")
+    library.SOURCES.joinpath("python.h").touch()
+    library._digest.cache_clear()
+    assert library.path() == copied
+
+
+def test_a_library_names_its_torch_and_its_python(empty_cache):
+    """So that a user can tell which of them to delete."""
+    name = library.path().name
+    assert f"-torch{torch.__version__}-cp{sys.version_info.major}{sys.version_info.minor}-" in name
+
+
+def test_a_library_that_cannot_be_loaded_is_left_alone(empty_cache):
+    """A file that is damaged is no reason to fail."""
+    empty_cache.mkdir()
     library.path().write_bytes(b"no library")
     assert library.load() is None
+    assert recorder() == "python"
 
 
-def test_a_compiler_that_fails_is_a_clear_error_and_leaves_nothing(elsewhere, capfd):
-    for source in (elsewhere / "src").glob("*.cpp"):
-        source.write_text("#error no\n")
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"MEMWATCH_CACHE": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/a"),
+        ({"XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/memwatch"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/c"}, "/c/.cache/memwatch"),
+        ({"HOME": "/c"}, "/c/.cache/memwatch"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="the XDG rules are Linux's")
+def test_the_cache_is_where_the_platform_has_its_caches(variables, expected, monkeypatch):
+    """MEMWATCH_CACHE names the folder itself; XDG_CACHE_HOME, if absolute, and HOME name one around it."""
+    for name in ("MEMWATCH_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert str(cache.folder()) == expected
+
+
+def test_no_place_to_write_is_told_before_anything_is_compiled(tmp_path, monkeypatch):
+    """The error names the folder and the variable to set."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MEMWATCH_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(library, "_compile", lambda folder: pytest.fail("compiled first"))
+    with pytest.raises(MemwatchError, match=r"file/cache cannot be written .* Set MEMWATCH_CACHE"):
+        library.build()
+
+
+def test_missing_headers_of_python_are_told_by_their_path(empty_cache, tmp_path, monkeypatch):
+    """The error says what to install, and does not blame the compiler."""
+    monkeypatch.setattr(library.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    with pytest.raises(MemwatchError, match=r"headers of Python are missing \(.*Python\.h\).*python3-dev"):
+        library.build()
+
+
+def test_a_source_that_does_not_compile_is_told_by_its_first_error(empty_cache, sources, capfd):
+    """The error does not blame the compiler, and nothing is left in the cache; the others' libraries are."""
+    empty_cache.mkdir()
+    (empty_cache / "_recorder-of-another-torch.so").touch()
+    for source in sources.glob("*.cpp"):
+        source.write_text("int x;\n#error the first\n#error the second\n")
     with pytest.raises(
-        MemwatchError, match=r"could not be built: .* needs a C\+\+ compiler .* Python recorder"
+        MemwatchError, match=r"does not compile for torch .*\.cpp:2:2: error: #error the first\. It"
     ):
         library.build()
-    assert not (elsewhere / "built").exists()
-    capfd.readouterr()  # the compiler's own words
+    assert [file.name for file in empty_cache.iterdir()] == ["_recorder-of-another-torch.so"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_library_is_written_beside_those_of_other_versions(empty_cache, sources):
+    """Building for one torch deletes nothing that another torch needs."""
+    empty_cache.mkdir()
+    (empty_cache / "_recorder-of-another-torch.so").touch()
+    for source in sources.glob("*.cpp"):
+        source.write_text(f'extern "C" int of_{source.stem}() {{ return 1; }}\n')
+    assert library.build() == library.path()
+    assert {file.name for file in empty_cache.iterdir()} == {
+        library.path().name,
+        "_recorder-of-another-torch.so",
+    }
 
 
 def test_no_compiler_is_one_line_and_exit_code_1(tmp_path):
-    """A machine without a compiler is told so; nothing else fails."""
-    package = shutil.copytree(
-        os.path.dirname(memwatch.__file__), tmp_path / "memwatch", ignore=shutil.ignore_patterns("built")
-    )
-    environment = os.environ | {"PYTHONPATH": str(package.parent), "CXX": "no-compiler", "CC": "no-compiler"}
-    done = subprocess.run(COMMAND, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    """A machine without a compiler is told what to install; nothing else fails."""
+    none = {"CXX": "no-compiler", "CC": "no-compiler", "MEMWATCH_CACHE": str(tmp_path)}
+    done = subprocess.run(COMMAND, capture_output=True, text=True, env=os.environ | none, check=False)
     assert done.returncode == 1
-    *_, last = done.stderr.splitlines()
-    assert last.startswith("memwatch: error: the native recorder could not be built:")
-    assert "Traceback" not in done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("memwatch: error: the native recorder was not built: there is no C++ compiler")
+    assert "'no-compiler' was not found" in line
+    assert list(tmp_path.iterdir()) == []

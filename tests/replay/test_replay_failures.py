@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from memwatch.errors import MemwatchError
 from memwatch.planner import BudgetError, Graph
-from memwatch.replay.errors import ReplayError
 from memwatch.replay.api import plan, replay, replayable
+from memwatch.replay.errors import ReplayError
 from memwatch.replay.run import replay_schedule
 
 
@@ -168,7 +168,8 @@ def test_value_that_differs_stops_the_replay():
 
     planned = plan(record(step))
     with pytest.raises(
-        ReplayError, match=r"_local_scalar_dense.*test_replay_failures.py:\d+.*returned 2.0, but 1.0 was recorded"
+        ReplayError,
+        match=r"_local_scalar_dense.*test_replay_failures.py:\d+.*returned 2.0, but 1.0 was recorded",
     ):
         replay(planned)
 

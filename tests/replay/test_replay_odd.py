@@ -14,8 +14,8 @@ from torch import nn
 
 import memwatch
 from memwatch.planner import BudgetError
-from memwatch.replay.errors import UnsupportedOpError
 from memwatch.replay.api import plan, replay
+from memwatch.replay.errors import UnsupportedOpError
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -93,11 +93,17 @@ def _taken_by(node: ast.AST, aliases: dict[str, str]) -> Iterator[str]:
             yield path
         elif node.attr in private_attributes() and not _is_own(node.value):
             yield f"….{node.attr}"
-    elif isinstance(node, ast.FunctionDef) and node.name in dir(torch.utils._python_dispatch.TorchDispatchMode):
+    elif isinstance(node, ast.FunctionDef) and node.name in dir(
+        torch.utils._python_dispatch.TorchDispatchMode
+    ):
         yield from filter(is_private, [node.name])
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _BUILTINS:
         path = _path_of(node.args[0], aliases)
-        if path is not None and isinstance(node.args[1], ast.Constant) and is_private(str(node.args[1].value)):
+        if (
+            path is not None
+            and isinstance(node.args[1], ast.Constant)
+            and is_private(str(node.args[1].value))
+        ):
             yield f"{path}.{node.args[1].value}"
 
 

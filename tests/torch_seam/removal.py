@@ -1,46 +1,189 @@
-"""Run memwatch in processes whose torch lacks one name each: forked from one that has imported torch.
+"""Use memwatch in processes whose torch lacks one name each.
 
-Started as a script it reads names, one a line, and answers each with a line of JSON: what happened.
+Started as a script, it imports torch once and reads names, one a line. For each it forks, takes the name away,
+imports memwatch, uses it, and answers with a line of JSON.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import json
 import os
 import signal
 import sys
+import tempfile
 import traceback
 import warnings
+from collections.abc import Callable
 
-import numba  # noqa: F401  # what memwatch imports beside torch is imported once, before the forks
+import numba  # noqa: F401  # what memwatch imports beside torch is imported here once
 import pandas  # noqa: F401
 import torch
 
 TIME_LIMIT_S = 60
+Step = Callable[[], dict[str, object]]
 
 
-def run_without(name: str) -> dict[str, object]:
-    """Use memwatch on a torch that lacks the name; return what came of it, by the step."""
-    from memwatch._torch import lookup
+class _Names:
+    """A torch without one name: what the seam looks up is absent."""
 
-    assert [module for module in sys.modules if module.startswith("memwatch._torch.")] == ["memwatch._torch.lookup"]
-    find = lookup.find
-    lookup.find = lambda path: lookup.ABSENT if f"{path}.".startswith(f"{name}.") else find(path)
-    steps = {"profile native": _profile_natively, "profile python": _profile, "mode": _profile_by_mode, "leaks": _leaks}
-    return {step: _outcome(run, name) for step, run in steps.items()}
+    def __init__(self, removed: str) -> None:
+        from memwatch._torch import lookup
+
+        loaded = [module for module in sys.modules if module.startswith("memwatch._torch.")]
+        assert loaded == ["memwatch._torch.lookup"]
+        self.removed = removed
+        self.asked = False
+        self._find = lookup.find
+        lookup.find = self.find
+
+    def find(self, path: str) -> object:
+        from memwatch._torch.lookup import ABSENT
+
+        if path == self.removed or path.startswith(f"{self.removed}."):
+            self.asked = True
+            return ABSENT
+        return self._find(path)
 
 
-def _outcome(run, name: str) -> str:
-    """Return "ok", or the error: a MemwatchError that speaks of the name is an answer, a traceback is none."""
+def _train() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+
+
+def _profile(intercept: str) -> dict[str, object]:
     import memwatch
 
-    try:
+    with memwatch.profile(intercept=intercept) as prof:
+        _train()
+    prof.summary()
+    notes = [text for _, text in prof.notes]
+    return {
+        "peak_bytes": prof.peak_increase_bytes,
+        "ops": len(prof.ops),
+        "notes": notes,
+        "meta": dict(prof.meta),
+    }
+
+
+def _profile_by(intercept: str, native: str) -> Step:
+    def step() -> dict[str, object]:
+        os.environ["MEMWATCH_NATIVE"] = native
+        return _profile(intercept)
+
+    return step
+
+
+def _find_leaks() -> dict[str, object]:
+    import memwatch
+
+    sys.modules[__name__].kept = kept = []
+    leaks = memwatch.find_leaks(lambda: kept.append(torch.ones(1000, requires_grad=True).exp()))
+    return {"leaks": [str(leak) for leak in leaks]}
+
+
+def _import_backend() -> dict[str, object]:
+    importlib.import_module("memwatch.replay.backend")  # and torch's compiler with it
+    return {}
+
+
+_OF_THE_KEY = ("torch._C._dispatch", "torch._ops", "torch.ops", "torch.library")
+_OF_PROFILES_ALONE = (
+    *_OF_THE_KEY,
+    "torch._C._profiler",
+    "torch.autograd.profiler",
+    "torch._C._set_",
+    "torch._C._AutoD",
+)
+
+
+def steps_of(name: str) -> dict[str, Step]:
+    """Return what to do without a name: everything that takes it, and nothing slow that does not.
+
+    To register the kernels on the key takes as long as all the rest.
+    """
+    if name.startswith(("torch._dynamo.", "torch._functorch.")):
+        return {"backend": _import_backend, "mode": _profile_by("mode", "0")}
+    steps = {"native mode": _profile_by("mode", "1"), "mode": _profile_by("mode", "0")}
+    if name.startswith(_OF_THE_KEY):
+        steps |= {"native": _profile_by("auto", "1"), "key": _profile_by("auto", "0")}
+    return steps if name.startswith(_OF_PROFILES_ALONE) else {**steps, "leaks": _find_leaks}
+
+
+def use_without(name: str) -> dict[str, object]:
+    """Return what each step came to: its figures, a refusal of memwatch's, or a traceback."""
+    names = _Names(name)
+    from memwatch import MemwatchError
+    from memwatch._torch import missing
+
+    results: dict[str, object] = {}
+    for step, run in steps_of(name).items():
+        try:
+            results[step] = run()
+        except MemwatchError as error:
+            results[step] = {"refused": str(error)}
+        except Exception:
+            results[step] = {"traceback": traceback.format_exc()}
+    return {**results, "asked": names.asked, "missing": missing()}
+
+
+def _forked(name: str) -> str:
+    """Return the answer of a child that lacks the name, as one line."""
+    ours, its = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(TIME_LIMIT_S)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            run(name)
-    except memwatch.MemwatchError as error:
-        return f"refused: {error}"
-    except BaseException:
-        return traceback.format_exc()
-    return "ok"
+            answer = json.dumps(use_without(name))
+        os.write(its, answer.encode() + b"\n")
+        os._exit(0)
+    os.close(its)
+    with open(ours) as pipe:
+        answer = pipe.read().strip()
+    _, status = os.waitpid(child, 0)
+    return (answer or json.dumps({"died": {"traceback": f"exit status {status}"}})) + "\n"
+
+
+def _warm_up() -> None:
+    """Do what is slow and needs nothing of the seam once: torch's lists of ops, and the reading of a capture."""
+    torch.set_num_threads(1)
+    _train()
+    for qualified in torch._C._dispatch_get_all_op_names():
+        space, name = qualified.split("::")
+        packet, _, overload = name.partition(".")
+        with contextlib.suppress(AttributeError, RuntimeError):
+            getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "run.memwatch")
+        child = os.fork()
+        if child == 0:
+            import memwatch
+
+            with memwatch.profile(path):
+                _train()
+            os._exit(0)
+        os.waitpid(child, 0)
+        import memwatch
+
+        memwatch.load(path).summary()
+    assert not [name for name in sys.modules if name.startswith("memwatch._torch")]
+    gc.collect()
+    gc.freeze()  # the objects up to here are not searched for leaks, which would take a second each time
+    gc.get_freeze_count, gc.freeze, gc.unfreeze = lambda: 0, lambda: None, lambda: None
+
+
+def serve() -> None:
+    """Answer each name on standard input."""
+    _warm_up()
+    for line in sys.stdin:
+        sys.stdout.write(_forked(line.strip()))
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    serve()

@@ -77,5 +77,14 @@ def test_the_scan_passes(source):
 
 def test_private_attributes_are_read_off_torch():
     """The attributes that memwatch reads are among those that the scan knows."""
-    wanted = {"_version", "_cdata", "_schema", "_op", "_opname", "_sequence_nr", "_parameters", "_raw_saved_tensors"}
+    wanted = {
+        "_version",
+        "_cdata",
+        "_schema",
+        "_op",
+        "_opname",
+        "_sequence_nr",
+        "_parameters",
+        "_raw_saved_tensors",
+    }
     assert wanted <= private_attributes()

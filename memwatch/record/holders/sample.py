@@ -23,8 +23,9 @@ from memwatch.heap.referrer_search import in_variables, living_tensors, referrer
 from memwatch.heap.search_roots import call_roots, context_root, namespace_roots, running
 from memwatch.heap.tensors import is_tensor
 from memwatch.record.clock import ticks
-from memwatch.record.tables.storages import Alive, Passing, address_of, plain_parts
-from memwatch.record.tables.storages import _address_or_zero as address_or_zero
+from memwatch.record.tables.parts import address_or_zero, plain_parts
+from memwatch.record.tables.storages import address_of
+from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -120,7 +121,7 @@ class Sample:
         alive = self._live.get(address_of(tensor))
         if alive is None or alive.nbytes < self._smallest_bytes:
             return NONE
-        if alive.__class__ is Passing and alive.address != address_or_zero(tensor):
+        if isinstance(alive, WatchedTensor) and alive.address != address_or_zero(tensor):
             return NONE  # a storage of backward that is gone; another lies where it lay
         if self._deep and alive.number not in self._state.unnamed:
             return NONE
@@ -158,7 +159,7 @@ class Sample:
                     path = self._state.paths((*name_chain(chain), _GRAPH))
                 self._state.append(number, path)
 
-    def _unnamed(self) -> dict[int, Alive]:
+    def _unnamed(self) -> dict[int, WatchedStorage]:
         """Repeat what is known of storages that no variable holds; return those that are to be searched for.
 
         These had no name in the sample before either, and are many bytes together.
@@ -168,7 +169,7 @@ class Sample:
         missing = {
             alive.key: alive
             for alive in list(self._live.values())
-            if alive.__class__ is Alive and alive.number >= state.first_number
+            if alive.__class__ is WatchedStorage and alive.number >= state.first_number
             and alive.nbytes >= self._smallest_bytes
             and alive.number not in self._holder_counts and alive.number not in explained
             and not state.context.owns(alive.number)
@@ -186,7 +187,7 @@ class Sample:
         enough = fresh_bytes >= _UNNAMED_RATIO * state.increase_bytes
         return fresh if enough and not state.context.optimizing else {}
 
-    def _ask_gc(self, fresh: dict[int, Alive], frame: FrameType | None) -> None:
+    def _ask_gc(self, fresh: dict[int, WatchedStorage], frame: FrameType | None) -> None:
         """Ask gc who refers to the storages that the deep search did not find either: young objects first."""
         state = self._state
         left = {key: alive.number for key, alive in fresh.items() if alive.number not in state.told}

@@ -18,7 +18,8 @@ from memwatch.record.tables.storages import NEVER, Storages
 
 if TYPE_CHECKING:
     from memwatch.record.context import Context
-    from memwatch.record.python.saved import SavedTensorRecorder
+    from memwatch.record.saved.packer import Packer
+    from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.rows import Rows
     from memwatch.record.tables.strings import Strings
 
@@ -29,12 +30,12 @@ class HolderSampler:
     def __init__(
         self,
         storages: Storages,
-        saved: SavedTensorRecorder,
+        saved: Packer,
         context: Context,
         strings: Strings,
-        ops_started: list[int],
+        op_counter: OpCounter,
     ) -> None:
-        self._state = SamplingState(storages, saved, context, strings, ops_started)
+        self._state = SamplingState(storages, saved, context, strings, op_counter)
         self._schedule = self._state.schedule
         self._is_sampling = False
 
@@ -69,14 +70,14 @@ class HolderSampler:
 
     def iteration_starts(self) -> None:
         """Plan a sample at the op, in the new iteration, at which the last one had its peak."""
-        self._schedule.iteration_starts(self._state.ops_started[0])
+        self._schedule.iteration_starts(self._state.op_counter[0])
         self.start()
 
     def born(self, nbytes: int) -> None:
         """Take a sample, if the birth of a storage of `nbytes` makes it worth while."""
         state = self._state
         live_bytes = state.base_bytes + state.increase_bytes
-        if not self._is_sampling and self._schedule.is_worth_it(nbytes, live_bytes, state.ops_started[0]):
+        if not self._is_sampling and self._schedule.is_worth_it(nbytes, live_bytes, state.op_counter[0]):
             self.start()
             self.sample()
 

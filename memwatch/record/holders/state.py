@@ -10,7 +10,8 @@ from memwatch.record.tables.rows import Rows
 
 if TYPE_CHECKING:
     from memwatch.record.context import Context
-    from memwatch.record.python.saved import SavedTensorRecorder
+    from memwatch.record.saved.packer import Packer
+    from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.storages import Storages
     from memwatch.record.tables.strings import Strings
 
@@ -39,10 +40,10 @@ class SamplingState:
     def __init__(
         self,
         storages: Storages,
-        saved: SavedTensorRecorder,
+        saved: Packer,
         context: Context,
         strings: Strings,
-        ops_started: list[int],
+        op_counter: OpCounter,
     ) -> None:
         self.storages, self.saved, self.context = storages, saved, context
         self.rows, self.edges, self.vertices = Rows(), Rows(), Rows()
@@ -54,7 +55,7 @@ class SamplingState:
         self.told: dict[int, list[int]] = {}
         self.unnamed: set[int] = set()
         self.barren: set[int] = set()
-        self.ops_started = ops_started
+        self.op_counter = op_counter
         self._count_at_search = 0
 
     @property
@@ -65,7 +66,7 @@ class SamplingState:
 
     def append(self, storage: int, path: int) -> None:
         """Append a row for a holder of a storage."""
-        self.rows += (self.schedule.count, self.ops_started[0], storage, path)
+        self.rows += (self.schedule.count, self.op_counter[0], storage, path)
 
     def is_time_to_search_again(self) -> bool:
         """Return True when values that had no variable at the last deep search should be searched for again.

@@ -1,8 +1,8 @@
 """Calls of compiled functions: dynamo must not see the dispatch key, and the report says that they ran.
 
 A compiled function guards on the dispatch keys of its thread, so our key would make it compile again. Its
-wrapper first switches dynamo's frame evaluation off, and in the end puts back what was there before; both
-happen through two names of `torch._dynamo.eval_frame`, which are replaced while a block is open.
+wrapper first switches dynamo's frame evaluation off, and in the end puts back what was there before. Both
+happen through two functions of dynamo's, which are replaced while a block is open.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch.record.patches import StandIns
+from memwatch._torch.dynamo import (
+    COMPILED_WRAPPER,
+    RESTORE_CALLBACK,
+    SET_CALLBACK,
+    loaded_eval_frame,
+)
+from memwatch.record.patches import Patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_MODULE: Final = "torch._dynamo.eval_frame"
-_WRAPPER: Final = "compile_wrapper"
 _CALLER: Final = 2
-"""Frames from a method of ours to the caller of its stand-in."""
+"""Frames from a method of ours to the caller of the function that it replaces."""
 
 
 class CompiledCalls:
@@ -31,39 +35,41 @@ class CompiledCalls:
         self._pause = pause
         self._resume = resume
         self._ours = tuple(ours)  # functions that torch calls back, even where dynamo evaluates frames
-        self._stand_ins = StandIns()
+        self._patches = Patches()
         self._outermost: int | None = None  # id of the running frame of the wrapper
         self._prior: Any = None
 
     def start(self) -> None:
         """Begin to see compiled calls; dynamo is patched when it is there, or once `torch.compile` brings it."""
-        if _MODULE in sys.modules:
+        if loaded_eval_frame() is not None:
             self._patch_dynamo()
         else:
-            self._stand_ins.put(torch, "compile", self._compile)
+            self._patches.put(torch, "compile", self._compile)
 
     def stop(self) -> None:
         """Leave torch as it was before `start`."""
-        self._stand_ins.take_off()
+        self._patches.take_off()
 
     def _compile(self, compile_: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         compiled = compile_(*args, **kwargs)
-        if len(self._stand_ins) == 1 and _MODULE in sys.modules:
+        if len(self._patches) == 1:
             self._patch_dynamo()
         return compiled
 
     def _patch_dynamo(self) -> None:
-        dynamo = sys.modules[_MODULE]
+        dynamo = loaded_eval_frame()
+        if dynamo is None:
+            return
         codes = [function.__code__ for function in self._ours]
-        codes += self._stand_ins.put(dynamo, "set_eval_frame", self._leaving)
-        codes += self._stand_ins.put(dynamo, "_maybe_set_eval_frame", self._returning)
+        codes += self._patches.put(dynamo, SET_CALLBACK, self._leaving)
+        codes += self._patches.put(dynamo, RESTORE_CALLBACK, self._returning)
         for code in codes:  # they run while frames are evaluated by dynamo, which is not to compile them
             dynamo.skip_code(code)
 
     def _leaving(self, set_eval_frame: Callable[[Any], Any], callback: Any) -> Any:
         prior = set_eval_frame(callback)
         frame = sys._getframe(_CALLER)
-        enters = callback is None and frame.f_code.co_name == _WRAPPER and self._outermost is None
+        enters = callback is None and frame.f_code.co_name == COMPILED_WRAPPER and self._outermost is None
         if enters and self._pause():
             self.count += 1
             self._outermost, self._prior = id(frame), prior

@@ -8,14 +8,19 @@ from typing import Any, Protocol, TypeAlias
 from memwatch.record.interception.kinds import OpKind
 
 Handler: TypeAlias = Callable[[OpKind, tuple[Any, ...], dict[str, Any]], Any]
+"""Runs an op, given its kind and its arguments, and returns its result."""
 
 
 class Interceptor(Protocol):
     """Calls the handler for every op of this thread between `start` and `stop`."""
 
-    name: str
-    callbacks: tuple[Callable[..., Any], ...]
-    """Functions that torch calls while dynamo may be evaluating frames."""
+    @property
+    def name(self) -> str:
+        """``key`` or ``mode``."""
+
+    @property
+    def python_functions(self) -> tuple[Callable[..., Any], ...]:
+        """The functions of Python's that torch calls while dynamo may be evaluating frames."""
 
     def start(self, handler: Handler) -> None:
         """Begin to call `handler` for every op."""
@@ -24,7 +29,7 @@ class Interceptor(Protocol):
         """Leave torch as it was before `start`."""
 
     def pause(self) -> bool:
-        """Be out of the way of compiled code in this thread until `resume`; tell whether it was on."""
+        """Be out of the way of compiled code in this thread until `resume`; return whether it was on."""
 
     def resume(self) -> None:
         """Be on again."""

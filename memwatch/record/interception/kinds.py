@@ -7,6 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from memwatch._torch.overloads import (
+    OpOverload,
+    base_name_of,
+    call_of,
+    overload_name_of,
+    schema_of,
+    takes_numbers_as_tensors,
+)
+from memwatch._torch.overrides import enable_torch_function
 from memwatch.capture.schema import ACCESSES
 
 if TYPE_CHECKING:
@@ -15,6 +24,7 @@ if TYPE_CHECKING:
 READ, WRITE = (ACCESSES.index(access) for access in ("read", "write"))
 UNSEEN: Final = frozenset({"detach", "lift_fresh", "alias"})
 """Ops that make no bytes; `detach` must stay unseen below autograd: `nn.Parameter` needs its output unwrapped."""
+_RESIZING: Final = frozenset({"resize_", "resize_as_", "set_", "_resize_output_"})
 _NUMBERS: Final[dict[type, torch.dtype]] = {
     bool: torch.bool,
     int: torch.int64,
@@ -24,7 +34,17 @@ _NUMBERS: Final[dict[type, torch.dtype]] = {
 
 
 class OpKind:
-    """What the recorder needs to know of an overload, computed once."""
+    """What a recorder needs to know of an overload, computed once.
+
+    Attributes:
+        overload: the overload itself.
+        name: as ``aten.add.Tensor``.
+        call: runs it.
+        takes_lists: whether an argument is a list, which may hold tensors.
+        accesses: how each argument is used, by its position: read or written.
+        write_names: names of the arguments that are written.
+        resizes: whether it may give an argument another storage size.
+    """
 
     __slots__ = (
         "_calling",
@@ -39,45 +59,44 @@ class OpKind:
     )
 
     def __init__(self, overload: Any) -> None:
-        schema = overload._schema
+        arguments = schema_of(overload).arguments
         self.overload = overload
         self.name = str(overload)
-        self.call: Callable[..., Any] = overload._op
-        self.takes_lists = any("[]" in str(argument.type) for argument in schema.arguments)
-        arguments = [
+        self.call: Callable[..., Any] = call_of(overload)
+        self.takes_lists = any("[]" in str(argument.type) for argument in arguments)
+        written = [
             (position, argument.name)
-            for position, argument in enumerate(schema.arguments)
+            for position, argument in enumerate(arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
-        writes = {position for position, _ in arguments}
+        positions = {position for position, _ in written}
         self.accesses: Final = tuple(
-            WRITE if position in writes else READ for position in range(len(schema.arguments))
+            WRITE if position in positions else READ for position in range(len(arguments))
         )
-        self.write_names: Final = frozenset(name for _, name in arguments)
-        self.resizes = bool(arguments) and (
-            "out" in overload._overloadname
-            or overload._opname in {"resize_", "resize_as_", "set_", "_resize_output_"}
+        self.write_names: Final = frozenset(name for _, name in written)
+        self.resizes = bool(written) and (
+            "out" in overload_name_of(overload) or base_name_of(overload) in _RESIZING
         )
         self._seeing: OpKind | None = None
         self._calling: OpKind | None = None
 
     def numbers_as_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Give the arguments with tensors in place of numbers where the schema wants tensors; None if there are none.
+        """Return the arguments with tensors for numbers where the schema wants tensors; None if there are none.
 
         torch hands the tensor that C++ made of a number to Python as the number, and most ops do not take it back
         (code that torch.jit traced, as `x.shape[0] // 2`, fails so under any dispatch mode).
         """
-        if torch._C._should_allow_numbers_as_tensors(self.overload._opname):
+        if takes_numbers_as_tensors(base_name_of(self.overload)):
             return None
         restored = list(args)
-        for position, argument in enumerate(self.overload._schema.arguments[: len(args)]):
+        for position, argument in enumerate(schema_of(self.overload).arguments[: len(args)]):
             dtype = _NUMBERS.get(args[position].__class__)
             if dtype is not None and str(argument.type) == "Tensor":
                 restored[position] = torch.scalar_tensor(args[position], dtype=dtype)
         return None if all(new is old for new, old in zip(restored, args, strict=True)) else tuple(restored)
 
     def calling(self, call: Callable[..., Any]) -> OpKind:
-        """Give the same kind for one run with another call; the next run takes the object again."""
+        """Return the same kind for one run with another call; the next run takes the object again."""
         kind = self._calling
         if kind is None:
             kind = self._calling = OpKind(self.overload)
@@ -86,7 +105,7 @@ class OpKind:
         return kind
 
     def seeing(self) -> OpKind:
-        """Give the same kind for use while __torch_function__ is off: its call alone has it on, as plainly."""
+        """Return the same kind for use while __torch_function__ is off: its call alone runs with it on."""
         if self._seeing is None:
             self._seeing = OpKind(self.overload)
             self._seeing.call = functools.partial(_with_torch_function, self.call)
@@ -94,16 +113,16 @@ class OpKind:
 
 
 def _with_torch_function(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with torch._C._EnableTorchFunction():
+    with enable_torch_function():
         return call(*args, **kwargs)
 
 
 def mode_kind(func: Any) -> OpKind | None:
-    """Give the kind of an op that a dispatch mode sees; None for one that is not recorded."""
+    """Return the kind of an op that a dispatch mode sees; None for one that is not recorded."""
     if (
-        not isinstance(func, torch._ops.OpOverload)
+        not isinstance(func, OpOverload)
         or func.is_view
-        or func._opname in UNSEEN
+        or base_name_of(func) in UNSEEN
         or func.namespace == "profiler"
     ):
         return None

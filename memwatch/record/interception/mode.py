@@ -1,7 +1,7 @@
 """See every op below autograd through a dispatch mode.
 
-The mode works everywhere but is seen: ATen takes out-of-place backward formulas while any mode is on, and
-dynamo gives up on compiled functions.
+The mode works everywhere, but it is noticed: ATen takes out-of-place backward formulas while any mode is on, and
+dynamo gives up on compiled functions unless the mode says that they may stay compiled.
 """
 
 from __future__ import annotations
@@ -10,17 +10,14 @@ import functools
 import sys
 import threading
 import weakref
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
 
+from memwatch._torch.dynamo import disabled, frame_callback
+from memwatch._torch.fake import FakeTensor
+from memwatch._torch.modes import UncompiledMode, current_mode, is_torch_own, mode_stack, pop_mode, push_mode
 from memwatch.record.interception.kinds import OpKind, mode_kind
 
 if TYPE_CHECKING:
@@ -28,42 +25,37 @@ if TYPE_CHECKING:
 
     from memwatch.record.interception.interceptor import Handler
 
-_frames_callback: Final[Callable[[], Any]] = torch._C._dynamo.eval_frame.get_eval_frame_callback
-
 _PATIENCE_CALLS: Final = 10_000_000
 """For how many calls of Python a mode that was stopped within an op waits for the op's return."""
 
 
-class ModeInterceptor(TorchDispatchMode):
-    """Intercept with a TorchDispatchMode that dynamo ignores."""
+class ModeInterceptor(UncompiledMode):
+    """Intercept with a TorchDispatchMode that dynamo ignores.
 
-    name = "mode"
-    supports_higher_order_operators = (
-        True  # what they run is not seen, for torch takes the mode off meanwhile
-    )
+    Args:
+        dispatch: called in place of `__torch_dispatch__`, with the mode and the same arguments. A function in C has
+            no frame that dynamo could look at.
+    """
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    name: Final = "mode"
+    supports_higher_order_operators = True
+    """What they run is not seen, for torch takes the mode off meanwhile."""
+
+    def __init__(self, dispatch: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self._dispatch = dispatch
         self._handler: Handler | None = None
         self._kinds: dict[int, OpKind | None] = {}
         self._overloads: list[Any] = []
         self._thread = threading.get_ident()
-        self.callbacks: tuple[Callable[..., Any], ...] = (ModeInterceptor.__torch_dispatch__,)
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Keep dynamo from giving up on compiled functions for the rest of the process (TORCH_FACTS 4.4)."""
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Do without torch's wrapper around `__torch_dispatch__`, which costs as much as recording."""
-        return False
+        self.python_functions: tuple[Callable[..., Any], ...] = (ModeInterceptor.__torch_dispatch__,)
 
     def start(self, handler: Handler) -> None:
         """Push the mode."""
         self._handler = handler
-        self.__enter__()  # type: ignore[no-untyped-call]
+        if self._dispatch is not None:  # torch wants a method of the mode
+            self.__dict__["__torch_dispatch__"] = MethodType(self._dispatch, self)
+        self.__enter__()
 
     def stop(self) -> None:
         """Take the mode off the stack, leaving those that the program pushed later."""
@@ -73,17 +65,18 @@ class ModeInterceptor(TorchDispatchMode):
             # the block is left within an op: torch puts the mode back when that returns
             sys.setprofile(functools.partial(self._take_off_later, iter(range(_PATIENCE_CALLS))))
         self._handler = None
+        self.__dict__.pop("__torch_dispatch__", None)
 
     def _is_pushed(self) -> bool:
-        return any(mode is self for mode in _get_current_dispatch_mode_stack())
+        return any(mode is self for mode in mode_stack())
 
     def _take_off(self) -> None:
         above = []
-        while _get_current_dispatch_mode() is not self:
-            above.append(_pop_mode())
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        while current_mode() is not self:
+            above.append(pop_mode())
+        self.__exit__(None, None, None)
         for mode in reversed(above):
-            _push_mode(mode)
+            push_mode(mode)
 
     def _take_off_later(self, tries: Iterator[int], *call: Any) -> None:
         """Take the mode off when torch has put it back; Python's profiler calls before the next op can begin."""
@@ -103,24 +96,29 @@ class ModeInterceptor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Hand the op to the recorder; leave tensor subclasses that dispatch on their own to themselves."""
-        if _frames_callback() is not None:
-            return _unseen_by_dynamo(self.hand_on, func, types, args, kwargs or {})
-        return self.hand_on(func, types, args, kwargs or {})
+        if frame_callback() is not None:
+            return _unseen_by_dynamo(self._hand_on, func, types, args, kwargs or {})
+        return self._hand_on(func, types, args, kwargs or {})
 
-    def hand_on(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def dispatch_in_python(self) -> Callable[..., Any]:
+        """Return the `__torch_dispatch__` written here, which `dispatch` may pass an op on to."""
+        return MethodType(ModeInterceptor.__torch_dispatch__, self)
+
+    def _hand_on(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hand an op to the recorder, unless it is a view or a subclass sees to it."""
         handler = self._handler
         if handler is None:
             return func(*args, **kwargs)
         if types and any(_dispatches_itself(kind) for kind in types):
-            return self._leave_to(_get_current_dispatch_mode_stack(), func, args, kwargs)
-        kind = self._kinds.get(id(func), self)
-        if kind is self:
+            return self._leave_to(mode_stack(), func, args, kwargs)
+        try:
+            kind = self._kinds[id(func)]
+        except KeyError:
             kind = self._kinds[id(func)] = mode_kind(func)
             self._overloads.append(func)  # its id stays its own
         if kind is None:
             return func(*args, **kwargs)
-        return handler(kind, args, kwargs)  # type: ignore[arg-type]
+        return handler(kind, args, kwargs)
 
     def _leave_to(self, beneath: list[Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Leave an op to the subclass of its arguments, after the modes that lie beneath this one.
@@ -131,19 +129,19 @@ class ModeInterceptor(TorchDispatchMode):
         """
         if not beneath:
             return NotImplemented
-        if any(getattr(mode, "_mode_key", None) is not None for mode in beneath):
+        if any(is_torch_own(mode) for mode in beneath):
             return func(*args, **kwargs)
         for _ in beneath:
-            _pop_mode()
+            pop_mode()
         try:
             for mode in (self, *beneath):
-                _push_mode(mode)
+                push_mode(mode)
             return func(*args, **kwargs)
         finally:
-            while _get_current_dispatch_mode() is not None:
-                _pop_mode()
+            while current_mode() is not None:
+                pop_mode()
             for mode in beneath:
-                _push_mode(mode)
+                push_mode(mode)
 
 
 _disabled: Callable[..., Any] | None = None
@@ -152,9 +150,7 @@ _disabled: Callable[..., Any] | None = None
 def _unseen_by_dynamo(function: Callable[..., Any], *args: Any) -> Any:
     global _disabled  # noqa: PLW0603  # no functools.cache, of which dynamo warns
     if _disabled is None:
-        import torch._dynamo
-
-        _disabled = torch._dynamo.disable(lambda function, *args: function(*args))
+        _disabled = disabled(lambda function, *args: function(*args))
     return _disabled(function, *args)
 
 
@@ -164,8 +160,6 @@ _known_to_dispatch: Final[weakref.WeakKeyDictionary[type, bool]] = weakref.WeakK
 def _dispatches_itself(kind: type) -> bool:
     known = _known_to_dispatch.get(kind)
     if known is None:
-        from torch._subclasses.fake_tensor import FakeTensor
-
         plain = kind is torch.Tensor or kind is torch.nn.Parameter or issubclass(kind, FakeTensor)
         own = getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
         known = _known_to_dispatch[kind] = own and not plain

@@ -1,4 +1,4 @@
-"""Whether an interceptor works with the torch that is installed: run ops under it and compare their result."""
+"""Whether the dispatch key works with the torch that is installed: run ops behind it and check their result."""
 
 from __future__ import annotations
 
@@ -7,27 +7,35 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from memwatch._torch.dispatch import FREE_KEY
+from memwatch._torch.modes import disable_torch_dispatch
+from memwatch._torch.overrides import disable_torch_function
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PROBED: Final = 6
+_EXPECTED: Final = 6
 
 
-def probe(start: Callable[[], None], stop: Callable[[], None]) -> float:
-    """Run ops while an interceptor is on, and give their result, which is `PROBED`."""
-    with _unseen_by_the_program():
-        start()
-        try:
-            total = (torch.ones(3, requires_grad=True) * 2).sum()
-            total.backward()
-        finally:
-            stop()
-        return total.item()
+def passes(start: Callable[[], None], stop: Callable[[], None]) -> bool:
+    """Return True if ops that run while an interceptor is on have the right result."""
+    if FREE_KEY is None:
+        return False
+    try:
+        with _unseen_by_the_program():
+            start()
+            try:
+                total = (torch.ones(3, requires_grad=True) * 2).sum()
+                total.backward()
+            finally:
+                stop()
+            return total.item() == _EXPECTED
+    except (RuntimeError, AttributeError, TypeError):
+        return False
 
 
 @contextlib.contextmanager
 def _unseen_by_the_program() -> Iterator[None]:
     """Run ops of memwatch's own below every mode that the program has on, with autograd as usual."""
-    below = (torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch())
-    with below[0], below[1], torch.inference_mode(False), torch.enable_grad():
+    with disable_torch_function(), disable_torch_dispatch(), torch.inference_mode(False), torch.enable_grad():
         yield

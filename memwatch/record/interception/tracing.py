@@ -5,15 +5,11 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.jit import _trace as jit
-
-from memwatch.record.patches import StandIns
+from memwatch._torch.jit import TRACERS
+from memwatch.record.patches import Patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_TRACERS = ("_trace_impl", "trace_module")
 
 
 class JitTracing:
@@ -29,21 +25,19 @@ class JitTracing:
         self._off, self._on = off, on
         self._depth = 0
         self._thread = threading.get_ident()
-        self._stand_ins = StandIns()
+        self._patches = Patches()
 
     def start(self) -> None:
         """Begin to see traces."""
-        for place in (jit, torch.jit):
-            for name in _TRACERS:
-                if hasattr(place, name):
-                    self._stand_ins.put(place, name, self._traced)
+        for place, name in TRACERS:
+            self._patches.put(place, name, self._traced)
 
     def stop(self) -> None:
         """Undo `start`."""
-        self._stand_ins.take_off()
+        self._patches.take_off()
 
     def _traced(self, trace: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not self._stand_ins or threading.get_ident() != self._thread:
+        if not self._patches or threading.get_ident() != self._thread:
             return trace(*args, **kwargs)
         self._depth += 1
         if self._depth == 1:

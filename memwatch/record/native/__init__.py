@@ -1,4 +1,16 @@
-"""The hot path in C++: the same rows as the Python recorder writes, for a fraction of the time.
+"""The recorder written in C++: the same rows as the Python recorder writes, for a fraction of the time.
 
-`memwatch build` builds it for the torch that is installed; without it the Python recorder does the work.
+`memwatch build` compiles it for the torch that is installed; without it the Python recorder does the work.
+
+| file | what it is |
+| --- | --- |
+| `recorder` | the backend, and the parts of one block's recorder, as `memwatch.record.backend` asks for them |
+| `ops`, `packs`, `allocator`, `kernels` | those parts: each keeps an object of C++'s and adds what is Python's |
+| `callbacks` | what C++ reads and calls of Python; `src/callbacks.h` binds it |
+| `extension` | what Python calls of C++ |
+| `library`, `compile`, `cache` | find, build and load the library |
 """
+
+from memwatch.record.native.recorder import backend
+
+__all__ = ["backend"]

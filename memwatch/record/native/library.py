@@ -1,7 +1,7 @@
 """Find, build and load the native recorder.
 
-The file's name holds a digest of the sources and of the versions they were built for, so that a library of
-another torch, another Python or older sources is never loaded.
+A library serves one torch, one Python and one state of the sources. Its name holds all three, so the libraries of
+several versions lie side by side, and one of other sources is never loaded.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import hashlib
 import importlib.util
 import os
 import pathlib
+import re
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -19,32 +21,45 @@ from typing import Any, Final
 import torch
 
 from memwatch.errors import MemwatchError
+from memwatch.record.native import cache
+from memwatch.record.native.compile import NO_COMPILER
 
-_HERE: Final = pathlib.Path(__file__).parent
+SOURCES: Final = pathlib.Path(__file__).parent / "src"
+_COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
 _NAME: Final = "_recorder"
 _FLAGS: Final = ("-O2", "-g0", "-std=c++20", "-fvisibility=hidden")
 _FIRST_PYTHON: Final = (3, 11)
 _OFF: Final = "MEMWATCH_NATIVE"
+_FALLBACK: Final = "the Python recorder is used until then"
+_ERROR_LINE: Final = re.compile(r"\berror\b[^:]*:", re.IGNORECASE)
+
+
+def path() -> pathlib.Path:
+    """Return the file that holds, or would hold, the library for this torch and this Python."""
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+    return cache.folder() / f"{_NAME}-torch{torch.__version__}-{python}-{_digest(SOURCES)}{suffix}"
 
 
 @functools.cache
-def path() -> pathlib.Path:
-    """Give the file that holds, or would hold, the library for this torch and this Python."""
-    digest = hashlib.sha256(f"{torch.__version__} {sys.version} {_FLAGS}".encode())
-    for source in sorted((_HERE / "src").iterdir()):
+def _digest(sources: pathlib.Path) -> str:
+    digest = hashlib.sha256(
+        f"{torch.__version__} {torch.version.git_version} {sys.version} {_FLAGS}".encode()
+    )
+    for source in sorted(sources.iterdir()):
         digest.update(source.read_bytes())
-    return _HERE / "built" / f"{_NAME}-{digest.hexdigest()[:16]}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    return digest.hexdigest()[:16]
 
 
 def load() -> Any:
     """Return the module, or None where it is not built or MEMWATCH_NATIVE=0 switches it off."""
-    return None if os.environ.get(_OFF) == "0" else _load()
+    return None if os.environ.get(_OFF) == "0" else _load(path())
 
 
 @functools.cache
-def _load() -> Any:
-    spec = importlib.util.spec_from_file_location(f"{__package__}.{_NAME}", path())
-    if spec is None or spec.loader is None or not path().exists():
+def _load(file: pathlib.Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"{__package__}.{_NAME}", file)
+    if spec is None or spec.loader is None or not file.exists():
         return None
     try:
         module = importlib.util.module_from_spec(spec)
@@ -55,54 +70,71 @@ def _load() -> Any:
 
 
 def is_built() -> bool:
-    """Tell whether the library for this torch, this Python and these sources is there."""
+    """Return True if the library for this torch, this Python and these sources is there."""
     return path().exists()
 
 
 def build() -> pathlib.Path:
-    """Compile the library with the machine's C++ compiler; about a minute.
+    """Compile the library with the machine's C++ compiler, which takes about a minute.
 
     Returns:
-        The file, which is replaced whole.
+        The file, which is replaced whole. Libraries of other versions stay.
 
     Raises:
-        MemwatchError: this Python is too old, or there is no compiler, no header of Python's, or no place to write.
+        MemwatchError: this Python is too old, there is no place to write, there are no headers of Python or no
+            compiler, or the compiler did not take the sources.
     """
     if sys.version_info < _FIRST_PYTHON:
         raise MemwatchError(
             f"the native recorder needs Python 3.11; this is {sys.version.split()[0]}: the Python recorder is used"
         )
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            made = _compile(folder)
-            path().parent.mkdir(exist_ok=True)
-            partial = path().with_suffix(f".{os.getpid()}")
-            partial.write_bytes(made.read_bytes())
-            partial.replace(path())
-            for other in path().parent.glob(f"{_NAME}-*"):
-                if other != path():  # of an older torch or older sources
-                    other.unlink()
-    except (Exception, SystemExit) as error:  # setuptools exits, and has errors of many kinds
-        raise MemwatchError(
-            f"the native recorder could not be built: {error}. It needs a C++ compiler and the headers of Python "
-            "(on Debian: apt-get install g++ python3-dev); without it the Python recorder is used"
-        ) from error
+    cache.require_writable()
+    _require_headers()
+    file = path()
+    with tempfile.TemporaryDirectory() as folder:
+        made = _compile(folder)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(made.read_bytes())
+        partial.replace(file)
     _load.cache_clear()
-    return path()
+    return file
+
+
+def _require_headers() -> None:
+    header = pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.exists():
+        raise MemwatchError(
+            f"the native recorder was not built: the headers of Python are missing ({header}). "
+            f"Install them (on Debian: apt-get install python3-dev); {_FALLBACK}"
+        )
 
 
 def _compile(folder: str) -> pathlib.Path:
-    from setuptools import Distribution
-    from torch.utils.cpp_extension import BuildExtension, CppExtension
-
-    sources = [str(source) for source in sorted((_HERE / "src").glob("*.cpp"))]
-    extension = CppExtension(_NAME, sources, extra_compile_args=list(_FLAGS))
-    command: Any = BuildExtension.with_options(use_ninja=False)
-    distribution = Distribution(
-        {"name": _NAME, "ext_modules": [extension], "cmdclass": {"build_ext": command}}
-    )
-    task: Any = distribution.get_command_obj("build_ext")
-    task.build_lib = task.build_temp = folder
-    task.ensure_finalized()
-    task.run()
+    """Compile in a child process; return the library that it left in a folder."""
+    sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
+    # -P: the child must not find this folder's modules under the names of others
+    command = [sys.executable, "-P", str(_COMPILE), _NAME, folder, *_FLAGS, "--", *sources]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    child = subprocess.run(  # noqa: S603  # the command is our own
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        encoding="utf-8", errors="replace", check=False,
+    )  # fmt: skip
+    if child.returncode != 0:
+        raise MemwatchError(_reason(child.returncode, child.stdout.splitlines()))
     return next(pathlib.Path(folder).rglob(f"{_NAME}*{sysconfig.get_config_var('SHLIB_SUFFIX') or '.so'}"))
+
+
+def _reason(status: int, output: list[str]) -> str:
+    """Return what to tell the user: what failed, and what to do."""
+    last = output[-1].strip() if output else f"exit status {status}"
+    if status == NO_COMPILER:
+        return (
+            f"the native recorder was not built: there is no C++ compiler ({last!r} was not found). Install one "
+            f"(on Debian: apt-get install g++), or name yours in the environment variable CXX; {_FALLBACK}"
+        )
+    first_error = next((line.strip() for line in output if _ERROR_LINE.search(line)), last)
+    return (
+        f"the native recorder was not built: its source does not compile for torch {torch.__version__}: {first_error}. "
+        "It needs a compiler of C++20 (GCC 11 or clang 14) and a torch that memwatch knows; if yours are, please "
+        "report that line. The Python recorder is used instead"
+    )

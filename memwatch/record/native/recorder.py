@@ -1,120 +1,78 @@
-"""The native recorder as the session knows it: its rows, and what C++ leaves to Python."""
+"""The parts of the native recorder, put together as `memwatch.record.backend` asks for them."""
 
 from __future__ import annotations
 
 import functools
-from types import MethodType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import torch
-from torch import Tensor
-
-from memwatch.capture.schema import NONE
-from memwatch.record.interception.key import KEY, KeyInterceptor
-from memwatch.record.interception.kinds import mode_kind
-from memwatch.record.interception.mode import ModeInterceptor
-from memwatch.record.interception.probe import PROBED, probe
-from memwatch.record.python.ops import OpRecorder
-from memwatch.record.tables.storages import BASELINE, address_of, plain_parts
+from memwatch.record.native import library
+from memwatch.record.native.allocator import NativeAllocatorEvents
+from memwatch.record.native.kernels import NativeKernels
+from memwatch.record.native.ops import NativeOpRecorder
+from memwatch.record.native.packs import NativePacker
+from memwatch.record.tables.storages import Storages
+from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
 
 if TYPE_CHECKING:
-    from memwatch.record.context import Context
-    from memwatch.record.native.stacks import NativeStacks
-    from memwatch.record.native.storages import NativeStorages
-    from memwatch.record.tables.strings import Strings
+    from memwatch.record.backend import AllocatorEvents, Backend, Block, CallContext, CaptureStack, Listener
+    from memwatch.record.native.extension import Extension
+    from memwatch.record.tables.stacks import Stacks
 
 
-class NativeOpRecorder(OpRecorder):
-    """Record ops in C++; look into wrappers, sparse and other tensors of parts here."""
+class NativeBackend:
+    """The recorder written in C++."""
 
-    def __init__(
-        self, storages: NativeStorages, stacks: NativeStacks, context: Context, strings: Strings,
-        ops_started: list[int], *, library: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(storages, stacks, context, strings, ops_started, rows=library.Rows)
-        self.native: Final = library.Recorder(
-            self, storages.native, stacks.native, context, strings, ops_started
+    name: Final = "native"
+
+    def __init__(self, extension: Extension) -> None:
+        self._extension = extension
+        self._kernels = NativeKernels(extension)
+
+    def key_works(self) -> bool:
+        """Return True if ops can be seen by the compiled kernel on the free dispatch key; probe once."""
+        return self._kernels.work()
+
+    def allocator_events(self, block: Block) -> AllocatorEvents | None:
+        """Return what receives the allocator's own events."""
+        return NativeAllocatorEvents(self._extension, block)
+
+    def recorder(self, block: Block, stacks: Stacks) -> NativeRecorder:
+        """Return a recorder of one block."""
+        return NativeRecorder(self._extension, self._kernels, block, stacks)
+
+
+class NativeRecorder:
+    """Makes the parts that record one block."""
+
+    def __init__(self, extension: Extension, kernels: NativeKernels, block: Block, stacks: Stacks) -> None:
+        self._extension = extension
+        self._kernels = kernels
+        self._block = block
+        self._ledger = extension.Storages(WatchedStorage, WatchedTensor)
+        self.storages = Storages(
+            block.strings, block.op_counter, self._ledger, rows=extension.Rows, estimate=block.is_estimate
         )
-        self.run = self.native.run  # type: ignore[method-assign]  # the twin
+        self._stacks = extension.Stacks(stacks)
+        self.capture_stack: CaptureStack = self._stacks.capture
 
-    def flush_at(self, op: int, at: int) -> None:
-        """Call `on_flush` after an op of that number, or that ended later than `at` ticks."""
-        self.native.flush_at(op, at)
+    def ops(self, context: CallContext, listener: Listener) -> NativeOpRecorder:
+        """Return what records the ops."""
+        return NativeOpRecorder(
+            self._extension, self._kernels, self._block,
+            storages=self.storages, stacks=self._stacks, context=context, listener=listener,
+        )  # fmt: skip
 
-    def close(self) -> None:
-        """Let C++ go of the Python objects that it holds."""
-        self.native.close()
-
-    def seen(self, tensor: Tensor) -> list[tuple[int, int]]:
-        """Give the storages that hold the bytes of an argument: their numbers and addresses."""
-        found = []
-        with torch._C.DisableTorchFunction():
-            for part in plain_parts(tensor):
-                number = self._storages.number_of(part, NONE, BASELINE)
-                if number != NONE:
-                    found.append((number, address_of(part)))
-        return found
-
-    def made(self, op: int, result: Tensor, given: list[int]) -> None:
-        """Note the storages of a result; `given` holds the addresses of those of the arguments."""
-        with torch._C.DisableTorchFunction():
-            self._made(op, result, given)
-
-    def resized(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what an op that may resize its arguments did."""
-        with torch._C.DisableTorchFunction():
-            self._resized(args, kwargs)
+    def packer(self, context: CallContext) -> NativePacker:
+        """Return what packs the tensors that autograd saves."""
+        return NativePacker(self._extension, self.storages, context, self._block.op_counter)
 
 
-class NativeKeyInterceptor(KeyInterceptor):
-    """Intercept with a compiled kernel on the dispatch key: no tensor becomes a Python object for it."""
-
-    @staticmethod
-    @functools.cache
-    def works_with(library: Any) -> bool:
-        """Probe once per process: put the kernel on the key, run ops, see them pass, and compare the result."""
-        if KEY is None:
-            return False
-        passed = library.passed()
-        key = KeyInterceptor()
-        try:
-            KeyInterceptor.put_kernels(library)
-            total = probe(functools.partial(key.include, on=True), functools.partial(key.include, on=False))
-        except (RuntimeError, AttributeError, TypeError):
-            return False
-        return total == PROBED and library.passed() > passed
-
-    def __init__(self, library: Any, recorder: NativeOpRecorder) -> None:
-        self._library = library
-        self._recorder = recorder
-
-    def start(self, handler: Any) -> None:
-        """Include the key in this thread; `handler` is the recorder's own `run`, which the kernel does not need."""
-        self.put_kernels(self._library)
-        self._recorder.native.intercept()
-        self.include(on=True)
-
-    def stop(self) -> None:
-        """Exclude the key again."""
-        self.include(on=False)
-        self._recorder.native.release()
+@functools.cache
+def _backend_of(extension: Extension) -> NativeBackend:
+    return NativeBackend(extension)
 
 
-class NativeModeInterceptor(ModeInterceptor):
-    """Intercept with a mode whose `__torch_dispatch__` is native: dynamo has no frame of it to look at."""
-
-    def __init__(self, recorder: NativeOpRecorder) -> None:
-        super().__init__()
-        self._native = recorder.native
-
-    def start(self, handler: Any) -> None:
-        """Push the mode."""
-        self._native.set_mode(mode_kind, super().__torch_dispatch__)
-        # torch wants a method of the mode
-        self.__dict__["__torch_dispatch__"] = MethodType(self._native.dispatch(), self)
-        super().start(handler)
-
-    def stop(self) -> None:
-        """Take the mode off the stack, leaving those that the program pushed later."""
-        super().stop()
-        self.__dict__.pop("__torch_dispatch__", None)
+def backend() -> Backend | None:
+    """Return the native backend, one for the process; None where it is not built or is switched off."""
+    extension = library.load()
+    return None if extension is None else _backend_of(extension)

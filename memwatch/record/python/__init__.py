@@ -1,1 +1,5 @@
-"""The recorder written in Python: it works wherever torch does, and keeps the arguments that a replay needs."""
+"""The recorder written in Python: it works wherever torch does, and hands on the arguments that a replay needs."""
+
+from memwatch.record.python.recorder import BACKEND
+
+__all__ = ["BACKEND"]

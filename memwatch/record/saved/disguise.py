@@ -10,27 +10,29 @@ from __future__ import annotations
 
 import operator
 import weakref
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeAlias
 
-import torch
 from torch.autograd.function import BackwardCFunction
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from memwatch._torch.autograd import SAVED_HOOKS_WORK, SavedTensor, raw_saved_tensors_of, saved_tensors_of
+from memwatch._torch.overrides import disable_subclass_function
+from memwatch._torch.tensors import GRAD_FN
 
-_SavedTensor: Final[Any] = torch._C._autograd.SavedTensor
-_given: Final[Any] = torch._C._FunctionBase.saved_tensors
-_register: Final[Any] = _SavedTensor.register_hooks
-_grad_fn: Final[Any] = torch._C.TensorBase.grad_fn
+Hooks: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
+"""The pair (pack, unpack) of hooks on saved tensors."""
+
+_register: Final[Any] = getattr(SavedTensor, "register_hooks", None)
 _data: Final = operator.attrgetter("data")
+_Function: Final[Any] = BackwardCFunction  # the stub has no attribute that can be covered
 
 
-class Packs(NamedTuple):
-    """What one recorder can do with what its hooks packed.
+class Disguise(NamedTuple):
+    """What one packer can do with what its hooks packed.
 
     Attributes:
-        original_of: give the tensor that was saved; None if there is none, or if another packed it.
-        hook: have the program's pair (pack, unpack) take over; False if it cannot.
+        original_of: return the tensor that was saved; None if there is none, or if another packed it.
+        hook: have the program's pair (pack, unpack) take over; return False if it cannot.
     """
 
     original_of: Callable[[Any], Any]
@@ -38,45 +40,45 @@ class Packs(NamedTuple):
 
 
 class Keeper:
-    """What every pack holds, so that torch is as it was with the last of them."""
+    """What every pack holds, so that torch is as it was when the last of them is gone."""
 
     __slots__ = ("__weakref__",)
 
 
-_packs: list[Packs] = []
+_worn: list[Disguise] = []
 
 
-def put_on(packs: Packs) -> Keeper:
-    """Hide our hooks until the result, and all that share it, are gone."""
-    if not _packs:
-        BackwardCFunction.saved_tensors = property(saved_tensors)  # type: ignore[assignment]  # until `_take_off`
-        _SavedTensor.register_hooks = register_hooks
-    _packs.append(packs)
+def put_on(disguise: Disguise) -> Keeper:
+    """Hide the hooks of a packer until the result, and all that share it, are gone."""
+    if not _worn and SAVED_HOOKS_WORK:
+        _Function.saved_tensors = property(saved_tensors)
+        SavedTensor.register_hooks = register_hooks
+    _worn.append(disguise)
     keeper = Keeper()
-    weakref.finalize(keeper, _take_off, packs).atexit = False
+    weakref.finalize(keeper, _take_off, disguise).atexit = False
     return keeper
 
 
-def _take_off(packs: Packs) -> None:
-    _packs.remove(packs)
-    if not _packs:
-        del BackwardCFunction.saved_tensors
-        _SavedTensor.register_hooks = _register
+def _take_off(disguise: Disguise) -> None:
+    _worn.remove(disguise)
+    if not _worn and SAVED_HOOKS_WORK:
+        del _Function.saved_tensors
+        SavedTensor.register_hooks = _register
 
 
 def saved_tensors(ctx: Any) -> tuple[Any, ...]:
-    """Give the tensors that a function saved; autograd's own attribute reads, checks and frees them."""
+    """Return the tensors that a function saved; autograd's own attribute reads, checks and frees them."""
     try:
-        raw = ctx._raw_saved_tensors
+        raw = raw_saved_tensors_of(ctx)
     except RuntimeError:  # they are freed: autograd has the words for it
         raw = ()
     packed = list(map(_data, raw))  # first, for torch may drop them as it gives their values
-    values = list(_given.__get__(ctx))
-    with torch._C.DisableTorchFunctionSubclass():
+    values = list(saved_tensors_of.__get__(ctx))
+    with disable_subclass_function():
         for at, pack in enumerate(packed):
-            for packs in _packs:
-                original = packs.original_of(pack)
-                if original is not None and _grad_fn.__get__(original) is not ctx:
+            for disguise in _worn:
+                original = disguise.original_of(pack)
+                if original is not None and GRAD_FN.__get__(original) is not ctx:
                     values[at] = original
     return tuple(values)
 
@@ -85,10 +87,11 @@ def register_hooks(saved: Any, pack_hook: Any, unpack_hook: Any) -> None:
     """Register hooks of the program on one saved tensor."""
     if callable(pack_hook) and callable(unpack_hook):
         packed = saved.data
-        for packs in _packs:
-            if packs.hook(packed, pack_hook, unpack_hook):
+        for disguise in _worn:
+            if disguise.hook(packed, pack_hook, unpack_hook):
                 return
     _register(saved, pack_hook, unpack_hook)
 
 
 CALLED_BACK: Final = saved_tensors, register_hooks
+"""Functions of ours that torch or the program calls while dynamo may be evaluating frames."""

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Table(Protocol):
+    """The rows of one table, wherever they are kept: here in a list, in C++ in an array."""
+
+    def __iadd__(self, row: tuple[int, ...], /) -> Self:
+        """Append one row: its integers, in the order of the table's columns."""
+
+    def take(self) -> Any:
+        """Take all rows that are here now, as one flat run of integers."""
+
 
 class Rows(list[int]):
-    """The rows of one table; the compiled recorder has a twin that takes less room and time."""
+    """The rows of one table, in a list."""
 
     def take(self) -> list[int]:
         """Take the rows that are here now; those appended meanwhile by another thread stay for the next time."""

@@ -1,4 +1,4 @@
-"""Call stacks, captured as code addresses and instruction offsets, interned at once and symbolised late.
+"""Call stacks as numbers: interned as code addresses and instruction offsets, symbolised late.
 
 A module call is a boundary: the stack above it is captured once, at the call, and every op inside names
 it by number. So the cost per op is that of the few frames between the op and the module that runs it.
@@ -6,101 +6,49 @@ it by number. So the cost per op is that of the few frames between the op and th
 
 from __future__ import annotations
 
-import sys
-from types import CodeType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from memwatch._torch.autograd import ENGINE_CODE
+from memwatch._torch.modules import MODULE_CALL_CODE, OPTIMIZER_STEP_CODE
 from memwatch.capture.schema import NONE
 from memwatch.own_code import CodeOwner, code_owner
 
 if TYPE_CHECKING:
-    from memwatch.record.tables.strings import Strings
+    from types import CodeType
 
-_MAX_DEPTH: Final = 128
-_MODULE_CALL: Final = torch.nn.Module._call_impl.__code__
-"""torch's own frame around `forward`, just inside the boundary."""
-_STEP_CALL: Final = next(
-    constant
-    for constant in torch.optim.Optimizer.profile_hook_step.__code__.co_consts
-    if isinstance(constant, CodeType)
-)
-"""torch's frame around every optimizer's `step`; the stack above it is captured once a step."""
-_ENGINE: Final = torch.autograd.graph._engine_run_backward.__code__
+    from memwatch.record.tables.strings import Strings
 
 
 class Stacks:
-    """Intern the running call stack; hold code objects, never frames."""
+    """Give call stacks numbers; hold code objects, never frames.
+
+    Attributes:
+        enabled: whether stacks are captured at all.
+        bounds: addresses of the code objects that a walk stops at.
+        engine: address of the code object of torch's frame around a whole backward; 0 if it is not known.
+    """
 
     def __init__(self, strings: Strings, boundary: CodeType, *, enabled: bool) -> None:
+        self.enabled = enabled
+        # a walk stops at our frame around a module call, at torch's own just inside, and at an optimizer's step
+        self.bounds = {
+            id(code) for code in (boundary, MODULE_CALL_CODE, OPTIMIZER_STEP_CODE) if code is not None
+        }
+        self.engine = 0 if ENGINE_CODE is None else id(ENGINE_CODE)
         self._strings = strings
-        self.bounds = {id(boundary), id(_MODULE_CALL), id(_STEP_CALL)}
         self._ids: dict[tuple[int, ...], int] = {}
         self._keys: list[tuple[int, ...]] = []
         self._codes: dict[int, CodeType] = {}
-        self._last: dict[tuple[int, int, int], tuple[int, tuple[tuple[CodeType, int], ...]]] = {}
         self._written = 0
         self._frames: dict[tuple[int, int], tuple[int, int, int, int] | None] = {}
-        self._task = self._task_stack = NONE
-        self.enabled = enabled
-        self.engine = id(_ENGINE)
-
-    def capture(self, outer: int, task: int, depth: int = 3) -> int:
-        """Return the id of the stack of the caller's caller.
-
-        Args:
-            outer: id of the stack of the module call that is running, -1 outside any.
-            task: id of the autograd graph task that is running, -1 outside backward.
-            depth: frames to leave out, counted from this one.
-        """
-        if not self.enabled:
-            return NONE
-        try:
-            frame: Any = sys._getframe(depth)
-        except ValueError:  # an op of a thread that C++ started, as torch.jit.fork does
-            return NONE
-        engine = task != NONE and frame.f_code is _ENGINE
-        if engine and task == self._task:
-            return self._task_stack
-        here = (id(frame.f_code), frame.f_lasti, outer)
-        last = self._last.get(here)
-        if last is not None:
-            caller = frame.f_back
-            for code, offset in last[1]:
-                if caller is None or caller.f_code is not code or caller.f_lasti != offset:
-                    break
-                caller = caller.f_back
-            else:
-                if caller is None or id(caller.f_code) in self.bounds:
-                    return last[0]
-        number = self._walk(frame, outer, here)
-        if engine:
-            self._task, self._task_stack = task, number
-        return number
-
-    def _walk(self, innermost: Any, outer: int, here: tuple[int, int, int]) -> int:
-        """Follow the callers to the boundary; remember them for the next op that runs at the same place."""
-        frame = innermost
-        key, callers = [outer], []
-        for _ in range(_MAX_DEPTH):
-            if frame is None:
-                key[0] = NONE
-                break
-            code, offset = frame.f_code, frame.f_lasti
-            if id(code) in self.bounds:
-                break
-            key += (id(code), offset)
-            callers.append((code, offset))
-            frame = frame.f_back
-        else:
-            key[0] = NONE
-        number = self.intern(tuple(key), innermost)
-        self._last[here] = (number, tuple(callers[1:]))
-        return number
 
     def intern(self, key: tuple[int, ...], frame: Any) -> int:
-        """Return the id of a stack: that of its module call, then code and offset of every frame from `frame` on."""
+        """Return the number of a stack, a new one at first sight.
+
+        Args:
+            key: the number of the stack above its module call, then code address and offset of each frame.
+            frame: the innermost frame of the stack.
+        """
         number = self._ids.get(key)
         if number is None:
             for address in key[1::2]:  # keeping the code object keeps its address from being used again
@@ -111,7 +59,7 @@ class Stacks:
         return number
 
     def unwritten_rows(self) -> list[int]:
-        """Give the rows of the `stacks` table for the stacks interned since the last call."""
+        """Return rows of `stacks` for the stacks that are new since the last call."""
         rows: list[int] = []
         while self._written < len(self._keys):
             for depth, (file, line, function, owner) in enumerate(self._expand(self._written)):

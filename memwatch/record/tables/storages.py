@@ -1,124 +1,157 @@
 """Storage identity, birth and death, by weak references only.
 
-The address of the C++ storage names it while it lives. Its Python object lives exactly as long (TORCH_FACTS:
-it is preserved), so a weak reference's callback marks the death, in whatever thread the last reference goes.
-That callback is `deque.append`, and the rows are written when the next op starts or ends: in a callback
-written in Python a Ctrl-C of the user's would be raised, and lost.
+The address of the C++ storage names it while it lives. Its Python object lives exactly as long, because torch
+keeps it, so a weak reference to it notes the death, in whatever thread the last owner goes.
 
-But the Python object counts as an owner, and autograd adds a gradient in place only to a storage with one
-owner. So while backward runs, a new storage gets no Python object (`hold` is off): its tensor is watched
-until backward has ended, and the allocator's events tell when the memory was freed.
+But the Python object counts as an owner of the storage, and autograd adds a gradient in place only to a storage
+with one owner. So while backward runs, a new storage gets no Python object (`Ledger.hold` is off): the first
+tensor seen on it is watched until backward has ended, and the allocator's events tell when the memory was freed.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from memwatch._torch.storages import address_of as storage_address
+from memwatch._torch.storages import address_of_storage_of as address_of
+from memwatch._torch.storages import data_address_of
 from memwatch.capture.schema import NONE, ORIGINS
 from memwatch.errors import MemoryLimitError
 from memwatch.record.clock import ticks
+from memwatch.record.tables.parts import address_or_zero, kind_without_storage, known_bytes, tensor_bytes
 from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.watched import WatchedStorage, WatchedTensor, is_gone
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
+    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.tables.rows import Table
     from memwatch.record.tables.strings import Strings
 
+__all__ = ["BASELINE", "BY_OP", "NEVER", "Ledger", "Storages", "address_of"]
+
 NEVER: Final = 1 << 62
-_data_address: Callable[[Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]  # copies no lazy clone
-address_of = torch._C._storage_address  # type: ignore[attr-defined]  # asks no __torch_function__, makes no object
-BY_OP, BASELINE, EXTERNAL = ORIGINS.index("op"), ORIGINS.index("baseline"), ORIGINS.index("external")
+BY_OP, BASELINE = ORIGINS.index("op"), ORIGINS.index("baseline")
 
 
-class Known(weakref.ref):  # type: ignore[type-arg]  # the stub's class is generic, the real one is not at run time
-    """What is known of a storage, by a weak reference to what dies with it."""
+class Ledger(Protocol):
+    """The figures that change with every birth and death; whichever backend writes the births keeps them.
 
-    __slots__ = ("key", "nbytes", "number")
-    number: int
-    key: int
-    nbytes: int
+    Attributes:
+        count: storages seen so far, which is also the number of the next one.
+        live_bytes: what is alive now.
+        watch_bytes: a birth that lifts `live_bytes` above this calls `Storages.above_watched`.
+        hold: whether a new storage is watched by its Python object from birth.
+        entry_count: storages with a smaller number were there at entry.
+        entry_gone_bytes: what of those has died.
+    """
 
+    count: int
+    live_bytes: int
+    watch_bytes: int
+    hold: bool
+    entry_count: int
+    entry_gone_bytes: int
 
-class Alive(Known):
-    """A weak reference to a living storage."""
+    def keep_for(self, storages: Storages) -> None:
+        """Keep the figures of this table from now on; called once, when the table is complete."""
 
-    __slots__ = ()
-
-
-class Passing(Known):
-    """A weak reference to the first tensor seen on a storage that has no Python object yet."""
-
-    __slots__ = ("address",)
-    address: int
+    def record_deaths(self, op: int, /) -> None:
+        """Append the deaths since the last call, as of now; `op` is how many ops have started."""
 
 
 class Storages:
-    """Number the storages the program touches; append their births, deaths and resizes."""
+    """Number the storages that the program touches; append their births, deaths and resizes.
+
+    Args:
+        strings: numbers for texts.
+        op_counter: how many ops have started.
+        ledger: the backend's figures.
+        rows: makes a table of the kind that the backend appends to.
+        estimate: whether fake tensors count, with the bytes that real ones would take.
+
+    Attributes:
+        live: what watches each storage that lives, by the address of the storage.
+        roles: a bit for each role that is noted, of the storages that live.
+        dead: weak references whose callback ran, in the order of the deaths, until they are written.
+        unseen: kinds of tensors that show no storage.
+    """
 
     def __init__(
-        self,
-        strings: Strings,
-        ops_started: list[int],
-        *,
+        self, strings: Strings, op_counter: OpCounter, ledger: Ledger, *, rows: Callable[[], Table] = Rows,
         estimate: bool = False,
-        rows: Callable[[], Rows] = Rows,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.estimate = estimate
-        self.live: dict[int, Alive | Passing] = {}
+        self.live: dict[int, WatchedStorage | WatchedTensor] = {}
         self.roles: dict[int, int] = {}
-        """A bit for each role that is noted, of the storages that live."""
-        self.hold = True
+        self.dead: deque[Any] = deque()
         self.births = rows()
         self.deaths = rows()
         self.resizes = Rows()
-        self.live_bytes = 0
-        self.count = 0
-        self.entry_count = 0
-        """Storages with a smaller number were there at entry."""
-        self.entry_gone_bytes = 0
-        """What of them has died."""
         self.unseen: set[str] = set()
-        self.limit_bytes = self.watch_bytes = self._on_birth_bytes = NEVER
+        self.ledger = ledger
+        self._limit_bytes = self._on_birth_bytes = NEVER
         self._on_birth: Callable[[int], None] | None = None
-        self.dead: deque[Any] = deque()
-        self.burying = False
-        self.on_release: Callable[[Any, int, int], None] = lambda release, op, at: None
         self._strings = strings
-        self._ops_started = ops_started
+        self._op_counter = op_counter
         self._cpu = strings("cpu")
         self._devices: dict[torch.device, int] = {}
         self._shapes: dict[tuple[Any, ...], int] = {}
+        ledger.keep_for(self)
+
+    @property
+    def count(self) -> int:
+        """How many storages were seen so far."""
+        return self.ledger.count
+
+    @property
+    def live_bytes(self) -> int:
+        """What is alive now."""
+        return self.ledger.live_bytes
+
+    @property
+    def entry_gone_bytes(self) -> int:
+        """What has died of the storages that were there at entry."""
+        return self.ledger.entry_gone_bytes
+
+    @property
+    def entry_count(self) -> int:
+        """Storages with a smaller number were there at entry."""
+        return self.ledger.entry_count
+
+    @entry_count.setter
+    def entry_count(self, count: int) -> None:
+        self.ledger.entry_count = count
 
     def number_of(self, tensor: Tensor, op: int, origin: int) -> int:
-        """Return the storage number of `tensor`, giving birth to it at first sight; -1 if it has no storage."""
+        """Return the number of a tensor's storage, appending its birth at first sight; -1 if it has none."""
         try:
             key = address_of(tensor)
         except (NotImplementedError, RuntimeError):
-            self.unseen.add(_kind_without_storage(tensor))
+            self.unseen.add(kind_without_storage(tensor))
             return NONE
-        self.bury()
+        self.record_deaths()
         known = self.live.get(key)
         if (
             known is None
             or is_gone(known)
-            or (known.__class__ is Passing and known.address != _address_or_zero(tensor))
+            or (known.__class__ is WatchedTensor and known.address != address_or_zero(tensor))
         ):
             return self.born(tensor, key, op, origin, ticks())
-        if known.__class__ is Passing and self.hold:
+        if known.__class__ is WatchedTensor and self.ledger.hold:
             self.hold_one(tensor, key, known.number)
         return known.number
 
-    def born(self, tensor: Tensor, key: int, op: int, origin: int, at: int) -> int:
-        """Append the birth, at `at` ticks, of the storage with address `key`, first seen as that of `tensor`."""
+    def born(self, tensor: Tensor, key: int, op: int, origin: int, at_ticks: int) -> int:
+        """Append the birth of the storage at address `key`, first seen as that of `tensor`; return its number."""
         try:
-            address = _data_address(tensor)
+            address = data_address_of(tensor)
         except (RuntimeError, NotImplementedError, TypeError):
             address = 0
         on_cpu = tensor.is_cpu
@@ -129,24 +162,25 @@ class Storages:
             shape = None
         if shape is None:
             shape = self.shape_id(tensor)
-        if self.hold or not on_cpu:
+        ledger = self.ledger
+        if ledger.hold or not on_cpu:
             storage = tensor.untyped_storage()
             nbytes = known_bytes(storage.nbytes())
-            alive: Alive | Passing = Alive(storage, self.dead.append)
+            watched: WatchedStorage | WatchedTensor = WatchedStorage(storage, self.dead.append)
         else:
-            nbytes = _nbytes(tensor)
-            alive = Passing(tensor, self.dead.append)
-            alive.address = address
+            nbytes = tensor_bytes(tensor)
+            watched = WatchedTensor(tensor, self.dead.append)
+            watched.address = address
         # no call until all is written: a signal's handler may raise at any
-        alive.number = number = self.count
-        alive.key = key
-        alive.nbytes = weight = nbytes if address or self.estimate else 0
-        self.count = number + 1
-        self.live[key] = alive
-        self.live_bytes = live = self.live_bytes + weight
-        self.births += (number, op, at, address, nbytes, device, origin, shape)
-        if live > self.watch_bytes:
-            self.high(weight)
+        watched.number = number = ledger.count
+        watched.key = key
+        watched.nbytes = weight = nbytes if address or self.estimate else 0
+        ledger.count = number + 1
+        self.live[key] = watched
+        ledger.live_bytes = live = ledger.live_bytes + weight
+        self.births += (number, op, at_ticks, address, nbytes, device, origin, shape)
+        if live > ledger.watch_bytes:
+            self.above_watched(weight)
         return number
 
     def watch(self, nbytes: int, on_birth: Callable[[int], None]) -> None:
@@ -155,86 +189,64 @@ class Storages:
         What was there at entry and has died since counts as live: it is what the block made that may be much.
         """
         self._on_birth, self._on_birth_bytes = on_birth, nbytes
-        self.watch_bytes = min(nbytes - self.entry_gone_bytes, self.limit_bytes)
+        self._set_watch_bytes()
 
     def limit(self, nbytes: int) -> None:
         """Raise at the birth that lifts the live bytes above `nbytes`."""
-        self.limit_bytes = nbytes
-        self.watch_bytes = min(nbytes, self._on_birth_bytes - self.entry_gone_bytes)
+        self._limit_bytes = nbytes
+        self._set_watch_bytes()
 
-    def high(self, nbytes: int) -> None:
-        """Tell of a birth that lifted the live bytes above the watched ones."""
-        if self.live_bytes + self.entry_gone_bytes > self._on_birth_bytes and self._on_birth is not None:
+    def _set_watch_bytes(self) -> None:
+        ledger = self.ledger
+        ledger.watch_bytes = min(self._on_birth_bytes - ledger.entry_gone_bytes, self._limit_bytes)
+
+    def above_watched(self, nbytes: int) -> None:
+        """Call who waits for a birth like this one, of `nbytes` bytes, or raise the error of the limit."""
+        live_bytes, gone_bytes = self.ledger.live_bytes, self.ledger.entry_gone_bytes
+        if live_bytes + gone_bytes > self._on_birth_bytes and self._on_birth is not None:
             self._on_birth(nbytes)
-        if self.live_bytes > self.limit_bytes:
-            limit = self.limit_bytes
+        live_bytes = self.ledger.live_bytes
+        if live_bytes > self._limit_bytes:
+            limit_bytes = self._limit_bytes
             self.limit(NEVER)  # once: the program may handle the error and go on
             raise MemoryLimitError(
-                f"{format_bytes(self.live_bytes)} of tensors are live, more than limit_bytes={limit}; "
+                f"{format_bytes(live_bytes)} of tensors are live, more than limit_bytes={limit_bytes}; "
                 "see prof.at_peak for what they are, or raise the limit"
             )
 
     def hold_one(self, tensor: Tensor, key: int, number: int) -> None:
-        """Watch a known storage by a Python object from now on."""
+        """Watch a known storage by its Python object from now on."""
         storage = tensor.untyped_storage()
-        nbytes = known_bytes(storage.nbytes()) if self.estimate or _address_or_zero(tensor) else 0
-        alive = Alive(storage, self.dead.append)
-        alive.number, alive.key, alive.nbytes = number, key, nbytes
-        self.live[key] = alive
-        self.live_bytes += nbytes
+        nbytes = known_bytes(storage.nbytes()) if self.estimate or address_or_zero(tensor) else 0
+        watched = WatchedStorage(storage, self.dead.append)
+        watched.number, watched.key, watched.nbytes = number, key, nbytes
+        self.live[key] = watched
+        self.ledger.live_bytes += nbytes
 
-    def bury(self) -> None:
+    def record_deaths(self) -> None:
         """Append the deaths since the last time, as of now."""
-        if not self.dead or self.burying:  # another thread is at it, as one of autograd's or one that resizes
-            return
-        self.burying = True
-        try:
-            self._bury(ticks(), self._ops_started[0])
-        finally:
-            self.burying = False
+        if self.dead:
+            self.ledger.record_deaths(self._op_counter[0])
 
-    def _bury(self, at: int, op: int) -> None:
-        dead = self.dead
-        while dead:  # each is taken off after it is written, with no call between
-            gone = dead[0]
-            kind = gone.__class__
-            if kind is Alive:
-                key, live = gone.key, self.live
-                if key in live and live[key] is gone:  # no call: another storage may get the address at one
-                    del live[key]
-                self.live_bytes -= gone.nbytes
-                if gone.number < self.entry_count:
-                    self.entry_gone_bytes += gone.nbytes
-                    self.watch_bytes -= gone.nbytes
-                self.deaths += (gone.number, op, at)
-                if gone.number in self.roles:
-                    del self.roles[gone.number]
-            elif kind is Passing:  # it stays known, for another tensor may show its storage still
-                self.live_bytes -= gone.nbytes
-            else:
-                self.on_release(gone, op, at)
-            del dead[0]
-
-    def settle(self) -> None:
-        """Watch the storages that backward made and left, now that a Python object of them does no harm."""
-        self.bury()
-        self.hold = True
-        for known in list(
-            self.live.values()
-        ):  # of keys and values no tuples are made, which gc might collect at
+    def rewatch(self) -> None:
+        """Watch by their Python objects the storages that backward made and left: none is an owner too many now."""
+        self.record_deaths()
+        self.ledger.hold = True
+        # of keys and values no tuples are made, which gc might collect at
+        for known in list(self.live.values()):
             key = known.key
-            if known.__class__ is Passing:
+            if known.__class__ is WatchedTensor:
                 tensor, live = known(), self.live
                 if tensor is None:
                     if key in live and live[key] is known:
                         del live[key]
                     self.roles.pop(known.number, None)
                 else:
-                    self.live_bytes -= known.nbytes
+                    self.ledger.live_bytes -= known.nbytes
                     self.hold_one(tensor, key, known.number)
 
     def any_born_since(self, number: int) -> bool:
-        """Tell whether the storage that was born last, of those that live, has at least that number."""
+        """Return True if the storage born last, of those that live, has at least that number."""
         try:
             newest = next(reversed(self.live.values()), None)
         except RuntimeError:  # one was born in another thread, just now
@@ -242,29 +254,30 @@ class Storages:
         return newest is not None and newest.number >= number
 
     def resized(self, tensor_or_storage: Any) -> None:
-        """Append a resize if the storage changed its size since it was last seen."""
+        """Append a resize if the storage has another size than when it was last seen."""
         storage = tensor_or_storage
-        self.bury()
+        self.record_deaths()
         try:
             if isinstance(storage, Tensor):
                 storage = storage.untyped_storage()
-            alive, nbytes = self.live.get(storage._cdata), known_bytes(storage.nbytes())
-            if alive is not None and alive.nbytes != nbytes:
-                fake = storage.device.type == "meta"
-                if fake and not self.estimate:
-                    return
-                address = storage.data_ptr() if nbytes and not fake else 0
-                more = nbytes - alive.nbytes
-                self.live_bytes += more
-                alive.nbytes = nbytes
-                self.resizes += (alive.number, self._ops_started[0], ticks(), nbytes, address)
-                if self.live_bytes > self.watch_bytes:
-                    self.high(max(more, 0))
+            watched, nbytes = self.live.get(storage_address(storage)), known_bytes(storage.nbytes())
+            if watched is None or watched.nbytes == nbytes:
+                return
+            has_memory = storage.device.type != "meta"
+            if not has_memory and not self.estimate:
+                return
+            address = storage.data_ptr() if nbytes and has_memory else 0
+            more_bytes = nbytes - watched.nbytes
+            self.ledger.live_bytes += more_bytes
+            watched.nbytes = nbytes
+            self.resizes += (watched.number, self._op_counter[0], ticks(), nbytes, address)
+            if self.ledger.live_bytes > self.ledger.watch_bytes:
+                self.above_watched(max(more_bytes, 0))
         except (NotImplementedError, RuntimeError):
             return
 
     def device_id(self, tensor: Tensor) -> int:
-        """Return the string id of the device of `tensor`."""
+        """Return the string id of a tensor's device."""
         device = tensor.device
         number = self._devices.get(device)
         if number is None:
@@ -272,7 +285,7 @@ class Storages:
         return number
 
     def shape_id(self, tensor: Tensor) -> int:
-        """Return the string id of dtype and shape of `tensor`, as ``float32[8, 64]``."""
+        """Return the string id of a tensor's dtype and shape, as ``float32[8, 64]``."""
         try:
             key = (tensor.dtype, tensor.shape)
             number = self._shapes.get(key)
@@ -284,57 +297,6 @@ class Storages:
         return number
 
     def close(self) -> None:
-        """Stop listening to deaths; what is still alive was alive at the end."""
-        self.bury()
+        """Stop watching; what is still alive was alive at the end."""
+        self.record_deaths()
         self.live.clear()
-
-
-def _address_or_zero(tensor: Tensor) -> int:
-    try:
-        return _data_address(tensor)
-    except (RuntimeError, NotImplementedError, TypeError):
-        return 0
-
-
-def is_gone(known: Alive | Passing) -> bool:
-    """Tell whether a storage is dead whose death no thread has told of yet: its address may be another's by now."""
-    return known.__class__ is Alive and known() is None
-
-
-def known_bytes(nbytes: Any) -> int:
-    """Give a size in bytes as a number; one that is a symbol, as of dynamo's fake tensors, is of no memory."""
-    return nbytes if nbytes.__class__ is int else 0
-
-
-def _nbytes(tensor: Tensor) -> int:
-    try:
-        return known_bytes(tensor.nbytes)
-    except (
-        RuntimeError,
-        NotImplementedError,
-    ):  # a nested tensor has no one size; the allocator tells its block's
-        return 0
-
-
-def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
-    """Give the tensors whose storages hold the bytes of `tensor`: itself, or the parts of a wrapper or sparse one."""
-    wrapper: Any = tensor
-    if is_traceable_wrapper_subclass(wrapper):
-        for name in wrapper.__tensor_flatten__()[0]:
-            part = getattr(wrapper, name)
-            if isinstance(part, Tensor):
-                yield from plain_parts(part)
-    elif tensor.layout is torch.strided:
-        yield tensor
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-
-
-def _kind_without_storage(tensor: Tensor) -> str:
-    if tensor.layout is not torch.strided:
-        return str(tensor.layout).removeprefix("torch.")
-    return type(tensor).__name__

@@ -4,11 +4,10 @@
 // one. It is no profiler for who asks, its configuration says "disabled".
 #pragma once
 
-#include <torch/csrc/profiler/orchestration/observer.h>
-
 #include <atomic>
 #include <mutex>
 
+#include "compat.h"
 #include "storages.h"
 
 namespace memwatch {
@@ -64,7 +63,7 @@ class Allocator {
   /// Be quiet wherever it is still known, and leave this thread.
   void close() {
     log_->mute(true);
-    if (torch::profiler::impl::ProfilerStateBase::get(/*global=*/false) == log_.get()) {
+    if (compat::profiler_of_this_thread() == log_.get()) {
       torch::profiler::impl::ProfilerStateBase::pop(/*global=*/false);
     }
   }

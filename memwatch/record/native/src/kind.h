@@ -1,4 +1,5 @@
-// What the recorder needs to know of an overload, computed once: the compiled twin of `OpKind`.
+// What the recorder needs to know of an overload, computed once: the compiled twin of `OpKind` in
+// interception/kinds.py.
 #pragma once
 
 #include <ATen/core/function_schema.h>
@@ -7,21 +8,20 @@
 #include <string>
 #include <vector>
 
-#include "python.h"
+#include "callbacks.h"
+#include "schema.h"
 
 namespace memwatch {
 
-enum Access : int64_t { kRead, kWrite, kOutput };  // as memwatch.capture.schema.ACCESSES
-
 struct Kind {
   std::string text;
-  int64_t name = NONE;  // its string id
+  int64_t name = kNone;  // its string id
   bool skipped = false;
   bool resizes = false;
   std::vector<int64_t> accesses;
   py::object write_names;  // of arguments given by name; only where Python calls
 
-  int64_t access(size_t position) const { return position < accesses.size() ? accesses[position] : kRead; }
+  int64_t access(size_t position) const { return position < accesses.size() ? accesses[position] : kAccessRead; }
 };
 
 /// Name an overload as Python does: aten.add.Tensor.
@@ -35,7 +35,7 @@ inline std::string text_of(const c10::OperatorName& name) {
 }
 
 /// Describe what the dispatch key sees. Views make no bytes; the others are those of `UNSEEN` in interception/kinds.py.
-inline Kind describe(const c10::FunctionSchema& schema, const py::object& strings) {
+inline Kind describe(const c10::FunctionSchema& schema, const py::object& string_id) {
   static const std::set<std::string> unseen = {"aten::detach", "aten::lift_fresh", "aten::alias"};
   static const std::set<std::string> resizing = {"aten::resize_", "aten::resize_as_", "aten::set_",
                                                  "aten::_resize_output_"};
@@ -45,24 +45,24 @@ inline Kind describe(const c10::FunctionSchema& schema, const py::object& string
     const bool write = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     aliases |= argument.alias_info() != nullptr;
     writes |= write;
-    kind.accesses.push_back(write ? kWrite : kRead);
+    kind.accesses.push_back(write ? kAccessWrite : kAccessRead);
   }
   const std::string& name = schema.name();
   kind.skipped = (aliases && !writes) || unseen.count(name) != 0 || name.rfind("profiler::", 0) == 0;
   kind.resizes = writes && (schema.overload_name().find("out") != std::string::npos || resizing.count(name) != 0);
   kind.text = text_of(schema.operator_name());
-  kind.name = kind.skipped ? NONE : integer(strings(kind.text).ptr());
+  kind.name = kind.skipped ? kNone : integer(string_id(kind.text).ptr());
   return kind;
 }
 
-/// Describe what a dispatch mode hands on, from a `memwatch.record.python.ops.OpKind`.
-inline Kind describe(const py::object& python_kind, const py::object& strings) {
+/// Describe what Python hands on.
+inline Kind describe(const PythonKind& python_kind, const py::object& string_id) {
   Kind kind;
-  kind.text = py::str(python_kind.attr("name"));
-  kind.name = integer(strings(kind.text).ptr());
-  kind.resizes = py::bool_(python_kind.attr("resizes"));
-  kind.write_names = python_kind.attr("write_names");
-  for (const auto& access : python_kind.attr("accesses")) {
+  kind.text = python_kind.name();
+  kind.name = integer(string_id(kind.text).ptr());
+  kind.resizes = python_kind.resizes();
+  kind.write_names = python_kind.write_names();
+  for (const auto& access : python_kind.accesses()) {
     kind.accesses.push_back(integer(access.ptr()));
   }
   return kind;

@@ -32,7 +32,8 @@ struct OpsGone final : c10::OpRegistrationListener {
 
 class Kinds {
  public:
-  explicit Kinds(py::object strings) : strings_(std::move(strings)) {}
+  /// Number the names of ops by a function.
+  explicit Kinds(py::object string_id) : string_id_(std::move(string_id)) {}
 
   /// The kind of an op that the dispatch key sees.
   const Kind& of(const c10::OperatorHandle& op) {
@@ -47,33 +48,33 @@ class Kinds {
     if (found != seen_.end()) {
       return *found->second;
     }
-    auto kind = std::make_unique<Kind>(describe(*schema, strings_));
+    auto kind = std::make_unique<Kind>(describe(*schema, string_id_));
     return *seen_.try_emplace(schema, std::move(kind)).first->second;  // the first one stays, if others came by
   }
 
-  /// The kind of an op that Python hands on, with a `memwatch.record.python.ops.OpKind`.
-  const Kind& of(const py::object& python_kind) {
-    const auto found = handed_on_.find(python_kind.ptr());
+  /// The kind of an op that Python hands on.
+  const Kind& of(const PythonKind& python_kind) {
+    const auto found = handed_on_.find(python_kind.address());
     if (found != handed_on_.end()) {
       return *found->second.second;
     }
-    auto kind = std::make_unique<Kind>(describe(python_kind, strings_));
-    return *handed_on_.try_emplace(python_kind.ptr(), python_kind, std::move(kind)).first->second.second;
+    auto kind = std::make_unique<Kind>(describe(python_kind, string_id_));
+    return *handed_on_.try_emplace(python_kind.address(), python_kind, std::move(kind)).first->second.second;
   }
 
   void clear() {
     seen_.clear();
     retired_.clear();
     handed_on_.clear();
-    strings_ = py::none();
+    string_id_ = py::none();
   }
 
  private:
-  py::object strings_;
+  py::object string_id_;
   int64_t gone_ = 0;
   std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<Kind>> seen_;
   std::vector<std::unique_ptr<Kind>> retired_;
-  std::unordered_map<PyObject*, std::pair<py::object, std::unique_ptr<Kind>>> handed_on_;
+  std::unordered_map<PyObject*, std::pair<PythonKind, std::unique_ptr<Kind>>> handed_on_;
 };
 
 }  // namespace memwatch

@@ -81,7 +81,7 @@ PyObject* dispatch(PyObject* recorder, PyObject* const* given, Py_ssize_t count)
   TORCH_CHECK(count == 5, "__torch_dispatch__ takes 5 arguments, not ", count);
   const auto object = [&](int index) { return py::reinterpret_borrow<py::object>(given[index]); };
   const auto self = kept_by<std::shared_ptr<Recorder>>(recorder);
-  return self->dispatch(object(1), object(2), object(3), object(4)).release().ptr();
+  return self->dispatch(object(0), object(1), object(2), object(3), object(4)).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
@@ -145,21 +145,21 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("original_of", &original_of, "Give the tensor that a pack stands for");
   module.def("hook", &hook, "Have hooks of the program take over from a pack");
   module.def("device_name", &AllocatorLog::name_of, "Name the device of an allocator event");
-  py::class_<Rows>(module, "Rows")
+  py::class_<Rows, std::shared_ptr<Rows>>(module, "Rows")
       .def(py::init<>())
       .def("__iadd__", &Rows::add_tuple, py::return_value_policy::reference)
       .def("__len__", &Rows::size)
       .def("take", &Rows::take);
   py::class_<Storages, std::shared_ptr<Storages>>(module, "Storages")
-      .def(py::init<>())
-      .def("drive", &Storages::drive)
+      .def(py::init<py::object, py::object>(), py::arg("watched_storage"), py::arg("watched_tensor"))
+      .def("keep_for", &Storages::keep_for)
       .def_readwrite("count", &Storages::count)
       .def_readwrite("live_bytes", &Storages::live_bytes)
       .def_readwrite("watch_bytes", &Storages::watch_bytes)
       .def_readwrite("hold", &Storages::hold)
       .def_readwrite("entry_count", &Storages::entry_count)
       .def_readwrite("entry_gone_bytes", &Storages::entry_gone_bytes)
-      .def("bury", &Storages::bury);
+      .def("record_deaths", &Storages::record_deaths);
   py::class_<Stacks, std::shared_ptr<Stacks>>(module, "Stacks")
       .def(py::init<py::object>())
       .def(
@@ -169,10 +169,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
           },
           py::arg("outer"), py::arg("task"), py::arg("depth") = 3);
   py::class_<Recorder, std::shared_ptr<Recorder>>(module, "Recorder")
-      .def(py::init<py::object, std::shared_ptr<Storages>, std::shared_ptr<Stacks>, py::object, py::object, py::list>())
+      .def(py::init<py::object, std::shared_ptr<Storages>, std::shared_ptr<Stacks>, py::object, std::shared_ptr<Rows>,
+                    py::list>(),
+           py::arg("callbacks"), py::arg("storages"), py::arg("stacks"), py::arg("context"), py::arg("uses"),
+           py::arg("op_counter"))
+      .def_property_readonly("ops", &Recorder::ops)
       .def("run", &Recorder::run)
       .def("dispatch", &torch_dispatch)
-      .def("set_mode", &Recorder::set_mode)
       .def("flush_at", &Recorder::flush_at)
       .def("close", &Recorder::close)
       .def("intercept", [](const std::shared_ptr<Recorder>& recorder) { running = recorder; })
@@ -190,7 +193,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         return original.defined() ? owned(THPVariable_Wrap(original)) : py::none();
       });
   py::class_<SavedTensors, std::shared_ptr<SavedTensors>>(module, "SavedTensors")
-      .def(py::init<py::object, py::object, py::object, py::object, std::shared_ptr<Storages>, py::object, py::list>())
+      .def(py::init<py::object, std::shared_ptr<Storages>, py::object, py::list>(), py::arg("callbacks"),
+           py::arg("storages"), py::arg("context"), py::arg("op_counter"))
+      .def_property_readonly("packs", &SavedTensors::packs)
+      .def_property_readonly("unpacks", &SavedTensors::unpacks)
       .def("set_keeper", &SavedTensors::set_keeper)
       .def("set_outer", &SavedTensors::set_outer)
       .def("hooks", &hooks)

@@ -1,8 +1,8 @@
 #include "ops.h"
 
 #include <ATen/SequenceNumber.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/node.h>
 
 #include <algorithm>
 #include <limits>
@@ -13,19 +13,17 @@ namespace memwatch {
 
 namespace {
 
-enum Phase : int64_t { kForward, kBackward, kOptimizer };  // as memwatch.capture.schema.PHASES
-
 /// The sequence number of the node that backward runs; none in callbacks when backward is done, as FSDP's.
 int64_t running_sequence() {
   const auto node = torch::autograd::get_current_node();
   const uint64_t sequence = node ? node->sequence_nr() : std::numeric_limits<uint64_t>::max();
   const bool is_one = sequence <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-  return is_one ? static_cast<int64_t>(sequence) : NONE;  // AccumulateGrad's is the largest
+  return is_one ? static_cast<int64_t>(sequence) : kNone;  // AccumulateGrad's is the largest
 }
 
 /// The sequence number of the node that was made last.
 int64_t last_sequence() {
-  return c10::GradMode::is_enabled() ? static_cast<int64_t>(at::sequence_number::peek()) - 1 : NONE;
+  return c10::GradMode::is_enabled() ? static_cast<int64_t>(at::sequence_number::peek()) - 1 : kNone;
 }
 
 /// Tell whether tensors may lie in a list: those of c10d lie in lists of lists.
@@ -35,18 +33,16 @@ bool is_list(const c10::IValue& value) {
 
 }  // namespace
 
-Recorder::Recorder(py::object slow, std::shared_ptr<Storages> storages, std::shared_ptr<Stacks> stacks,
-                   py::object context, py::object strings, py::list started)
-    : slow_(slow),
-      context_(context),
-      started_(started),
-      limit_error_(py::module_::import("memwatch.errors").attr("MemwatchError")),
+Recorder::Recorder(const py::object& callbacks, std::shared_ptr<Storages> storages, std::shared_ptr<Stacks> stacks,
+                   py::object context, std::shared_ptr<Rows> uses, py::list started)
+    : callbacks_(callbacks),
+      context_(std::move(context)),
+      started_(std::move(started)),
       storages_(std::move(storages)),
       stacks_(std::move(stacks)),
-      ops_(slow.attr("ops").cast<Rows*>()),
-      uses_(slow.attr("uses").cast<Rows*>()),
-      kinds_(strings),
-      frames_callback_(py::module_::import("torch._C._dynamo.eval_frame").attr("get_eval_frame_callback")) {}
+      uses_(std::move(uses)),
+      kinds_(callbacks_.string_id),
+      overloads_(callbacks_.overload_of) {}
 
 void Recorder::close() {
   closed_ = true;
@@ -59,7 +55,8 @@ void Recorder::leave() {
   if (--running_ == 0 && closed_) {
     kinds_.clear();
     overloads_.clear();
-    slow_ = context_ = hand_on_ = py::none();
+    callbacks_ = OpCallbacks();
+    context_.clear();
     storages_->close();
   }
 }
@@ -96,11 +93,11 @@ void Recorder::after(const c10::OperatorHandle& op, const torch::jit::Stack* sta
     return;
   }
   look(*call.kind, [&] {
-    storages_->bury(ops_started());  // an address may be in use again
+    storages_->record_deaths(ops_started());  // an address may be in use again
     for (size_t position = 0; position < call.kept.size(); ++position) {
-      if (call.kept[position].isTensor() && call.kind->access(position) == kWrite) {
+      if (call.kept[position].isTensor() && call.kind->access(position) == kAccessWrite) {
         const py::object written = owned(THPVariable_Wrap(call.kept[position].toTensor()));
-        slow_.attr("resized")(py::make_tuple(written), py::dict());
+        callbacks_.resized(py::make_tuple(written), py::dict());
       }
       give(call.kept[position], call.kind->access(position), call.given);
     }
@@ -112,14 +109,14 @@ void Recorder::after(const c10::OperatorHandle& op, const torch::jit::Stack* sta
   flush_if_due(call, end);
 }
 
-py::object Recorder::dispatch(const py::object& func, const py::object& types, const py::tuple& args,
-                              const py::dict& kwargs) {
+py::object Recorder::dispatch(const py::object& mode, const py::object& func, const py::object& types,
+                              const py::tuple& args, const py::dict& kwargs) {
   if (closed_) {
     return owned(PyObject_Call(func.ptr(), args.ptr(), kwargs.ptr()));
   }
   const Running running(*this);
-  if (PyObject_Size(types.ptr()) != 0 || !owned(PyObject_CallNoArgs(frames_callback_.ptr())).is_none()) {
-    return hand_on_(func, types, args, kwargs);
+  if (PyObject_Size(types.ptr()) != 0 || !owned(PyObject_CallNoArgs(callbacks_.frame_callback.ptr())).is_none()) {
+    return callbacks_.hand_on(mode, func, types, args, kwargs);
   }
   const Overload& overload = overloads_.of(func, kinds_);
   if (overload.op) {
@@ -154,12 +151,13 @@ py::object Recorder::perform_boxed(const Kind* kind, c10::OperatorHandle op, tor
   return torch::jit::createPyObjectForStack(std::move(stack));
 }
 
-py::object Recorder::run(const py::object& python_kind, const py::tuple& args, const py::dict& kwargs) {
-  return perform(kinds_.of(python_kind), python_kind, call_.of(python_kind.ptr()), 1, args, kwargs);
+py::object Recorder::run(const py::object& kind, const py::tuple& args, const py::dict& kwargs) {
+  const PythonKind python_kind(kind);
+  return perform(kinds_.of(python_kind), python_kind, python_kind.call(), 1, args, kwargs);
 }
 
 /// Run an op of Python's and record it, leaving `skip` frames out of its stack.
-py::object Recorder::perform(const Kind& kind, const py::object& python_kind, const py::object& function, int skip,
+py::object Recorder::perform(const Kind& kind, const PythonKind& python_kind, const py::object& function, int skip,
                              const py::tuple& args, const py::dict& kwargs) {
   const Running running(*this);
   Call call;
@@ -176,7 +174,7 @@ py::object Recorder::perform(const Kind& kind, const py::object& python_kind, co
   if (!result) {
     py::error_already_set error;
     if (error.type().ptr() == PyExc_RuntimeError) {
-      const py::object restored = python_kind.attr("numbers_as_tensors")(args);
+      const py::object restored = python_kind.numbers_as_tensors(args);
       if (!restored.is_none()) {
         set_ops_started(call.number);  // nothing ran
         return perform(kind, python_kind, function, skip, restored, kwargs);
@@ -187,14 +185,15 @@ py::object Recorder::perform(const Kind& kind, const py::object& python_kind, co
   }
   ran(call, end, false);
   look(kind, [&] {
-    storages_->bury(ops_started());
+    storages_->record_deaths(ops_started());
     if (kind.resizes) {
-      slow_.attr("resized")(args, kwargs);
+      callbacks_.resized(args, kwargs);
     }
     size_t position = 0;
     each_item(args.ptr(), [&](PyObject* value) { give(value, kind.access(position++), call.given); });
     for (const auto& [name, value] : kwargs) {
-      give(value.ptr(), PySet_Contains(kind.write_names.ptr(), name.ptr()) == 1 ? kWrite : kRead, call.given);
+      give(value.ptr(), PySet_Contains(kind.write_names.ptr(), name.ptr()) == 1 ? kAccessWrite : kAccessRead,
+           call.given);
     }
     write_uses(call);
     made(call, result.ptr(), end);
@@ -215,25 +214,23 @@ bool Recorder::start(Call& call, int skip) {
 
 /// Note what is true before an op runs.
 void Recorder::begin(Call& call, int skip) {
-  storages_->bury(ops_started());
-  PyObject* context = context_.ptr();
-  const py::object top = top_.of(context);
-  call.module = integer(PyTuple_GET_ITEM(top.ptr(), 0));
-  const int64_t outer = integer(PyTuple_GET_ITEM(top.ptr(), 1));
+  storages_->record_deaths(ops_started());
+  const auto [module, outer] = context_.top();
+  call.module = module;
   const int64_t task = torch::autograd::get_current_graph_task_id();
-  const bool was_in_backward = in_backward_.truth_of(context);
-  if (task == NONE) {
+  const bool was_in_backward = context_.is_in_backward();
+  if (task == kNone) {
     if (was_in_backward) {
-      context_.attr("backward_ended")();
+      context_.leave_backward();
     }
-    call.phase = !c10::GradMode::is_enabled() && optimizing_.truth_of(context) ? kOptimizer : kForward;
+    call.phase = !c10::GradMode::is_enabled() && context_.is_optimizing() ? kPhaseOptimizer : kPhaseForward;
     call.sequence = last_sequence();
   } else {
     if (!was_in_backward) {
-      in_backward_.set(context, Py_True);
-      storages_->hold = py::bool_(slow_.attr("holds")());
+      context_.enter_backward();
+      storages_->hold = callbacks_.holds_in_backward().cast<bool>();
     }
-    call.phase = kBackward;
+    call.phase = kPhaseBackward;
     call.sequence = running_sequence();
   }
   call.stack = stacks_->capture(outer, task, skip);
@@ -248,14 +245,21 @@ void Recorder::number(Call& call) {
 
 /// Append the row of the op.
 void Recorder::ran(const Call& call, int64_t end, bool failed) {
-  ops_->add({call.number, call.kind->name, call.stack, call.module, call.phase, call.sequence, call.start, end,
-             static_cast<int64_t>(failed)});
+  ops_->add(OpsRow{.op = call.number,
+                   .name = call.kind->name,
+                   .stack = call.stack,
+                   .module = call.module,
+                   .phase = call.phase,
+                   .sequence = call.sequence,
+                   .start_ticks = call.start,
+                   .end_ticks = end,
+                   .failed = failed});
 }
 
 /// Append the uses of what it was given.
 void Recorder::write_uses(const Call& call) {
   for (const auto& [storage, access] : call.given.uses) {
-    uses_->add({call.number, storage, access});
+    uses_->add(UsesRow{.op = call.number, .storage = storage, .access = access});
   }
 }
 
@@ -264,26 +268,42 @@ void Recorder::flush_if_due(const Call& call, int64_t end) {
     return;
   }
   if (call.number >= flush_op_ || end > flush_ticks_) {
-    slow_.attr("on_flush")();
+    callbacks_.flush_due();
   }
 }
 
-/// Look at tensors; one that we cannot look into is no reason to stop the program.
+/// Look at tensors; one that we cannot look into is no reason to stop the program, whatever is thrown there.
 template <typename Look>
 void Recorder::look(const Kind& kind, Look&& with) {
   try {
     with();
   } catch (py::error_already_set& error) {
-    if (!error.matches(PyExc_Exception) || error.matches(limit_error_)) {  // asked for by the program
-      throw;
-    }
-    if (!closed_) {
-      slow_.attr("on_error")(kind.text, error.value());
-    }
+    could_not_record(kind, error);
+  } catch (python_error& error) {  // torch's own way to hand on an exception of Python
+    error.restore();
+    py::error_already_set restored;
+    could_not_record(kind, restored);
   } catch (const c10::Error& error) {
-    if (!closed_) {
-      slow_.attr("on_error")(kind.text, py::handle(PyExc_RuntimeError)(error.what_without_backtrace()));
-    }
+    could_not_record(kind, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    could_not_record(kind, error.what());
+  }
+}
+
+/// Note an exception of Python, unless the program asked for it: its limit, an interrupt, an exit.
+void Recorder::could_not_record(const Kind& kind, py::error_already_set& error) {
+  if (!error.matches(PyExc_Exception) || error.matches(callbacks_.passed_on)) {
+    throw py::error_already_set(error);
+  }
+  if (!closed_) {
+    callbacks_.could_not_record(kind.text, error.value());
+  }
+}
+
+/// Note an exception of C++.
+void Recorder::could_not_record(const Kind& kind, const char* what) {
+  if (!closed_) {
+    callbacks_.could_not_record(kind.text, py::handle(PyExc_RuntimeError)(what));
   }
 }
 
@@ -296,7 +316,7 @@ void Recorder::give(const at::Tensor& tensor, int64_t access, Given& given) {
     given.keys.push_back(key_of(tensor));
     return;
   }
-  const py::object seen = slow_.attr("seen")(owned(THPVariable_Wrap(tensor)));
+  const py::object seen = callbacks_.storages_of(owned(THPVariable_Wrap(tensor)));
   for (const auto& part : seen) {
     const py::tuple pair = py::reinterpret_borrow<py::tuple>(part);
     given.uses.emplace_back(integer(PyTuple_GET_ITEM(pair.ptr(), 0)), access);
@@ -325,7 +345,7 @@ void Recorder::give(PyObject* value, int64_t access, Given& given) {
 int64_t Recorder::number_of(const at::Tensor& tensor) {
   const int64_t key = key_of(tensor);
   PyObject* known = storages_->find(key);
-  return known != nullptr ? storages_->number_of(known) : storages_->born(tensor, key, NONE, kBaseline, ticks());
+  return known != nullptr ? storages_->number_of(known) : storages_->born(tensor, key, kNone, kOriginBaseline, ticks());
 }
 
 void Recorder::made(const Call& call, const at::Tensor& tensor, int64_t at) {
@@ -333,7 +353,7 @@ void Recorder::made(const Call& call, const at::Tensor& tensor, int64_t at) {
     return;
   }
   if (!is_plain(tensor)) {
-    slow_.attr("made")(call.number, owned(THPVariable_Wrap(tensor)), py::cast(call.given.keys));
+    callbacks_.made(call.number, owned(THPVariable_Wrap(tensor)), py::cast(call.given.keys));
     return;
   }
   const int64_t key = key_of(tensor);
@@ -341,9 +361,9 @@ void Recorder::made(const Call& call, const at::Tensor& tensor, int64_t at) {
   const auto is_given = [&] {
     return std::find(call.given.keys.begin(), call.given.keys.end(), key) != call.given.keys.end();
   };
-  if (known == nullptr || (storages_->is_passing(known) && !is_given())) {  // else its address was used before
-    const int64_t storage = storages_->born(tensor, key, call.number, kByOp, at);
-    uses_->add({call.number, storage, kOutput});
+  if (known == nullptr || (storages_->is_by_tensor(known) && !is_given())) {  // else its address was used before
+    const int64_t storage = storages_->born(tensor, key, call.number, kOriginOp, at);
+    uses_->add(UsesRow{.op = call.number, .storage = storage, .access = kAccessOutput});
   }
 }
 

@@ -1,7 +1,7 @@
 // The hot path: run one intercepted op and append its rows. The compiled twin of memwatch/record/python/ops.py.
 //
-// Plain tensors are read here; others (wrappers, sparse, nested, symbolic) are handed to the Python recorder,
-// which knows their parts. Everything that touches Python or the rows is done under the interpreter's lock.
+// Plain tensors are read here; others (wrappers, sparse, nested, symbolic) are handed to Python, which knows their
+// parts. Everything that touches Python or the rows is done under the interpreter's lock.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -24,35 +24,30 @@ struct Given {
 /// What is noted of an op before it runs.
 struct Call {
   const Kind* kind = nullptr;
-  int64_t number = 0, stack = NONE, module = NONE, phase = 0, sequence = NONE, start = 0;
+  int64_t number = 0, stack = kNone, module = kNone, phase = 0, sequence = kNone, start = 0;
   Given given;
   torch::jit::Stack kept;  // the arguments of an op that may give them other storages
 };
 
 class Recorder {
  public:
-  /// Drive the Python recorder `slow`, an `OpRecorder`, with the objects it writes to.
-  Recorder(py::object slow, std::shared_ptr<Storages> storages, std::shared_ptr<Stacks> stacks, py::object context,
-           py::object strings, py::list started);
+  /// callbacks: an `OpCallbacks` of callbacks.py. uses: where to append, beside Python. started: the op counter.
+  Recorder(const py::object& callbacks, std::shared_ptr<Storages> storages, std::shared_ptr<Stacks> stacks,
+           py::object context, std::shared_ptr<Rows> uses, py::list started);
 
-  /// Run an op that Python hands on, as `OpRecorder.run` does.
+  /// Run an op that Python hands on, as `OpRecorder.run` of memwatch/record/backend.py says.
   py::object run(const py::object& kind, const py::tuple& args, const py::dict& kwargs);
 
   /// Run an op that a dispatch mode sees: its `__torch_dispatch__`.
-  py::object dispatch(const py::object& func, const py::object& types, const py::tuple& args, const py::dict& kwargs);
-
-  /// Have a `ModeInterceptor` tell which kind an overload is, and take what dynamo or a subclass must not meet.
-  void set_mode(py::object kind_of, py::object hand_on) {
-    overloads_.set_kind_of(std::move(kind_of));
-    hand_on_ = std::move(hand_on);
-  }
+  py::object dispatch(const py::object& mode, const py::object& func, const py::object& types, const py::tuple& args,
+                      const py::dict& kwargs);
 
   /// Record no more, and let go of every Python object, which Python's collector cannot see to be held here.
   ///
   /// An op that is running now, in this thread below us or in another, lets go of them when it ends.
   void close();
 
-  /// Call the Python recorder's `on_flush` after an op of that number, or that ended later than that.
+  /// Call `flush_due` after an op of that number, or that ended later than that.
   void flush_at(int64_t op, int64_t ticks) {
     flush_op_ = op;
     flush_ticks_ = ticks;
@@ -63,13 +58,16 @@ class Recorder {
     return !closed_ && before(kinds_.of(op), op, stack, call);
   }
 
+  /// The rows of the ops that ran.
+  const std::shared_ptr<Rows>& ops() const { return ops_; }
+
   /// Append its rows when it has run; `stack` holds its results, or nothing if it raised.
   void after(const c10::OperatorHandle& op, const torch::jit::Stack* stack, Call& call, int64_t end);
 
  private:
   py::object perform_boxed(const Kind* kind, c10::OperatorHandle op, torch::jit::Stack stack);
   bool before(const Kind& kind, const c10::OperatorHandle& op, const torch::jit::Stack& stack, Call& call);
-  py::object perform(const Kind& kind, const py::object& python_kind, const py::object& function, int skip,
+  py::object perform(const Kind& kind, const PythonKind& python_kind, const py::object& function, int skip,
                      const py::tuple& args, const py::dict& kwargs);
   bool start(Call& call, int skip);
   void begin(Call& call, int skip);
@@ -79,6 +77,8 @@ class Recorder {
   void flush_if_due(const Call& call, int64_t end);
   template <typename Look>
   void look(const Kind& kind, Look&& with);
+  void could_not_record(const Kind& kind, py::error_already_set& error);
+  void could_not_record(const Kind& kind, const char* what);
 
   int64_t number_of(const at::Tensor& tensor);
   void give(const at::Tensor& tensor, int64_t access, Given& given);
@@ -113,18 +113,15 @@ class Recorder {
   int64_t running_ = 0;
   bool closed_ = false;
 
-  const Name top_{"top"}, in_backward_{"in_backward"}, optimizing_{"optimizing"}, call_{"call"};
   int64_t flush_op_ = std::numeric_limits<int64_t>::max(), flush_ticks_ = flush_op_;
-  py::object slow_, context_;
-  py::list started_;
-  py::object limit_error_;
+  OpCallbacks callbacks_;
+  CallContext context_;
+  const py::list started_;
   std::shared_ptr<Storages> storages_;
   std::shared_ptr<Stacks> stacks_;
-  Rows *ops_, *uses_;  // kept by the Python recorder
+  const std::shared_ptr<Rows> ops_ = std::make_shared<Rows>(), uses_;
   Kinds kinds_;
   Overloads overloads_;
-  py::object hand_on_;
-  py::object frames_callback_;
 };
 
 }  // namespace memwatch

@@ -16,7 +16,7 @@ namespace memwatch {
 struct Overload {
   py::object func;  // keeps its address its own
   py::object call;
-  py::object python_kind;                 // None for one that is not recorded
+  PythonKind python_kind{py::none()};     // None for one that is not recorded
   const Kind* kind = nullptr;             // null for such a one
   std::optional<c10::OperatorName> name;  // of one that C++ can call
   std::optional<c10::OperatorHandle> op;
@@ -25,8 +25,8 @@ struct Overload {
 
 class Overloads {
  public:
-  /// Have Python tell which kind an overload is.
-  void set_kind_of(py::object kind_of) { kind_of_ = std::move(kind_of); }
+  /// Ask a function what is to be known of an overload: `overload_of` of callbacks.py.
+  explicit Overloads(py::object overload_of) : overload_of_(std::move(overload_of)) {}
 
   const Overload& of(const py::object& func, Kinds& kinds) {
     if (const int64_t gone = OpsGone::listen(); gone != gone_) {  // others may have come in their place
@@ -45,20 +45,20 @@ class Overloads {
 
   void clear() {
     overloads_.clear();
-    kind_of_ = py::none();
+    overload_of_ = py::none();
   }
 
  private:
   std::unique_ptr<Overload> look_into(const py::object& func, Kinds& kinds) const {
+    const py::tuple facts = overload_of_(func);  // kind, call, schema, whether numbers may stand for tensors
     auto overload = std::make_unique<Overload>();
     overload->func = func;
-    overload->call = py::getattr(func, "_op", func);
-    overload->python_kind = kind_of_(func);
+    overload->python_kind = PythonKind(facts[0]);
     overload->kind = overload->python_kind.is_none() ? nullptr : &kinds.of(overload->python_kind);
-    if (py::type::of(func).is(py::module_::import("torch._ops").attr("OpOverload"))) {
-      overload->name = func.attr("_schema").cast<c10::FunctionSchema>().operator_name();
-      const py::object allows = py::module_::import("torch._C").attr("_should_allow_numbers_as_tensors");
-      overload->takes_numbers = py::bool_(allows(func.attr("_opname")));
+    overload->call = facts[1];
+    if (const py::object schema = facts[2]; !schema.is_none()) {
+      overload->name = schema.cast<c10::FunctionSchema>().operator_name();
+      overload->takes_numbers = py::object(facts[3]).cast<bool>();
       find(*overload);
     }
     return overload;
@@ -70,7 +70,7 @@ class Overloads {
     }
   }
 
-  py::object kind_of_;
+  py::object overload_of_;
   int64_t gone_ = OpsGone::listen();
   std::unordered_map<PyObject*, std::unique_ptr<Overload>> overloads_;
 };

@@ -1,18 +1,16 @@
 // Small words for talking to Python objects: interned names, integers, and the lock.
 #pragma once
 
-#include <Python.h>
-#include <structmember.h>  // needs Python.h before
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
 #include <utility>
 
+#include "compat.h"
+
 namespace memwatch {
 
 namespace py = pybind11;
-
-constexpr int64_t NONE = -1;
 
 /// Hold the interpreter's lock, in any thread.
 class Locked {
@@ -63,8 +61,8 @@ class Name {
 /// A slot of a Python class that holds an integer, found once: to read it looks nothing up.
 class Slot {
  public:
-  void find(const py::object& type, const char* name) {
-    const py::object member = type.attr("__dict__")[name];
+  Slot(const py::object& type, const char* name) {
+    const py::object member = type.attr(name);
     TORCH_CHECK(Py_IS_TYPE(member.ptr(), &PyMemberDescr_Type), name, " is no slot");
     offset_ = reinterpret_cast<PyMemberDescrObject*>(member.ptr())->d_member->offset;
   }
@@ -85,7 +83,7 @@ class Slot {
     return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(owner) + offset_);
   }
 
-  Py_ssize_t offset_ = 0;
+  Py_ssize_t offset_;
 };
 
 }  // namespace memwatch

@@ -3,17 +3,24 @@
 
 #include <pybind11/numpy.h>
 
-#include <initializer_list>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "python.h"
+#include "schema.h"
 
 namespace memwatch {
 
 class Rows {
  public:
-  void add(std::initializer_list<int64_t> row) { values_.insert(values_.end(), row); }
+  /// Append a row of schema.h.
+  template <typename Row>
+  void add(const Row& row) {
+    static_assert(std::is_standard_layout_v<Row> && sizeof(Row) % sizeof(int64_t) == 0);
+    const auto* values = reinterpret_cast<const int64_t*>(&row);
+    values_.insert(values_.end(), values, values + sizeof(Row) / sizeof(int64_t));
+  }
 
   /// Append a row that Python gives.
   Rows& add_tuple(const py::tuple& row) {

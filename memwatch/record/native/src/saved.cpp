@@ -2,19 +2,23 @@
 
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/forward_grad.h>
-#include <torch/csrc/autograd/node.h>
 #include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstring>
 #include <typeinfo>
 
+#include "unseen.h"
+
 namespace memwatch {
 
 namespace {
 
+/// Return true for the node of a function written in Python, and for no other type whose name looks like it.
+///
+/// libtorch_python does not export the type_info of PyNode, so its name is compared, as the Itanium C++ ABI writes it.
 bool is_in_python(const torch::autograd::Node& node) {
-  return std::strstr(typeid(node).name(), "PyNode") != nullptr;  // the type itself is not exported
+  return std::strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE") == 0;
 }
 
 /// Tell whether a function written in Python is saving now: then a tensor of its node is its own output.
@@ -31,18 +35,19 @@ int64_t newest_sequence() { return static_cast<int64_t>(at::sequence_number::pee
 
 }  // namespace
 
-SavedTensors::SavedTensors(py::object packs, py::object unpacks, py::object look, py::object error,
-                           std::shared_ptr<Storages> storages, py::object context, py::list started)
-    : log_(std::make_shared<SavedLog>(packs, unpacks, started)),
-      look_(look),
-      error_(error),
-      context_(context),
+SavedTensors::SavedTensors(const py::object& callbacks, std::shared_ptr<Storages> storages, py::object context,
+                           py::list started)
+    : log_(std::make_shared<SavedLog>(std::move(started))),
+      callbacks_(callbacks),
+      context_(std::move(context)),
       storages_(std::move(storages)) {}
 
+/// Let go of the block; packs in the program's graph still word their errors.
 void SavedTensors::close() {
   log_->closed = true;
   log_->living.clear();
-  look_ = context_ = keeper_ = py::none();  // Python's collector cannot see that they are held here
+  callbacks_.describe = keeper_ = py::none();  // Python's collector cannot see that they are held here
+  context_.clear();
   storages_.reset();
 }
 
@@ -66,19 +71,22 @@ void SavedTensors::hold(Pack& pack, const at::Tensor& tensor) const {
   pack.version = static_cast<int64_t>(tensor._version());
   pack.output_nr = tensor.output_nr();
   const auto node = tensor.grad_fn();
-  pack.is_original = true;
+  pack.holds = Pack::kOriginal;
   if (node) {
     pack.node_name = node->name();
     const bool in_python = is_in_python(*node);
     const bool newest = static_cast<int64_t>(node->sequence_nr()) == newest_sequence();
     const bool is_output = newest || (in_python && is_saving(*node));
     const bool of_library = pack.node_name.find("::") != std::string::npos;
-    if (is_output || (!in_python && (of_library || torch::autograd::ForwardADLevel::try_get_by_idx(0)))) {
-      pack.is_original = false;
-      pack.packed = tensor.detach();
-      if (!is_output) {
-        pack.weak_original = decltype(pack.weak_original)(tensor.getIntrusivePtr());
-      }
+    if (is_output) {
+      pack.holds = Pack::kAliasOfOutput;
+      pack.packed = tensor.detach();  // modes may see it: autograd detaches an output too
+      return;
+    }
+    if (!in_python && (of_library || torch::autograd::ForwardADLevel::try_get_by_idx(0))) {
+      pack.holds = Pack::kAliasOfUnknown;
+      pack.packed = detached_unseen(tensor);
+      pack.weak_original = decltype(pack.weak_original)(tensor.getIntrusivePtr());
       return;
     }
   }
@@ -88,24 +96,32 @@ void SavedTensors::hold(Pack& pack, const at::Tensor& tensor) const {
 void SavedTensors::append(Pack& pack, const at::Tensor& tensor, const py::object& object) {
   const Storages::Look looking(storages_);
   const auto storages = storages_;
-  const py::object look = look_, context = context_;
+  const py::object describe = callbacks_.describe;
+  const CallContext context = context_;
   const int64_t op = log_->ops_started();
-  int64_t storage = NONE, shape = NONE, nbytes = 0;
+  int64_t storage = kNone, shape = kNone, nbytes = 0;
   if (is_plain(tensor)) {
     storage = storages->number_of(tensor, object, op);
     shape = storages->shape_of(tensor);
     nbytes = static_cast<int64_t>(tensor.nbytes());
   } else {
-    const py::tuple seen = look(object);
+    const py::tuple seen = describe(object);
     storage = integer(py::object(seen[0]).ptr());
     shape = integer(py::object(seen[1]).ptr());
     nbytes = integer(py::object(seen[2]).ptr());
   }
   const int64_t sequence = newest_sequence();
-  const int64_t module = integer(PyTuple_GET_ITEM(top_.of(context.ptr()).ptr(), 0));
+  const int64_t module = context.top().first;
   pack.number = log_->count++;
   log_->living.emplace(pack.number, std::make_pair(sequence, storage));
-  log_->packs.cast<Rows*>()->add({pack.number, storage, op, sequence, module, nbytes, shape, ticks()});
+  log_->packs->add(PacksRow{.pack = pack.number,
+                            .storage = storage,
+                            .op = op,
+                            .sequence = sequence,
+                            .module = module,
+                            .nbytes = nbytes,
+                            .shape = shape,
+                            .time_ticks = ticks()});
 }
 
 py::object SavedTensors::unpack(Pack& pack) {
@@ -117,10 +133,12 @@ py::object SavedTensors::unpack(Pack& pack) {
     return outer_[py::int_(1)](pack.packed_by_program);
   }
   if (static_cast<int64_t>(pack.packed._version()) != pack.version) {
-    PyErr_SetObject(PyExc_RuntimeError, error_(py::cast(&pack, py::return_value_policy::reference)).ptr());
+    PyErr_SetObject(PyExc_RuntimeError,
+                    callbacks_.inplace_error(py::cast(&pack, py::return_value_policy::reference)).ptr());
     throw py::error_already_set();
   }
-  return owned(THPVariable_Wrap(pack.packed));
+  const bool is_output = pack.holds == Pack::kAliasOfOutput;
+  return owned(THPVariable_Wrap(is_output ? pack.packed : to_be_detached_unseen(pack.packed)));
 }
 
 bool SavedTensors::hook(Pack& pack, const std::string& modifying, const py::object& pack_hook, py::object unpack_hook) {
@@ -128,12 +146,13 @@ bool SavedTensors::hook(Pack& pack, const std::string& modifying, const py::obje
     return false;
   }
   const at::NoGradGuard no_grad;
-  const at::Tensor given = pack.packed.detach();
+  // an output was detached when it was packed, and torch detaches it once
+  const at::Tensor given = pack.holds == Pack::kAliasOfOutput ? pack.packed : pack.packed.detach();
   const auto version = given._version();
   pack.packed_by_program = pack_hook(owned(THPVariable_Wrap(given)));
   pack.unpack_by_program = std::move(unpack_hook);
   pack.packed.reset();
-  pack.is_original = false;
+  pack.holds = Pack::kNothing;
   pack.weak_original.reset();
   if (given._version() != version) {
     PyErr_SetString(PyExc_RuntimeError, modifying.c_str());
@@ -146,7 +165,7 @@ py::dict SavedTensors::living_by_sequence() const {
   py::dict found;
   for (const auto& [number, node_and_storage] : log_->living) {
     const auto& [sequence, storage] = node_and_storage;
-    if (storage != NONE) {
+    if (storage != kNone) {
       const py::int_ key(sequence);
       if (!found.contains(key)) {
         found[key] = py::list();

@@ -1,4 +1,5 @@
-// What autograd keeps for backward: the compiled twin of memwatch/record/python/saved.py, which says why it is as it is.
+// What autograd keeps for backward: the compiled twin of memwatch/record/python/packs.py, which says why it is as it
+// is.
 #pragma once
 
 #include <map>
@@ -11,17 +12,29 @@ namespace memwatch {
 
 /// The rows of packs, and the packs that live; outlives the recorder, as autograd's graph may.
 struct SavedLog {
-  SavedLog(py::object packs, py::object unpacks, py::list started) : packs(packs), unpacks(unpacks), started(started) {}
+  explicit SavedLog(py::list op_counter) : started(std::move(op_counter)) {}
 
   void unpack(int64_t number, bool released) {
     if (!closed) {
-      unpacks.cast<Rows*>()->add({number, ops_started(), ticks(), static_cast<int64_t>(released)});
+      unpacks->add(UnpacksRow{.pack = number, .op = ops_started(), .time_ticks = ticks(), .released = released});
     }
   }
+
+  /// Note that autograd let go of a pack. Whatever fails here costs a row: a destructor must not throw.
+  void release(int64_t number) noexcept {
+    const py::error_scope keep;  // a pack may go while Python unwinds
+    try {
+      living.erase(number);
+      unpack(number, /*released=*/true);
+    } catch (const std::exception&) {
+      PyErr_Clear();
+    }
+  }
+
   int64_t ops_started() const { return integer(PyList_GET_ITEM(started.ptr(), 0)); }
 
-  py::object packs, unpacks;
-  py::list started;
+  const std::shared_ptr<Rows> packs = std::make_shared<Rows>(), unpacks = std::make_shared<Rows>();
+  const py::list started;
   std::map<int64_t, std::pair<int64_t, int64_t>> living;  // by pack: sequence number of the node, storage
   int64_t count = 0;
   bool closed = false;
@@ -31,36 +44,41 @@ struct SavedLog {
 struct Pack {
   explicit Pack(std::shared_ptr<SavedLog> log) : log(std::move(log)) {}
   ~Pack() {
-    if (number != NONE) {
-      log->unpack(number, true);
-      log->living.erase(number);
+    if (number != kNone) {
+      log->release(number);
     }
   }
   Pack(const Pack&) = delete;
   Pack& operator=(const Pack&) = delete;
 
   /// The saved tensor if it lives; none for an output of its own node.
-  at::Tensor original() const { return is_original ? packed : at::Tensor(weak_original.lock()); }
+  at::Tensor original() const { return holds == kOriginal ? packed : at::Tensor(weak_original.lock()); }
+
+  /// What of the saved tensor `packed` is.
+  enum Holds {
+    kNothing,         // hooks of the program packed it
+    kOriginal,        // itself: it is an input of the node
+    kAliasOfOutput,   // an alias: to keep an output would leak it
+    kAliasOfUnknown,  // an alias: nobody can tell whether it is an input or an output
+  };
 
   std::shared_ptr<SavedLog> log;
   at::Tensor packed;
   py::object packed_by_program, unpack_by_program, keeper;
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak_original{
       c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
-  bool is_original = false;
-  int64_t number = NONE, version = 0, output_nr = 0;
+  Holds holds = kNothing;
+  int64_t number = kNone, version = 0, output_nr = 0;
   std::string node_name;
 };
 
 class SavedTensors {
  public:
-  /// Append to the rows that are given.
-  ///
-  /// look: gives the storage, the string id of the shape and the bytes of a tensor of parts.
-  /// error: words autograd's error for a pack whose tensor was modified.
-  SavedTensors(py::object packs, py::object unpacks, py::object look, py::object error,
-               std::shared_ptr<Storages> storages, py::object context, py::list started);
+  /// callbacks: a `PackCallbacks` of callbacks.py. started: the op counter.
+  SavedTensors(const py::object& callbacks, std::shared_ptr<Storages> storages, py::object context, py::list started);
 
+  const std::shared_ptr<Rows>& packs() const { return log_->packs; }
+  const std::shared_ptr<Rows>& unpacks() const { return log_->unpacks; }
   /// Have every pack hold an object; None for none.
   void set_keeper(py::object keeper) { keeper_ = std::move(keeper); }
   /// Have the hooks (pack, unpack) that the program pushed before do the packing; None for none.
@@ -79,9 +97,10 @@ class SavedTensors {
   void hold(Pack& pack, const at::Tensor& tensor) const;
   void append(Pack& pack, const at::Tensor& tensor, const py::object& object);
 
-  const Name top_{"top"};
   std::shared_ptr<SavedLog> log_;
-  py::object look_, error_, context_, outer_ = py::none(), keeper_ = py::none();
+  PackCallbacks callbacks_;
+  CallContext context_;
+  py::object outer_ = py::none(), keeper_ = py::none();
   std::shared_ptr<Storages> storages_;
 };
 

@@ -1,21 +1,26 @@
-// The running call stack as a number: the compiled twin of `Stacks.capture` in memwatch/record/tables/stacks.py.
+// The running call stack as a number: the compiled twin of memwatch/record/python/stack_walk.py.
 //
 // Every op walks the few frames between it and the module that runs it, and looks their code objects and offsets
-// up. A stack seen for the first time is interned by the Python object, which keeps the code objects.
+// up. A stack seen for the first time is interned by the table of stacks, which keeps the code objects.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <span>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
-#include "python.h"
+#include "callbacks.h"
+#include "schema.h"
 
 namespace memwatch {
 
 using Key = std::vector<int64_t>;
 
+/// Hashes keys, and runs of integers that may be equal to one: to look a key up none is made.
 struct HashOfKey {
-  size_t operator()(const Key& key) const {
+  using is_transparent = void;
+  size_t operator()(std::span<const int64_t> key) const {
     size_t hash = key.size();
     for (const int64_t value : key) {
       hash = (hash ^ static_cast<size_t>(value)) * 0x9e3779b97f4a7c15ULL;
@@ -24,31 +29,30 @@ struct HashOfKey {
   }
 };
 
+struct SameKey {
+  using is_transparent = void;
+  bool operator()(std::span<const int64_t> one, std::span<const int64_t> other) const {
+    return std::ranges::equal(one, other);
+  }
+};
+
 class Stacks {
  public:
-  /// Read the boundaries of a `memwatch.record.tables.stacks.Stacks`, which keeps this object.
-  explicit Stacks(const py::object& stacks)
-      : self_(stacks.ptr()),
-        enabled_(py::bool_(stacks.attr("enabled"))),
-        engine_(integer(stacks.attr("engine").ptr())) {
-    for (const auto& bound : stacks.attr("bounds")) {
-      bounds_.insert(integer(bound.ptr()));
-    }
-  }
+  explicit Stacks(const py::object& table) : table_(table) {}
 
   /// Return the id of the stack, leaving out the innermost `skip` frames; as `Stacks.capture` does.
   int64_t capture(int64_t outer, int64_t task, int skip) {
-    if (!enabled_) {
-      return NONE;
+    if (!table_.enabled) {
+      return kNone;
     }
     Frame frame(PyThreadState_GetFrame(PyThreadState_Get()));
     for (; skip > 0 && frame; --skip) {
       frame = Frame(PyFrame_GetBack(frame.get()));
     }
     if (!frame) {  // an op of a thread that C++ started
-      return NONE;
+      return kNone;
     }
-    const bool engine = task != NONE && frame.code() == engine_;
+    const bool engine = task != kNone && frame.code() == table_.engine;
     if (engine && task == task_) {
       return task_stack_;
     }
@@ -86,48 +90,47 @@ class Stacks {
   };
 
   int64_t walk(const Frame& innermost, int64_t outer) {
-    key_.assign(1, outer);
+    // no member: to ask for a frame may run gc, and with it ops of the program, which walk too
+    std::array<int64_t, 1 + 2 * kMaxDepth> scratch;
+    size_t count = 1;
+    scratch[0] = outer;
     bool bounded = false;
     Frame above(nullptr);
     const Frame* frame = &innermost;
     for (int depth = 0; depth < kMaxDepth && *frame; ++depth) {
       const int64_t code = frame->code();
-      if (bounds_.count(code) != 0) {
+      if (table_.bounds.count(code) != 0) {
         bounded = true;
         break;
       }
-      key_.push_back(code);
-      key_.push_back(PyFrame_GetLasti(frame->get()));
+      scratch[count++] = code;
+      scratch[count++] = PyFrame_GetLasti(frame->get());
       above = Frame(PyFrame_GetBack(frame->get()));
       frame = &above;
     }
     if (!bounded) {
-      key_[0] = NONE;
+      scratch[0] = kNone;
     }
-    const auto known = numbers_.find(key_);
+    const std::span<const int64_t> found(scratch.data(), count);
+    const auto known = numbers_.find(found);
     if (known != numbers_.end()) {
       return known->second;
     }
-    const Key mine = key_;  // other threads may come by while Python runs
-    py::tuple key(mine.size());
-    for (size_t index = 0; index < mine.size(); ++index) {
-      key[index] = mine[index];
+    py::tuple key(count);
+    for (size_t index = 0; index < count; ++index) {
+      key[index] = found[index];
     }
     const py::handle frame_object(reinterpret_cast<PyObject*>(innermost.get()));
-    const int64_t number = integer(self_.attr("intern")(key, frame_object).ptr());
-    numbers_.emplace(mine, number);
+    const int64_t number = table_.intern(key, frame_object);
+    numbers_.emplace(Key(found.begin(), found.end()), number);
     return number;
   }
 
   static constexpr int kMaxDepth = 128;
-  py::handle self_;
-  bool enabled_;
-  int64_t engine_;
-  std::unordered_set<int64_t> bounds_;
-  std::unordered_map<Key, int64_t, HashOfKey> numbers_;
-  Key key_;
-  int64_t task_ = NONE;
-  int64_t task_stack_ = NONE;
+  const StackTable table_;
+  std::unordered_map<Key, int64_t, HashOfKey, SameKey> numbers_;
+  int64_t task_ = kNone;
+  int64_t task_stack_ = kNone;
 };
 
 }  // namespace memwatch

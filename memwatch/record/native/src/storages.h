@@ -1,7 +1,8 @@
-// Births and deaths of storages: the compiled twin of `Storages.born` and `Storages.bury`.
+// Births and deaths of storages: the compiled twin of `Storages.born` in memwatch/record/tables/storages.py, and of
+// memwatch/record/python/ledger.py.
 //
-// The table itself stays the Python object of memwatch/record/tables/storages.py, which others read: this drives it, and
-// keeps its counts.
+// The table itself stays a Python object, which others read. This fills it, and keeps its figures: for the session it
+// is the table's `Ledger`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,12 +13,11 @@
 #include <limits>
 #include <memory>
 
-#include "rows.h"
+#include "callbacks.h"
+#include "schema.h"
 #include "stacks.h"
 
 namespace memwatch {
-
-enum Origin : int64_t { kByOp, kBaseline };  // as memwatch.capture.schema.ORIGINS
 
 inline int64_t ticks() { return static_cast<int64_t>(c10::getApproximateTime()); }
 
@@ -33,28 +33,11 @@ inline int64_t key_of(const at::Tensor& tensor) {
 
 class Storages {
  public:
-  /// Drive a `memwatch.record.tables.storages.Storages`, which keeps this object.
-  void drive(const py::object& storages) {
-    self_ = storages.ptr();
-    live_ = storages.attr("live");
-    roles_ = storages.attr("roles");
-    dead_ = storages.attr("dead");
-    bury_later_ = dead_.attr("append");
-    take_dead_ = dead_.attr("popleft");
-    births_rows_ = storages.attr("births");
-    deaths_rows_ = storages.attr("deaths");
-    births_ = births_rows_.cast<Rows*>();
-    deaths_ = deaths_rows_.cast<Rows*>();
-    estimate_ = storages.attr("estimate").cast<bool>();
-    const py::module_ types = py::module_::import("memwatch.record.tables.storages");
-    alive_ = types.attr("Alive");
-    passing_ = types.attr("Passing");
-    const py::object known = types.attr("Known");
-    number_.find(known, "number");
-    key_.find(known, "key");
-    nbytes_.find(known, "nbytes");
-    address_.find(passing_, "address");
-  }
+  Storages(py::object watched_storage, py::object watched_tensor)
+      : watched_(std::move(watched_storage), std::move(watched_tensor)) {}
+
+  /// Fill a table, which keeps this object, from now on.
+  void keep_for(const py::object& table) { table_ = StorageTable(table); }
 
   int64_t count = 0, live_bytes = 0, entry_count = 0, entry_gone_bytes = 0;
   int64_t watch_bytes = std::numeric_limits<int64_t>::max();
@@ -63,11 +46,9 @@ class Storages {
   /// Let go of every Python object, once no look at a tensor is under way.
   void close() {
     closed_ = true;
-    if (looks_ > 0) {
-      return;
+    if (looks_ == 0) {
+      table_ = StorageTable();
     }
-    live_ = roles_ = dead_ = bury_later_ = take_dead_ = alive_ = passing_ = py::none();
-    self_ = py::none();
   }
 
   /// Keeps what a look at a tensor needs while it lasts: Python code that it calls may end the block.
@@ -84,34 +65,36 @@ class Storages {
     std::shared_ptr<Storages> storages_;
   };
 
-  bool any_dead() const { return !dead_.is_none() && PyObject_Size(dead_.ptr()) > 0; }
-  bool is_passing(PyObject* known) const { return reinterpret_cast<PyObject*>(Py_TYPE(known)) == passing_.ptr(); }
-  bool is_alive(PyObject* known) const { return reinterpret_cast<PyObject*>(Py_TYPE(known)) == alive_.ptr(); }
+  bool any_dead() const { return !table_.dead.is_none() && PyObject_Size(table_.dead.ptr()) > 0; }
+  /// Return true for a storage that is watched by the first tensor seen on it.
+  bool is_by_tensor(PyObject* known) const { return is_exactly(known, watched_.tensor); }
+  /// Return true for a storage that is watched by its own Python object.
+  bool is_by_storage(PyObject* known) const { return is_exactly(known, watched_.storage); }
 
   /// Give what is known of the storage at an address (borrowed), or null; one that is dead was another one.
   PyObject* find(int64_t key) const {
-    PyObject* known = PyDict_GetItemWithError(live_.ptr(), owned(PyLong_FromLongLong(key)).ptr());
+    PyObject* known = PyDict_GetItemWithError(table_.live.ptr(), owned(PyLong_FromLongLong(key)).ptr());
     if (known == nullptr && PyErr_Occurred() != nullptr) {
       throw py::error_already_set();
     }
-    const bool dead = known != nullptr && is_alive(known) && PyWeakref_GetObject(known) == Py_None;
+    const bool dead = known != nullptr && is_by_storage(known) && compat::is_dead(known);
     return dead ? nullptr : known;
   }
 
-  int64_t number_of(PyObject* known) const { return number_.of(known); }
+  int64_t number_of(PyObject* known) const { return watched_.number.of(known); }
 
   /// Return the number of the storage of a plain tensor, at first sight as one that was there before.
   int64_t number_of(const at::Tensor& tensor, const py::object& object, int64_t op) {
-    bury(op);
+    record_deaths(op);
     const int64_t key = key_of(tensor);
     PyObject* known = find(key);
-    const bool passing = known != nullptr && is_passing(known);
-    if (known == nullptr || (passing && address_.of(known) != address_of(tensor))) {
-      return born(tensor, key, NONE, kBaseline, ticks());
+    const bool by_tensor = known != nullptr && is_by_tensor(known);
+    if (known == nullptr || (by_tensor && watched_.address.of(known) != address_of(tensor))) {
+      return born(tensor, key, kNone, kOriginBaseline, ticks());
     }
     const int64_t number = number_of(known);
-    if (passing && hold) {
-      self_.attr("hold_one")(object, key, number);
+    if (by_tensor && hold) {
+      table_.hold_one(object, key, number);
     }
     return number;
   }
@@ -125,43 +108,48 @@ class Storages {
     if (!tensor.is_cpu() || hold) {
       const c10::Storage& storage = tensor.storage();
       nbytes = static_cast<int64_t>(storage.nbytes());
-      reference = weakly(alive_, owned(THPStorage_Wrap(storage)));
+      reference = weakly(watched_.storage, owned(THPStorage_Wrap(storage)));
     } else {
       nbytes = static_cast<int64_t>(tensor.nbytes());
-      reference = weakly(passing_, owned(THPVariable_Wrap(tensor)));
-      address_.set(reference.ptr(), address);
+      reference = weakly(watched_.tensor, owned(THPVariable_Wrap(tensor)));
+      watched_.address.set(reference.ptr(), address);
     }
     const int64_t number = count;
-    number_.set(reference.ptr(), number);
-    key_.set(reference.ptr(), key);
-    const int64_t weight = address != 0 || estimate_ ? nbytes : 0;
-    nbytes_.set(reference.ptr(), weight);
+    watched_.number.set(reference.ptr(), number);
+    watched_.key.set(reference.ptr(), key);
+    const int64_t weight = address != 0 || table_.is_estimate ? nbytes : 0;
+    watched_.nbytes.set(reference.ptr(), weight);
     count = number + 1;
-    if (PyDict_SetItem(live_.ptr(), owned(PyLong_FromLongLong(key)).ptr(), reference.ptr()) != 0) {
+    if (PyDict_SetItem(table_.live.ptr(), owned(PyLong_FromLongLong(key)).ptr(), reference.ptr()) != 0) {
       throw py::error_already_set();
     }
     live_bytes += weight;
-    births_->add({number, op, at, address, nbytes, device, origin, shape});
+    table_.births->add(BirthsRow{.storage = number,
+                                 .op = op,
+                                 .time_ticks = at,
+                                 .address = address,
+                                 .nbytes = nbytes,
+                                 .device = device,
+                                 .origin = origin,
+                                 .shape = shape});
     if (live_bytes > watch_bytes) {
-      self_.attr("high")(weight);
+      table_.above_watched(weight);
     }
     return number;
   }
 
   /// Append the deaths since the last time, as of now.
-  void bury(int64_t op) {
+  void record_deaths(int64_t op) {
     if (!any_dead()) {
       return;
     }
     const int64_t at = ticks();
     while (any_dead()) {
-      const py::object gone = owned(PyObject_CallNoArgs(take_dead_.ptr()));
-      if (is_alive(gone.ptr())) {
-        bury_one(gone.ptr(), op, at);
-      } else if (is_passing(gone.ptr())) {  // it stays known, for another tensor may show its storage still
+      const py::object gone = owned(PyObject_CallNoArgs(table_.take_death.ptr()));
+      if (is_by_storage(gone.ptr())) {
+        record_death(gone.ptr(), op, at);
+      } else {  // it stays known, for another tensor may show its storage still
         shrink(gone.ptr());
-      } else {
-        self_.attr("on_release")(gone, op, at);
       }
     }
   }
@@ -176,6 +164,7 @@ class Storages {
 
   /// Return the string id of dtype and shape.
   int64_t shape_of(const at::Tensor& tensor) {
+    // no Python runs between here and the look-up, so no other thread writes the scratch
     shape_.assign(1, static_cast<int64_t>(tensor.scalar_type()));
     shape_.insert(shape_.end(), tensor.sizes().begin(), tensor.sizes().end());
     const auto known = shapes_.find(shape_);
@@ -183,7 +172,7 @@ class Storages {
       return known->second;
     }
     const Key mine = shape_;  // other threads may come by while Python runs
-    const int64_t id = integer(self_.attr("shape_id")(owned(THPVariable_Wrap(tensor))).ptr());
+    const int64_t id = table_.shape_id(owned(THPVariable_Wrap(tensor)));
     shapes_.emplace(mine, id);
     return id;
   }
@@ -195,44 +184,45 @@ class Storages {
     if (known != devices_.end()) {
       return known->second;
     }
-    const int64_t id = integer(self_.attr("device_id")(owned(THPVariable_Wrap(tensor))).ptr());
+    const int64_t id = table_.device_id(owned(THPVariable_Wrap(tensor)));
     devices_.emplace(device, id);
     return id;
   }
 
   py::object weakly(const py::object& type, const py::object& referent) const {
-    PyObject* arguments[] = {referent.ptr(), bury_later_.ptr()};
+    PyObject* arguments[] = {referent.ptr(), table_.note_death.ptr()};
     return owned(PyObject_Vectorcall(type.ptr(), arguments, 2, nullptr));
   }
 
-  void bury_one(PyObject* gone, int64_t op, int64_t at) {
-    const int64_t key = key_.of(gone), number = number_of(gone);
+  void record_death(PyObject* gone, int64_t op, int64_t at) {
+    const int64_t key = watched_.key.of(gone), number = number_of(gone);
     const py::object address = owned(PyLong_FromLongLong(key));
-    if (PyDict_GetItemWithError(live_.ptr(), address.ptr()) == gone) {
-      PyDict_DelItem(live_.ptr(), address.ptr());
+    if (PyDict_GetItemWithError(table_.live.ptr(), address.ptr()) == gone) {
+      PyDict_DelItem(table_.live.ptr(), address.ptr());
     }
     shrink(gone);
     if (number < entry_count) {
-      entry_gone_bytes += nbytes_.of(gone);
-      watch_bytes -= nbytes_.of(gone);
+      entry_gone_bytes += watched_.nbytes.of(gone);
+      watch_bytes -= watched_.nbytes.of(gone);
     }
-    deaths_->add({number, op, at});
+    table_.deaths->add(DeathsRow{.storage = number, .op = op, .time_ticks = at});
     const py::object role = owned(PyLong_FromLongLong(number));
-    if (PyDict_Contains(roles_.ptr(), role.ptr()) == 1) {
-      PyDict_DelItem(roles_.ptr(), role.ptr());
+    if (PyDict_Contains(table_.roles.ptr(), role.ptr()) == 1) {
+      PyDict_DelItem(table_.roles.ptr(), role.ptr());
     }
   }
 
-  void shrink(PyObject* gone) { live_bytes -= nbytes_.of(gone); }
+  void shrink(PyObject* gone) { live_bytes -= watched_.nbytes.of(gone); }
 
-  Slot number_, key_, nbytes_, address_;
+  static bool is_exactly(PyObject* known, const py::object& type) {
+    return reinterpret_cast<PyObject*>(Py_TYPE(known)) == type.ptr();
+  }
+
+  const WatchedClasses watched_;
+  StorageTable table_;
   int64_t looks_ = 0;
-  bool closed_ = false, estimate_ = false;
-  py::handle self_;
-  py::object live_, roles_, dead_, bury_later_, take_dead_, alive_, passing_;
-  py::object births_rows_, deaths_rows_;
-  Rows *births_ = nullptr, *deaths_ = nullptr;
-  std::unordered_map<Key, int64_t, HashOfKey> shapes_;
+  bool closed_ = false;
+  std::unordered_map<Key, int64_t, HashOfKey, SameKey> shapes_;
   std::unordered_map<int64_t, int64_t> devices_;
   Key shape_;
 };

@@ -1,0 +1,106 @@
+"""Record the allocator's events of a block, and step aside for a torch profiler of the program's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch._torch.profiler import STARTERS, is_running
+from memwatch.record.allocator.log_level import LOG_ERRORS_ONLY, set_log_level
+from memwatch.record.patches import Patches
+from memwatch.record.tables.rows import Rows
+from memwatch.record.uninterrupted import uninterrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from memwatch.capture.packed import IntArray
+    from memwatch.record.backend import AllocatorEvents, Window
+    from memwatch.record.tables.op_counter import OpCounter
+
+
+class AllocatorChannel:
+    """Emit the events of a backend in windows, on the thread that started it.
+
+    Attributes:
+        windows: rows of the table `windows`.
+        running: whether a window is open.
+        stepped_aside: whether a torch profiler of the program has taken the events over.
+    """
+
+    def __init__(
+        self, events: AllocatorEvents, op_counter: OpCounter, note: Callable[[str, str], None]
+    ) -> None:
+        self.windows = Rows()
+        self.running = False
+        self.stepped_aside = False
+        self._events = events
+        self._op_counter = op_counter
+        self._note = note
+        self._emit: Callable[[IntArray], None] = lambda rows: None
+        self._patches = Patches()
+        self._count = 0
+
+    def start(self, emit: Callable[[IntArray], None]) -> None:
+        """Open the first window; `emit` receives the rows of `allocator` of each window that ends."""
+        self._emit = emit
+        if is_running():
+            self.stepped_aside = True
+            self._note(
+                "allocator", "a torch profiler was already running: allocator events were not recorded"
+            )
+            return
+        for module, name in STARTERS:
+            self._patches.put(module, name, self._program_starts)
+        self._open()
+
+    def stop(self) -> None:
+        """Close the window and undo every patch."""
+        self._close()
+        self._patches.take_off()
+
+    def cut(self) -> bool:
+        """End the window, emit its events and begin the next; return whether that could be done here."""
+        windows = self._events.cut()
+        if windows is None:
+            return False
+        self._write(windows)
+        return True
+
+    def forget_in_child(self) -> None:
+        """Be off in a forked child."""
+        if self.running:
+            self._events.forget_in_child()
+            set_log_level(None)
+        self.running = False
+
+    def _program_starts(self, profiler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.running:
+            with uninterrupted():
+                self._close()
+            self.stepped_aside = True
+            self._note("allocator", "the program started a torch profiler: allocator events end there")
+        return profiler(*args, **kwargs)
+
+    def _open(self) -> None:
+        self._events.open()
+        set_log_level(LOG_ERRORS_ONLY)
+        self.running = True
+
+    def _close(self) -> None:
+        if self.running:
+            self.running = False
+            windows = self._events.close()
+            set_log_level(None)
+            self._write(windows)
+
+    def _write(self, windows: list[Window]) -> None:
+        for window in windows:
+            if len(window.events):
+                self._emit(np.column_stack([window.events, np.full(len(window.events), self._count)]))
+            self.windows += (
+                self._count, window.start_ns, window.end_ns, window.start_op, self._op_counter[0]
+            )  # fmt: skip
+            self._count += 1

@@ -1,0 +1,54 @@
+"""Which backend records a block, and how it sees the ops: the fastest that works here and does what is asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memwatch._torch.fake import is_fake_mode_on
+from memwatch._torch.modes import MODES_WORK
+from memwatch._torch.profiler import TICKS_ARE_TORCHS
+from memwatch._torch.storages import IDENTITY_IS_ADDRESS
+from memwatch.errors import MemwatchError
+from memwatch.record import native, python
+
+if TYPE_CHECKING:
+    from memwatch.record.backend import Backend
+    from memwatch.record.options import Options
+
+
+class Choice:
+    """What a block is recorded by, decided before anything of it is recorded.
+
+    Attributes:
+        backend: the implementation of the recorder.
+        is_estimate: whether the block was entered under a FakeTensorMode: then it says what its tensors would take,
+            were they real.
+        by_mode: whether ops are seen by a dispatch mode. An estimate is: the ops that a fake mode runs within an op
+            make tensors too, and only a dispatch mode does not see those.
+
+    Raises:
+        MemwatchError: `options.intercept` is none of auto, mode and key, or asks for a way that does not work.
+    """
+
+    def __init__(self, options: Options) -> None:
+        intercept = options.intercept
+        if intercept not in {"auto", "mode", "key"}:
+            raise MemwatchError(f"intercept={intercept!r} is unknown; use 'auto', 'mode' or 'key'")
+        self.backend: Backend = _backend(for_replay=options.replay)
+        self.is_estimate = is_fake_mode_on()
+        key_works = self.backend.key_works()
+        if intercept == "key" and not key_works:
+            raise MemwatchError("the dispatch key does not work in this torch; use profile(intercept='mode')")
+        self.by_mode = intercept == "mode" or not key_works or (intercept == "auto" and self.is_estimate)
+        if self.by_mode and not MODES_WORK:
+            raise MemwatchError("dispatch modes do not work in this torch; use profile(intercept='key')")
+
+
+def _backend(*, for_replay: bool) -> Backend:
+    """Return the native backend if it is built and this torch has all that it shares with Python."""
+    # a replay needs the arguments as Python objects: the native recorder has nothing to save there
+    if not for_replay and TICKS_ARE_TORCHS and IDENTITY_IS_ADDRESS:
+        compiled = native.backend()
+        if compiled is not None:
+            return compiled
+    return python.BACKEND

@@ -1,0 +1,48 @@
+"""Where compiled libraries lie: a folder of the user's, shared by every checkout and environment of theirs."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import tempfile
+from typing import Final
+
+from memwatch.errors import MemwatchError
+
+VARIABLE: Final = "MEMWATCH_CACHE"
+"""The environment variable that names another folder, as where the home is read-only or many users share one build."""
+
+
+def folder() -> pathlib.Path:
+    """Return the folder, which may not exist yet: `$MEMWATCH_CACHE`, or `memwatch` in the user's cache folder."""
+    chosen = os.environ.get(VARIABLE)
+    return pathlib.Path(chosen).absolute() if chosen else _cache_of_user() / "memwatch"
+
+
+def _cache_of_user() -> pathlib.Path:
+    """Return the folder for cached files by the rules of the platform: on Linux those of the XDG Base Directories."""
+    if sys.platform == "darwin":
+        return pathlib.Path("~/Library/Caches").expanduser()
+    named = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if named.is_absolute():  # the rules say to ignore a relative one
+        return named
+    # a uid without a home leaves the "~" as it is: an absolute path that nobody can write makes a clear error
+    return pathlib.Path(os.path.expanduser("~"), ".cache").absolute()
+
+
+def require_writable() -> None:
+    """Make the folder, and write a file in it and remove that again.
+
+    Raises:
+        MemwatchError: it cannot be written; says where it is and how to name another.
+    """
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder()):
+            pass
+    except OSError as error:
+        raise MemwatchError(
+            f"the native recorder was not built: {folder()} cannot be written ({error.strerror or error}). "
+            f"Set {VARIABLE} to a folder that can; the Python recorder is used until then"
+        ) from error

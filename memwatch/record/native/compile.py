@@ -1,0 +1,47 @@
+"""Compile the native recorder: run by `library.build` in a process of its own, which nothing of memwatch's enters.
+
+The compiler writes to the process's output, setuptools ends the process on some errors, and both are told apart best
+from outside. Usage: `python compile.py NAME FOLDER FLAG... -- SOURCE...`
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import Any, Final
+
+NO_COMPILER: Final = 3
+"""The exit status if there is no compiler; the last line of the output names the one that was wanted."""
+
+
+def main(name: str, folder: str, flags: list[str], sources: list[str]) -> int:
+    """Compile the sources to a library in a folder; return the exit status."""
+    from setuptools import Distribution
+    from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+    base: Any = BuildExtension.with_options(use_ninja=False)
+
+    class Build(base):  # of a class that torch makes
+        def build_extensions(self) -> None:
+            compiler = getattr(self.compiler, "compiler_so_cxx", None) or getattr(
+                self.compiler, "compiler_so", None
+            )
+            if compiler and shutil.which(compiler[0]) is None:
+                sys.stdout.write(f"{compiler[0]}\n")
+                sys.stdout.flush()
+                raise SystemExit(NO_COMPILER)
+            super().build_extensions()
+
+    extension = CppExtension(name, sources, extra_compile_args=flags)
+    distribution = Distribution({"name": name, "ext_modules": [extension], "cmdclass": {"build_ext": Build}})
+    task: Any = distribution.get_command_obj("build_ext")
+    task.build_lib = task.build_temp = folder
+    task.ensure_finalized()
+    task.run()
+    return 0
+
+
+if __name__ == "__main__":
+    _name, _folder, *_rest = sys.argv[1:]
+    _end = _rest.index("--")
+    sys.exit(main(_name, _folder, _rest[:_end], _rest[_end + 1 :]))

@@ -1,0 +1,137 @@
+"""What Python calls of the compiled module `_recorder`; `src/module.cpp` defines it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memwatch.capture.packed import IntArray
+    from memwatch.record.backend import CallContext, CaptureStack
+    from memwatch.record.interception.kinds import OpKind
+    from memwatch.record.native.callbacks import OpCallbacks, PackCallbacks, StackTable
+    from memwatch.record.saved.disguise import Hooks
+    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.tables.rows import Table
+    from memwatch.record.tables.storages import Ledger
+
+
+class StackWalker(Protocol):
+    """Walks the running call stack."""
+
+    @property
+    def capture(self) -> CaptureStack:
+        """Return the number of the running call stack; see `memwatch.record.backend.CaptureStack`."""
+
+
+class OpRunner(Protocol):
+    """Records ops, called by the kernel on the key or as a mode's `__torch_dispatch__`."""
+
+    @property
+    def ops(self) -> Table:
+        """Rows of the ops that ran."""
+
+    def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
+        """Run an op that Python hands on."""
+
+    def dispatch(self) -> Callable[..., Any]:
+        """Return a function of C's for a mode's `__torch_dispatch__`."""
+
+    def intercept(self) -> None:
+        """Have the kernel on the key call this recorder."""
+
+    def release(self) -> None:
+        """Have the kernel on the key call nobody."""
+
+    def flush_at(self, op: int, at_ticks: int, /) -> None:
+        """Call `flush_due` after the op of that number, or the first op that ends later than that."""
+
+    def close(self) -> None:
+        """Record no more, and let go of every object of Python's; an op that is running lets go when it ends."""
+
+
+class TensorPacker(Protocol):
+    """Packs what autograd saves."""
+
+    @property
+    def packs(self) -> Table:
+        """Rows of the tensors that were saved."""
+
+    @property
+    def unpacks(self) -> Table:
+        """Rows of their uses and their release."""
+
+    def hooks(self) -> Hooks:
+        """Return the pair (pack, unpack), functions of C's."""
+
+    def set_outer(self, hooks: Hooks | None, /) -> None:
+        """Have the hooks that the program pushed before do the packing."""
+
+    def set_keeper(self, keeper: object, /) -> None:
+        """Have every pack hold an object from now on."""
+
+    def living_by_sequence(self) -> dict[int, list[int]]:
+        """Return the numbers of the storages that autograd keeps now, by the sequence number of the node."""
+
+    def close(self) -> None:
+        """Append no more rows, and let go of the block."""
+
+
+class EventLog(Protocol):
+    """Receives the allocator's events of this thread."""
+
+    def open(self) -> None:
+        """Stand where a torch profiler of this thread would stand."""
+
+    def close(self) -> None:
+        """Receive no more, in whichever thread."""
+
+    def take(self) -> IntArray:
+        """Return the events since the last time: ticks, address, signed bytes, number of the device."""
+
+
+class Extension(Protocol):
+    """The module."""
+
+    @property
+    def Rows(self) -> Callable[[], Table]:  # noqa: N802  # a class of the module
+        """Makes a table in C++."""
+
+    def Storages(self, watched_storage: type, watched_tensor: type) -> Ledger:  # noqa: N802
+        """Make the ledger of a table of storages."""
+
+    def Stacks(self, table: StackTable, /) -> StackWalker:  # noqa: N802
+        """Make what walks stacks, and has a table number them."""
+
+    def Recorder(  # noqa: N802
+        self, *, callbacks: OpCallbacks, storages: Ledger, stacks: StackWalker, context: CallContext, uses: Table,
+        op_counter: OpCounter,
+    ) -> OpRunner:  # fmt: skip
+        """Make a recorder of ops, which appends to `uses` beside Python."""
+
+    def SavedTensors(  # noqa: N802
+        self, *, callbacks: PackCallbacks, storages: Ledger, context: CallContext, op_counter: OpCounter
+    ) -> TensorPacker:
+        """Make what packs saved tensors."""
+
+    def Allocator(self) -> EventLog:  # noqa: N802
+        """Make what receives the allocator's events."""
+
+    def put_kernel(self) -> None:
+        """Put the kernel on the dispatch key, for every op that has none of its own there."""
+
+    def take_kernel(self) -> None:
+        """Take it off."""
+
+    def passed(self) -> int:
+        """Return how many ops the kernel saw while no recorder ran."""
+
+    def original_of(self, packed: Any, /) -> Any:
+        """Return the tensor that a pack stands for; None if it is gone, or if another packed it."""
+
+    def hook(self, modifying: str, packed: Any, pack_hook: Any, unpack_hook: Any, /) -> bool:
+        """Have hooks of the program take over from a pack; `modifying` words the error if they write what they get."""
+
+    def device_name(self, number: int, /) -> str:
+        """Return the name of the device of an allocator event."""

@@ -1,0 +1,159 @@
+// What C++ reads and calls of memwatch's Python objects, all of it: no other file here names an attribute of theirs.
+//
+// memwatch/record/native/callbacks.py declares the same, object by object, and says what each attribute is. Methods are
+// looked up once and kept bound. The objects refer to C++ in turn, which Python's collector cannot see: whoever keeps
+// one of these lets go of it when the block ends.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include "python.h"
+#include "rows.h"
+
+namespace memwatch {
+
+/// The table of storages: C++ fills it, and Python reads it. It keeps its C++ side, which so keeps no reference to it.
+class StorageTable {
+ public:
+  StorageTable() = default;
+  explicit StorageTable(const py::object& table)
+      : live(table.attr("live")),
+        roles(table.attr("roles")),
+        dead(table.attr("dead")),
+        note_death(dead.attr("append")),
+        take_death(dead.attr("popleft")),
+        births(table.attr("births").cast<std::shared_ptr<Rows>>()),
+        deaths(table.attr("deaths").cast<std::shared_ptr<Rows>>()),
+        is_estimate(table.attr("estimate").cast<bool>()),
+        self_(table.ptr()) {}
+
+  int64_t shape_id(const py::object& tensor) const { return integer(self_.attr("shape_id")(tensor).ptr()); }
+  int64_t device_id(const py::object& tensor) const { return integer(self_.attr("device_id")(tensor).ptr()); }
+  void hold_one(const py::object& tensor, int64_t key, int64_t number) const {
+    self_.attr("hold_one")(tensor, key, number);
+  }
+  void above_watched(int64_t nbytes) const { self_.attr("above_watched")(nbytes); }
+
+  py::object live = py::none(), roles = py::none(), dead = py::none(), note_death, take_death;
+  std::shared_ptr<Rows> births, deaths;
+  bool is_estimate = false;
+
+ private:
+  py::handle self_ = Py_None;
+};
+
+/// The two classes of weak references in `live`, and the slots that hold what is known of a storage.
+struct WatchedClasses {
+  WatchedClasses(py::object storage_class, py::object tensor_class)
+      : storage(std::move(storage_class)),
+        tensor(std::move(tensor_class)),
+        number(storage, "number"),
+        key(storage, "key"),
+        nbytes(storage, "nbytes"),
+        address(tensor, "address") {}
+
+  py::object storage, tensor;
+  Slot number, key, nbytes, address;
+};
+
+/// The table of call stacks. It keeps what walks the frames, which so keeps no reference to it.
+class StackTable {
+ public:
+  explicit StackTable(const py::object& table)
+      : enabled(table.attr("enabled").cast<bool>()), engine(integer(table.attr("engine").ptr())), self_(table.ptr()) {
+    for (const auto& bound : table.attr("bounds")) {
+      bounds.insert(integer(bound.ptr()));
+    }
+  }
+
+  int64_t intern(const py::tuple& key, const py::handle& frame) const {
+    return integer(self_.attr("intern")(key, frame).ptr());
+  }
+
+  bool enabled;
+  int64_t engine;
+  std::unordered_set<int64_t> bounds;
+
+ private:
+  py::handle self_;
+};
+
+/// What is running while an op runs; read for every op, so its names are interned.
+class CallContext {
+ public:
+  explicit CallContext(py::object context) : context_(std::move(context)) {}
+
+  /// Return the innermost running module and the stack above its call.
+  std::pair<int64_t, int64_t> top() const {
+    const py::object pair = top_.of(context_.ptr());
+    return {integer(PyTuple_GET_ITEM(pair.ptr(), 0)), integer(PyTuple_GET_ITEM(pair.ptr(), 1))};
+  }
+  bool is_optimizing() const { return optimizing_.truth_of(context_.ptr()); }
+  bool is_in_backward() const { return in_backward_.truth_of(context_.ptr()); }
+  void enter_backward() const { in_backward_.set(context_.ptr(), Py_True); }
+  void leave_backward() const { context_.attr("backward_ended")(); }
+  void clear() { context_ = py::none(); }
+
+ private:
+  const Name top_{"top"}, in_backward_{"in_backward"}, optimizing_{"optimizing"};
+  py::object context_;
+};
+
+/// What the recorder of ops asks: of the session, and where tensors are not plain.
+struct OpCallbacks {
+  OpCallbacks() = default;
+  explicit OpCallbacks(const py::object& callbacks)
+      : string_id(callbacks.attr("string_id")),
+        flush_due(callbacks.attr("flush_due")),
+        holds_in_backward(callbacks.attr("holds_in_backward")),
+        could_not_record(callbacks.attr("could_not_record")),
+        storages_of(callbacks.attr("storages_of")),
+        made(callbacks.attr("made")),
+        resized(callbacks.attr("resized")),
+        overload_of(callbacks.attr("overload_of")),
+        hand_on(callbacks.attr("hand_on")),
+        frame_callback(callbacks.attr("frame_callback")),
+        passed_on(callbacks.attr("passed_on")) {}
+
+  py::object string_id, flush_due, holds_in_backward, could_not_record, storages_of, made, resized, overload_of;
+  py::object hand_on, frame_callback, passed_on;
+};
+
+/// What the packs ask: of tensors that are not plain, and for the words of an error.
+struct PackCallbacks {
+  PackCallbacks() = default;
+  explicit PackCallbacks(const py::object& callbacks)
+      : describe(callbacks.attr("describe")), inplace_error(callbacks.attr("inplace_error")) {}
+
+  py::object describe, inplace_error;
+};
+
+/// The kind of an op that Python hands on.
+class PythonKind {
+ public:
+  explicit PythonKind(py::object kind) : kind_(std::move(kind)) {}
+
+  /// Return the function that runs the op; it may be another at the next run.
+  py::object call() const {
+    static const Name name("call");
+    return name.of(kind_.ptr());
+  }
+  /// Return the arguments with tensors in place of numbers, or None.
+  py::object numbers_as_tensors(const py::tuple& args) const { return kind_.attr("numbers_as_tensors")(args); }
+
+  std::string name() const { return py::str(kind_.attr("name")); }
+  bool resizes() const { return kind_.attr("resizes").cast<bool>(); }
+  py::object write_names() const { return kind_.attr("write_names"); }
+  py::object accesses() const { return kind_.attr("accesses"); }
+
+  PyObject* address() const { return kind_.ptr(); }
+  bool is_none() const { return kind_.is_none(); }
+
+ private:
+  py::object kind_;
+};
+
+}  // namespace memwatch

@@ -1,0 +1,43 @@
+// Where versions of torch and of Python differ: the only file that knows. Every other file includes what differs from
+// here, and asks by the names below.
+//
+// What can be asked of the headers themselves (a file, a member) is asked of them, for it holds for versions that
+// nobody has seen yet; a version number decides only where nothing else can.
+#pragma once
+
+#include <Python.h>
+#include <structmember.h>  // PyMemberDef until Python 3.11; needs Python.h before it
+#include <torch/csrc/profiler/orchestration/observer.h>
+
+// torch 2.11 and older declare autograd's Node in function.h
+#if __has_include(<torch/csrc/autograd/node.h>)
+#include <torch/csrc/autograd/node.h>
+#else
+#include <torch/csrc/autograd/function.h>
+#endif
+
+namespace memwatch::compat {
+
+/// Return the profiler of this thread, or null. torch 2.15 has `getTLS()` in place of `get(/*global=*/false)`.
+template <typename State = torch::profiler::impl::ProfilerStateBase>
+State* profiler_of_this_thread() {
+  if constexpr (requires { State::getTLS(); }) {
+    return State::getTLS();
+  } else {
+    return State::get(/*global=*/false);
+  }
+}
+
+/// Return true if what a weak reference refers to is gone. Python 3.13 deprecates PyWeakref_GetObject.
+inline bool is_dead(PyObject* reference) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* referent = nullptr;
+  const bool dead = PyWeakref_GetRef(reference, &referent) == 0;
+  Py_XDECREF(referent);
+  return dead;
+#else
+  return PyWeakref_GetObject(reference) == Py_None;
+#endif
+}
+
+}  // namespace memwatch::compat

@@ -1,0 +1,147 @@
+"""The allocator's events through kineto, torch's own profiler.
+
+kineto records c10's memory events with address, signed bytes and a time stamp of the same counter that the op
+rows carry, so no mark per op is needed: with no op scope enabled it costs nothing but the events. They exist only
+after a stop, so they come in windows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from memwatch._torch.autograd import NO_TASK, current_graph_task_id
+from memwatch._torch.profiler import is_allocation, start_allocator_events, stop_allocator_events
+from memwatch.record.backend import Window
+from memwatch.record.clock import ticks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwatch.capture.packed import IntArray
+    from memwatch.record.backend import Block
+
+_SENTINEL_BYTES: Final = 7919
+_SENTINELS: Final = 8
+"""Blocks of that size, whose times are known, are the first and the last of every window."""
+
+
+class KinetoEvents:
+    """Receive the allocator's events of this thread by starting and stopping torch's profiler."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._start = self._start_sentinel = self._start_op = 0
+
+    def open(self) -> None:
+        """Begin a window."""
+        with _quiet():
+            start_allocator_events()
+        self._start, self._start_sentinel = _sentinels()
+        self._start_op = self._block.op_counter[0]
+
+    def close(self) -> list[Window]:
+        """End it and return it; an empty list if its events were lost."""
+        end, end_sentinel = _sentinels()
+        with _quiet():
+            roots = stop_allocator_events()
+        start_ns, end_ns = self._block.clock.to_ns(self._start), self._block.clock.to_ns(end)
+        events = self._events(roots)
+        ours = np.flatnonzero(events[:, 2] == _SENTINEL_BYTES)
+        if len(ours) < 2 * _SENTINELS:
+            self._block.note("allocator", "torch's profiler lost the allocator events of a part of the block")
+            return []
+        events = _in_our_time(events, ours, (start_ns, self._start_sentinel), (end_ns, end_sentinel))
+        return [Window(start_ns, end_ns, self._start_op, events)]
+
+    def cut(self) -> list[Window] | None:
+        """End the window, return it and begin the next; None in backward, with which what it opens would end."""
+        if current_graph_task_id() != NO_TASK:
+            return None
+        windows = self.close()
+        self.open()
+        return windows
+
+    def forget_in_child(self) -> None:
+        """Let this forked child end without C++ destructors: kineto's would wait for a thread the child has not."""
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "on_exit"):
+            libc.on_exit(libc._exit, None)
+
+    def _events(self, roots: list[Any]) -> np.ndarray[Any, Any]:
+        devices: dict[Any, int] = {}
+        rows: list[tuple[int, int, int, int]] = []
+        waiting = roots[::-1]
+        while waiting:
+            node = waiting.pop()
+            if is_allocation(node):
+                fields = node.extra_fields
+                device = fields.device
+                if device not in devices:
+                    devices[device] = self._block.strings(str(device))
+                rows.append((node.start_time_ns, fields.ptr, fields.alloc_size, devices[device]))
+            waiting.extend(node.children[::-1])
+        events = np.array(rows, dtype=np.int64).reshape(-1, 4)
+        return events[np.argsort(events[:, 0], kind="stable")]
+
+
+def _sentinels() -> tuple[int, int]:
+    """Allocate and free blocks of a size of their own; return the ticks of the best timed one, and which it was."""
+    timed = []
+    for number in range(_SENTINELS):
+        before = ticks()
+        torch.UntypedStorage(_SENTINEL_BYTES)
+        after = ticks()
+        timed.append((after - before, (before + after) // 2, number))
+    _, middle, number = min(timed)
+    return middle, number
+
+
+def _in_our_time(events: IntArray, made: IntArray, first: tuple[int, int], last: tuple[int, int]) -> IntArray:
+    """Take the sentinels out of a window's events, and put the rest on the recorder's clock by them.
+
+    kineto turns ticks into nanoseconds by a line of its own for each window, which drifts from ours by
+    microseconds in a minute; two sentinels are two points of both lines.
+
+    Args:
+        events: rows of the table `allocator`, times in kineto's nanoseconds.
+        made: the rows in which the sentinels are made.
+        first: time in our nanoseconds of the best sentinel at the start, and its number.
+        last: the same at the end.
+    """
+    first_ns, last_ns = events[made[first[1]], 0], events[made[last[1] - _SENTINELS], 0]
+    slope = (last[0] - first[0]) / max(int(last_ns - first_ns), 1)
+    events[:, 0] = first[0] + ((events[:, 0] - first_ns) * slope).astype(np.int64)
+    freed = np.flatnonzero(
+        events[:, 2] == -_SENTINEL_BYTES
+    )  # not always the next event: threads may allocate between
+    ours = [rows for each in (made, freed) for rows in (each[:_SENTINELS], each[-_SENTINELS:])]
+    return np.delete(events, np.concatenate(ours), axis=0)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold stderr while kineto prints its `USDT:` lines; everything else written meanwhile is passed on."""
+    try:
+        saved = os.dup(2)
+    except OSError:  # the program closed its stderr: nothing can be printed
+        yield
+        return
+    with open(os.memfd_create("memwatch"), "w+b", buffering=0) as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            held.seek(0)
+            rest = b"".join(
+                line for line in held.read().splitlines(keepends=True) if not line.startswith(b"USDT:")
+            )
+            if rest:
+                os.write(2, rest)
+            os.close(saved)

@@ -1,0 +1,79 @@
+"""The figures of the storages, kept in Python, and the rows of their deaths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memwatch.record.clock import ticks
+from memwatch.record.tables.storages import NEVER
+from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memwatch.record.tables.storages import Storages
+
+
+class PythonLedger:
+    """Keep the figures of a table of storages; see `memwatch.record.tables.storages.Ledger`.
+
+    Attributes:
+        on_release: called with each weak reference in `Storages.dead` that watches no storage, with the number of
+            ops that have started and the time in ticks: packs of saved tensors share the queue.
+    """
+
+    __slots__ = (
+        "_storages",
+        "_writing",
+        "count",
+        "entry_count",
+        "entry_gone_bytes",
+        "hold",
+        "live_bytes",
+        "on_release",
+        "watch_bytes",
+    )
+
+    def __init__(self) -> None:
+        self.count = self.live_bytes = self.entry_count = self.entry_gone_bytes = 0
+        self.watch_bytes = NEVER
+        self.hold = True
+        self.on_release: Callable[[Any, int, int], None] = lambda release, op, at_ticks: None
+        self._writing = False
+
+    def keep_for(self, storages: Storages) -> None:
+        """Keep the figures of this table from now on."""
+        self._storages = storages
+
+    def record_deaths(self, op: int) -> None:
+        """Append the deaths since the last call, as of now."""
+        if self._writing:  # another thread is at it, as one of autograd's or one that resizes
+            return
+        self._writing = True
+        try:
+            self._record_deaths(ticks(), op)
+        finally:
+            self._writing = False
+
+    def _record_deaths(self, at_ticks: int, op: int) -> None:
+        storages = self._storages
+        dead, live, roles = storages.dead, storages.live, storages.roles
+        while dead:  # each is taken off after it is written, with no call between
+            gone = dead[0]
+            kind = gone.__class__
+            if kind is WatchedStorage:
+                key = gone.key
+                if key in live and live[key] is gone:  # no call: another storage may get the address at one
+                    del live[key]
+                self.live_bytes -= gone.nbytes
+                if gone.number < self.entry_count:
+                    self.entry_gone_bytes += gone.nbytes
+                    self.watch_bytes -= gone.nbytes
+                storages.deaths += (gone.number, op, at_ticks)
+                if gone.number in roles:
+                    del roles[gone.number]
+            elif kind is WatchedTensor:  # it stays known, for another tensor may show its storage still
+                self.live_bytes -= gone.nbytes
+            else:
+                self.on_release(gone, op, at_ticks)
+            del dead[0]

@@ -1,0 +1,242 @@
+"""Pack what autograd saves for backward, and write down for which node.
+
+Hooks on saved tensors are easy to get wrong: a pack that keeps a node's own output leaks it, and any pack
+silences autograd's "modified by an inplace operation" error. So a pack holds what autograd would hold, the tensor
+itself for an input of the node and a detached alias for an output. It checks the version at unpack, and raises
+autograd's own error.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.nn import Parameter
+
+from memwatch._torch.autograd import current_node, in_forward_mode, next_sequence_nr, sequence_nr_of
+from memwatch._torch.modes import current_mode, disable_torch_dispatch
+from memwatch._torch.tensors import version_of
+from memwatch.capture.schema import NONE
+from memwatch.record.clock import ticks
+from memwatch.record.saved.disguise import Disguise
+from memwatch.record.saved.errors import MODIFYING, inplace_error
+from memwatch.record.saved.tensors import saved_storage
+from memwatch.record.tables.rows import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memwatch.record.backend import CallContext
+    from memwatch.record.python.ledger import PythonLedger
+    from memwatch.record.saved.disguise import Hooks
+    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.tables.storages import Storages
+
+_node_kinds: dict[type, tuple[str, bool]] = {}
+
+
+class Pack:
+    """What autograd holds in place of a saved tensor.
+
+    Attributes:
+        packed: the tensor or an alias of it, or what a hook of the program made of it.
+        original: returns the saved tensor if it lives; None for an output of its own node.
+        by_program: returns the tensor for what a hook of the program packed; None if none did.
+        keeper: holds the disguise on; see `memwatch.record.saved.disguise`.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "by_program",
+        "keeper",
+        "node_name",
+        "number",
+        "original",
+        "output_nr",
+        "packed",
+        "version",
+    )
+    number: int
+    keeper: object
+    by_program: Callable[[Any], Tensor] | None
+    packed: Any
+    version: int
+    original: Callable[[], Tensor | None]
+    node_name: str | None
+    output_nr: int
+
+
+class _Release(weakref.ref[Any]):
+    """A weak reference to a pack: its callback queues it beside the deaths of storages."""
+
+    __slots__ = ("number", "sequence", "storage")
+    number: int
+    sequence: int
+    storage: int
+
+
+class PythonPacker:
+    """Append a row of `packs` for every saved tensor, and of `unpacks` for its uses and its release."""
+
+    def __init__(
+        self, storages: Storages, ledger: PythonLedger, context: CallContext, op_counter: OpCounter
+    ) -> None:
+        self.packs = Rows()
+        self.unpacks = Rows()
+        self.hooks: Hooks = (self._pack, self._unpack)
+        self.disguise = _DISGUISE
+        self.python_functions: tuple[Callable[..., Any], ...] = (*self.hooks, *_DISGUISE)
+        self._storages = storages
+        self._context = context
+        self._op_counter = op_counter
+        self._releases: dict[int, _Release] = {}
+        self._count = 0
+        self._outer: Hooks | None = None
+        self._keeper: object = None
+        self._closed = False
+        ledger.on_release = self._released
+
+    def set_outer(self, hooks: Hooks | None) -> None:
+        """Have the hooks that the program pushed before do the packing."""
+        self._outer = hooks
+
+    def set_keeper(self, keeper: object) -> None:
+        """Have every pack hold an object from now on."""
+        self._keeper = keeper
+
+    def close(self) -> None:
+        """Append no more rows."""
+        self._closed = True
+        self._releases.clear()
+        self._keeper = None
+
+    def living_by_sequence(self) -> dict[int, list[int]]:
+        """Return the numbers of the storages that autograd keeps now, by the sequence number of the node."""
+        found: dict[int, list[int]] = {}
+        for release in list(self._releases.values()):
+            if release.storage != NONE and release() is not None:
+                found.setdefault(release.sequence, []).append(release.storage)
+        return found
+
+    def _pack(self, tensor: Tensor) -> Any:
+        pack = Pack()
+        pack.keeper, pack.by_program = self._keeper, None
+        if self._outer is None:
+            _hold(pack, tensor)
+        else:
+            pack.packed, pack.original = self._outer[0](tensor), _nothing
+        self._append(pack, tensor)
+        return pack
+
+    def _append(self, pack: Pack, tensor: Tensor) -> None:
+        storage, shape, nbytes = saved_storage(self._storages, tensor)
+        sequence, at_ticks = next_sequence_nr() - 1, ticks()
+        op, module = self._op_counter[0], self._context.top[0]
+        release = _Release(pack, self._storages.dead.append)
+        # no call until all is written: a signal's handler may raise at any
+        pack.number = release.number = number = self._count
+        release.storage, release.sequence = storage, sequence
+        self._count = number + 1
+        self._releases[number] = release
+        self.packs += (number, storage, op, sequence, module, nbytes, shape, at_ticks)
+
+    def _unpack(self, pack: Pack) -> Tensor:
+        if not self._closed:
+            self.unpacks += (pack.number, self._op_counter[0], ticks(), 0)
+        if pack.by_program is not None:
+            return pack.by_program(pack.packed)
+        if self._outer is not None:
+            result: Tensor = self._outer[1](pack.packed)
+            return result
+        packed: Tensor = pack.packed
+        if version_of(packed) != pack.version:
+            raise RuntimeError(inplace_error(pack))
+        return packed
+
+    def _released(self, release: _Release, op: int, at_ticks: int) -> None:
+        if not self._closed:
+            self.unpacks += (release.number, op, at_ticks, 1)
+            del self._releases[release.number]
+
+
+def _hold(pack: Pack, tensor: Tensor) -> None:
+    """Keep the tensor where it is surely an input of the node that saves it, an alias where it may be an output.
+
+    To keep an input itself lets backward find it as autograd would; to keep a node's own output would leak it.
+    An output is saved while its node is the newest one. There are two exceptions: functions written in Python or
+    by a library, which make other nodes in between, and forward-mode AD.
+    """
+    pack.version = version_of(tensor)
+    pack.output_nr = tensor.output_nr
+    node = tensor.grad_fn
+    if node is None:
+        pack.packed, pack.original, pack.node_name = tensor, lambda: tensor, None
+        return
+    pack.node_name, written = _kind_of(node)
+    sequence = sequence_nr_of(node)
+    newest = sequence == next_sequence_nr() - 1
+    if not (newest or written or in_forward_mode()):
+        pack.packed, pack.original = tensor, lambda: tensor
+        return
+    if newest:  # modes of the program may see it: autograd detaches an output too
+        pack.packed, pack.original = tensor.detach(), _nothing
+    else:
+        pack.packed = _detached_unseen(tensor)
+        pack.original = functools.partial(_of_other, pack.node_name, sequence, weakref.ref(tensor))
+
+
+def _detached_unseen(tensor: Tensor) -> Tensor:
+    """Return an alias of a tensor, made below the dispatch modes of the program where its class has no say."""
+    if current_mode() is None or type(tensor) not in (Tensor, Parameter):
+        return tensor.detach()
+    with disable_torch_dispatch():
+        return tensor.detach()
+
+
+def _nothing() -> None:
+    return None
+
+
+def _of_other(node_name: str, sequence: int, reference: Callable[[], Tensor | None]) -> Tensor | None:
+    """Return a saved tensor, unless the node that unpacks it now is the one whose output it was."""
+    node = current_node()
+    own = node is not None and sequence_nr_of(node) == sequence and node.name() == node_name
+    return None if own else reference()
+
+
+def _original_of(packed: Any) -> Tensor | None:
+    return packed.original() if packed.__class__ is Pack else None
+
+
+def _hook(packed: Any, pack_hook: Any, unpack_hook: Any) -> bool:
+    """Have hooks of the program pack what was packed, as `SavedVariable::register_hooks` does."""
+    if packed.__class__ is not Pack or packed.by_program is not None or not hasattr(packed, "version"):
+        return False  # a pack of hooks of the program has no version
+    with torch.no_grad():
+        given = packed.packed.detach()
+        version = version_of(given)
+        packed_by_program = pack_hook(given)
+    packed.packed, packed.original, packed.by_program = packed_by_program, _nothing, unpack_hook
+    if version_of(given) != version:
+        raise RuntimeError(MODIFYING)
+    return True
+
+
+_DISGUISE: Final = Disguise(_original_of, _hook)
+
+
+def _kind_of(node: Any) -> tuple[str, bool]:
+    """Return the name of a node, and whether its function is written in Python, or in C++ by a library."""
+    cls = type(node)
+    known = _node_kinds.get(cls)
+    if known is None:
+        name = node.name()
+        in_python = issubclass(cls, BackwardCFunction)
+        known = name, in_python or "::" in name
+        if cls.__name__ == name and not in_python:  # torch's own class, one for this function
+            _node_kinds[cls] = known
+    return known

@@ -1,0 +1,107 @@
+"""Push the hooks on saved tensors, and take them off, leaving those of the program where they are.
+
+Only the innermost pair of hooks runs, so hooks that the program pushed before the block are called from ours;
+and torch.func refuses to run under any, so it finds ours switched off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.autograd import forward_ad
+
+from memwatch._torch.autograd import in_forward_mode, pop_saved_hooks, push_saved_hooks, top_saved_hooks
+from memwatch.record.patches import Patches
+from memwatch.record.saved import disguise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from memwatch.record.saved.disguise import Hooks
+    from memwatch.record.saved.packer import Packer
+
+
+_FORWARD_MODE: Final = (
+    "forward-mode AD ran: where autograd saves a tensor of it, an alias is kept in its place, so what the tensor "
+    "itself keeps, as its tangent, may be freed earlier and the peak be lower than without memwatch"
+)
+
+
+class SavedTensorHooks:
+    """Have a packer pack what autograd saves in this thread between `start` and `stop`.
+
+    Args:
+        packer: packs and unpacks.
+        note: called with the kind and the text of a sentence for the report.
+    """
+
+    def __init__(self, packer: Packer, note: Callable[[str, str], None]) -> None:
+        self._note = note
+        self._forward_mode_is_noted = False
+        self._packer = packer
+        self._hooks = packer.hooks
+        self._outer: Hooks | None = None
+        self._patches = Patches()
+        self.python_functions: tuple[Callable[..., Any], ...] = (
+            *packer.python_functions,
+            *disguise.CALLED_BACK,
+        )
+
+    def start(self) -> None:
+        """Push the hooks, above those that the program pushed before."""
+        self._outer = top_saved_hooks()
+        self._packer.set_outer(self._outer)
+        push_saved_hooks(*self._hooks)
+        self._patches.put(torch.autograd.graph, "disable_saved_tensors_hooks", self._disabling)
+        self._patches.put(forward_ad, "enter_dual_level", self._entering_forward_mode)
+        if in_forward_mode():
+            self._note_forward_mode()
+        self._packer.set_keeper(disguise.put_on(self._packer.disguise))
+
+    def stop(self) -> None:
+        """Remove the hooks, leaving those that the program pushed inside the block."""
+        self._patches.take_off()
+        self.pause()
+        self._packer.close()
+
+    def pause(self) -> None:
+        """Take the hooks off until `resume`, leaving those that the program pushed inside the block."""
+        above = []
+        while (top := top_saved_hooks()) is not None:
+            pop_saved_hooks()
+            if top[0] is self._hooks[0]:
+                break
+            above.append(top)
+        else:  # the program left hooks that it had entered before the block, and so popped ours in their place
+            above = [hooks for hooks in above if self._outer is None or hooks[0] is not self._outer[0]]
+        for hooks in reversed(above):
+            push_saved_hooks(*hooks)
+
+    def resume(self) -> None:
+        """Push the hooks again."""
+        push_saved_hooks(*self._hooks)
+
+    def _entering_forward_mode(self, enter: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._note_forward_mode()
+        return enter(*args, **kwargs)
+
+    def _note_forward_mode(self) -> None:
+        if not self._forward_mode_is_noted:
+            self._forward_mode_is_noted = True
+            self._note("observer", _FORWARD_MODE)
+
+    @contextlib.contextmanager
+    def _disabling(self, disable: Callable[..., Any], error_message: str) -> Generator[None, None, None]:
+        """Be off where torch switches hooks off: ours, and only ours, are no reason to refuse."""
+        top = top_saved_hooks()
+        ours = top is not None and top[0] is self._hooks[0] and self._outer is None
+        if ours:
+            pop_saved_hooks()
+        try:
+            with disable(error_message):
+                yield
+        finally:
+            if ours:
+                push_saved_hooks(*self._hooks)

@@ -1,0 +1,93 @@
+"""Record what an op read, wrote and made where its tensors are not plain: wrappers, sparse, nested, symbolic.
+
+Both recorders read plain tensors on their own and hand the others to `Operands`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import Tensor
+
+from memwatch.capture.schema import ACCESSES, NONE
+from memwatch.record.clock import ticks
+from memwatch.record.tables.parts import plain_parts
+from memwatch.record.tables.storages import BASELINE, BY_OP, Storages, address_of
+from memwatch.record.tables.watched import WatchedTensor, is_gone
+
+if TYPE_CHECKING:
+    from memwatch.record.tables.rows import Table
+
+OUTPUT: Final = ACCESSES.index("output")
+
+
+class Operands:
+    """Look into the tensors of an op, and append the rows of `uses` for the storages of their parts."""
+
+    def __init__(self, storages: Storages, uses: Table) -> None:
+        self._storages = storages
+        self._uses = uses
+
+    def storages_of(self, tensor: Tensor) -> list[tuple[int, int]]:
+        """Return the number and the address of every storage that holds bytes of an argument."""
+        found = []
+        for part in plain_parts(tensor):
+            number = self._storages.number_of(part, NONE, BASELINE)
+            if number != NONE:
+                found.append((number, address_of(part)))
+        return found
+
+    def used(self, op: int, tensor: Tensor, access: int) -> None:
+        """Append the use of an argument by an op."""
+        for part in plain_parts(tensor):
+            storage = self._storages.number_of(part, NONE, BASELINE)
+            if storage != NONE:
+                self._uses += (op, storage, access)
+
+    def made(self, op: int, result: Any, given: Any) -> None:
+        """Append the births of what an op made.
+
+        Args:
+            op: its number.
+            result: a tensor, or lists and tuples of them; anything else is passed over.
+            given: the arguments, or the addresses of their storages: a result may lie in one of them.
+        """
+        if isinstance(result, Tensor):
+            for part in plain_parts(result):
+                self._made_part(op, part, given)
+        elif result.__class__ is tuple or result.__class__ is list:
+            for item in result:
+                self.made(op, item, given)
+
+    def _made_part(self, op: int, part: Tensor, given: Any) -> None:
+        storages = self._storages
+        try:
+            key = address_of(part)
+        except (NotImplementedError, RuntimeError):
+            storages.number_of(part, op, BY_OP)
+            return
+        known = storages.live.get(key)
+        if known is None or is_gone(known) or (known.__class__ is WatchedTensor and not lies_in(key, given)):
+            self._uses += (op, storages.born(part, key, op, BY_OP, ticks()), OUTPUT)
+
+    def resized(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Append the resizes of the tensors given to an op that may give them another size."""
+        for item in (*args, *kwargs.values()):
+            if isinstance(item, Tensor):
+                self._storages.resized(item)
+
+
+def lies_in(key: int, given: Any) -> bool:
+    """Return True if the storage at an address belongs to an argument; if not, the address was used before."""
+    if isinstance(given, Tensor):
+        try:
+            return any(address_of(part) == key for part in plain_parts(given))
+        except (NotImplementedError, RuntimeError):
+            return False
+    if given.__class__ is int:
+        return bool(key == given)
+    if given.__class__ is dict:
+        given = given.values()
+    elif given.__class__ is not list and given.__class__ is not tuple:
+        return False
+    return any(lies_in(key, item) for item in given)

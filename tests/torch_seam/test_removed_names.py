@@ -1,0 +1,67 @@
+"""On a torch that lacks any one private name, memwatch works or says in one sentence what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).resolve().parents[2]
+_TAKEN = re.compile(r'"(torch(?:\.\w+)*\.\w+)"')
+_LATE = {"torch._dynamo.disable", "torch._dynamo.eval_frame"}
+"""Names that are looked up when they are needed, not at import."""
+NAMES = sorted(
+    {name for path in _ROOT.glob("memwatch/_torch/*.py") for name in _TAKEN.findall(path.read_text())}
+)
+
+
+@pytest.fixture(scope="module")
+def use_without():
+    """Give a function that uses memwatch without a name, in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "plugins")])}
+    with subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("removal.py"))],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT,
+    ) as server:  # fmt: skip
+
+        def ask(name: str) -> dict[str, dict]:
+            print(name, file=server.stdin, flush=True)
+            return json.loads(server.stdout.readline())
+
+        yield ask
+        server.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def untouched(use_without):
+    """What comes out with every name in its place."""
+    return use_without("nothing")
+
+
+def test_nothing_is_missing_from_this_torch(untouched):
+    """The torch that the tests run with has every name, so nothing is degraded and no note says so."""
+    assert untouched["missing"] == []
+    assert not [step for step in untouched.values() if isinstance(step, dict) and "traceback" in step]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without(name, use_without):
+    """Import, profile and leak check work without the name, or refuse in a sentence that holds it."""
+    result = use_without(name)
+    asked, missing = result.pop("asked"), result.pop("missing")
+    assert [step["traceback"] for step in result.values() if "traceback" in step] == []
+    assert asked or name in _LATE
+    assert all(name in sentence for sentence in missing)
+    assert bool(missing) == asked
+    for step in result.values():
+        if "refused" in step:
+            assert name in step["refused"]
+        if "notes" in step:
+            assert set(missing) <= set(step["notes"])
+            assert step["peak_bytes"] > 0
+            assert step["ops"] > 0
