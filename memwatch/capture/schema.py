@@ -6,16 +6,19 @@ additive. *Derived* tables are what users read; `memwatch.analysis` computes the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
+from memwatch.capture.derived import DERIVED
+from memwatch.capture.tables import PANDAS_DTYPE, Column, Kind, Table, make_table
 from memwatch.own_code import CodeOwner
+
+__all__ = [
+    "ACCESSES", "CATEGORIES", "DERIVED", "DERIVED_BY_NAME", "FORMAT_VERSION", "GRADIENT_PREFIX", "NONE", "OPERANDS",
+    "ORIGINS", "OWNERS", "PANDAS_DTYPE", "PHASES", "RECORDED", "RECORDED_BY_NAME", "ROLES", "Column", "Kind", "Table",
+]  # fmt: skip
 
 FORMAT_VERSION: Final = 2
 """Raised when an older memwatch could not read the file."""
-
-Kind = Literal["int", "text", "float", "bool"]
-PANDAS_DTYPE: Final[dict[Kind, str]] = {"int": "int64", "text": "str", "float": "float64", "bool": "bool"}
 
 NONE: Final = -1
 """An integer column's "there is none": no module, no stack, not dead."""
@@ -42,35 +45,8 @@ CATEGORIES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: its name (with its unit), its kind, and what it means."""
-
-    name: str
-    kind: Kind
-    doc: str
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One table: its columns in order and what a row is."""
-
-    name: str
-    doc: str
-    columns: tuple[Column, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Give the column names in order."""
-        return tuple(column.name for column in self.columns)
-
-
-def _table(name: str, doc: str, *columns: tuple[str, Kind, str]) -> Table:
-    return Table(name, doc, tuple(Column(*column) for column in columns))
-
-
 RECORDED: Final = (
-    _table(
+    make_table(
         "ops",
         "One row per ATen call below autograd, in the order they started; `op` is its number.",
         ("op", "int", "number of the op, from 0"),
@@ -87,14 +63,14 @@ RECORDED: Final = (
         ("end_ns", "int", "unix time at which the op returned, nanoseconds"),
         ("failed", "int", "1 if the op raised"),
     ),
-    _table(
+    make_table(
         "uses",
         "One row per storage that an op touched.",
         ("op", "int", "the op"),
         ("storage", "int", "the storage"),
         ("access", "int", "index into ACCESSES"),
     ),
-    _table(
+    make_table(
         "births",
         "One row per storage seen, when it was first seen.",
         ("storage", "int", "number of the storage, from 0; never used again"),
@@ -106,14 +82,14 @@ RECORDED: Final = (
         ("origin", "int", "index into ORIGINS"),
         ("shape", "int", "string id of dtype and shape of the first tensor seen on it, as `float32[64, 64]`"),
     ),
-    _table(
+    make_table(
         "deaths",
         "One row per storage that died while recording.",
         ("storage", "int", "the storage"),
         ("op", "int", "number of ops started before the death"),
         ("time_ns", "int", "unix time of the death, nanoseconds"),
     ),
-    _table(
+    make_table(
         "resizes",
         "One row per change of a storage's size after its birth (`resize_`, `set_`).",
         ("storage", "int", "the storage"),
@@ -122,7 +98,7 @@ RECORDED: Final = (
         ("nbytes", "int", "new size in bytes"),
         ("address", "int", "new data pointer"),
     ),
-    _table(
+    make_table(
         "packs",
         "One row per tensor that autograd saved for backward.",
         ("pack", "int", "number of the saved tensor, from 0"),
@@ -134,7 +110,7 @@ RECORDED: Final = (
         ("shape", "int", "string id of dtype and shape"),
         ("time_ns", "int", "unix time of the save, nanoseconds"),
     ),
-    _table(
+    make_table(
         "unpacks",
         "One row per use, release or loss of a saved tensor.",
         ("pack", "int", "the saved tensor"),
@@ -142,7 +118,7 @@ RECORDED: Final = (
         ("time_ns", "int", "unix time, nanoseconds"),
         ("released", "int", "1 when autograd let go of it, 0 when backward read it"),
     ),
-    _table(
+    make_table(
         "roles",
         "One row per role that a storage was seen in.",
         ("storage", "int", "the storage"),
@@ -150,7 +126,7 @@ RECORDED: Final = (
         ("name", "int", "string id of the name, as `layers.0.weight`"),
         ("op", "int", "number of ops started before the role was seen"),
     ),
-    _table(
+    make_table(
         "modules",
         "One row per nn.Module instance seen running or holding a parameter.",
         ("module", "int", "module id"),
@@ -158,7 +134,7 @@ RECORDED: Final = (
         ("class_name", "int", "string id of its class"),
         ("parent", "int", "module id of the module that holds it, -1 for a root"),
     ),
-    _table(
+    make_table(
         "calls",
         "One row per call of an nn.Module.",
         ("module", "int", "the module"),
@@ -166,7 +142,7 @@ RECORDED: Final = (
         ("end_op", "int", "number of ops started when it returned"),
         ("depth", "int", "how many module calls were running above it"),
     ),
-    _table(
+    make_table(
         "allocator",
         "One row per allocation or free of the allocator.",
         ("time_ns", "int", "unix time, nanoseconds"),
@@ -179,7 +155,7 @@ RECORDED: Final = (
             "number of the allocator window, from 0; frees of blocks born outside all windows are left out",
         ),
     ),
-    _table(
+    make_table(
         "windows",
         "One row per stretch of time in which allocator events were recorded.",
         ("window", "int", "number of the window, from 0"),
@@ -188,7 +164,7 @@ RECORDED: Final = (
         ("start_op", "int", "number of ops started before it"),
         ("end_op", "int", "number of ops started when it closed"),
     ),
-    _table(
+    make_table(
         "steps",
         "One row per iteration mark (`prof.step()`) or optimizer step.",
         ("op", "int", "number of ops started before the mark"),
@@ -196,14 +172,14 @@ RECORDED: Final = (
         ("name", "int", "string id: `step` for a mark, `AdamW.step` for an optimizer's step"),
         ("end_op", "int", "number of ops started at its end (the same as `op` for a mark)"),
     ),
-    _table(
+    make_table(
         "process",
         "One row per sample of the process.",
         ("time_ns", "int", "unix time, nanoseconds"),
         ("rss_bytes", "int", "resident set size, bytes"),
         ("available_bytes", "int", "memory the machine could still give, bytes"),
     ),
-    _table(
+    make_table(
         "holders",
         "One row per holder of a storage in a sample.",
         ("sample", "int", "number of the sample, from 0"),
@@ -211,7 +187,7 @@ RECORDED: Final = (
         ("storage", "int", "the storage"),
         ("path", "int", "the retention path: its rows in `edges`"),
     ),
-    _table(
+    make_table(
         "edges",
         "One row per reference of a retention path, from the root on; paths that are equal are one.",
         ("path", "int", "number of the path, from 0"),
@@ -225,7 +201,7 @@ RECORDED: Final = (
         ("line", "int", "line in that file"),
         ("code", "int", "index into OWNERS: whose code the file is"),
     ),
-    _table(
+    make_table(
         "vertices",
         "One row per description of an object that refers to another on a retention path.",
         ("vertex", "int", "number of the vertex, from 0"),
@@ -254,7 +230,7 @@ RECORDED: Final = (
             "vertex of the function inside: of a method, a partial, a cache or a library's call",
         ),
     ),
-    _table(
+    make_table(
         "stacks",
         "One row per frame of a call stack.",
         ("stack", "int", "stack id"),
@@ -264,16 +240,16 @@ RECORDED: Final = (
         ("function", "int", "string id of the qualified function name"),
         ("owner", "int", "index into OWNERS: whose code the frame is"),
     ),
-    _table("strings", "Interned text.", ("id", "int", "string id"), ("text", "text", "the text")),
-    _table("meta", "What was recorded where.", ("key", "text", "key"), ("value", "text", "value, JSON")),
-    _table(
+    make_table("strings", "Interned text.", ("id", "int", "string id"), ("text", "text", "the text")),
+    make_table("meta", "What was recorded where.", ("key", "text", "key"), ("value", "text", "value, JSON")),
+    make_table(
         "notes",
         "What memwatch could not see, or did differently, and says so.",
         ("op", "int", "number of ops started before"),
         ("kind", "text", "a short fixed word, as `allocator` or `compiled`"),
         ("text", "text", "one sentence for the user"),
     ),
-    _table(
+    make_table(
         "arguments",
         "One row per op that returned, with what calling it again needs; only with `replay=True`.",
         ("op", "int", "the op"),
@@ -281,7 +257,7 @@ RECORDED: Final = (
         ("result", "int", "string id of its results, written in the same way"),
         ("grad", "int", "1 if grad mode was on: some kernels keep more for backward then"),
     ),
-    _table(
+    make_table(
         "operands",
         "One row per tensor of an op's arguments and results, in the JSON's order; only with `replay=True`.",
         ("op", "int", "the op"),
@@ -289,142 +265,6 @@ RECORDED: Final = (
         ("storage", "int", "the storage it is a window on"),
         ("access", "int", "index into OPERANDS"),
         ("nbytes", "int", "size of the storage in bytes: before the op for arguments, after it for results"),
-    ),
-)
-
-DERIVED: Final = (
-    _table(
-        "ops",
-        "One row per op; index is the op's number.",
-        ("name", "text", "overload, as `aten.mm.default`"),
-        ("phase", "text", "forward, backward or optimizer"),
-        ("module", "text", "qualified name of the innermost nn.Module; in backward that of the forward op"),
-        ("module_class", "text", "its class"),
-        ("line", "text", "`file:line` of the innermost frame of the program's own code"),
-        ("function", "text", "function of that frame"),
-        ("stack", "int", "stack id, for `Capture.stack`"),
-        ("step", "int", "how many `prof.step()` marks came before"),
-        ("start_ns", "int", "time since the block was entered, nanoseconds"),
-        ("duration_ns", "int", "time the op took, nanoseconds"),
-        ("born_bytes", "int", "bytes of storages it made"),
-        ("workspace_bytes", "int", "most bytes it held at once beyond the storages it made"),
-        ("live_bytes", "int", "live bytes when it returned"),
-        ("peak_bytes", "int", "most live bytes while it ran"),
-        ("failed", "bool", "whether it raised"),
-    ),
-    _table(
-        "storages",
-        "One row per block of tensor memory or workspace: every allocation is here; index is the storage id.",
-        ("nbytes", "int", "size, bytes (as the allocator gave it)"),
-        ("device", "text", "device, as `cpu` or `cuda:0`"),
-        ("category", "text", "one of CATEGORIES"),
-        ("rule", "text", "the rule that assigned the category"),
-        ("name", "text", "parameter, state or gradient name, else op and line"),
-        ("tensor", "text", "dtype and shape of the first tensor on it, empty for workspace"),
-        ("origin", "text", "one of ORIGINS, or `workspace`"),
-        ("module", "text", "qualified name of the module that made it (parameters: that owns it)"),
-        ("op", "int", "op that made it, -1 if none"),
-        ("op_name", "text", "name of that op"),
-        ("line", "text", "`file:line` of the program's own code that made it"),
-        (
-            "birth_event",
-            "int",
-            "row of the timeline at which it was born, -1 if alive at entry or not counted",
-        ),
-        ("death_event", "int", "row of the timeline at which it died, -1 if alive at the end"),
-        ("birth_ns", "int", "time since entry, nanoseconds (0 if alive at entry)"),
-        ("death_ns", "int", "time since entry, nanoseconds, -1 if alive at the end"),
-        ("lag_ns", "int", "time from its birth to the start of its first use, nanoseconds"),
-        ("use_ns", "int", "time from the start of its first to the end of its last use, nanoseconds"),
-        (
-            "drag_ns",
-            "int",
-            "time from the end of its last use to its death or the end of the block, nanoseconds",
-        ),
-        ("void_ns", "int", "time it lived, if it was never used, else 0, nanoseconds"),
-        ("first_use_op", "int", "op that first used it, -1 if none did"),
-        ("last_use_op", "int", "op that last used it, -1 if none did"),
-        ("address", "int", "address, 0 if it has none"),
-        ("stack", "int", "stack id of its birth, -1 if unknown"),
-        (
-            "counted",
-            "bool",
-            "whether its bytes are part of the live bytes (memory the allocator never gave is not)",
-        ),
-    ),
-    _table(
-        "uses",
-        "One row per storage that an op touched.",
-        ("op", "int", "the op"),
-        ("storage", "int", "the storage"),
-        ("access", "text", "read, write or output"),
-    ),
-    _table(
-        "timeline",
-        "One row per allocation or free, in order; row 0 is the entry.",
-        ("time_ns", "int", "time since entry, nanoseconds"),
-        ("op", "int", "op that was running or, between ops, the one before; -1 before the first"),
-        ("storage", "int", "the storage, -1 for row 0"),
-        ("delta_bytes", "int", "bytes, negative for a free"),
-        ("live_bytes", "int", "live bytes after it"),
-    ),
-    _table(
-        "at_peak",
-        "The rows of `storages` that were alive at the peak, largest first; index is the storage id.",
-        ("nbytes", "int", "bytes"),
-        ("share_ratio", "float", "share of the peak, 0 to 1"),
-        ("category", "text", "one of CATEGORIES"),
-        ("name", "text", "name"),
-        ("tensor", "text", "dtype and shape"),
-        ("module", "text", "qualified module name"),
-        ("op_name", "text", "op that made it"),
-        ("line", "text", "`file:line` of the program's own code"),
-        ("rule", "text", "the rule that assigned the category"),
-        ("origin", "text", "where it came from"),
-        ("phase", "text", "phase of its life at the peak: lag, use, drag or void"),
-        ("holder", "text", "who held it at the peak, in words"),
-        ("holder_kind", "text", "kind of that holder, as `local`, `autograd node` or `module parameter`"),
-        ("path", "text", "retention path of a variable's hold, one edge per line, empty for other holders"),
-    ),
-    _table(
-        "saved",
-        "One row per tensor that autograd saved for backward.",
-        ("storage", "int", "storage it lies in, -1 if it could not be seen"),
-        ("nbytes", "int", "bytes the saved tensor spans"),
-        ("tensor", "text", "dtype and shape"),
-        ("op", "int", "the op whose backward needs it, -1 if unknown"),
-        ("op_name", "text", "name of that op"),
-        ("module", "text", "qualified module name"),
-        ("line", "text", "`file:line` of the program's own code"),
-        ("saved_op", "int", "number of ops started before it was saved"),
-        ("used_op", "int", "op before which backward read it, -1 if never"),
-        ("released_op", "int", "op before which autograd let go of it, -1 if never"),
-        ("at_peak", "bool", "whether it was held at the peak"),
-    ),
-    _table(
-        "modules",
-        "One row per nn.Module; index is its qualified name.",
-        ("class_name", "text", "class"),
-        ("calls", "int", "how often it ran"),
-        ("parameter_bytes", "int", "bytes of its own parameters and buffers"),
-        (
-            "own_bytes",
-            "int",
-            "bytes at the peak made by its own ops or owned as parameter, gradient or state",
-        ),
-        ("inclusive_bytes", "int", "the same with its children"),
-        ("saved_bytes", "int", "bytes at the peak saved for backward by it and its children"),
-        ("born_bytes", "int", "bytes of all storages it and its children ever made"),
-    ),
-    _table(
-        "steps",
-        "One row per iteration (`prof.step()`), the last one ending with the block.",
-        ("start_op", "int", "first op"),
-        ("end_op", "int", "op after the last"),
-        ("duration_ns", "int", "duration, nanoseconds"),
-        ("peak_bytes", "int", "most live bytes in it"),
-        ("peak_op", "int", "op at which that was"),
-        ("end_live_bytes", "int", "live bytes when it ended"),
     ),
 )
 
