@@ -187,10 +187,6 @@ def _class_entry_kind(cls: type, name: object) -> EdgeKind:
     return EdgeKind.CLASS_ATTRIBUTE if name in type_dict(cls) else EdgeKind.CLASS_ENTRY
 
 
-def _cell(chain: Sequence[Any], at: int) -> Named:
-    return Edge(EdgeKind.CELL_CONTENTS), 1
-
-
 def _method(chain: Sequence[Any], at: int) -> Named:
     method: MethodType = chain[at]
     is_self = chain[at + 1] is method.__self__
@@ -376,7 +372,7 @@ _NAMERS: Final[dict[type, Callable[[Sequence[Any], int], Named | None]]] = {
     Root: _root,
     ModuleType: _module,
     FunctionType: _function,
-    CellType: _cell,
+    CellType: lambda _chain, _at: (Edge(EdgeKind.CELL_CONTENTS), 1),
     MethodType: _method,
     functools.partial: _partial,
     FrameType: _frame,
