@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
+from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.heap.frames import read_locals
 from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import is_node_type, mro_of, type_dict
@@ -38,7 +39,7 @@ _MAX_ITEMS: Final = 4096
 _PROBE_ITEMS: Final = 64
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _PLAIN: Final = (list, tuple, dict, set, frozenset, deque)
-_TABLES: Final = ("_parameters", "_buffers", "_modules")
+_TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
 _LEAVES: Final = (
     str, bytes, int, float, complex, type(None), ModuleType, CodeType, BuiltinFunctionType, torch.dtype,
     torch.device, torch.Size, torch.UntypedStorage, threading.Thread, torch.optim.Optimizer,
