@@ -37,7 +37,7 @@ def heavy(count=12):
 
 
 @pytest.mark.parametrize("base", [object, list, dict, tuple, set, Exception])
-def test_looks_run_no_code_of_the_objects_they_meet(base):
+def test_samples_run_no_code_of_the_objects_they_meet(base):
     """Neither attribute access nor any special method or property of a hostile class runs."""
     kind = hostile(base)
     thing = kind.__new__(kind)
@@ -57,7 +57,7 @@ def test_looks_run_no_code_of_the_objects_they_meet(base):
     assert not any("Hostile" in finding.holder for finding in prof.findings)
 
 
-def test_looks_run_no_torch_function():
+def test_samples_run_no_torch_function():
     """A tensor subclass in a variable is not asked."""
     held = torch.ones(WIDE, WIDE).as_subclass(HostileTensor)
     ran.clear()
@@ -68,7 +68,7 @@ def test_looks_run_no_torch_function():
     del held
 
 
-def test_looks_run_no_unpack_hook_and_no_node_property():
+def test_samples_run_no_unpack_hook_and_no_node_property():
     """Saved tensors are known from their packs; the unpack hook runs in backward only."""
     x = torch.ones(WIDE, WIDE, requires_grad=True)
     with (
@@ -86,8 +86,8 @@ def test_looks_run_no_unpack_hook_and_no_node_property():
     assert prof.capture.meta["holder_samples"] > 0
 
 
-def test_looks_prolong_no_life():
-    """What the program drops dies at once, whatever a sample has seen, in frames, generators, exceptions and closures."""
+def test_samples_prolong_no_life():
+    """What the program drops dies at once, whatever a sample saw: in frames, generators, exceptions, closures."""
 
     def rows():
         table = torch.ones(2 * WIDE, WIDE)
@@ -132,7 +132,7 @@ def failing(gone):
     raise ValueError("no data")
 
 
-def test_looks_leave_no_garbage():
+def test_samples_leave_no_garbage():
     """After a block nothing is left for the garbage collector that a sample made."""
     heavy()
     gc.collect()
