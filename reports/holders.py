@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def demo() -> Callable[[], object]:
-    """Give a step of the demo, as `make demo` runs it: examples/gpt.py with its own model and data."""
+    """Return a step of the demo, as `make demo` runs it: examples/gpt.py with its own model and data."""
     torch.manual_seed(0)
     text = example.library_text()
     number = {character: index for index, character in enumerate(sorted(set(text)))}
@@ -105,7 +105,7 @@ def table(rows: pd.Series[int], names: tuple[str, ...], total: int) -> list[str]
 
 
 def held(steps: int) -> list[str]:
-    """Tell who holds the peak, and the saved tensors by module and op."""
+    """Return the section on who holds the peak, and on the saved tensors by module and op."""
     _, prof = timed(gpt, steps, holders=True)
     peak = prof.at_peak
     total = int(peak["nbytes"].sum())
@@ -127,7 +127,7 @@ def held(steps: int) -> list[str]:
 
 
 def growth() -> list[str]:
-    """Tell how the share saved for backward grows with the layers, in a step with AdamW."""
+    """Return the section on how the share saved for backward grows with the layers, in a step with AdamW."""
     lines = [
         "## Growth with the number of layers",
         "",

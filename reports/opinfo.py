@@ -30,7 +30,7 @@ from memwatch.profile import build_recorder  # noqa: E402
 
 
 def run_all(samples: int) -> dict[str, dict[str, str]]:
-    """Give, per interceptor, with the native recorder and with Python's, and per entry the verdict."""
+    """Return, per interceptor, with the native recorder and with Python's, and per entry the verdict."""
     verdicts: dict[str, dict[str, str]] = {}
     build_recorder()
     for native, told in (("1", ""), ("0", ", Python recorder")):

@@ -121,7 +121,7 @@ class Samples:
         self.added_s.append(statistics.median(inside) - statistics.median(plain))
 
     def figures(self) -> dict[str, float]:
-        """Give the figures of the table."""
+        """Return the figures of the table."""
         return {
             "min_s": min(self.steps_s),
             "median_s": statistics.median(self.steps_s),
@@ -152,13 +152,13 @@ def measure(rounds: int, workloads: list[str]) -> dict[str, dict[str, dict[str, 
 
 
 def added_by_minima(rows: dict[str, dict[str, float]], name: str) -> float:
-    """Give the added time of a configuration as a ratio to that of the empty mode."""
+    """Return the added time of a configuration as a ratio to that of the empty mode."""
     eager = rows["eager"]["min_s"]
     return (rows[name]["min_s"] - eager) / max(rows[FLOOR]["min_s"] - eager, 1e-9)
 
 
 def added_by_medians(rows: dict[str, dict[str, float]], name: str) -> float:
-    """Give the same by the medians of the differences from the plain steps next to each sample."""
+    """Return the same ratio, by the medians of the differences from the plain steps next to each sample."""
     return rows[name]["added_median_s"] / max(rows[FLOOR]["added_median_s"], 1e-9)
 
 

@@ -96,7 +96,7 @@ def proofs_table(rows: list[Row]) -> list[str]:
 
 
 def cpsat_line(programs: list[tuple[str, Graph]], effort_s: float) -> str:
-    """Give CP-SAT our order as a hint and some seconds each: does it find a better one, or a proof?"""
+    """Run CP-SAT with our order as a hint, some seconds for each: does it find a better order, or a proof?"""
     better = proofs = 0
     for _, graph in programs:
         result = best_order(graph, time_limit_s=2.0)

@@ -55,7 +55,7 @@ class Transformer(nn.Module):
 
 
 def training_step(batch: int = 8, length: int = 256) -> tuple[Transformer, Callable[[], None]]:
-    """Give the model and its forward and backward; gradients are fresh each time and stay."""
+    """Return the model and its forward and backward; gradients are fresh each time and stay."""
     torch.manual_seed(0)
     model = Transformer()
     ids = torch.randint(0, 512, (batch, length))

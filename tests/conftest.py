@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def intercept(request, monkeypatch):
-    """Give the way to intercept, and choose the recorder that the parameter names."""
+    """Return the way to intercept, and choose the recorder that the parameter names."""
     way, _, recorder = request.param.partition("-")
     monkeypatch.setenv("MEMWATCH_NATIVE", "0" if recorder == "python" else "1")
     return way

@@ -77,7 +77,7 @@ def is_running() -> bool:
 
 
 def start_allocator_events() -> None:
-    """Start torch's profiler for allocator events alone: with no op scope on, nothing else is recorded.
+    """Start torch's profiler for the allocator's events alone; it records no ops.
 
     Raises:
         MemwatchError: this torch lacks a name that this needs.
@@ -89,7 +89,7 @@ def start_allocator_events() -> None:
 
 
 def stop_allocator_events() -> list[Any]:
-    """Stop it and return the roots of the tree of its events."""
+    """Stop the profiler; return the roots of the tree of its events."""
     roots: list[Any] = _disable().experimental_event_tree()
     return roots
 

@@ -28,7 +28,7 @@ _VERTEX_KINDS: Final = {kind.value: kind for kind in VertexKind}
 
 
 class PathTables:
-    """Give paths numbers, and append the rows of tables `edges` and `vertices` for those that are new.
+    """Number paths, and append the rows of tables `edges` and `vertices` for those that are new.
 
     Args:
         strings: interns a text.

@@ -101,7 +101,7 @@ def _encode_tensor(tensor: Tensor, slot: int) -> dict[str, Any]:
 
 
 def unsupported_tensor(tensor: Tensor) -> str:
-    """Say what kind of tensor this is if it is not simply a window on a storage; empty text if it is."""
+    """Return what kind of tensor this is; empty text for one that is simply a window on a storage."""
     kinds = (
         (isinstance(tensor, FakeTensor), FAKE),
         (tensor.layout is not torch.strided, f"{str(tensor.layout).removeprefix('torch.')} tensor"),

@@ -28,7 +28,7 @@ _CHUNK: Final = 10_000  # objects whose references are listed at a time
 
 
 def keeps_in_c(cls: type) -> bool:
-    """Say whether a class keeps references that gc does not show and that :func:`c_held_edges` reads."""
+    """Return True if a class keeps references that gc does not show and that :func:`c_held_edges` reads."""
     bases = mro_of(cls)
     return np.ndarray in bases or Future in bases or ScriptModule in bases
 

@@ -90,10 +90,7 @@ def _key_of(mapping: object, value: object) -> tuple[bool, Any]:
     if dict not in mro_of(type(mapping)):  # the tables of scripted modules are in C++
         return False, None
     table: dict[Any, Any] = mapping  # type: ignore[assignment]
-    for key, held in list(dict.items(table)):
-        if held is value:
-            return True, key
-    return False, None
+    return next(((True, key) for key, held in list(dict.items(table)) if held is value), (False, None))
 
 
 def _root(chain: Sequence[Any], at: int) -> Named | None:

@@ -57,7 +57,7 @@ def running_frames() -> Iterator[tuple[FrameType, str]]:
 
 
 def may_be_traced(frame: FrameType | None) -> bool:
-    """Say whether a debugger, profiler or coverage tool may be at a call of another thread.
+    """Return True if a debugger, profiler or coverage tool may be at a call of another thread.
 
     Up to Python 3.12 its variables are written back from ``f_locals`` when the tool returns: reading them here,
     and emptying them again, would unset variables of the program.
@@ -78,7 +78,7 @@ def is_own_code(code: CodeType) -> bool:
 
 
 def is_test_runner_code(filename: str) -> bool:
-    """Say whether a file belongs to pytest or unittest, whose references to a test's values are no leak."""
+    """Return True if a file belongs to pytest or unittest, whose references to a test's values are no leak."""
     parts = Path(filename).parts
     return bool(
         {"_pytest", "pluggy", "pytest_memwatch", "unittest", "xdist", "execnet", "pytest_asyncio"}

@@ -64,5 +64,5 @@ def attributes(obj: object) -> Iterator[tuple[str, object]]:
 
 
 def in_interactive_shell() -> bool:
-    """Say whether IPython or the plain interactive interpreter runs this process."""
+    """Return True if IPython or the plain interactive interpreter runs this process."""
     return "IPython" in sys.modules or hasattr(sys, "ps1")

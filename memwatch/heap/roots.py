@@ -142,12 +142,12 @@ def _frame_root(frame: FrameType, thread: str, modules: set[int]) -> Root:
 
 
 def is_runner_module(name: str) -> bool:
-    """Say whether a module belongs to a test runner."""
+    """Return True if a module belongs to a test runner."""
     return name.partition(".")[0] in _TEST_RUNNERS
 
 
 def is_own_module(name: str) -> bool:
-    """Say whether a module belongs to memwatch."""
+    """Return True if a module belongs to memwatch."""
     return name.partition(".")[0] == "memwatch"
 
 

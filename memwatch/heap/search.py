@@ -28,7 +28,7 @@ class Tree:
         self.above = above
 
     def reaches(self, position: int) -> bool:
-        """Say whether the search came to this object."""
+        """Return True if the search came to this object."""
         return bool(self.above[position] != UNREACHED)
 
     def path(self, position: int) -> list[int]:

@@ -173,7 +173,7 @@ class Snapshot:
         return [obj for obj in found if is_storage(obj)]
 
     def is_old(self, position: int) -> bool:
-        """Say whether gc listed an object outside its youngest generation."""
+        """Return True if gc listed an object outside its youngest generation."""
         return position < self.first_gc_end and id(self.objects[position]) not in self.young
 
     def positions(self, ids: Iterable[int]) -> list[int]:

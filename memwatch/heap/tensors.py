@@ -1,4 +1,4 @@
-"""Tell tensors, autograd nodes and storages from other objects without running any of their Python code."""
+"""Tensors, autograd nodes and storages: recognise and read them without running their Python code."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ def type_dict(cls: type) -> dict[str, Any]:
 
 
 def is_tensor(obj: object) -> bool:
-    """Say whether an object is a tensor, by its real type: no ``__instancecheck__``, no ``__class__``."""
+    """Return True for a tensor, by its real type: no ``__instancecheck__``, no ``__class__``."""
     return torch.Tensor in mro_of(type(obj))
 
 
 def is_storage(obj: object) -> bool:
-    """Say whether an object is a block of tensor memory."""
+    """Return True for a block of tensor memory."""
     return torch.UntypedStorage in mro_of(type(obj))
 
 
 def is_python_node(obj: object) -> bool:
-    """Say whether an object is the node (``ctx``) of a custom ``autograd.Function``."""
+    """Return True for the node (``ctx``) of a custom ``autograd.Function``."""
     return FunctionBase in mro_of(type(obj))
 
 
 def is_node(obj: object) -> bool:
-    """Say whether an object is an autograd node, of C++ or of a custom ``autograd.Function``."""
+    """Return True for an autograd node, of C++ or of a custom ``autograd.Function``."""
     return is_node_type(type(obj))
 
 
 def is_node_type(cls: type) -> bool:
-    """Say whether a class is the class of autograd nodes."""
+    """Return True for a class of autograd nodes."""
     if FunctionBase in mro_of(cls):
         return True
     namespace = type_dict(cls)
@@ -66,11 +66,11 @@ class TypeFilter:
         self._known: dict[type, bool] = {}
 
     def __call__(self, obj: object) -> bool:
-        """Say whether an object is a tensor, an autograd node or a storage."""
+        """Return True for a tensor, an autograd node or a storage."""
         return self.wants(type(obj))
 
     def wants(self, cls: type) -> bool:
-        """Say whether a class is one of tensors, autograd nodes or storages."""
+        """Return True for a class of tensors, autograd nodes or storages."""
         wanted = self._known.get(cls)
         if wanted is None:
             bases = mro_of(cls)
@@ -80,7 +80,7 @@ class TypeFilter:
 
 
 def is_simulated(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor only pretends to have memory: meta and fake tensors."""
+    """Return True if a tensor only pretends to have memory: meta and fake tensors."""
     if TENSOR_DICT["is_meta"].__get__(tensor):
         return True
     return any(base.__name__ in {"FakeTensor", "FunctionalTensor"} for base in mro_of(type(tensor)))
@@ -101,7 +101,7 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 def is_composed(cls: type) -> bool:
-    """Say whether tensors of a class consist of inner tensors, which it names by ``__tensor_flatten__``."""
+    """Return True if tensors of a class consist of inner tensors, which it names by ``__tensor_flatten__``."""
     return any("__tensor_flatten__" in type_dict(base) for base in mro_of(cls))
 
 

@@ -60,7 +60,7 @@ class check_leaks:  # noqa: N801 - used like a function
             raise TensorLeakError(leaks) from error
 
     def keep(self, *objects: object) -> None:
-        """Exemptions what the caller of the block holds: its arguments and its result."""
+        """Exempt what the caller of the block holds: its arguments and its result."""
         self._blocks[-1].exempt.objects.update(map(id, objects))
 
     def __call__(self, fn: F) -> F:
@@ -115,7 +115,7 @@ class _Block:
         return diagnose(survivors, self.exempt, runs=1, per_call=False)
 
     def stop(self) -> None:
-        """Give everything back."""
+        """Take the mode off and resume garbage collection; a second call does nothing."""
         if self._watch is not None:
             self._watch.stop()
         self._young.stop()

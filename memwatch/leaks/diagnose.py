@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Diagnosis:
-    """What one snapshot of the heap told.
+    """What one snapshot of the heap showed.
 
     Attributes:
         retained: storages that a live root reaches.
@@ -174,7 +174,7 @@ def _old_storages(snapshot: Snapshot) -> set[int]:
 
 
 def _identity(snapshot: Snapshot, owner: int) -> object:
-    """Tell the owners of a reference apart, except where each run has its own: threads, modules made anew."""
+    """Return what identifies the owner of a reference; owners that each run makes anew, as threads, share one."""
     obj = snapshot.objects[owner]
     if type(obj) is Root:
         return obj.kind

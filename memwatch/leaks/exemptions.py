@@ -74,7 +74,7 @@ def _has_other_name(root: Root, value: object, names: set[str]) -> bool:
 
 
 def is_bounded(obj: Any) -> bool:
-    """Say whether a container drops its oldest entry once it holds as many as its author allowed."""
+    """Return True if a container drops its oldest entry once it holds as many as its author allowed."""
     cls = type(obj)
     if cls is _lru_cache_wrapper:
         most = obj.cache_parameters()["maxsize"]
@@ -83,7 +83,7 @@ def is_bounded(obj: Any) -> bool:
 
 
 def is_import(obj: object) -> bool:
-    """Say whether an object is a call of the import system.
+    """Return True if an object is a call of the import system.
 
     A module that keeps a frame while it is being imported ties up, once, the frames of whoever imported it: torch
     does so when the first optimizer step or checkpoint of a process loads torch._dynamo.
@@ -92,7 +92,7 @@ def is_import(obj: object) -> bool:
 
 
 def is_torchs_own(objects: Sequence[Any]) -> bool:
-    """Say whether a retention path runs from a module of torch through nothing but torch's own objects.
+    """Return True if a retention path runs from a module of torch through nothing but torch's own objects.
 
     Such are constants and caches that torch makes on first use. A hook or a closure of the program's on the way
     makes it the program's path.

@@ -57,7 +57,7 @@ class NewStorage:
 
     @property
     def alive(self) -> bool:
-        """Say whether the storage still exists."""
+        """Whether the storage still exists."""
         return self.ref() is not None
 
 
@@ -79,7 +79,7 @@ class NewStorages:
             self.by_id[id(storage)] = NewStorage(ref, nbytes, run, site, certain, time.monotonic())
 
     def has(self, storage: torch.UntypedStorage) -> bool:
-        """Say whether a storage is known."""
+        """Return True if a storage is known."""
         known = self.by_id.get(id(storage))
         return known is not None and known.ref() is storage
 

@@ -1,4 +1,4 @@
-"""Tell which references are entries of one series: the 17th and the 18th item of a list are one leak."""
+"""Series of references: the 17th and the 18th item of one list are one leak, not two."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Listener(Protocol):
         """Return True if storages are watched from their birth in a backward too; asked at its first op."""
 
     def could_not_record(self, op: str, error: Exception) -> None:
-        """Say that the tensors of an op could not be looked into; the op itself ran."""
+        """Note that the tensors of an op could not be looked into; the op itself ran."""
 
 
 class CaptureStack(Protocol):

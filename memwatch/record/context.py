@@ -112,7 +112,7 @@ class Context:
         self.pause()
 
     def resume(self) -> None:
-        """See module calls and optimizer steps again."""
+        """Resume seeing module calls and optimizer steps."""
         if module_call() is self._beneath:  # else another tool's is above it
             set_module_call(self._call_impl)
         self._handles = [
@@ -121,7 +121,10 @@ class Context:
         ]
 
     def pause(self) -> None:
-        """See them no more, for good or while compiled code runs, which guards on what is put in place for it."""
+        """Stop seeing module calls and optimizer steps: at the end, or while compiled code runs.
+
+        dynamo guards on the function that every module call runs through, so ours would make it compile again.
+        """
         if module_call() is self._call_impl:
             set_module_call(self._beneath)
         for handle in self._handles:

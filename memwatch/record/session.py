@@ -173,7 +173,7 @@ class Session:
             )
 
     def stop(self) -> Recording:
-        """Switch everything off and give what was recorded."""
+        """Switch everything off and return what was recorded."""
         try:
             with disable_torch_function():
                 self.context.backward_ended()
@@ -242,7 +242,7 @@ class Session:
         self._schedule(RETRY_OPS if due and not ended else FLUSH_OPS)
 
     def _compiled_starts(self) -> bool:
-        """Be out of the way of compiled code, if it runs in the thread of the block; tell whether it does."""
+        """Be out of the way of compiled code, if it runs in the thread of the block; return whether it does."""
         here = threading.get_ident() == self.context.thread and self.interceptor.pause()
         if here:
             self.context.pause()
@@ -253,7 +253,7 @@ class Session:
         self.interceptor.resume()
 
     def _stand_aside(self) -> None:
-        """Look at nothing while torch.jit traces: it writes down what it sees."""
+        """Record nothing while torch.jit traces: the tracer would write down the ops of the recorder too."""
         self.note("traced", "torch.jit traced a function: only the allocator saw what that used")
         self.interceptor.stop()
         self._saved.pause()
@@ -263,7 +263,7 @@ class Session:
         self.interceptor.start(run)
 
     def could_not_record(self, op: str, error: Exception) -> None:
-        """Say once per op that its tensors could not be looked into."""
+        """Note once per op that its tensors could not be looked into."""
         if op not in self._not_recorded:
             self._not_recorded.add(op)
             self.note("recorder", f"{op} is not recorded whole: {type(error).__name__}: {error}")

@@ -196,7 +196,7 @@ def _with_program(found: Plan, program: Replayable) -> RecordedPlan:
 
 @contextmanager
 def _best_is_replayable(program: Replayable | None) -> Iterator[None]:
-    """Give the plan that a `BudgetError` of the block holds its program, so that it can be replayed too."""
+    """Attach the program to the plan that a `BudgetError` of the block holds, so that it can be replayed too."""
     try:
         yield
     except BudgetError as error:

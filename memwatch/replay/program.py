@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 READ, WRITTEN, RESULT = (OPERANDS.index(name) for name in ("read", "written", "result"))
 _ONLY_MOVES = "aten.set_."
-"""Gives a tensor another storage. Tensors are rebuilt from their windows, so it need not run again."""
+"""The op that gives a tensor another storage. A replay rebuilds tensors from their windows and leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)

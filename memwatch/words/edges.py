@@ -241,7 +241,7 @@ def _owner_phrase(edge: Edge, owner: Vertex, *, short: bool) -> str:
 
 
 def _shows_place(edge: Edge) -> bool:
-    """Say whether the words for the owner already name the file and the line of the edge."""
+    """Return True if the words for the owner already name the file and the line of the edge."""
     return edge.owner is not None and edge.line is not None and edge.owner.line == edge.line
 
 

@@ -1,4 +1,4 @@
-"""Tell caches and machinery from leaks where the body runs once, so that growth cannot be seen."""
+"""Leaks that may well be caches or machinery: a body that runs once cannot show that they grow."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _BUILT_BY_CLASS: Final = ("property", "getset_descriptor")
 
 
 def kept_by_cache(leak: Leak) -> bool:
-    """Say whether one pass over this holder may well be the first fill of a cache.
+    """Return True if one pass over this holder may well be the first fill of a cache.
 
     A list or a set that got longer is none, nor is an attribute that parks a tensor; and no cache keeps the
     autograd graph of what it holds.
@@ -60,7 +60,7 @@ def kept_by_cache(leak: Leak) -> bool:
 
 
 def made_by_machinery(leak: Leak) -> bool:
-    """Say whether pytest, mock, the import system or torch closes the cycle, not the code under test.
+    """Return True if pytest, mock, the import system or torch closes the cycle, not the code under test.
 
     `with pytest.raises(...) as info` refers to the call it stands in. Every MagicMock refers to itself, and to
     the arguments it was called with. A module that is imported for the first time below a running call may keep

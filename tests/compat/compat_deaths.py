@@ -31,7 +31,7 @@ def plain_order(function: Callable[[], Any]) -> list[int]:
 
 
 def observed_order(prof: memwatch.Profile) -> list[int]:
-    """Give the same list for a profiled block."""
+    """Return the allocations and frees of a profiled block, in the form of `plain_order`."""
     rows = prof.capture.tables["allocator"]
     return _order(zip(rows["address"].tolist(), rows["nbytes"].tolist(), strict=True))
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def freeze(value: Any) -> Any:
-    """Give a value of tuples and strings that is equal for two results exactly if they are equal bit for bit."""
+    """Return a value of tuples and strings that is equal for two results exactly if they are equal bit for bit."""
     if isinstance(value, Tensor):
         return _freeze_tensor(value)
     if isinstance(value, nn.Module):
@@ -68,7 +68,7 @@ def _node(tensor: Tensor) -> str:
 
 
 def _bits(tensor: Tensor) -> Any:
-    """Give the bits of a tensor of any layout."""
+    """Return the bits of a tensor of any layout."""
     tensor = tensor.detach()
     if is_traceable_wrapper_subclass(tensor):
         return [(name, freeze(getattr(tensor, name))) for name in tensor.__tensor_flatten__()[0]]

@@ -38,7 +38,7 @@ def name_of(op: Any) -> str:
 
 
 def programs(op: Any, count: int) -> Iterator[Callable[[], Any]]:
-    """Give up to `count` programs of an entry, spread over its samples."""
+    """Return up to `count` programs of an entry, spread over its samples."""
     torch.manual_seed(0)
     samples = list(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd))
     step = max(1, len(samples) // count)

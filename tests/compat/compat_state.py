@@ -40,7 +40,7 @@ _KEY = torch._C._dispatch_key_parse("Fake")
 
 
 def torch_state() -> dict[str, Any]:
-    """Give the state as a dict whose values compare equal if nothing changed."""
+    """Return the state as a dict whose values compare equal if nothing changed."""
     autograd: Any = torch._C._autograd
     module = nn.modules.module
     return {

@@ -20,7 +20,7 @@ def scale_(x: Tensor, factor: float) -> None:
 
 @torch.library.custom_op("memwatch_compat::halves", mutates_args=())
 def halves(x: Tensor) -> list[Tensor]:
-    """Give copies of the halves of a tensor."""
+    """Return copies of the halves of a tensor."""
     return [half.clone() for half in x.chunk(2)]
 
 

@@ -24,7 +24,7 @@ _DATA = block(16 * WIDE)
 
 
 class WithLoss(nn.Module):
-    """Gives its loss and its logits, as the models of the transformers library do."""
+    """Returns its loss and its logits, as the models of the transformers library do."""
 
     def __init__(self):
         super().__init__()

@@ -234,7 +234,7 @@ def test_looks_run_no_finalizer_of_garbage():
 
 
 def test_looks_leave_an_enabled_collector_enabled_and_do_not_use_it():
-    """Collections stay as they were: a look neither runs one nor switches the collector."""
+    """Collections stay as they were: a sample neither runs one nor switches the collector."""
     counts = []
 
     def note(phase, info):

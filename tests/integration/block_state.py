@@ -62,7 +62,7 @@ def block_state() -> dict[str, object]:
 
 
 def module_functions() -> dict[tuple[str, str], int]:
-    """Give every function and class that torch's modules hold, by identity: none may be replaced."""
+    """Return every function and class that torch's modules hold, by identity: none may be replaced."""
     return {
         (module_name, name): id(value)
         for module_name, module in list(sys.modules.items())
@@ -73,6 +73,6 @@ def module_functions() -> dict[tuple[str, str], int]:
 
 
 def changes(before: dict, after: dict) -> dict:
-    """Give what differs, to be read in a failed test."""
+    """Return what differs between two states, as a failed test shows it."""
     keys = [key for key in before if before[key] != after.get(key)]
     return {key: (before[key], after.get(key)) for key in keys}

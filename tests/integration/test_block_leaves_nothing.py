@@ -120,7 +120,7 @@ def warmed_up():
 
 
 def generator_after(work):
-    """Give the random state that the work leaves when nobody watches, and go back to before it."""
+    """Return the random state that the work leaves when nobody watches, and restore the one before it."""
     torch.manual_seed(0)
     with contextlib.suppress(BaseException):
         work()

@@ -35,7 +35,7 @@ def allocator_events(function: Callable[[], Any]) -> list[tuple[int, int]]:
 
 
 def peak_increase_bytes(events: list[tuple[int, int]]) -> int:
-    """Give the most bytes that were live at one instant."""
+    """Return the most bytes that were live at one instant."""
     live = peak = 0
     for _, nbytes in events:
         live += nbytes

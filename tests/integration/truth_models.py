@@ -15,7 +15,7 @@ Program = Callable[[], Any]
 def train(
     net: nn.Module, loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer, count: int = 2
 ) -> Program:
-    """Give a program of `count` training steps."""
+    """Return a program of `count` training steps."""
 
     def run() -> Any:
         for _ in range(count):

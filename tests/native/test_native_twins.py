@@ -28,7 +28,7 @@ TEXTS = {"name", "device", "shape"}
 
 
 def rows(prof: memwatch.Profile) -> dict[str, list[tuple[object, ...]]]:
-    """Give the rows of a capture without times, addresses and the numbering of strings and stacks."""
+    """Return the rows of a capture without times, addresses and the numbering of strings and stacks."""
     capture = prof.capture
     found = {}
     for table, names in COMPARED.items():
@@ -104,7 +104,7 @@ _STEP = 40
 
 @pytest.fixture(scope="module")
 def op_database():
-    """Give one program that runs one sample of every fortieth entry of torch's own op database, and their gradients."""
+    """Return one program that runs a sample of every fortieth entry of torch's op database, with gradients."""
     from compat_opinfo import entries, programs  # torch's database takes seconds to import
 
     samples = [sample for op in entries()[::_STEP] for sample in programs(op, 1)]

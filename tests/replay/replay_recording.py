@@ -23,7 +23,7 @@ def record(step: Callable[[], object], **options) -> memwatch.Profile:
 
 
 def program_order(program: Replayable) -> tuple[Schedule, int]:
-    """Give the program's own order as a schedule, and the peak increase it plans."""
+    """Return the program's own order as a schedule, and the peak increase it plans."""
     graph = program.recorded.graph
     schedule = Schedule.from_order(range(graph.num_ops))
     return schedule, simulate(graph, schedule).peak_bytes - graph.baseline_bytes

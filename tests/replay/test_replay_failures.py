@@ -41,7 +41,7 @@ def blown_fuse():
 
 
 def training():
-    """Give model, optimizer and one training step that keeps its gradients."""
+    """Return a model, its optimizer and one training step that keeps its gradients."""
     torch.manual_seed(0)
     model = GPT(layers=1)
     optimizer = torch.optim.AdamW(model.parameters())

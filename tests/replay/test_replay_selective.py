@@ -28,7 +28,7 @@ class Counter(TorchDispatchMode):
 
 
 def build(dropout=0.0, layers=3):
-    """Give a model whose blocks run through `around`, and its loss."""
+    """Return a model whose blocks run through `around`, and its loss."""
     torch.manual_seed(0)
     model = GPT(layers=layers, width=32, length=64, dropout=dropout)
     ids = torch.randint(0, 64, (8, 64))
@@ -50,7 +50,7 @@ def step(model, loss, *around):
 
 
 def measured(model, loss, *around):
-    """Give (peak increase in bytes, products and softmaxes computed) of one step."""
+    """Return (peak increase in bytes, products and softmaxes computed) of one step."""
     step(model, loss, *around)
     model.zero_grad()
     with measure_peak("cpu") as peak:

@@ -170,36 +170,36 @@ class Browser:
         self.act(lambda: self.js("document.querySelector(arguments[0]).click()", selector))
 
     def text(self, selector: str) -> str:
-        """Give the text of an element, shown or not."""
+        """Return the text of an element, shown or not."""
         return self.js("return document.querySelector(arguments[0]).textContent", selector)
 
     def state(self) -> dict[str, str]:
-        """Give the parts of the fragment."""
+        """Return the parts of the fragment."""
         fragment = self.js("return location.hash.slice(1)")
         pairs = (each.split("=") for each in fragment.split("&") if each)
         return {key: unquote(value.replace("+", " ")) for key, value in pairs}
 
     def column(self, number: int) -> list[str]:
-        """Give a column of the table shown, from 1."""
+        """Return a column of the table shown, from 1."""
         cells = f"[...document.querySelectorAll('#panel tbody td:nth-child({number})')]"
         return self.js(f"return {cells}.map((cell) => cell.textContent)")
 
     def row_keys(self) -> list[str]:
-        """Give the keys (storage ids, module names) of the rows shown."""
+        """Return the keys (storage ids, module names) of the rows shown."""
         return self.js(
             "return [...document.querySelectorAll('#panel tbody tr[data-key]')].map((row) => row.dataset.key)"
         )
 
     def live_bytes(self) -> int:
-        """Give the sum of the live set shown."""
+        """Return the sum of the live set shown."""
         return int(self.js("return document.getElementById('live-total').dataset.bytes"))
 
     def console(self) -> list[str]:
-        """Give what the page wrote to the console, and the violations of its policy."""
+        """Return what the page wrote to the console, and the violations of its policy."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> set[str]:
-        """Give every address that was asked for since the page was opened."""
+        """Return every address that was asked for since the page was opened."""
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         asked = {
             m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"

@@ -66,7 +66,7 @@ class HandMade:
         return table("at_peak", {"nbytes": alive["nbytes"], **columns}, index=alive.index)
 
     def live_at(self, event: int) -> pd.DataFrame:
-        """Give the storages alive after a row of the timeline."""
+        """Return the storages alive after a row of the timeline."""
         s = self.storages
         alive = (
             (s["birth_event"] <= event) & ((s["death_event"] < 0) | (s["death_event"] > event)) & s["counted"]

@@ -28,7 +28,7 @@ def quiet(browser):
 
 
 def unpacked(page: str) -> str:
-    """Give all text of a page, packed blocks opened."""
+    """Return all text of a page, packed blocks opened."""
     blocks = re.findall(r'"(H4sI[A-Za-z0-9+/=]+)"', page)
     return page + "".join(
         gzip.decompress(base64.b64decode(block)).decode("utf-8", "replace") for block in blocks

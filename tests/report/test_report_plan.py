@@ -24,7 +24,7 @@ from memwatch.sizes import format_bytes
 
 
 def names(plan) -> list:
-    """Give the ops that a plan computes again, in order."""
+    """Return the ops that a plan computes again, in order."""
     seen: set = set()
     return [name for name in plan.order if name in seen or seen.add(name)]
 

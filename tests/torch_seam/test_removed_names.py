@@ -22,7 +22,7 @@ NAMES = sorted(
 
 @pytest.fixture(scope="module")
 def use_without():
-    """Give a function that uses memwatch without a name, in a process of its own."""
+    """Yield a function that uses memwatch on a torch without one name, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "plugins")])}
     with subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("removal.py"))],

@@ -145,7 +145,7 @@ class HolderSamples:
         return sorted(placed, key=lambda holder: holder.foreign)
 
     def _on_stack(self, holder: Holder, allocation: int, op: int) -> Holder:
-        """Say on whose evaluation stack a value lies: of the innermost call that made it and runs still."""
+        """Return a holder that names on whose stack the value lies: the innermost call that made it and still runs."""
         call = (
             common_call(self._facts, allocation, op) if holder.kind is HolderKind.EVALUATION_STACK else None
         )

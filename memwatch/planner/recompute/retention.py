@@ -203,7 +203,7 @@ class _Model:
             cp.add_bool_or(kept)
 
     def hint(self, tokens: IntArray) -> None:
-        """Give the solver a schedule in program order to start from; surplus copies are left out."""
+        """Set the schedule in program order from which the solver starts; surplus copies are left out."""
         times: list[list[int]] = [[] for _ in range(self._graph.num_ops)]
         stage = 0
         for op in tokens.tolist():

@@ -88,11 +88,11 @@ class ModeInterceptor(UncompiledMode):
             self._take_off()
 
     def pause(self) -> bool:
-        """Stay on: dynamo ignores this mode."""
+        """Stay on, because dynamo ignores this mode; return True."""
         return True
 
     def resume(self) -> None:
-        """Stay on."""
+        """Do nothing, because `pause` left the mode on."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Hand the op to the recorder; leave tensor subclasses that dispatch on their own to themselves."""

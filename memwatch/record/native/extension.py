@@ -82,10 +82,10 @@ class EventLog(Protocol):
     """Receives the allocator's events of this thread."""
 
     def open(self) -> None:
-        """Stand where a torch profiler of this thread would stand."""
+        """Begin to receive, in the place of a torch profiler of this thread."""
 
     def close(self) -> None:
-        """Receive no more, in whichever thread."""
+        """Stop receiving; any thread may call this."""
 
     def take(self) -> IntArray:
         """Return the events since the last time: ticks, address, signed bytes, number of the device."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Stacks:
-    """Give call stacks numbers; hold code objects, never frames.
+    """Number call stacks; hold code objects, never frames.
 
     Attributes:
         enabled: whether stacks are captured at all.

@@ -229,7 +229,7 @@ class Storages:
             self.ledger.record_deaths(self._op_counter[0])
 
     def rewatch(self) -> None:
-        """Watch by their Python objects the storages that backward made and left: none is an owner too many now."""
+        """Watch by their Python objects the storages that backward made: after it, one more owner does no harm."""
         self.record_deaths()
         self.ledger.hold = True
         # of keys and values no tuples are made, which gc might collect at

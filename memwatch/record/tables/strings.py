@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Strings:
-    """Give every distinct text a number, in order of first sight."""
+    """Number every distinct text, in order of first sight."""
 
     __slots__ = ("_ids", "texts")
 

@@ -1,4 +1,4 @@
-"""Looks leave the program alone: they run none of its code and let nothing live longer; they come when they should."""
+"""Samples leave the program alone: they run none of its code and let nothing live longer; they come in time."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_looks_run_no_unpack_hook_and_no_node_property():
 
 
 def test_looks_prolong_no_life():
-    """What the program drops dies at once, whatever a look has seen, in frames, generators, exceptions and closures."""
+    """What the program drops dies at once, whatever a sample has seen, in frames, generators, exceptions and closures."""
 
     def rows():
         table = torch.ones(2 * WIDE, WIDE)
@@ -133,7 +133,7 @@ def failing(gone):
 
 
 def test_looks_leave_no_garbage():
-    """After a block nothing is left for the garbage collector that a look made."""
+    """After a block nothing is left for the garbage collector that a sample made."""
     heavy()
     gc.collect()
     gc.disable()
@@ -151,16 +151,16 @@ def test_looks_leave_no_garbage():
 
 
 def test_with_step_a_look_is_taken_at_the_peak_op_of_the_iteration_before():
-    """From the second iteration on, one look lies exactly at the op that made the peak."""
+    """From the second iteration on, one sample lies exactly at the op that made the peak."""
     model = nn.Sequential(nn.Linear(WIDE, 4 * WIDE), nn.ReLU(), nn.Linear(4 * WIDE, WIDE))
     with memwatch.profile() as prof:
         for _ in range(4):
             with torch.no_grad():
                 model(torch.ones(8 * WIDE, WIDE)).sum()
             prof.step()
-    looked = set(prof.capture.tables["holders"]["op"].tolist())
+    sampled = set(prof.capture.tables["holders"]["op"].tolist())
     peak_op = int(prof.ops[prof.ops["step"] == 2]["peak_bytes"].idxmax())
-    assert any(abs(op - peak_op) <= 1 for op in looked)
+    assert any(abs(op - peak_op) <= 1 for op in sampled)
 
 
 def in_a_task(kept):
@@ -221,7 +221,7 @@ def with_a_table(table, kept):
 
 @pytest.mark.parametrize("kind", [list, tuple, lambda items: dict(enumerate(items))])
 def test_a_long_container_hides_no_variable(kind):
-    """A search has a limit: what lies in thousands of items is looked at last."""
+    """A search has a limit: what lies in thousands of items is searched last."""
     kept = []
     with memwatch.profile() as prof:
         with_a_table(kind([[number] for number in range(4000)]), kept)
@@ -238,7 +238,7 @@ def test_the_summary_says_that_a_search_came_to_its_limit():
 
 
 def test_other_threads_may_change_what_is_looked_at():
-    """A dictionary that grows while a look goes through it does not end the look."""
+    """A dictionary that grows while a sample goes through it does not end the sample."""
     table, stop = {number: torch.ones(1) for number in range(3000)}, threading.Event()
 
     def change():
