@@ -197,7 +197,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("program", KINDS, ids=lambda program: program.__name__)
-def test_looks_run_no_code_whatever_the_holder(program):
+def test_samples_run_no_code_whatever_the_holder(program):
     """Special methods, properties and attribute access of an object stay unrun, wherever the object is held."""
     ran.clear()
     with memwatch.profile() as prof:
@@ -207,7 +207,7 @@ def test_looks_run_no_code_whatever_the_holder(program):
     assert prof.capture.meta["holder_samples"] > 0
 
 
-def test_looks_run_no_finalizer_of_garbage():
+def test_samples_run_no_finalizer_of_garbage():
     """An unreachable cycle whose objects have a __del__ waits for the collection that the program would have had."""
 
     class Loud:
@@ -233,7 +233,7 @@ def test_looks_run_no_finalizer_of_garbage():
     assert prof.capture.meta["holder_samples"] > 0
 
 
-def test_looks_leave_an_enabled_collector_enabled_and_do_not_use_it():
+def test_samples_leave_an_enabled_collector_enabled_and_do_not_use_it():
     """Collections stay as they were: a sample neither runs one nor switches the collector."""
     counts = []
 

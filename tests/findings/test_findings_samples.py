@@ -150,7 +150,7 @@ def test_samples_leave_no_garbage():
     assert before == after
 
 
-def test_with_step_a_look_is_taken_at_the_peak_op_of_the_iteration_before():
+def test_with_step_a_sample_is_taken_at_the_peak_op_of_the_iteration_before():
     """From the second iteration on, one sample lies exactly at the op that made the peak."""
     model = nn.Sequential(nn.Linear(WIDE, 4 * WIDE), nn.ReLU(), nn.Linear(4 * WIDE, WIDE))
     with memwatch.profile() as prof:
@@ -237,7 +237,7 @@ def test_the_summary_says_that_a_search_came_to_its_limit():
     assert "came to their limit" not in " ".join(prof.summary(color=False).split())
 
 
-def test_other_threads_may_change_what_is_looked_at():
+def test_other_threads_may_change_what_is_searched():
     """A dictionary that grows while a sample goes through it does not end the sample."""
     table, stop = {number: torch.ones(1) for number in range(3000)}, threading.Event()
 
@@ -264,7 +264,7 @@ def test_other_threads_may_change_what_is_looked_at():
         sys.setswitchinterval(interval_s)
 
 
-def test_what_is_too_small_to_be_looked_for_is_not_said_to_be_held_by_anyone():
+def test_what_is_too_small_to_be_searched_for_is_not_said_to_be_held_by_anyone():
     small = torch.ones(2)
     with memwatch.profile() as prof:
         with_a_table([], [])
@@ -273,7 +273,7 @@ def test_what_is_too_small_to_be_looked_for_is_not_said_to_be_held_by_anyone():
 
 
 @pytest.mark.parametrize("base_bytes", [1 << 20, 3 << 30])
-def test_what_is_live_before_the_block_does_not_make_looks_rare(base_bytes):
+def test_what_is_live_before_the_block_does_not_make_samples_rare(base_bytes):
     """A small program's findings are right in a large process; `base` is never written, so it takes no memory."""
     base = torch.empty(base_bytes // 4)
     with memwatch.profile() as prof:
