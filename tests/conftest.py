@@ -20,7 +20,11 @@ _WATCHING = ("memwatch.record.", "memwatch.heap.", "memwatch.leaks.", "pytest_me
 _OF_THE_GRAPH = {"Pack"}  # autograd holds it in place of a saved tensor for as long as the user's graph lives
 
 _FIRST = ("leaks", "findings", "heap", "plugin")
-_LAST = ("test_truth.py", "test_compat_opinfo.py")  # transformers, torch's op database
+_LAST = (
+    "test_leaks_programs_autograd.py", "test_leaks_facts.py", "test_leaks_innocent.py", "test_leaks_hygiene.py",
+    "test_leaks_pipelining.py", "test_leaks_programs_training.py",  # these import torch's compiler
+    "test_truth.py", "test_compat_opinfo.py",  # transformers, torch's op database
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,23 +16,26 @@ from scrambled_words import VARIABLE, literals, tables, texts
 from memwatch.capture.schema import CATEGORIES, ROLES
 
 TOP: Final = Path(__file__).resolve().parent.parent
-PROGRAMS: Final = (
-    "tensor_hook", "saved_view", "identity_pack", "function_class_per_call", "bound_method_cycle", "generator",
-    "self_cycle", "recursive_closure", "partial", "lru_cache", "thread", "global_list", "class_attribute",
-)  # fmt: skip
+PROGRAMS: Final = {
+    "autograd": ("tensor_hook", "saved_view", "identity_pack", "function_class_per_call"),
+    "python": (
+        "bound_method_cycle", "generator", "self_cycle", "recursive_closure", "partial", "lru_cache", "thread",
+        "global_list", "class_attribute",
+    ),
+}  # fmt: skip
 PLUGIN: Final = (
     "test_clean_tests_pass",
     "test_max_bytes_tolerates_small_growth",
     "test_ignore_rules_of_the_ini_file",
     "test_fixture_checks_the_whole_test",
 )
-LEAK: Final = "tests/leaks/test_leaks_programs.py::test_a_leak_is_found_with_its_kind_and_references"
+LEAK: Final = "tests/leaks/test_leaks_programs_{}.py::test_a_leak_is_found_with_its_kind_and_references[{}]"
 TESTS: Final = (
     "tests/heap/test_heap_names.py",
     "tests/heap/test_heap_graph.py",
     "tests/leaks/test_leaks_check.py",
     "tests/leaks/test_leaks_draw.py",
-    *(f"{LEAK}[{program}]" for program in PROGRAMS),
+    *(LEAK.format(family, program) for family, programs in PROGRAMS.items() for program in programs),
     *(f"tests/plugin/test_plugin_leaks.py::{name}" for name in PLUGIN),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from itertools import chain
+from itertools import chain, repeat
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +14,7 @@ import torch
 
 from memwatch.heap.autograd import NativeEdge, autograd_edges
 from memwatch.heap.c_held import c_held_edges, keeps_in_c, untracked
+from memwatch.heap.ids import ids_of
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.roots import Held, Root, RootKind, find_roots, is_own_module, is_runner_module
 from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, mro_of, quiet, type_dict
@@ -58,9 +59,10 @@ class Snapshot:
         self.young = set(map(id, gc.get_objects(0)))  # ids stay theirs: the list above holds the objects
         self.objects += _frozen(self.objects, ours=[self.objects, self.young])
         self.objects += extra
-        self._type_ids = np.fromiter(map(id, map(type, self.objects)), dtype=np.int64)
-        self._types = {id(cls): cls for cls in set(map(type, self.objects))}
-        self._known = set(map(id, self.objects))
+        types = list(map(type, self.objects))
+        self._type_ids = ids_of(types)
+        self._types = {id(cls): cls for cls in set(types)}
+        self._index()
         self.roots: list[Root] = find_roots(self.instances(threading.local))
         self.roots += [Root(RootKind.CALLER, entries)] if (entries := list(held)) else []
         self._native: dict[tuple[int, int], NativeEdge] = {}
@@ -83,7 +85,6 @@ class Snapshot:
         self.roots.clear()
         self.objects.clear()
         self._native.clear()
-        self._known.clear()
         self.young.clear()
         self._types.clear()
 
@@ -92,15 +93,18 @@ class Snapshot:
         wanted = TypeFilter()
         todo = self.of_types(lambda cls: is_node_type(cls) or torch.Tensor in mro_of(cls))
         edges: list[tuple[object, object]] = []
+        added: set[int] = set()
         with quiet():
             while todo:
-                parent = todo.pop()
-                for edge in autograd_edges(parent):
+                near = [(parent, edge) for parent in todo for edge in autograd_edges(parent)]
+                todo = []
+                unlisted = self._find(ids_of(edge.target for _, edge in near)) == UNREACHED
+                for (parent, edge), is_new in zip(near, unlisted, strict=True):
                     child = edge.target
                     edges.append((parent, child))
                     self._native.setdefault((id(parent), id(child)), edge)
-                    if id(child) not in self._known:
-                        self._known.add(id(child))
+                    if is_new and id(child) not in added:
+                        added.add(id(child))
                         self.objects.append(child)
                         todo.append(child) if wanted(child) and not is_storage(child) else None
         return edges
@@ -109,7 +113,7 @@ class Snapshot:
         """List what numpy arrays, futures and scripted modules hold, having added those that gc does not list."""
         if deep:
             entries = [held.value for root in self.roots for held in root.entries]
-            self.objects += untracked([*self.objects, entries], self._known)
+            self.objects += untracked([*self.objects, entries], set(map(id, self.objects)))
         edges = []
         for parent in [*self.of_types(keeps_in_c), *self.objects[self.first_gc_end :]]:
             for edge in c_held_edges(parent) if keeps_in_c(type(parent)) else ():
@@ -118,30 +122,28 @@ class Snapshot:
         return edges
 
     def _build(self, hidden: list[tuple[object, object]]) -> None:
-        objects = self.objects
-        listed = objects[: self.first_root]
-        counts, flat = [], []
-        for start in range(0, len(listed), _CHUNK):
-            referents = list(map(gc.get_referents, listed[start : start + _CHUNK]))
-            counts.append(np.fromiter(map(len, referents), dtype=np.int64))
-            flat.append(np.fromiter(map(id, chain.from_iterable(referents)), dtype=np.int64))
-        for root in self.roots:
-            counts.append(np.array([len(root.entries)], dtype=np.int64))
-            flat.append(np.array([id(held.value) for held in root.entries], dtype=np.int64))
-        ids = np.fromiter(map(id, objects), dtype=np.int64, count=len(objects))
+        counts, referents = _referents(self.objects[: self.first_root])
+        entries = [[held.value for held in root.entries] for root in self.roots]
+        counts = np.concatenate([counts, np.fromiter(map(len, entries), dtype=np.int64)])
+        self._index()
+        parents = np.repeat(np.arange(len(self.objects)), counts)
+        parents = np.concatenate([parents, self._find(ids_of(parent for parent, _ in hidden))])
+        targets = self._find(
+            np.concatenate(
+                [referents, ids_of(chain.from_iterable(entries)), ids_of(child for _, child in hidden)]
+            )
+        )
+        listed = targets != UNREACHED
+        parents, targets = parents[listed], targets[listed]
+        kept = ~self._short_cuts(parents, targets)
+        self.parents, self.children = _sorted_edges(parents[kept], targets[kept])
+        self.starts = np.searchsorted(self.parents, np.arange(len(self.objects) + 1))
+
+    def _index(self) -> None:
+        """Sort the ids of what is listed so far, for :meth:`_find`."""
+        ids = ids_of(self.objects)
         self._order = np.argsort(ids, kind="stable")
         self._ids = ids[self._order]
-        parents = np.repeat(np.arange(len(objects)), np.concatenate(counts))
-        children_of = np.concatenate(flat)
-        if hidden:
-            parents = np.concatenate(
-                [parents, self._find(np.array([id(p) for p, _ in hidden], dtype=np.int64))]
-            )
-            children_of = np.concatenate([children_of, np.array([id(c) for _, c in hidden], dtype=np.int64)])
-        targets = self._find(children_of)
-        kept = (targets != UNREACHED) & ~self._short_cuts(parents, targets)
-        self.parents, self.children = _sorted_edges(parents[kept], targets[kept])
-        self.starts = np.searchsorted(self.parents, np.arange(len(objects) + 1))
 
     def _short_cuts(self, parents: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Mark references to a module's namespace from anything but the module: every function has one."""
@@ -222,6 +224,23 @@ class Snapshot:
 
 def _is_tool(module: object) -> bool:
     return type(module) is str and (is_own_module(module) or is_runner_module(module))
+
+
+def _referents(objects: Sequence[object]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return how many objects each object refers to, and the ids of them all, one object's after the other's.
+
+    A list for each object would take longer than all the rest. Many objects are asked at once instead, with a
+    mark after each whose only referent, which nothing else refers to, shows where the next one's begin.
+    """
+    mark = (object(),)
+    counts, ids = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+    for start in range(0, len(objects), _CHUNK):
+        part = objects[start : start + _CHUNK]
+        found = ids_of(gc.get_referents(*chain.from_iterable(zip(part, repeat(mark)))))
+        is_end = found == id(mark[0])
+        counts.append(np.diff(np.flatnonzero(is_end), prepend=-1) - 1)
+        ids.append(found[~is_end])
+    return np.concatenate(counts), np.concatenate(ids)
 
 
 def _sorted_edges(

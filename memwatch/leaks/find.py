@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +16,7 @@ from memwatch.leaks.exemptions import Exemptions
 from memwatch.leaks.growth import count_by_class, grown_classes
 from memwatch.leaks.memory_in_use import memory_in_use_bytes
 from memwatch.leaks.new_storage_mode import NewStorageMode
-from memwatch.leaks.new_storages import NewStorages, YoungWatch, all_tensors, storages_behind
+from memwatch.leaks.new_storages import NewStorages, YoungWatch, storages_behind, tensors_among
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,8 +127,8 @@ class _Runs:
             self._dead_elders = dead
             added.subtract(dead)
         elif alive and run >= self.warmup - 1:
-            self._note_elders()
-            self._classes, self._classes_at = count_by_class(), run + 1
+            self._note_heap()
+            self._classes_at = run + 1
         self._added.append(added)
         self._suspicious = bool(alive) or memory_in_use_bytes() - before > _NOISE_BYTES
 
@@ -136,7 +137,7 @@ class _Runs:
         calls = len(self._added) - self._classes_at
         if self._elders is None or calls < 1:
             return ()
-        return grown_classes(self._classes, count_by_class(), calls)
+        return grown_classes(self._classes, count_by_class(gc.get_objects()), calls)
 
     def _note(self, run: int) -> None:
         young = self.young.survivors()
@@ -144,10 +145,12 @@ class _Runs:
             for storage in storages_behind(young):
                 self.book.add(storage, run)
 
-    def _note_elders(self) -> None:
+    def _note_heap(self) -> None:
         """Remember what was there before: a window that moves drops an old tensor for each new one."""
+        objects = gc.get_objects()
+        self._classes = count_by_class(objects)
         self._elders = NewStorages()
-        for storage in storages_behind(all_tensors()):
+        for storage in storages_behind(tensors_among(objects)):
             if not self.book.has(storage):
                 self._elders.add(storage, -1)
 

@@ -6,7 +6,6 @@ and without its naming of classes, which runs code of metaclasses.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
@@ -15,15 +14,15 @@ from memwatch.heap.roots import is_own_module
 from memwatch.heap.tensors import TypeFilter, type_dict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _MOST_CLASSES: Final = 3  # that a leak names
 _BUILTIN: Final = "builtins"
 
 
-def count_by_class() -> Counter[type]:
-    """Return how many objects gc lists of each class; cheap beside a snapshot, and no code of the program runs."""
-    return Counter(map(type, gc.get_objects()))
+def count_by_class(objects: Iterable[object]) -> Counter[type]:
+    """Return how many objects there are of each class; cheap beside a snapshot, and no code of the program runs."""
+    return Counter(map(type, objects))
 
 
 def grown_classes(

@@ -11,6 +11,7 @@ import gc
 import time
 import weakref
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.heap.autograd import autograd_edges
@@ -26,7 +27,7 @@ from memwatch.heap.tensors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import torch
 
@@ -126,12 +127,12 @@ def _young_tensors() -> list[object]:
     return [obj for obj in gc.get_objects(0) if wanted(obj)]
 
 
-def all_tensors() -> list[object]:
-    """Return every tensor and autograd node that gc lists; drop the list soon."""
+def tensors_among(objects: Sequence[object]) -> list[object]:
+    """Return the tensors and autograd nodes among many objects; drop the list soon."""
     wanted = TypeFilter()
-    objects = gc.get_objects()
-    kinds = {cls for cls in set(map(type, objects)) if wanted.wants(cls)}
-    return [obj for obj in objects if type(obj) in kinds]
+    types = list(map(type, objects))
+    kinds = {cls for cls in set(types) if wanted.wants(cls)}
+    return list(compress(objects, map(kinds.__contains__, types)))
 
 
 _MAX_NODES: Final = 1_000_000

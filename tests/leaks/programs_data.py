@@ -8,7 +8,6 @@ import types
 import weakref
 
 import numpy as np
-import pandas as pd
 import torch
 from leak_program import collect
 from torch import nn
@@ -45,10 +44,14 @@ def clean_object_array():
 
 
 def leak_data_frame():
+    import pandas as pd
+
     KEPT.append(pd.DataFrame({"loss": [NET(torch.randn(4, 16)).mean()]}))
 
 
 def clean_data_frame():
+    import pandas as pd
+
     KEPT.append(pd.DataFrame({"loss": [NET(torch.randn(4, 16)).mean().item()]}))
 
 

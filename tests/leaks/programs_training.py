@@ -112,10 +112,19 @@ def clean_module_hook_cycle():
 
 
 POINTS = nn.ParameterDict({"means": nn.Parameter(torch.randn(16, 4))})
-SPLAT_OPTIMIZER = torch.optim.Adam(POINTS.parameters(), foreach=False)
+SPLAT_OPTIMIZER = GROWING = None
+
+
+def make_optimizers():
+    """Make both on first use: torch imports its compiler then, and the heap that is searched grows by half."""
+    global SPLAT_OPTIMIZER, GROWING  # noqa: PLW0603
+    if GROWING is None:
+        SPLAT_OPTIMIZER = torch.optim.Adam(POINTS.parameters(), foreach=False)
+        GROWING = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
 
 
 def densify(*, forget):
+    make_optimizers()
     old = POINTS["means"]
     old.grad = torch.ones_like(old)
     SPLAT_OPTIMIZER.step()
@@ -134,14 +143,13 @@ def clean_optimizer_state():
     densify(forget=True)
 
 
-GROWING = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-
-
 def leak_param_groups():
+    make_optimizers()
     GROWING.add_param_group({"params": [nn.Parameter(torch.randn(32, 4))]})
 
 
 def clean_param_groups():
+    make_optimizers()
     del GROWING.param_groups[1:]
     GROWING.add_param_group({"params": [nn.Parameter(torch.randn(32, 4))]})
 
