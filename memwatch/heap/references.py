@@ -131,14 +131,12 @@ def _items(container: Any, iterate: Callable[[Any], Any]) -> Iterator[Chain]:
         yield (held,)
 
 
-def _copied(container: Any, iterate: Callable[[Any], Any]) -> list[Any]:
+def _copied(container: Any, iterate: Callable[[Any], Any], tries: int = _MAX_TRIES) -> list[Any]:
     """Return the first items of a container, which another thread may change, or a collection made for the copy."""
-    for _ in range(_MAX_TRIES):
-        try:
-            return list(islice(iterate(container), _MAX_ITEMS))
-        except RuntimeError:
-            continue  # changed between the iterator and the end of the copy: it is short, the next one succeeds
-    return []
+    try:
+        return list(islice(iterate(container), _MAX_ITEMS))
+    except RuntimeError:  # changed between the iterator and the end of the copy, which is short: try again
+        return _copied(container, iterate, tries - 1) if tries > 1 else []
 
 
 def _extra(value: Any) -> Iterator[Chain]:
