@@ -37,6 +37,7 @@ Chain = tuple[Any, ...]
 
 _MAX_ITEMS: Final = 4096
 _PROBE_ITEMS: Final = 64
+_MAX_TRIES: Final = 8
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _PLAIN: Final = (list, tuple, dict, set, frozenset, deque)
 _TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
@@ -105,14 +106,14 @@ def _module_itself(value: Any) -> Iterator[Chain]:
 
 def _mapping(value: Any) -> Iterator[Chain]:
     if gc.is_tracked(value):
-        yield from _items(dict.values(value))
+        yield from _items(value, dict.values)
         yield from _extra(value)
 
 
 def _sequence(value: Any) -> Iterator[Chain]:
     if gc.is_tracked(value):
         kind = next(base for base in _SEQUENCES if base in mro_of(type(value)))
-        yield from _items(kind.__iter__(value))
+        yield from _items(value, kind.__iter__)
         yield from _extra(value)
 
 
@@ -121,14 +122,22 @@ def _context(value: Any) -> Iterator[Chain]:
         yield (held,)
 
 
-def _items(values: Any) -> Iterator[Chain]:
+def _items(container: Any, iterate: Callable[[Any], Any]) -> Iterator[Chain]:
     """Yield the items of a container; a long one that begins with numbers or text is left early."""
     plain = 0
-    for held in list(islice(values, _MAX_ITEMS)):  # at once, for other threads may change it
+    for held in _copied(container, iterate):
         plain = plain + 1 if type(held) in (int, float, str, bool, bytes) else -_MAX_ITEMS
         if plain > _PROBE_ITEMS:
             return
         yield (held,)
+
+
+def _copied(container: Any, iterate: Callable[[Any], Any], tries: int = _MAX_TRIES) -> list[Any]:
+    """Return the first items of a container, which another thread may change, or a collection made for the copy."""
+    try:
+        return list(islice(iterate(container), _MAX_ITEMS))
+    except RuntimeError:  # changed between the iterator and the end of the copy, which is short: try again
+        return _copied(container, iterate, tries - 1) if tries > 1 else []
 
 
 def _extra(value: Any) -> Iterator[Chain]:

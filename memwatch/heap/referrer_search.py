@@ -134,12 +134,15 @@ def _referrers(
     wanted = {id(obj) for obj in level}
     fresh = []
     for referrer in gc.get_referrers(*level)[:_MAX_REFERRERS] if objects is None else objects:
-        held = [id(child) for child in gc.get_referents(referrer) if id(child) in wanted]
-        if not held or id(referrer) in ours or id(referrer) in known or _is_own(referrer):
+        children = gc.get_referents(referrer)
+        if wanted.isdisjoint(map(id, children)):
+            continue  # nearly all: a call in Python for each would cost more than the rest
+        if id(referrer) in ours or id(referrer) in known or _is_own(referrer):
             continue
         known.add(id(referrer))
-        for child in held:
-            above.setdefault(child, referrer)
+        for child in children:
+            if id(child) in wanted:
+                above.setdefault(id(child), referrer)
         if not (type(referrer) in (FrameType, ModuleType) or type in mro_of(type(referrer))):
             fresh.append(referrer)
     return fresh

@@ -16,18 +16,20 @@ from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.storages import BASELINE, Storages
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from memwatch.record.context import Context
 
 
 def scan(storages: Storages, context: Context) -> None:
     """Number every storage that Python can see, and name every root module and what optimizers keep."""
-    interesting: dict[type, type | None] = {}
+    base_of: dict[type, type | None] = {}
     found: dict[type, list[Any]] = {Tensor: [], nn.Module: [], Optimizer: []}
     for thing in gc.get_objects():
         kind = type(thing)
-        if kind not in interesting:
-            interesting[kind] = next((base for base in found if _is_kind(kind, base)), None)
-        base = interesting[kind]
+        if kind not in base_of:
+            base_of[kind] = _base_of(kind, found)
+        base = base_of[kind]
         if base is not None:
             found[base].append(thing)
     # nor may the program's modes be asked for the device of a fake tensor
@@ -42,9 +44,14 @@ def scan(storages: Storages, context: Context) -> None:
     context.backward_ended()
 
 
-def _is_kind(kind: type, base: type) -> bool:
+def _base_of(kind: type, bases: Iterable[type]) -> type | None:
+    """Return the first of the bases that a type has, or None."""
     # issubclass would run a user's __subclasscheck__, and `in` a metaclass's __eq__
-    return any(above is base for above in type.__dict__["__mro__"].__get__(kind))
+    above = set(map(id, type.__dict__["__mro__"].__get__(kind)))
+    for base in bases:
+        if id(base) in above:
+            return base
+    return None
 
 
 def _number(storages: Storages, tensor: Tensor) -> None:

@@ -45,6 +45,9 @@ def plain_result():
 @pytest.mark.parametrize("name", STARTERS)
 def test_profiler_started_before_the_block(name, intercept, plain_result):
     """The program's profiler keeps its events; memwatch records the ops without the allocator and says so."""
+    if "stacks" in name:  # or the profiler keeps a stack for each of the thousands of kernels registered
+        with memwatch.profile(intercept=intercept):
+            pass
     with STARTERS[name]() as theirs, memwatch.profile(intercept=intercept) as prof:
         result = _work()
     assert torch.equal(result, plain_result)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import sys
+import weakref
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch
+from memwatch.heap.references import step_of
 from memwatch.heap.referrer_search import living_tensors, referrer_paths
 from memwatch.heap.roots import Held, Root, RootKind
 from memwatch.heap.search_roots import call_roots, namespace_roots
@@ -121,3 +124,41 @@ def test_what_a_module_holds_is_told_of_as_its_global():
     path = referrer_paths(tensors, set(), [module, module.__dict__, module.cache])[3]
     assert kinds(path) == [EdgeKind.MODULE, EdgeKind.GLOBAL, EdgeKind.ITEM]
     assert [edge.name for edge in path[:2]] == ["library", "cache"]
+
+
+class Loop:
+    """An object that only a collection frees."""
+
+    def __init__(self):
+        self.itself = self
+
+
+@pytest.mark.parametrize("changes", range(16))
+@pytest.mark.parametrize("kind", [collections.deque, set, dict])
+def test_a_container_that_a_collection_changes_while_it_is_copied_is_copied_again(kind, changes):
+    """A weakref's callback that appends, in a collection that the copy sets off, ends no search."""
+    value = torch.zeros(1)
+    container = {"first": value} if kind is dict else kind([value])
+    append = {
+        collections.deque: lambda: container.append([]),
+        set: lambda: container.add(object()),
+        dict: lambda: container.update({object(): []}),
+    }[kind]
+    references = []
+
+    def change(_):
+        append()
+        if len(references) < changes:
+            references.append(weakref.ref(Loop(), change))
+
+    step = step_of(kind, deep=False)
+    thresholds = gc.get_threshold()
+    gc.collect()
+    if changes:
+        references.append(weakref.ref(Loop(), change))
+    gc.set_threshold(1, 1000, 1000)
+    try:
+        held = [chain[-1] for chain in step(container)]
+    finally:
+        gc.set_threshold(*thresholds)
+    assert any(each is value for each in held)
