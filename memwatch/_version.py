@@ -1,7 +1,3 @@
-"""The version of memwatch: a leaf, so that any module may name it without importing the package's front."""
+"""The version of memwatch: a leaf, so that asking for it imports nothing else."""
 
-from __future__ import annotations
-
-from typing import Final
-
-__version__: Final = "0.1.0"
+__version__ = "0.1.0"  # without an annotation: the build reads this line with a regular expression
