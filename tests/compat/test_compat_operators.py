@@ -32,8 +32,9 @@ def exported():
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _exported():
-    exported()  # outside every block
+def _ready():
+    exported()  # both outside every block
+    compiled_checkpoint()
 
 
 @unnoticed
@@ -63,16 +64,20 @@ def test_flex_attention_that_is_not_compiled():
     return flex_attention(query, query, query, score_mod=lambda score, b, h, i, j: score + i)
 
 
-@torch.compile(backend="aot_eager")
-def compiled_checkpoint(x):
+def checkpointed(x):
     return checkpoint(lambda y: nn.functional.dropout(y.sin(), 0.5), x, use_reentrant=False).sum()
+
+
+@functools.cache
+def compiled_checkpoint():
+    return torch.compile(checkpointed, backend="aot_eager")
 
 
 @unnoticed
 def test_compiled_checkpoint_with_dropout():
     """Its backward is compiled, and runs an operator that keeps the state of random numbers."""
     x = torch.ones(3, requires_grad=True)
-    compiled_checkpoint(x).backward()
+    compiled_checkpoint()(x).backward()
     return x
 
 

@@ -1,0 +1,19 @@
+"""Ids in bulk are the ids that Python gives."""
+
+from __future__ import annotations
+
+import pytest
+
+from memwatch.heap.ids import ids_of
+
+
+@pytest.mark.parametrize("objects", [[], [None], [object(), "text", (), []]], ids=len)
+def test_ids_are_those_of_id(objects):
+    """Each object's id is what `id` returns, in the order of the objects."""
+    assert ids_of(objects).tolist() == list(map(id, objects))
+
+
+def test_an_iterator_will_do():
+    """The objects may come from an iterator, and one object many times."""
+    one = object()
+    assert ids_of(one for _ in range(3)).tolist() == [id(one)] * 3
