@@ -57,12 +57,15 @@ def _memwatch_keeps_nothing():
     assert not torch.autograd._profiler_enabled()
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     objects = gc.get_objects()
-    assert [obj for obj in objects if type(obj).__name__ == "Session" and _watches(obj)] == []
+    classes = {id(cls): cls for cls in map(type, objects)}  # asked once each: objects are many
+    watching = {number for number, cls in classes.items() if _watches(cls)}
+    watchers = [obj for obj in objects if id(type(obj)) in watching]
+    assert [obj for obj in watchers if type(obj).__name__ == "Session"] == []
     tensors = {
         id(obj) for obj in objects if type(obj) in (torch.Tensor, torch.nn.Parameter, torch.UntypedStorage)
     }
     # what we may hold is looked at, not who holds each tensor: that would search the heap once per tensor
-    ours = [obj for obj in objects if _watches(obj) and type(obj).__name__ not in _OF_THE_GRAPH]
+    ours = [obj for obj in watchers if type(obj).__name__ not in _OF_THE_GRAPH]
     assert [
         type(obj).__name__ for obj in ours if not tensors.isdisjoint(map(id, gc.get_referents(obj)))
     ] == []
@@ -74,6 +77,6 @@ def _memwatch_keeps_nothing():
     ] == []
 
 
-def _watches(obj: object) -> bool:
-    module = type(obj).__module__  # a class may define it as anything
+def _watches(cls: type) -> bool:
+    module = cls.__module__  # a class may define it as anything
     return isinstance(module, str) and module.startswith(_WATCHING)
