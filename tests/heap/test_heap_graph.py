@@ -134,11 +134,13 @@ def test_why_alive_refuses_what_is_no_tensor():
 
 
 MODEL = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-OPTIMIZER = torch.optim.Adam(MODEL.parameters(), foreach=False)
+OPTIMIZER = None
 
 
 def test_one_search_names_the_references_of_a_training_step():
     """Parameters, gradients, optimizer state, saved activations, locals and list items, all in one snapshot."""
+    global OPTIMIZER  # noqa: PLW0603 - made here: torch imports its compiler then
+    OPTIMIZER = torch.optim.Adam(MODEL.parameters(), foreach=False)
     MODEL(torch.randn(4, 8)).sum().backward()
     OPTIMIZER.step()
     batch = torch.randn(4, 8)

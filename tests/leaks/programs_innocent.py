@@ -13,8 +13,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 MODEL = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.1), nn.Linear(16, 1))
-OPTIMIZER = torch.optim.AdamW(MODEL.parameters(), foreach=False)
+OPTIMIZER = None
 WEIGHT = torch.randn(16, 16, requires_grad=True)
+
+
+def make_optimizer():
+    """Make it before the first test, not at import: torch imports its compiler then."""
+    global OPTIMIZER  # noqa: PLW0603
+    OPTIMIZER = torch.optim.AdamW(MODEL.parameters(), foreach=False)
 
 
 def training_step():

@@ -12,7 +12,12 @@ import torch
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 
 sys.path.insert(0, str(Path(__file__).parent))
-from programs_innocent import INNOCENT, MODEL, PARKS_ONCE
+from programs_innocent import INNOCENT, MODEL, PARKS_ONCE, make_optimizer
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _optimizer():
+    make_optimizer()
 
 
 @pytest.fixture(autouse=True)

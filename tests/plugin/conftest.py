@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 
-# pytester forgets what an inner session imported: torch cannot be imported twice, and hypothesis takes seconds.
-import hypothesis.strategies  # noqa: F401
 import pytest
 import torch
-import torch._dynamo
-import torch.nn.utils.parametrizations
 
 import memwatch.leaks
 import memwatch.report
@@ -19,6 +15,17 @@ INI = """
 asyncio_default_fixture_loop_scope = function
 addopts = -p no:timeout -p no:anyio -p no:unraisableexception
 """
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _imports():
+    """Import what inner sessions import, which pytester makes them forget: torch._dynamo cannot be imported twice.
+
+    Not before the first of these tests: the heaps that earlier tests search stay small.
+    """
+    import hypothesis.strategies  # noqa: F401
+    import torch._dynamo
+    import torch.nn.utils.parametrizations  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

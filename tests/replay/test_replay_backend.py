@@ -12,8 +12,14 @@ from torch.nn import functional
 
 from memwatch.errors import MemwatchError
 from memwatch.planner import BudgetError
-from memwatch.replay.backend import memwatch_backend
 from memwatch.replay.measure import measure_peak
+
+
+def backend():
+    """Import the backend late: it brings torch's compiler into a process whose heap other tests search."""
+    from memwatch.replay.backend import memwatch_backend
+
+    return memwatch_backend
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +188,7 @@ def test_sizes_may_be_symbols():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 4))
     planned = torch.compile(
-        lambda x: (model(x) * x.shape[0]).square().mean(), backend=memwatch_backend, dynamic=True,
+        lambda x: (model(x) * x.shape[0]).square().mean(), backend=backend(), dynamic=True,
         options={"budget": "80%", "time_limit_s": 2.0},
     )  # fmt: skip
     for rows in (16, 24, 40):
@@ -210,7 +216,7 @@ def test_budget_out_of_reach_is_said():
 def test_options_that_mean_nothing_are_refused(options, words):
     """A misspelt option or budget is named, with what there is."""
     with pytest.raises(Exception, match=words) as caught:
-        torch.compile(lambda x: x + 1, backend=memwatch_backend, options=options)(torch.ones(2))
+        torch.compile(lambda x: x + 1, backend=backend(), options=options)(torch.ones(2))
     assert isinstance(caught.value.inner_exception, MemwatchError)
 
 
