@@ -42,15 +42,20 @@ class PathTables:
         self._vertex_rows = vertex_rows
         self._paths: dict[Path, int] = {}
         self._vertices: dict[Vertex, int] = {}
+        self._path_numbers = itertools.count()
+        self._vertex_numbers = itertools.count()
 
     def __call__(self, path: Path) -> int:
         """Return the number of a path, a new one at first sight."""
         number = self._paths.get(path)
         if number is None:
-            number = self._paths[path] = len(self._paths)
+            number = next(self._path_numbers)
+            rows: list[int] = []
             for depth, edge in enumerate(path):
-                row = self._edge_row(edge)  # appends the owner first, for a flush may come in between
-                self._edge_rows += (number, depth, *row)
+                rows += (number, depth, *self._edge_row(edge))
+            # vertices, edges, then the number: a flush, or a handler of a signal that raises, may come in between
+            self._edge_rows += rows
+            self._paths[path] = number
         return number
 
     def _edge_row(self, edge: Edge) -> tuple[int, ...]:
@@ -71,7 +76,7 @@ class PathTables:
         number = self._vertices.get(vertex)
         if number is None:
             inner = self._vertex(vertex.inner)
-            number = self._vertices[vertex] = len(self._vertices)
+            number = next(self._vertex_numbers)
             shape = None if vertex.shape is None else _BETWEEN_SIZES.join(map(str, vertex.shape))
             self._vertex_rows += (
                 number,
@@ -88,6 +93,7 @@ class PathTables:
                 self._text(vertex.library or None),
                 inner,
             )
+            self._vertices[vertex] = number
         return number
 
     def _text(self, text: str | None) -> int:

@@ -36,10 +36,12 @@ class Choice:
             raise MemwatchError(f"intercept={intercept!r} is unknown; use 'auto', 'mode' or 'key'")
         self.backend: Backend = _backend(for_replay=options.replay)
         self.is_estimate = is_fake_mode_on()
-        key_works = self.backend.key_works()
-        if intercept == "key" and not key_works:
+        # to ask whether the key works registers kernels for every op, which takes a second: not for "mode"
+        if intercept == "key" and not self.backend.key_works():
             raise MemwatchError("the dispatch key does not work in this torch; use profile(intercept='mode')")
-        self.by_mode = intercept == "mode" or not key_works or (intercept == "auto" and self.is_estimate)
+        self.by_mode = (
+            intercept == "mode" or (intercept == "auto" and self.is_estimate) or not self.backend.key_works()
+        )
         if self.by_mode and not MODES_WORK:
             raise MemwatchError("dispatch modes do not work in this torch; use profile(intercept='key')")
 

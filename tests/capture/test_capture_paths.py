@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import pytest
 import torch
 
 from memwatch.capture.capture import Capture
@@ -78,6 +79,25 @@ def test_equal_paths_are_stored_once():
     assert (len(tables.edges), len(tables.vertices)) == rows
     assert tables.add((Edge(EdgeKind.LOCAL, "y", owner=PROGRAM),)) == 1
     assert len(tables.vertices) == rows[1]
+
+
+@pytest.mark.parametrize("texts_before", range(5))
+def test_a_path_whose_rows_were_interrupted_gets_them_when_it_is_met_again(texts_before, monkeypatch):
+    """The handler of a signal may raise between any two steps; no number is given out before its rows exist."""
+    tables = Tables()
+    path = (Edge(EdgeKind.LOCAL, "x", owner=LIBRARY, reader=PROGRAM, file="/home/user/train.py"),)
+    texts = itertools.count()
+
+    def intern(text):
+        if next(texts) == texts_before:
+            raise KeyboardInterrupt
+        return tables.intern(text)
+
+    monkeypatch.setattr(tables.add, "_strings", intern)
+    with pytest.raises(KeyboardInterrupt):
+        tables.add(path)
+    number = tables.add(path)
+    assert tables.read()[number][0].owner == LIBRARY
 
 
 def test_whose_code_a_line_is_is_decided_when_it_is_written():

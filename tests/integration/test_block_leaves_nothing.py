@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 import textwrap
@@ -290,6 +291,23 @@ def test_a_first_import_inside_the_block_keeps_nothing_of_it():
     words = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["0", "3"], done.stderr
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_a_block_by_mode_registers_no_kernel(native):
+    """Kernels for every op take a second to register, and a block that sees ops by a mode has no use for them."""
+    code = """
+    import memwatch, torch
+    from memwatch.record.interception import key
+
+    with memwatch.profile(intercept="mode"):
+        torch.ones(3)
+    assert key._Registered.kernels is None
+    """
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    environment = {**os.environ, "MEMWATCH_NATIVE": native}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_another_tool_may_stand_in_for_module_calls_too(monkeypatch):

@@ -135,6 +135,29 @@ def test_a_forked_child_is_left_alone():
     )
 
 
+CHILD_THAT_FREES = """
+import os, torch, memwatch
+older = [torch.ones(1000) for _ in range(3)]
+with memwatch.profile():
+    torch.ones(3)
+    if (child := os.fork()) == 0:
+        older.clear()
+        torch.ones(5)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_a_forked_child_prints_nothing(native):
+    """c10 does not complain of the blocks that the child frees and that were made before the profile."""
+    environment = os.environ | {"MEMWATCH_NATIVE": native}
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD_THAT_FREES], check=True, env=environment, capture_output=True
+    )
+    assert done.stderr == b""
+
+
 def test_a_start_that_fails_keeps_nothing():
     """The baseline is above the limit: no watch of its storages stays, and no session."""
     there = torch.ones(1000)

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable
 
 import numba  # noqa: F401  # what memwatch imports beside torch is imported here once
@@ -55,16 +56,26 @@ def _train() -> None:
     optimizer.step()
 
 
+def _outlives_its_tensor() -> bool:
+    """Return True if an output that autograd saved lives on when its tensor is dropped."""
+    output = torch.ones(8, requires_grad=True).exp()
+    storage = weakref.ref(output.untyped_storage())
+    del output
+    return storage() is not None
+
+
 def _profile(intercept: str) -> dict[str, object]:
     import memwatch
 
     with memwatch.profile(intercept=intercept) as prof:
         _train()
+        leaks_outputs = _outlives_its_tensor()
     prof.summary()
     notes = [text for _, text in prof.notes]
     return {
         "peak_bytes": prof.peak_increase_bytes,
         "ops": len(prof.ops),
+        "leaks_outputs": leaks_outputs,
         "notes": notes,
         "meta": dict(prof.meta),
     }

@@ -65,3 +65,4 @@ def test_without(name, use_without):
             assert set(missing) <= set(step["notes"])
             assert step["peak_bytes"] > 0
             assert step["ops"] > 0
+            assert not step["leaks_outputs"]

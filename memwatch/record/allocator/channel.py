@@ -73,7 +73,6 @@ class AllocatorChannel:
         """Be off in a forked child."""
         if self.running:
             self._events.forget_in_child()
-            set_log_level(None)
         self.running = False
 
     def _program_starts(self, profiler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memwatch.record.allocator.log_level import set_log_level
 from memwatch.record.backend import Window
 from memwatch.record.clock import ticks
 
@@ -46,6 +47,7 @@ class NativeAllocatorEvents:
     def forget_in_child(self) -> None:
         """Be off in a forked child."""
         self._native.close()
+        set_log_level(None)
 
     def _begin(self) -> None:
         self._start_ticks, self._start_op = ticks(), self._block.op_counter[0]

@@ -68,7 +68,10 @@ class KinetoEvents:
         return windows
 
     def forget_in_child(self) -> None:
-        """Let this forked child end without C++ destructors: kineto's would wait for a thread the child has not."""
+        """Let this forked child end without C++ destructors: kineto's would wait for a thread the child has not.
+
+        The events cannot be switched off here, so c10's log stays silent about blocks that the parent made.
+        """
         libc = ctypes.CDLL(None)
         if hasattr(libc, "on_exit"):
             libc.on_exit(libc._exit, None)
