@@ -307,6 +307,16 @@ def test_a_key_that_is_no_plain_text_becomes_one(key, holder):
         del namespace()[key]
 
 
+def test_a_base_is_no_attribute():
+    """A class refers to its base as such, though it may have an attribute with the same value."""
+
+    class Derived(Holder):
+        parent = Holder
+
+    (edge,) = name_chain([Derived, Holder])
+    assert edge.kind is EdgeKind.REFERENCE
+
+
 def test_an_edge_keeps_no_key_alive():
     """The name of an edge is text, so the key that it was read from dies with the program's last reference."""
     owner, key = SimpleNamespace(), Key("a_key")
