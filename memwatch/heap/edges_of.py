@@ -168,7 +168,9 @@ def _class(chain: Sequence[Any], at: int) -> Named | None:
     cls, child = chain[at], chain[at + 1]
     owner, (file, line) = vertex_of(cls), class_place(cls)
     # A bounded search goes from the class to the value; gc shows the class's dictionary between the two.
-    name = next((name for name, value in list(type_dict(cls).items()) if value is child), None)
+    is_base = any(base is child for base in mro_of(cls))
+    values = () if is_base else list(type_dict(cls).items())
+    name = next((name for name, value in values if value is child), None)
     kind, covered = (EdgeKind.REFERENCE if name is None else EdgeKind.CLASS_ATTRIBUTE), 1
     if name is None and type(child) is dict:
         found, name = _key_of(child, _after(chain, at, 2))
@@ -359,7 +361,7 @@ def _attribute(chain: Sequence[Any], at: int, name: str, owner: Vertex, *, cover
     if kind is not None and torch.nn.Module in mro_of(type(chain[at])) and value is not None:
         found, key = _key_of(table, value)
         if found:
-            return Edge(kind, str(key), owner=owner, file=file, line=line), covered + 1
+            return Edge(kind, key, owner=owner, file=file, line=line), covered + 1
     return Edge(EdgeKind.ATTRIBUTE, name, owner=owner, file=file, line=line), covered
 
 

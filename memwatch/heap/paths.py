@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from memwatch.heap.edges_of import name_edge
+from memwatch.heap.edges_of import Named, name_edge
+from memwatch.heap.tensors import mro_of
 from memwatch.heap.vertices import key_text, vertex_of
 from memwatch.words.edges import edge_line, edge_phrase
 
@@ -59,7 +60,7 @@ def steps_of(snapshot: Snapshot, chain: Sequence[int]) -> list[Step]:
     at = 0
     while at < len(chain) - 1:
         native = snapshot.native_edge(chain[at], chain[at + 1])
-        edge, covered = name_edge(objects, at) if native is None else (native.owned_by(objects[at]), 1)
+        edge, covered = _name_edge(objects, at) if native is None else (native.owned_by(objects[at]), 1)
         end = min(at + covered, len(chain) - 1)
         if edge is not None:
             steps.append(Step(replace(edge, target=vertex_of(objects[end])), at, end))
@@ -77,10 +78,17 @@ def name_chain(chain: Sequence[Any]) -> tuple[Edge, ...]:
     edges: list[Edge] = []
     at = 0
     while at < len(chain) - 1:
-        edge, covered = name_edge(chain, at)
+        edge, covered = _name_edge(chain, at)
         if edge is not None:
-            # The key of a dictionary may be an object of the program that only looks like a text.
-            is_text = edge.name is None or type(edge.name) is str
-            edges.append(edge if is_text else replace(edge, name=key_text(edge.name)))
+            edges.append(edge)
         at += covered
     return tuple(edges)
+
+
+def _name_edge(chain: Sequence[Any], at: int) -> Named:
+    """Return `name_edge` with a plain text for name: the key of a namespace may be any object of the program."""
+    edge, covered = name_edge(chain, at)
+    if edge is None or edge.name is None or type(edge.name) is str:
+        return edge, covered
+    name = str.__str__(edge.name) if str in mro_of(type(edge.name)) else key_text(edge.name)
+    return replace(edge, name=name), covered

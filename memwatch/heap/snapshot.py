@@ -238,8 +238,13 @@ def _referents(objects: Sequence[object]) -> tuple[NDArray[np.int64], NDArray[np
         part = objects[start : start + _CHUNK]
         found = ids_of(gc.get_referents(*chain.from_iterable(zip(part, repeat(mark)))))
         is_end = found == id(mark[0])
-        counts.append(np.diff(np.flatnonzero(is_end), prepend=-1) - 1)
-        ids.append(found[~is_end])
+        if is_end.sum() == len(part):
+            counts.append(np.diff(np.flatnonzero(is_end), prepend=-1) - 1)
+            ids.append(found[~is_end])
+        else:  # the program got hold of the mark through gc, and refers to it
+            each = [gc.get_referents(obj) for obj in part]
+            counts.append(np.fromiter(map(len, each), dtype=np.int64))
+            ids.append(ids_of(chain.from_iterable(each)))
     return np.concatenate(counts), np.concatenate(ids)
 
 

@@ -96,8 +96,7 @@ class _Runs:
         self.young = YoungWatch()
         self.book = NewStorages()
         self._elders: NewStorages | None = None  # what was there before the measured calls
-        self._classes: Counter[type] = Counter()  # objects by class at that time
-        self._classes_at = 0  # calls made by then
+        self._classes: list[dict[int, int]] = []  # objects by class, at that time and after each further call
         self._added: list[_CountBySize] = []  # after each call: survivors less dead elders, counted by size
         self._dead_elders: Counter[int] = Counter()
         self._lost: Counter[int] = Counter()  # deaths in the last call
@@ -126,18 +125,16 @@ class _Runs:
             self._lost += dead - self._dead_elders
             self._dead_elders = dead
             added.subtract(dead)
+            if alive:
+                self._classes.append(count_by_class(gc.get_objects()))
         elif alive and run >= self.warmup - 1:
             self._note_heap()
-            self._classes_at = run + 1
         self._added.append(added)
         self._suspicious = bool(alive) or memory_in_use_bytes() - before > _NOISE_BYTES
 
     def grown_classes(self) -> tuple[tuple[str, int], ...]:
-        """Return the classes of which every further call added objects, with the number per call."""
-        calls = len(self._added) - self._classes_at
-        if self._elders is None or calls < 1:
-            return ()
-        return grown_classes(self._classes, count_by_class(gc.get_objects()), calls)
+        """Return the classes of which every further call added objects, with the least number per call."""
+        return grown_classes(self._classes)
 
     def _note(self, run: int) -> None:
         young = self.young.survivors()
@@ -148,7 +145,7 @@ class _Runs:
     def _note_heap(self) -> None:
         """Remember what was there before: a window that moves drops an old tensor for each new one."""
         objects = gc.get_objects()
-        self._classes = count_by_class(objects)
+        self._classes.append(count_by_class(objects))
         self._elders = NewStorages()
         for storage in storages_behind(tensors_among(objects)):
             if not self.book.has(storage):

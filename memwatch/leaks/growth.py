@@ -6,7 +6,9 @@ and without its naming of classes, which runs code of metaclasses.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from memwatch.heap.names import type_name
@@ -14,35 +16,39 @@ from memwatch.heap.roots import is_own_module
 from memwatch.heap.tensors import TypeFilter, type_dict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 _MOST_CLASSES: Final = 3  # that a leak names
+_LEAST_COUNTS: Final = 3  # before, and after two calls
 _BUILTIN: Final = "builtins"
 
 
-def count_by_class(objects: Iterable[object]) -> Counter[type]:
-    """Return how many objects there are of each class; cheap beside a snapshot, and no code of the program runs."""
-    return Counter(map(type, objects))
+def count_by_class(objects: Iterable[object]) -> dict[int, int]:
+    """Return how many of some objects are of each class, by `id` of the class.
+
+    The class itself would be kept alive by the count, and with it a cycle under test that runs through it.
+    """
+    return dict(Counter(map(id, map(type, objects))))
 
 
-def grown_classes(
-    before: Mapping[type, int], after: Mapping[type, int], calls: int
-) -> tuple[tuple[str, int], ...]:
-    """Return the classes of which every call added objects, with the number per call, the most first.
+def grown_classes(counts: Sequence[Mapping[int, int]]) -> tuple[tuple[str, int], ...]:
+    """Return the classes of which every call added objects, with the least number per call, the most first.
 
-    Tensors and autograd nodes are the leak itself; containers and functions of Python come and go with any call,
-    and memwatch's own objects are not the program's.
+    What one call alone adds, as torch's tables do on the first use of an op, does not grow, so two calls at least
+    are compared. Tensors and autograd nodes are the leak itself; containers and functions of Python come and go with
+    any call, and memwatch's own objects are not the program's.
 
     Args:
-        before: objects by class before the calls.
-        after: objects by class after them.
-        calls: how many calls lie between.
+        counts: objects by class, before the calls and after each.
     """
+    if len(counts) < _LEAST_COUNTS:
+        return ()
     is_tensor_or_node = TypeFilter()
+    classes = {id(cls): cls for cls in map(type, gc.get_objects())}
     grown = [
-        (type_name(cls), (after[cls] - before.get(cls, 0)) // calls)
-        for cls in after
-        if after[cls] - before.get(cls, 0) >= calls
+        (type_name(cls), added)
+        for key, cls in classes.items()
+        if (added := min(after.get(key, 0) - before.get(key, 0) for before, after in pairwise(counts))) > 0
         and _is_of_program(cls)
         and not is_tensor_or_node.wants(cls)
     ]

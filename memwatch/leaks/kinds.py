@@ -14,8 +14,8 @@ class LeakKind(str, Enum):
     UNCOLLECTABLE = "uncollectable"  # a loop through autograd's C++, which gc cannot see
     RETAINED = "retained"  # a live root reaches it
 
-    def __str__(self) -> str:
-        return self.value
+    __str__ = str.__str__
+    __repr__ = str.__repr__
 
     def __format__(self, format_spec: str) -> str:
         return format(self.value, format_spec)

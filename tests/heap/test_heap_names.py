@@ -17,6 +17,8 @@ from torch import nn
 
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap import Snapshot, search, steps_of
+from memwatch.heap.paths import name_chain
+from memwatch.leaks import find_leaks
 from memwatch.words import edges as edge_words
 
 
@@ -266,3 +268,62 @@ def test_sys_last_value_is_explained():
             assert (steps[0].edge.kind, steps[0].edge.name) == (EdgeKind.LAST_EXCEPTION, "last_value")
     finally:
         del sys.last_value
+
+
+class Key(str):
+    """A text with a class, a hash and words of the program's own."""
+
+    __slots__ = ("__weakref__",)
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        return str.__eq__(self, other)
+
+    def __str__(self):
+        raise AssertionError("memwatch ran code of the program")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("key", [1, Key("a_key")], ids=["number", "subclass"])
+@pytest.mark.parametrize("holder", ["instance", "global", "buffer"])
+def test_a_key_that_is_no_plain_text_becomes_one(key, holder):
+    """A namespace may have any key: the edge names it in a text of its own and keeps no object of the program."""
+    owner = SimpleNamespace() if holder == "instance" else nn.Module()
+    namespace = {
+        "instance": lambda: vars(owner),
+        "global": globals,
+        "buffer": lambda: owner.__dict__["_buffers"],
+    }[holder]
+
+    def grows():
+        namespace()[key] = (torch.ones(64), namespace().get(key))
+
+    try:
+        (leak, *_) = find_leaks(grows)
+        assert all(type(edge.name) in (str, type(None)) for edge in leak.edges)
+        assert ("1" if key == 1 else "a_key") in [edge.name for edge in leak.edges]
+    finally:
+        del namespace()[key]
+
+
+def test_a_base_is_no_attribute():
+    """A class refers to its base as such, though it may have an attribute with the same value."""
+
+    class Derived(Holder):
+        parent = Holder
+
+    (edge,) = name_chain([Derived, Holder])
+    assert edge.kind is EdgeKind.REFERENCE
+
+
+def test_an_edge_keeps_no_key_alive():
+    """The name of an edge is text, so the key that it was read from dies with the program's last reference."""
+    owner, key = SimpleNamespace(), Key("a_key")
+    vars(owner)[key] = new()
+    edges = name_chain([owner, vars(owner), vars(owner)[key]])
+    seen = weakref.ref(key)
+    vars(owner).clear()
+    del key
+    assert [edge.name for edge in edges] == ["a_key"]
+    assert seen() is None

@@ -57,6 +57,47 @@ def test_what_does_not_grow_is_not_named():
     assert leak.beside == ()
 
 
+def test_what_one_call_alone_adds_is_not_named():
+    """Tables that the first use of an op fills, in whichever call that is, do not grow."""
+    calls = []
+
+    def fills_a_table_once():
+        calls.append(None)
+        if len(calls) == 2:  # the first measured call
+            KEPT.extend(Note() for _ in range(50))
+        KEPT.append(Record(torch.randn(16)))
+
+    (leak,) = find_leaks(fills_a_table_once)
+    assert leak.beside == (("Note", 2), ("Record", 1))
+
+
+def test_one_measured_call_says_nothing_of_growth():
+    """It cannot tell growth from what the first use of an op makes once."""
+    (leak,) = find_leaks(park, runs=1)
+    assert leak.beside == ()
+
+
+def test_a_call_that_leaves_nothing_is_not_counted(monkeypatch):
+    """Counting the objects of the process is for leaks only."""
+    monkeypatch.setattr("memwatch.leaks.find.count_by_class", None)
+    assert find_leaks(lambda: torch.randn(16)) == []
+
+
+def test_a_cycle_through_a_class_is_a_cycle():
+    """The count by class keeps no class alive: gc can free the class with its instance and the tensor."""
+
+    def makes_a_class():
+        class Own:
+            pass
+
+        Own.me = Own()
+        Own.me.tensor = torch.ones(1000)
+
+    gc.collect()
+    (leak,) = find_leaks(makes_a_class, warmup=0, runs=2)
+    assert leak.kind == "cycle"
+
+
 def test_objgraph_finds_the_chain_that_a_path_names():
     """From the module through the list and the record to the tensor: both tools see the same references."""
     park()

@@ -22,6 +22,7 @@ class FindingKind(str, Enum):
     TWICE = "twice"  # a saved tensor and a converted copy of it
 
     __str__ = str.__str__
+    __repr__ = str.__repr__
 
     def __format__(self, format_spec: str) -> str:
         """Format the text, as every version of Python then does for `format` and `print` alike."""
