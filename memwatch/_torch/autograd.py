@@ -54,7 +54,9 @@ FunctionBase: Final[Any] = Part("nodes of torch.autograd.Function are not looked
 )
 """The base of the nodes (`ctx`) of every `torch.autograd.Function`."""
 
-_nodes: Final = Part("ops and saved tensors have no autograd node, and saved tensors are kept as detached aliases")
+_nodes: Final = Part(
+    "ops and saved tensors have no autograd node, and saved tensors are kept as detached aliases"
+)
 current_node: Final[Callable[[], Any]] = _nodes.take("torch._C._current_autograd_node", lambda: None)
 """Return the autograd node that runs in this thread, or None."""
 _next_nr: Final[Callable[[], int]] = _nodes.take("torch._C._autograd._get_sequence_nr", lambda: 0)
