@@ -61,8 +61,8 @@ MODES_WORK: Final = _modes.complete
 class UncompiledMode(_Base):  # type: ignore[misc]  # the base is looked up
     """A dispatch mode that dynamo leaves alone, and that leaves compiled code compiled.
 
-    Under any other mode one call of a compiled function would switch its compilation off for good
-    (TORCH_FACTS 4.4).
+    Under any other mode dynamo skips the frame of a compiled function, and remembers that: one call switches its
+    compilation off for good.
 
     Raises:
         MemwatchError: this torch lacks a name that using a mode needs.
