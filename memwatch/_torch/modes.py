@@ -104,6 +104,10 @@ is_wrapper_subclass: Final[Callable[[Any], bool]] = Part("wrapper subclasses are
 """Return True for a tensor that consists of inner tensors, which `__tensor_flatten__` names."""
 
 
+_own: Final = Part("subclasses of the program are not left to torch's own modes, as FakeTensorMode")
+_own.take("torch._subclasses.fake_tensor.FakeTensor._mode_key", None)
+
+
 def is_torch_own(mode: Any) -> bool:
     """Return True for a mode of torch's own, as FakeTensorMode; those always lie beneath the program's."""
     return getattr(mode, "_mode_key", None) is not None
