@@ -62,7 +62,7 @@ current_node: Final[Callable[[], Any]] = _nodes.take("torch._C._current_autograd
 _next_nr: Final[Callable[[], int]] = _nodes.take("torch._C._autograd._get_sequence_nr", lambda: 0)
 SEQUENCE_NR: Final = "_sequence_nr"
 """The method of a node that returns its number."""
-_of_node: Final = _nodes.take("torch._C._FunctionBase._sequence_nr", None)
+_of_node: Final[Any] = _nodes.take("torch._C._FunctionBase._sequence_nr", None)
 
 # Both fall back together, to a pair by which every node is the newest: a saved output is never taken for an input.
 _numbered: Final = _of_node is not None and "torch._C._autograd._get_sequence_nr" not in _nodes.lacking
