@@ -54,13 +54,15 @@ FunctionBase: Final[Any] = Part("nodes of torch.autograd.Function are not looked
 )
 """The base of the nodes (`ctx`) of every `torch.autograd.Function`."""
 
-_nodes: Final = Part("ops and saved tensors have no autograd node, and saved tensors are kept as detached aliases")
+_nodes: Final = Part(
+    "ops and saved tensors have no autograd node, and saved tensors are kept as detached aliases"
+)
 current_node: Final[Callable[[], Any]] = _nodes.take("torch._C._current_autograd_node", lambda: None)
 """Return the autograd node that runs in this thread, or None."""
 _next_nr: Final[Callable[[], int]] = _nodes.take("torch._C._autograd._get_sequence_nr", lambda: 0)
 SEQUENCE_NR: Final = "_sequence_nr"
 """The method of a node that returns its number."""
-_of_node: Final = _nodes.take("torch._C._FunctionBase._sequence_nr", None)
+_of_node: Final[Any] = _nodes.take("torch._C._FunctionBase._sequence_nr", None)
 
 # Both fall back together, to a pair by which every node is the newest: a saved output is never taken for an input.
 _numbered: Final = _of_node is not None and "torch._C._autograd._get_sequence_nr" not in _nodes.lacking

@@ -44,20 +44,38 @@ SET_CALLBACK, RESTORE_CALLBACK = "set_eval_frame", "_maybe_set_eval_frame"
 """Functions of dynamo's module by which a compiled function switches frame evaluation off, and on again."""
 COMPILED_WRAPPER: Final = "compile_wrapper"
 """The name of the function that a compiled function is called through."""
-_EVAL_FRAME: Final = "torch._dynamo.eval_frame"
+_calls: Final = Part(
+    "calls of compiled functions are not noted, and functions may compile anew inside a profile"
+)
 
 
 def loaded_eval_frame() -> ModuleType | None:
     """Return dynamo's module with the names above once something has imported it; None before, or if they are gone."""
-    module = sys.modules.get(_EVAL_FRAME)
-    names = (SET_CALLBACK, RESTORE_CALLBACK, "skip_code")
-    return module if all(hasattr(module, name) for name in names) else None
+    module = sys.modules.get("torch._dynamo.eval_frame")
+    if module is not None and not _calls.asked:
+        _look_up_calls()
+    return module if _calls.complete else None
+
+
+def _look_up_calls() -> None:
+    for path in (
+        "torch._dynamo.eval_frame.set_eval_frame",
+        "torch._dynamo.eval_frame._maybe_set_eval_frame",
+        "torch._dynamo.eval_frame.skip_code",
+    ):
+        _calls.take(path, None)
+    maker: Any = _calls.take("torch._dynamo.eval_frame._TorchDynamoContext.__call__.__code__", None)
+    if maker is not None and not any(
+        getattr(inner, "co_name", "") == COMPILED_WRAPPER for inner in maker.co_consts
+    ):
+        _calls.lacking.append(COMPILED_WRAPPER)
+
+
+_disabling: Final = Part("dynamo may compile code of memwatch that runs under a mode")
 
 
 def disabled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that does the same and that dynamo does not look into; imports dynamo."""
-    disable: Any = Part("dynamo may compile code of memwatch that runs under a mode").take(
-        "torch._dynamo.disable", lambda function: function
-    )
+    disable: Any = _disabling.take("torch._dynamo.disable", lambda function: function)
     result: Callable[..., Any] = disable(function)
     return result

@@ -95,7 +95,7 @@ def find(path: str) -> Any:
         if found is ABSENT:
             try:
                 found = importlib.import_module(first)
-            except ImportError:
+            except Exception:  # a module of torch may fail in any way where what it needs is not installed
                 return ABSENT
         place = found
     return place

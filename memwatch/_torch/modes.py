@@ -61,8 +61,8 @@ MODES_WORK: Final = _modes.complete
 class UncompiledMode(_Base):  # type: ignore[misc]  # the base is looked up
     """A dispatch mode that dynamo leaves alone, and that leaves compiled code compiled.
 
-    Under any other mode one call of a compiled function would switch its compilation off for good
-    (TORCH_FACTS 4.4).
+    Under any other mode dynamo skips the frame of a compiled function, and remembers that: one call switches its
+    compilation off for good.
 
     Raises:
         MemwatchError: this torch lacks a name that using a mode needs.
@@ -102,6 +102,10 @@ is_wrapper_subclass: Final[Callable[[Any], bool]] = Part("wrapper subclasses are
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass", _flattens
 )
 """Return True for a tensor that consists of inner tensors, which `__tensor_flatten__` names."""
+
+
+_own: Final = Part("subclasses of the program are not left to torch's own modes, as FakeTensorMode")
+_own.take("torch._subclasses.fake_tensor.FakeTensor._mode_key", None)
 
 
 def is_torch_own(mode: Any) -> bool:

@@ -29,6 +29,7 @@ from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.frames import read_locals
 from memwatch.heap.names import attributes, class_place, in_interactive_shell, instance_dict, type_name
+from memwatch.heap.references import copied_items
 from memwatch.heap.roots import Root, RootKind
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.heap.vertices import (
@@ -90,7 +91,9 @@ def _key_of(mapping: object, value: object) -> tuple[bool, Any]:
     if dict not in mro_of(type(mapping)):  # the tables of scripted modules are in C++
         return False, None
     table: dict[Any, Any] = mapping  # type: ignore[assignment]
-    return next(((True, key) for key, held in list(dict.items(table)) if held is value), (False, None))
+    return next(
+        ((True, key) for key, held in copied_items(table, dict.items) if held is value), (False, None)
+    )
 
 
 def _root(chain: Sequence[Any], at: int) -> Named | None:
@@ -264,7 +267,7 @@ def _mapping(chain: Sequence[Any], at: int) -> Named:
     owner = vertex_of(mapping)
     if found:
         return Edge(EdgeKind.VALUE, key_text(key), owner=owner), 1
-    if any(held is child for held in dict.keys(mapping)):
+    if any(held is child for held in copied_items(mapping, dict.keys)):
         return Edge(EdgeKind.KEY, owner=owner), 1
     return _instance(chain, at) or (_plain(owner), 1)
 
@@ -277,7 +280,7 @@ def _sequence(chain: Sequence[Any], at: int) -> Named | None:
     items, child = chain[at], chain[at + 1]
     bases = mro_of(type(items))
     plain = next(kind for kind in (list, tuple, deque) if kind in bases)
-    position = _index(plain.__iter__(items), child)
+    position = _index(copied_items(items, plain.__iter__), child)
     if position is None:
         return None
     fields = type_dict(type(items)).get("_fields")

@@ -125,19 +125,28 @@ def _context(value: Any) -> Iterator[Chain]:
 def _items(container: Any, iterate: Callable[[Any], Any]) -> Iterator[Chain]:
     """Yield the items of a container; a long one that begins with numbers or text is left early."""
     plain = 0
-    for held in _copied(container, iterate):
+    for held in copied_items(container, iterate, _MAX_ITEMS):
         plain = plain + 1 if type(held) in (int, float, str, bool, bytes) else -_MAX_ITEMS
         if plain > _PROBE_ITEMS:
             return
         yield (held,)
 
 
-def _copied(container: Any, iterate: Callable[[Any], Any], tries: int = _MAX_TRIES) -> list[Any]:
-    """Return the first items of a container, which another thread may change, or a collection made for the copy."""
+def copied_items(
+    container: Any, iterate: Callable[[Any], Any], limit: int | None = None, tries: int = _MAX_TRIES
+) -> list[Any]:
+    """Return the items of a container, which another thread may change, or a collection made for the copy.
+
+    Args:
+        container: the container.
+        iterate: returns what is iterated over, as `dict.values` does.
+        limit: the most items that are returned, the first ones; None for all.
+        tries: how often the copy begins anew before an empty list is returned.
+    """
     try:
-        return list(islice(iterate(container), _MAX_ITEMS))
+        return list(islice(iterate(container), limit))
     except RuntimeError:  # changed between the iterator and the end of the copy, which is short: try again
-        return _copied(container, iterate, tries - 1) if tries > 1 else []
+        return copied_items(container, iterate, limit, tries - 1) if tries > 1 else []
 
 
 def _extra(value: Any) -> Iterator[Chain]:

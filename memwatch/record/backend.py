@@ -175,6 +175,10 @@ class Window:
 class AllocatorEvents(Protocol):
     """Receives the allocator's events of this thread, in windows of time."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a window is open; False after a `cut` that could not begin the next."""
+
     def open(self) -> None:
         """Begin a window."""
 

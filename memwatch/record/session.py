@@ -114,8 +114,7 @@ class Session:
             self._start_ticks = ticks()
             self._started_s = time.time()
             self._process.sample()
-            for sentence in missing():
-                self.note("torch", sentence)
+            self._note_missing()
             self._recording.begin(self._meta(complete=False))
             self._switch_on(self.context.start, self.context.stop)
             self._patch_resize()
@@ -195,6 +194,7 @@ class Session:
                 "unseen",
                 f"tensors of kind {kind} show no storage: only the allocator events count their bytes",
             )
+        self._note_missing()
         self._recording.meta = self._meta(complete=True)
         self._flush()
         self._recording.finish(self._meta(complete=True), self.op_counter[0])
@@ -210,6 +210,13 @@ class Session:
     def note(self, kind: str, text: str) -> None:
         """Keep a sentence for the report."""
         self._notes.append(Note(self.op_counter[0], kind, text))
+
+    def _note_missing(self) -> None:
+        """Note each name that torch lacks once; some are looked up when dynamo is loaded, within the block."""
+        noted = {note.text for note in self._notes}
+        for sentence in missing():
+            if sentence not in noted:
+                self.note("torch", sentence)
 
     def _patch_resize(self) -> None:
         self._patches.put(torch.UntypedStorage, "resize_", self._resize)

@@ -162,3 +162,27 @@ def test_a_container_that_a_collection_changes_while_it_is_copied_is_copied_agai
     finally:
         gc.set_threshold(*thresholds)
     assert any(each is value for each in held)
+
+
+@pytest.mark.parametrize("changes", range(1, 13))
+@pytest.mark.parametrize("kind", [collections.deque, dict])
+def test_a_container_that_a_collection_changes_while_it_is_named_is_named(kind, changes):
+    """A weakref's callback that appends, in a collection that the naming sets off, ends no search."""
+    value = torch.zeros(1)
+    container = collections.deque([0, value]) if kind is collections.deque else {0: 0, value: 1}
+    references = []
+
+    def change(_):
+        container.append([]) if kind is collections.deque else container.update({object(): []})
+        if len(references) < changes:
+            references.append(weakref.ref(Loop(), change))
+
+    thresholds = gc.get_threshold()
+    gc.collect()
+    references.append(weakref.ref(Loop(), change))
+    gc.set_threshold(1, 1000, 1000)
+    try:
+        (edge,) = name_chain((container, value))
+    finally:
+        gc.set_threshold(*thresholds)
+    assert edge.kind is (EdgeKind.ITEM if kind is collections.deque else EdgeKind.KEY)

@@ -16,6 +16,7 @@ from block_state import block_state, changes, module_functions
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memwatch
+from memwatch.record.interception import key
 
 
 class Failing(torch.nn.Module):
@@ -308,6 +309,30 @@ def test_a_block_by_mode_registers_no_kernel(native):
     environment = {**os.environ, "MEMWATCH_NATIVE": native}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_kernels_that_could_not_be_registered_leave_none_on_the_key(monkeypatch):
+    """The kernels that lay there before are off, so the next block puts them on again."""
+
+    class Kernels:
+        def __init__(self, error=None):
+            self.error, self.count = error, 0
+
+        def put(self):
+            self.count += 1
+            if self.error:
+                raise self.error
+
+        def take_off(self):
+            pass
+
+    monkeypatch.setattr(key._Registered, "kernels", None)
+    before = Kernels()
+    key.register(before)
+    with pytest.raises(RuntimeError, match="no"):
+        key.register(Kernels(RuntimeError("no")))
+    key.register(before)
+    assert before.count == 2
 
 
 def test_another_tool_may_stand_in_for_module_calls_too(monkeypatch):

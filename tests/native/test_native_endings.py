@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import memwatch
 from memwatch.errors import MemoryLimitError
 from memwatch.record import session
+from memwatch.record.python import kineto
 
 INTERCEPTS = pytest.mark.parametrize("intercept", ["key", "mode"])
 
@@ -133,6 +134,22 @@ def test_a_forked_child_is_left_alone():
     subprocess.run(
         [sys.executable, "-c", CHILD], check=True, env=environment, capture_output=True, timeout=120
     )
+
+
+def test_a_window_that_cannot_begin_keeps_those_before(monkeypatch):
+    """Where torch's profiler does not start again, the block goes on without events, and a note says so."""
+    monkeypatch.setenv("MEMWATCH_NATIVE", "0")
+
+    def fail():
+        raise RuntimeError("no profiler")
+
+    with memwatch.profile() as prof:
+        torch.ones(1000)
+        monkeypatch.setattr(kineto, "start_allocator_events", fail)
+        assert _session()._allocator.cut()
+        torch.ones(1000)
+    assert len(prof.ops) == 2
+    assert any("no profiler" in text for _, text in prof.notes)
 
 
 CHILD_THAT_FREES = """

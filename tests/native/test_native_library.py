@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -108,12 +109,49 @@ def test_the_cache_is_where_the_platform_has_its_caches(variables, expected, mon
     assert str(cache.folder()) == expected
 
 
+def test_without_a_home_no_library_of_the_current_folder_is_loaded(monkeypatch):
+    """A uid that no list of users knows has no home: then the cache is a folder that is not there."""
+    for name in ("MEMWATCH_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert cache.folder().is_relative_to("/nonexistent")
+
+
 def test_no_place_to_write_is_told_before_anything_is_compiled(tmp_path, monkeypatch):
     """The error names the folder and the variable to set."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("MEMWATCH_CACHE", str(tmp_path / "file" / "cache"))
     monkeypatch.setattr(library, "_compile", lambda folder: pytest.fail("compiled first"))
     with pytest.raises(MemwatchError, match=r"file/cache cannot be written .* Set MEMWATCH_CACHE"):
+        library.build()
+
+
+@pytest.mark.parametrize(
+    "failing", ["tempfile.TemporaryDirectory", "pathlib.Path.write_bytes", "pathlib.Path.replace"]
+)
+def test_a_disk_that_fails_is_told_by_its_reason_and_leaves_nothing(
+    failing, empty_cache, tmp_path, monkeypatch
+):
+    """No temporary folder, no space and no right to rename are errors of one line, without a part of a library."""
+    made = tmp_path / "made"
+    made.touch()
+    monkeypatch.setattr(library, "_compile", lambda folder: made)
+
+    def fail(path=None, *rest):
+        if path is not None:
+            path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(failing, fail)
+    with pytest.raises(MemwatchError, match=r"was not built: .*No space left on device.*Python recorder"):
+        library.build()
+    assert list(empty_cache.iterdir()) == []
+
+
+def test_a_compiler_that_leaves_no_library_is_told(empty_cache, monkeypatch):
+    """An exit status of 0 is not believed."""
+    monkeypatch.setattr(library, "_COMPILE", os.devnull)
+    with pytest.raises(MemwatchError, match=r"was not built: the compiler left no _recorder"):
         library.build()
 
 

@@ -89,6 +89,20 @@ def _profile_by(intercept: str, native: str) -> Step:
     return step
 
 
+def _profile_compiled() -> dict[str, object]:
+    os.environ["MEMWATCH_NATIVE"] = "0"
+    import memwatch
+
+    def function(x: torch.Tensor) -> None:
+        y = x.exp()
+        torch._dynamo.graph_break()
+        y.sum().backward()  # its ops run uncompiled while dynamo evaluates frames
+
+    with memwatch.profile(intercept="mode") as prof:
+        torch.compile(function, backend="eager")(torch.ones(8, requires_grad=True))
+    return {"notes": [text for _, text in prof.notes]}
+
+
 def _find_leaks() -> dict[str, object]:
     import memwatch
 
@@ -118,7 +132,11 @@ def steps_of(name: str) -> dict[str, Step]:
     To register the kernels on the key takes as long as all the rest.
     """
     if name.startswith(("torch._dynamo.", "torch._functorch.")):
-        return {"backend": _import_backend, "mode": _profile_by("mode", "0")}
+        return {
+            "backend": _import_backend,
+            "compiled": _profile_compiled,
+            "mode": _profile_by("mode", "0"),
+        }
     steps = {"native mode": _profile_by("mode", "1"), "mode": _profile_by("mode", "0")}
     if name.startswith(_OF_THE_KEY):
         steps |= {"native": _profile_by("auto", "1"), "key": _profile_by("auto", "0")}

@@ -1,8 +1,9 @@
 """Blocks: every stretch of memory the allocator handed out, from allocation to free.
 
-The allocator's events are paired by address. A free without its allocation is dropped: c10 reports some with the
-size of an older block at that address (TORCH_FACTS 3.2). An allocation at an address that is still held means
-that the free was missed, so the older block ends there.
+The allocator's events are paired by address. A free without its allocation is dropped: c10 remembers
+the size of a block until it sees its free, so a block that it did not see is freed with the size of an older one at
+that address. An allocation at an address that is still held means that the free was missed, so the older block ends
+there.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class AllocatorChannel:
     Attributes:
         windows: rows of the table `windows`.
         running: whether a window is open.
-        stepped_aside: whether a torch profiler of the program has taken the events over.
+        stepped_aside: whether the events end before the block, as where a torch profiler of the program takes over.
     """
 
     def __init__(
@@ -67,6 +67,9 @@ class AllocatorChannel:
         if windows is None:
             return False
         self._write(windows)
+        if not self._events.is_open:
+            self.running, self.stepped_aside = False, True
+            set_log_level(None)
         return True
 
     def forget_in_child(self) -> None:

@@ -69,6 +69,7 @@ def register(kernels: Kernels) -> None:
         return
     if known is not None:
         known.take_off()
+        _Registered.kernels = None  # none lie on the key if what follows fails
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch tells of every kernel that takes another's place
         kernels.put()

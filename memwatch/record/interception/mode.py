@@ -33,8 +33,8 @@ class ModeInterceptor(UncompiledMode):
     """Intercept with a TorchDispatchMode that dynamo ignores.
 
     Args:
-        dispatch: called in place of `__torch_dispatch__`, with the mode and the same arguments. A function in C has
-            no frame that dynamo could look at.
+        dispatch: called for every op in place of the `__torch_dispatch__` written here, with the mode and the same
+            arguments. A function in C has no frame that dynamo could look at.
     """
 
     name: Final = "mode"
@@ -99,10 +99,6 @@ class ModeInterceptor(UncompiledMode):
         if frame_callback() is not None:
             return _unseen_by_dynamo(self._hand_on, func, types, args, kwargs or {})
         return self._hand_on(func, types, args, kwargs or {})
-
-    def dispatch_in_python(self) -> Callable[..., Any]:
-        """Return the `__torch_dispatch__` written here, which `dispatch` may pass an op on to."""
-        return MethodType(ModeInterceptor.__torch_dispatch__, self)
 
     def _hand_on(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hand an op to the recorder, unless it is a view or a subclass sees to it."""

@@ -21,7 +21,6 @@ class JitTracing:
     """
 
     def __init__(self, off: Callable[[], None], on: Callable[[], None]) -> None:
-        self.count = 0
         self._off, self._on = off, on
         self._depth = 0
         self._thread = threading.get_ident()
@@ -41,7 +40,6 @@ class JitTracing:
             return trace(*args, **kwargs)
         self._depth += 1
         if self._depth == 1:
-            self.count += 1
             self._off()
         try:
             return trace(*args, **kwargs)

@@ -27,15 +27,18 @@ class NativeAllocatorEvents:
         self._native = extension.Allocator()
         self._block = block
         self._start_ticks = self._start_op = 0
+        self.is_open = False
 
     def open(self) -> None:
         """Begin a window."""
         self._native.open()
+        self.is_open = True
         self._begin()
 
     def close(self) -> list[Window]:
         """End the window, listen no more, and return the window."""
         self._native.close()
+        self.is_open = False
         return [self._window()]
 
     def cut(self) -> list[Window] | None:

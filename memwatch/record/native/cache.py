@@ -23,12 +23,17 @@ def folder() -> pathlib.Path:
 def _cache_of_user() -> pathlib.Path:
     """Return the folder for cached files by the rules of the platform: on Linux those of the XDG Base Directories."""
     if sys.platform == "darwin":
-        return pathlib.Path("~/Library/Caches").expanduser()
+        return pathlib.Path(_home(), "Library", "Caches")
     named = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
     if named.is_absolute():  # the rules say to ignore a relative one
         return named
-    # a uid without a home leaves the "~" as it is: an absolute path that nobody can write makes a clear error
-    return pathlib.Path(os.path.expanduser("~"), ".cache").absolute()
+    return pathlib.Path(_home(), ".cache")
+
+
+def _home() -> str:
+    """Return the user's home; where there is none, a path that cannot be written, never one in the current folder."""
+    home = os.path.expanduser("~")  # without a home the "~" stays as it is
+    return home if os.path.isabs(home) else "/nonexistent"
 
 
 def require_writable() -> None:

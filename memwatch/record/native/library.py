@@ -81,8 +81,8 @@ def build() -> pathlib.Path:
         The file, which is replaced whole. Libraries of other versions stay.
 
     Raises:
-        MemwatchError: this Python is too old, there is no place to write, there are no headers of Python or no
-            compiler, or the compiler did not take the sources.
+        MemwatchError: this Python is too old, there is no place to write or no space there, there are no headers of
+            Python or no compiler, or the compiler did not take the sources.
     """
     if sys.version_info < _FIRST_PYTHON:
         raise MemwatchError(
@@ -91,13 +91,23 @@ def build() -> pathlib.Path:
     cache.require_writable()
     _require_headers()
     file = path()
-    with tempfile.TemporaryDirectory() as folder:
-        made = _compile(folder)
-        partial = file.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(made.read_bytes())
-        partial.replace(file)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            _put_in_place(_compile(folder), file)
+    except OSError as error:
+        raise MemwatchError(f"the native recorder was not built: {error}; {_FALLBACK}") from error
     _load.cache_clear()
     return file
+
+
+def _put_in_place(made: pathlib.Path, file: pathlib.Path) -> None:
+    """Copy a library to its name in one step, so that nobody loads a part of it."""
+    partial = file.with_suffix(f".{os.getpid()}")
+    try:
+        partial.write_bytes(made.read_bytes())
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _require_headers() -> None:
@@ -121,7 +131,10 @@ def _compile(folder: str) -> pathlib.Path:
     )  # fmt: skip
     if child.returncode != 0:
         raise MemwatchError(_reason(child.returncode, child.stdout.splitlines()))
-    return next(pathlib.Path(folder).rglob(f"{_NAME}*{sysconfig.get_config_var('SHLIB_SUFFIX') or '.so'}"))
+    pattern = f"{_NAME}*{sysconfig.get_config_var('SHLIB_SUFFIX') or '.so'}"
+    for made in pathlib.Path(folder).rglob(pattern):
+        return made
+    raise FileNotFoundError(f"the compiler left no {pattern}")
 
 
 def _reason(status: int, output: list[str]) -> str:

@@ -37,11 +37,13 @@ class KinetoEvents:
     def __init__(self, block: Block) -> None:
         self._block = block
         self._start = self._start_sentinel = self._start_op = 0
+        self.is_open = False
 
     def open(self) -> None:
         """Begin a window."""
         with _quiet():
             start_allocator_events()
+        self.is_open = True
         self._start, self._start_sentinel = _sentinels()
         self._start_op = self._block.op_counter[0]
 
@@ -50,6 +52,7 @@ class KinetoEvents:
         end, end_sentinel = _sentinels()
         with _quiet():
             roots = stop_allocator_events()
+        self.is_open = False
         start_ns, end_ns = self._block.clock.to_ns(self._start), self._block.clock.to_ns(end)
         events = self._events(roots)
         ours = np.flatnonzero(events[:, 2] == _SENTINEL_BYTES)
@@ -64,7 +67,12 @@ class KinetoEvents:
         if current_graph_task_id() != NO_TASK:
             return None
         windows = self.close()
-        self.open()
+        try:
+            self.open()
+        except Exception as error:  # what was recorded so far is worth more than to pass it on
+            self._block.note(
+                "allocator", f"allocator events end here, for torch's profiler did not start: {error}"
+            )
         return windows
 
     def forget_in_child(self) -> None:
