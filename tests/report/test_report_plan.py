@@ -274,7 +274,7 @@ def test_a_list_of_leaks_can_leave_its_paths_out(leaked):
     assert "conftest.py:" in str(leak_page_model(leaked, title="", source=True))
     assert "conftest.py" not in text
     assert str(Path(__file__).parent) not in text
-    assert "(file-1:" in text
+    assert re.search(r"\(file-\d+:118\)", text)  # the line in `leaky` stays
 
 
 @pytest.mark.parametrize("file", ["secret notes/my train.py", "secret.pyx", "secret"])
