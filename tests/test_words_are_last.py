@@ -33,15 +33,21 @@ LEAK: Final = "tests/leaks/test_leaks_programs_{}.py::test_a_leak_is_found_with_
 TESTS: Final = (
     "tests/heap/test_heap_names.py",
     "tests/heap/test_heap_graph.py",
-    "tests/leaks/test_leaks_check.py",
-    "tests/leaks/test_leaks_draw.py",
+    "tests/leaks/test_leaks_check.py::test_a_list_from_before_the_block_is_a_holder",
+    "tests/leaks/test_leaks_check.py::test_cycles_are_reported_without_waiting_for_gc",
+    "tests/leaks/test_leaks_draw.py::test_a_cycle_is_closed",
     *(LEAK.format(family, program) for family, programs in PROGRAMS.items() for program in programs),
+    "tests/findings/test_findings_holder_kinds.py",
+    "tests/findings/test_findings_samples.py::test_many_context_variables_hide_nothing",
+    "tests/findings/test_findings_samples.py::test_samples_prolong_no_life",
+    "tests/report/test_report_model.py::test_packed_events_replay_to_the_timeline",
+    "tests/report/test_report_text.py::test_lines_keep_to_the_width",
     *(f"tests/plugin/test_plugin_leaks.py::{name}" for name in PLUGIN),
 )
 
 
 def test_nothing_but_the_words_depends_on_the_words():
-    """With every word changed, leak programs, heap, drawing and plugin still do what they did."""
+    """With every word changed, leak programs, heap, drawing, holders, report and plugin still do what they did."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not words", "-p", "no:cacheprovider", *TESTS],
         cwd=TOP,
