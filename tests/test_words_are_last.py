@@ -33,15 +33,21 @@ LEAK: Final = "tests/leaks/test_leaks_programs_{}.py::test_a_leak_is_found_with_
 TESTS: Final = (
     "tests/heap/test_heap_names.py",
     "tests/heap/test_heap_graph.py",
-    "tests/leaks/test_leaks_check.py",
-    "tests/leaks/test_leaks_draw.py",
+    "tests/leaks/test_leaks_check.py::test_a_list_from_before_the_block_is_a_holder",
+    "tests/leaks/test_leaks_check.py::test_cycles_are_reported_without_waiting_for_gc",
+    "tests/leaks/test_leaks_draw.py::test_a_cycle_is_closed",
     *(LEAK.format(family, program) for family, programs in PROGRAMS.items() for program in programs),
+    "tests/findings/test_findings_holder_kinds.py",
+    "tests/findings/test_findings_samples.py::test_many_context_variables_hide_nothing",
+    "tests/findings/test_findings_samples.py::test_samples_prolong_no_life",
+    "tests/report/test_report_model.py::test_packed_events_replay_to_the_timeline",
+    "tests/report/test_report_text.py::test_lines_keep_to_the_width",
     *(f"tests/plugin/test_plugin_leaks.py::{name}" for name in PLUGIN),
 )
 
 
 def test_nothing_but_the_words_depends_on_the_words():
-    """With every word changed, leak programs, heap, drawing and plugin still do what they did."""
+    """With every word changed, leak programs, heap, drawing, holders, report and plugin still do what they did."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not words", "-p", "no:cacheprovider", *TESTS],
         cwd=TOP,
@@ -60,6 +66,14 @@ _MATCHING: Final = {
     "sub", "strip", "lstrip", "rstrip",
 }  # fmt: skip
 _IDENTIFIER: Final = re.compile(r"[\w.<>/\\-]*\Z")
+_IDENTIFIERS: Final = {
+    "IPython": "a module, looked up in sys.modules",
+    "torch": "a module, looked up in sys.modules",
+    "out": "the overload of an op that writes where it is told",
+    "next_functions": "an attribute of autograd's nodes",
+    "register_prehook": "a method of autograd's nodes",
+}
+"""Words of templates that are names of Python or torch, each with what it is looked up as."""
 _DATA: Final = {*CATEGORIES, *ROLES}  # values of columns: they stand in tables, and in sentences too
 
 
@@ -109,5 +123,65 @@ def test_no_module_matches_on_english():
         and text not in _DATA
         and len(text) > 3
         and any(text in part for part in parts)
+    ]
+    assert guilty == []
+
+
+def _searched_strings(tree: ast.Module) -> list[tuple[int, str]]:
+    """Return the string literals that code searches a text for: with `in`, or a method of texts and patterns."""
+    places: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            places.append(node.left)
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in _MATCHING
+            and not _is_position_of_value(node.func)
+        ):
+            places += node.args
+    return [
+        (leaf.lineno, leaf.value)
+        for node in places
+        for leaf in (node.elts if isinstance(node, ast.Tuple) else [node])
+        if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)
+    ]
+
+
+def _is_position_of_value(function: ast.Attribute) -> bool:
+    """Return True for `PHASES.index`, the position of a value in a tuple of them, which is no text."""
+    return function.attr == "index" and isinstance(function.value, ast.Name) and function.value.id.isupper()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'x = "suspended" in text',
+        'if "suspended" not in text: pass',
+        'x = text.startswith(("suspended", 1))',
+        'x = re.search("suspended", text)',
+        'x = text.index("suspended")',
+    ],
+)
+def test_a_searched_word_is_noticed(code):
+    """Whether it is searched with an operator, a method or a pattern."""
+    assert _searched_strings(ast.parse(code)) == [(1, "suspended")]
+
+
+@pytest.mark.words
+def test_no_module_searches_a_text_for_a_word():
+    """Outside the words package no single word of a template is searched in a text, but identifiers may be."""
+    words = {
+        word
+        for _, _, value in tables()
+        for text in texts(value)
+        for part in literals(text)
+        for word in re.findall(r"\w+", part)
+    }
+    guilty = [
+        f"{path.relative_to(TOP)}:{line}: {text!r}"
+        for path in _sources()
+        for line, text in _searched_strings(ast.parse(path.read_text(encoding="utf-8")))
+        if text.strip() in words and text not in _DATA and text not in _IDENTIFIERS
     ]
     assert guilty == []

@@ -151,9 +151,13 @@ def failure_sentence(kind: str, *, nbytes: int, count: int, per_run: bool, holde
 
 
 def beside_line(classes: Iterable[tuple[str, int]]) -> str:
-    """Return which other objects grow along with the tensors."""
-    told = (
+    """Return which other objects grow along with the tensors, as a line under a leak."""
+    return BESIDE.format(objects=beside_phrase(classes))
+
+
+def beside_phrase(classes: Iterable[tuple[str, int]]) -> str:
+    """Return which other objects grow along with the tensors; empty if none do."""
+    return IN_A_CYCLE.join(
         MORE_OBJECT.format(name=name) if count == 1 else MORE_OBJECTS.format(count=count, name=name)
         for name, count in classes
     )
-    return BESIDE.format(objects=IN_A_CYCLE.join(told))

@@ -106,6 +106,7 @@ PATHS = {
 }
 
 
+@pytest.mark.words
 @pytest.mark.parametrize("name", PATHS)
 def test_a_path_tells_the_kind_and_the_words_of_its_holder(name):
     """An expression where Python can write one, else the last reference that tells something, and the variable."""

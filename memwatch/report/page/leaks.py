@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch.report.meta import format_duration
 from memwatch.report.page.privacy import PathHider
 from memwatch.report.text import visible
-from memwatch.words.leaks import MEANINGS
+from memwatch.words.leaks import MEANINGS, beside_phrase
+from memwatch.words.places import place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from memwatch.edges import Vertex
     from memwatch.leaks import Leak
 
 MODEL_VERSION: Final = 1
-_SOURCE: Final = re.compile(r"([^\s()<>'\"`]+\.pyw?)\b")
+_PLACE: Final = re.compile(r"(.+):\d+\b", re.DOTALL)
 
 
 def leak_page_model(leaks: Sequence[Leak], *, title: str, source: bool) -> dict[str, Any]:
@@ -45,9 +47,24 @@ def leak_model(leaks: Sequence[Leak], hide: Callable[[str], str]) -> dict[str, A
 
 
 def leak_files(leaks: Iterable[Leak]) -> set[str]:
-    """Collect the source files that leaks name."""
-    texts = (text for leak in leaks for text in (leak.site or "", leak.holder, leak.advice, *leak.path))
-    return {match[1] for text in texts for match in _SOURCE.finditer(text)}
+    """Collect the source files that leaks name, as recorded and as their texts show them."""
+    shown, files = set(), set()
+    for leak in leaks:
+        if leak.site:  # recorded as text
+            match = _PLACE.match(leak.site)
+            shown.add(match[1] if match else leak.site)
+        for edge in (*leak.edges, *([leak.cut] if leak.cut else [])):
+            files.add(edge.file)
+            for vertex in (edge.owner, edge.target, edge.reader):
+                files.update(_files(vertex))
+    known = {file for file in files if file}
+    return shown | known | {place(file, None) for file in known}
+
+
+def _files(vertex: Vertex | None) -> Iterator[str | None]:
+    while vertex is not None:
+        yield vertex.file
+        vertex = vertex.inner
 
 
 def _sums(leaks: Iterable[Leak]) -> dict[str, int]:
@@ -76,6 +93,7 @@ def _leak(leak: Leak, hide: Callable[[str], str]) -> dict[str, Any]:
         "path_title": leak.kind.path_title,
         "advice": hide(leak.advice),
         "held": held,
+        "beside": hide(beside_phrase(leak.beside)),
     }
 
 
