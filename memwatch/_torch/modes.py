@@ -54,8 +54,8 @@ push_mode: Final[Callable[[Any], None]] = _modes.take(
 """Make a mode the innermost one of this thread."""
 pop_mode: Final[Callable[[], Any]] = _modes.take("torch.utils._python_dispatch._pop_mode", lambda: None)
 """Take the innermost mode of this thread off, and return it."""
-MODES_WORK: Final = _modes.complete
-"""Whether ops can be seen by a dispatch mode."""
+require_modes: Final = _modes.require
+"""Raise MemwatchError, which names what this torch lacks, where ops cannot be seen by a dispatch mode."""
 
 
 class UncompiledMode(_Base):  # type: ignore[misc]  # the base is looked up

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memwatch._torch.fake import is_fake_mode_on
-from memwatch._torch.modes import MODES_WORK
+from memwatch._torch.modes import require_modes
 from memwatch._torch.profiler import TICKS_ARE_TORCHS
 from memwatch._torch.storages import IDENTITY_IS_ADDRESS
 from memwatch.errors import MemwatchError
@@ -42,8 +42,8 @@ class Choice:
         self.by_mode = (
             intercept == "mode" or (intercept == "auto" and self.is_estimate) or not self.backend.key_works()
         )
-        if self.by_mode and not MODES_WORK:
-            raise MemwatchError("dispatch modes do not work in this torch; use profile(intercept='key')")
+        if self.by_mode:
+            require_modes()
 
 
 def _backend(*, for_replay: bool) -> Backend:
