@@ -9,6 +9,7 @@ from memwatch.capture.derived import DERIVED, PANDAS_DTYPE
 from memwatch.capture.schema import (
     ACCESSES,
     CATEGORIES,
+    EVIDENCE,
     FORMAT_VERSION,
     ORIGINS,
     OWNERS,
@@ -62,6 +63,7 @@ def tables_page() -> str:
         ("OWNERS", OWNERS),
         ("ROLES", ROLES),
         ("CATEGORIES", CATEGORIES),
+        ("EVIDENCE", EVIDENCE),
     )
     lists = "".join(f"\n- `{name}`: {', '.join(words)}" for name, words in values)
     derived = "".join(_section(table, "dtype", PANDAS_DTYPE) for table in DERIVED)

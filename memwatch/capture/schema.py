@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from memwatch.own_code import CodeOwner
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 """Raised when an older memwatch could not read the file."""
 
 Kind = Literal["int", "text", "float", "bool"]
@@ -19,7 +19,7 @@ Kind = Literal["int", "text", "float", "bool"]
 NONE: Final = -1
 """An integer column's "there is none": no module, no stack, not dead."""
 
-PHASES: Final = ("forward", "backward", "optimizer")
+PHASES: Final = ("forward", "backward", "optimizer", "recompute")
 ACCESSES: Final = ("read", "write", "output")
 OPERANDS: Final = ("read", "written", "result")
 OWNERS: Final = tuple(owner.name.lower() for owner in CodeOwner)
@@ -28,13 +28,19 @@ ORIGINS: Final = ("op", "baseline", "external", "unobserved")
 ROLES: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
 GRADIENT_PREFIX: Final = "grad of "
 """How the name of a gradient in `roles` begins; the name of its parameter follows."""
+EVIDENCE: Final = ("seen", "structure", "inferred", "none")
+"""How memwatch knows what it says: observed, read in torch's own books, by a rule that names itself, not at all."""
 CATEGORIES: Final = (
     "parameter",
+    "unsharded parameter",
     "buffer",
     "gradient",
     "optimizer state",
+    "communication",
     "activation",
+    "recomputed",
     "input",
+    "held",
     "temporary",
     "workspace",
     "unknown",

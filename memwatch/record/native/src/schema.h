@@ -13,7 +13,7 @@ namespace memwatch {
 constexpr int64_t kNone = -1;
 
 /// What the program was doing when an op ran.
-enum Phase : int64_t { kPhaseForward, kPhaseBackward, kPhaseOptimizer };
+enum Phase : int64_t { kPhaseForward, kPhaseBackward, kPhaseOptimizer, kPhaseRecompute };
 
 /// How an op used a storage.
 enum Access : int64_t { kAccessRead, kAccessWrite, kAccessOutput };
