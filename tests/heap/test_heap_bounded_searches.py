@@ -189,7 +189,7 @@ def test_a_container_that_a_collection_changes_while_it_is_named_is_named(kind, 
 
 
 def test_a_tuple_that_is_being_filled_is_named():
-    """gc shows a tuple while C code fills it, with gaps for what is still to come: the path through it is named."""
+    """A tuple that C code fills has gaps for what is still to come, and gc shows it: its items are named."""
     found = []
 
     def the_tensor_of_five():
