@@ -17,7 +17,7 @@ demo: $(VENV)/.installed  ## train a small GPT, print its summary, write out/gpt
 test: $(VENV)/.installed-test programs lint  ## everything that must hold
 	$(VENV)/bin/memwatch build
 	$(PYTEST) $(HEAP_TESTS)
-	$(PYTEST) tests $(HEAP_TESTS:%=--ignore=%)
+	$(PYTEST) --hypothesis-profile=ci tests $(HEAP_TESTS:%=--ignore=%)
 
 lint: $(VENV)/.installed-test  ## style, types and the direction of imports
 	$(RUN) ruff check
