@@ -100,7 +100,11 @@ class Session:
         self._pid = os.getpid()
         self._window_start = self._flushed = 0
         self._not_recorded: set[str] = set()
-        functions = (*self._saved.python_functions, *self.interceptor.python_functions)
+        functions = (
+            *self._saved.python_functions,
+            *self.context.recomputes.python_functions,
+            *self.interceptor.python_functions,
+        )
         self._compiled = CompiledCalls(self._compiled_starts, self._compiled_ended, functions)
 
     def start(self) -> None:
@@ -305,6 +309,7 @@ class Session:
                 **(self._holders.tables if self._holders is not None else {}),
                 "uses": self.ops.uses,
                 "calls": self.context.calls,
+                **self.context.recomputes.tables,
                 "modules": self.context.modules,
                 "steps": self.context.steps,
                 "process": self._process.rows,
