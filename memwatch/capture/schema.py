@@ -181,6 +181,15 @@ RECORDED: Final = (
         ("depth", "int", "how many module calls were running above it"),
     ),
     _table(
+        "compiled_calls",
+        "One row per outermost call of a function that `torch.compile` made.",
+        ("start_op", "int", "number of ops started before the call"),
+        ("start_ns", "int", "unix time at which it began, nanoseconds"),
+        ("end_ns", "int", "unix time at which it returned, nanoseconds"),
+        ("module", "int", "module id that called it, -1 outside any"),
+        ("stack", "int", "stack id of the call, -1 without stacks"),
+    ),
+    _table(
         "recomputes",
         "One row per time that `torch.utils.checkpoint` ran a region again in backward.",
         ("start_op", "int", "number of ops started before the region began to run again"),

@@ -145,6 +145,11 @@ class Context:
                 if name is not None:
                     self._parameters[id(tensor)] = (weakref.ref(tensor), name)
 
+    def place(self) -> tuple[int, int, int]:
+        """Return how many ops have started, the running module and the running call stack."""
+        module, outer = self.top
+        return self._op_counter[0], module, self._capture_stack(outer, NONE)
+
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a module call starts."""
         known = self._module_ids.get(id(module))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.allocations import BASELINE, EXTERNAL, UNOBSERVED, WORKSPACE
+from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, PHASES, ROLES
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def categorise(capture: Capture, allocations: Allocations) -> Categories:
     roles = _roles(capture)
     saved = _saved(capture, allocations.named)
     crosses = _crosses_to_backward(capture, allocations.named)
-    recomputed = recompute_rule_of_op(capture)
+    recomputed = _recompute_rules(capture)
     found = Categories([], [], [])
     columns = zip(
         allocations.storage.tolist(), allocations.origin.tolist(), allocations.op.tolist(), strict=True
@@ -89,14 +90,11 @@ def _without_role(storage: int, origin: int, op: int, *, is_saved: bool, crosses
     return "temporary", rule
 
 
-def recompute_rule_of_op(capture: Capture) -> dict[int, str]:
+def _recompute_rules(capture: Capture) -> dict[int, str]:
     """Return, per op that ran again in backward, how that is known: by torch's checkpoint, or inferred."""
-    ops, regions = capture.tables["ops"], capture.tables["recomputes"]
-    again = ops["op"][ops["phase"] == PHASES.index("recompute")]
-    known = np.zeros(len(again), dtype=bool)
-    for start, end in zip(regions["start_op"].tolist(), regions["end_op"].tolist(), strict=True):
-        known[np.searchsorted(again, start) : np.searchsorted(again, end)] = True
-    rules = np.where(known, _COMPUTED_AGAIN, _COMPUTED_AGAIN_BY_HAND)
+    found = Recomputes(capture)
+    again = np.flatnonzero(found.is_recompute)
+    rules = np.where(found.run_of_op[again] != NONE, _COMPUTED_AGAIN, _COMPUTED_AGAIN_BY_HAND)
     return dict(zip(again.tolist(), rules.tolist(), strict=True))
 
 
