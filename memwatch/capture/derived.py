@@ -13,7 +13,7 @@ DERIVED: Final = (
         "ops",
         "One row per op; index is the op's number.",
         ("name", "text", "overload, as `aten.mm.default`"),
-        ("phase", "text", "forward, backward or optimizer"),
+        ("phase", "text", "forward, backward, optimizer, or recompute: run again in backward"),
         ("module", "text", "qualified name of the innermost nn.Module; in backward that of the forward op"),
         ("module_class", "text", "its class"),
         ("line", "text", "`file:line` of the innermost frame of the program's own code"),

@@ -77,11 +77,19 @@ class CallContext(Protocol):
         top: numbers of the innermost running module and of the call stack above its call, each -1 for none.
         optimizing: whether an optimizer's step is running.
         in_backward: set by the recorder at the first op of a backward; `backward_ended` unsets it.
+        recomputing: the graph task in which a checkpointed region runs again, -2 while none does.
+        saves_inputs: whether a checkpoint keeps the inputs of a region now: no node needs them.
     """
 
     top: tuple[int, int]
     optimizing: bool
     in_backward: bool
+    recomputing: int
+    saves_inputs: bool
+
+    @property
+    def recomputes_by_hand(self) -> Callable[[], bool]:
+        """Return True if a Function's own backward computes its forward again; asked in backward, with gradients on."""
 
     def backward_ended(self) -> None:
         """Note the gradients; a recorder calls it at the first op after a backward."""

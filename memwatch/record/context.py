@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
-from memwatch._torch.jit import tracing_state
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS, module_call, set_module_call
 from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
 from memwatch.record.clock import ticks
+from memwatch.record.interception.tracing import is_tracing
 from memwatch.record.patches import Patches
+from memwatch.record.recompute import NOTHING, Recomputes, recomputes_by_hand
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BASELINE, Storages, address_of
@@ -46,7 +47,7 @@ def _observed(beneath: Callable[..., Any], block: object) -> Any:
 
     def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         context = _active[0] if _active else None
-        if context is None or context.block is not block or _is_tracing() or _thread() != context.thread:
+        if context is None or context.block is not block or is_tracing() or _thread() != context.thread:
             return beneath(self, *args, **kwargs)
         if context.optimizing:
             context.forget_failed_steps(sys._getframe(1))
@@ -64,11 +65,6 @@ CALL_CODE: Final[CodeType] = _observed(module_call(), None).__code__
 """The code of our own frame around a module call, which bounds the call stacks."""
 
 
-def _is_tracing() -> bool:
-    """Return True while dynamo or torch.jit writes down what runs: then nothing of ours may run."""
-    return torch.compiler.is_dynamo_compiling() or tracing_state() is not None
-
-
 class Context:
     """The module and optimizer calls that are running, and the roles of the storages they own."""
 
@@ -78,6 +74,9 @@ class Context:
         self.top: tuple[int, int] = _OUTSIDE
         self.optimizing = False
         self.in_backward = False
+        self.recomputing = NOTHING
+        self.recomputes_by_hand = recomputes_by_hand
+        self.saves_inputs = False
         self.thread = _thread()
         self.modules = Rows()
         self.calls = Rows()
@@ -93,6 +92,7 @@ class Context:
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._handles: list[Any] = []
         self._patches = Patches()
+        self.recomputes = Recomputes(self, storages, capture_stack, op_counter)
         self._born_before_step = 0
         self._step_code: CodeType | None = None
         self.block = object()
@@ -103,11 +103,13 @@ class Context:
         """Begin to see module calls and optimizer steps."""
         _active.insert(0, self)
         self._patches.put(torch.utils, "swap_tensors", self._swap)
+        self.recomputes.start()
         self.resume()
 
     def stop(self) -> None:
         """Leave torch as it was before `start`."""
         _active.remove(self)
+        self.recomputes.stop()
         self._patches.take_off()
         self.pause()
 
@@ -143,13 +145,19 @@ class Context:
                 if name is not None:
                     self._parameters[id(tensor)] = (weakref.ref(tensor), name)
 
+    def place(self) -> tuple[int, int, int]:
+        """Return how many ops have started, the running module and the running call stack."""
+        module, outer = self.top
+        return self._op_counter[0], module, self._capture_stack(outer, NONE)
+
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a module call starts."""
         known = self._module_ids.get(id(module))
         if known is None or known[0]() is not module:
             self.register(module, parent=self.top[0])
             known = self._module_ids[id(module)]
-        if self.top is _OUTSIDE:
+        # what a module gets in backward, from a hook or a recomputation, is no input of the program's
+        if self.top is _OUTSIDE and current_graph_task_id() == NO_TASK:
             self._note_inputs(module, (*args, *kwargs.values()))
         stack = self._capture_stack(self.top[1], NONE, 3)
         self.running.append((self.top, self.optimizing, known[1], self._op_counter[0]))
@@ -167,7 +175,7 @@ class Context:
             self.calls += (module, start_op, self._op_counter[0], depth)
 
     def _step_starts(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if _thread() != self.thread or _is_tracing():
+        if _thread() != self.thread or is_tracing():
             return
         caller = sys._getframe(1)
         self._step_code = caller.f_code
@@ -180,7 +188,7 @@ class Context:
         self.optimizing = True
 
     def _step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if _thread() != self.thread or _is_tracing():
+        if _thread() != self.thread or is_tracing():
             return
         self.forget_failed_steps(sys._getframe(1))
         while self.running:

@@ -100,8 +100,11 @@ class Session:
         self._pid = os.getpid()
         self._window_start = self._flushed = 0
         self._not_recorded: set[str] = set()
-        functions = (*self._saved.python_functions, *self.interceptor.python_functions)
-        self._compiled = CompiledCalls(self._compiled_starts, self._compiled_ended, functions)
+        called_back = (self._saved, self.context.recomputes, self.interceptor)
+        functions = [function for part in called_back for function in part.python_functions]
+        self._compiled = CompiledCalls(
+            self._compiled_starts, self._compiled_ended, self.context.place, functions
+        )
 
     def start(self) -> None:
         """Switch everything on; on any failure switch off what was on."""
@@ -305,6 +308,8 @@ class Session:
                 **(self._holders.tables if self._holders is not None else {}),
                 "uses": self.ops.uses,
                 "calls": self.context.calls,
+                "compiled_calls": self._compiled.rows,
+                **self.context.recomputes.tables,
                 "modules": self.context.modules,
                 "steps": self.context.steps,
                 "process": self._process.rows,

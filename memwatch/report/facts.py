@@ -86,6 +86,34 @@ def saved_for_backward(reading: Reading) -> SavedForBackward:
     return SavedForBackward(int(held["nbytes"].sum()), int(anyway["nbytes"].sum()), reading.peak_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """What backward computes again in place of keeping it from forward on."""
+
+    at_peak_bytes: int
+    """Bytes at the peak that were computed again."""
+
+    instead_bytes: int
+    """The most that the ops of one backward read of what was computed again. To keep it takes no more; it takes less
+    where forward keeps the result of a region anyway, as the input of the next."""
+
+
+def recomputed(reading: Reading) -> Recomputed | None:
+    """Return how much is computed again in backward; None where nothing is."""
+    phase = reading.ops["phase"]
+    if not (phase == "recompute").any():
+        return None
+    in_backward = phase.isin(("backward", "recompute"))
+    backward = (in_backward & ~in_backward.shift(fill_value=False)).cumsum()
+    storages = reading.storages
+    again = storages[(storages["category"] == "recomputed") & (storages["last_use_op"] >= 0)]
+    read = again[phase.reindex(again["last_use_op"]).to_numpy() == "backward"]
+    per_backward = read.groupby(backward.reindex(read["op"]).to_numpy())["nbytes"].sum()
+    peak = reading.at_peak
+    at_peak_bytes = int(peak.loc[peak["category"] == "recomputed", "nbytes"].sum())
+    return Recomputed(at_peak_bytes, int(per_backward.max()) if len(per_backward) else 0)
+
+
 def bytes_by(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     """Return bytes and counts of storages, grouped by a column.
 

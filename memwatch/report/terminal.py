@@ -9,7 +9,7 @@ from rich.text import Text
 
 from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.report.console import CATEGORY_STYLE, bar, clip, head, line_width, name, tail, to_text
-from memwatch.report.facts import bytes_by, peak_instant, saved_for_backward
+from memwatch.report.facts import bytes_by, peak_instant, recomputed, saved_for_backward
 from memwatch.report.layers import repeated_layers
 from memwatch.report.meta import format_duration
 from memwatch.report.plan.places import Places
@@ -77,7 +77,7 @@ def _made_of(reading: Reading, rows: int, line: int) -> list[RenderableType]:
     parts += ["Lines that made what is alive at the peak", _lines(reading, rows, line), ""]
     if (reading.at_peak["holder"] != "").any():
         parts += ["Who holds it at the peak", _holders(reading, rows, line), _looks(reading), ""]
-    return [*parts, _saved(reading), _phases(reading)]
+    return [*parts, _saved(reading), *_recomputed(reading), _phases(reading)]
 
 
 def _title(part: RenderableType) -> RenderableType:
@@ -187,6 +187,16 @@ def _saved(reading: Reading) -> Text:
         text.append(f"; {format_bytes(saved.held_anyway_bytes)} more is saved but lives anyway")
     layers = repeated_layers(reading)
     return text if layers is None else text.append("\n").append(clip(str(layers)))
+
+
+def _recomputed(reading: Reading) -> list[Text]:
+    again = recomputed(reading)
+    if again is None:
+        return []
+    share, instead = _share(again.at_peak_bytes, reading), format_bytes(again.instead_bytes)
+    text = Text("Computed again in backward: ")
+    text.append(f"{format_bytes(again.at_peak_bytes)} at the peak", style="bold")
+    return [text.append(f" ({share}); to keep it all from forward on would take up to {instead}")]
 
 
 def _findings(reading: Reading, rows: int) -> Table:

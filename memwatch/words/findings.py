@@ -16,6 +16,7 @@ HEADLINES: Final[dict[str, str]] = {
     "retained": "keeps {nbytes} saved for a backward that has run already",
     "optimizer": "keeps {nbytes} at once, for all parameters together",
     "workspace": "keeps {nbytes} inside one op",
+    "recompute": "computes {nbytes} again long before their own backward",
     "twice": "keeps {nbytes} of a tensor that autograd saves in another dtype or layout too",
 }
 """What a holder does, by kind of finding."""
@@ -29,6 +30,7 @@ ADVICE: Final[dict[str, str]] = {
     "retained": "call backward() without retain_graph=True, or drop the result that keeps the graph",
     "optimizer": "make the optimizer with foreach=False or fused=True",
     "workspace": "give this op its input in smaller pieces, or choose another algorithm for it",
+    "recompute": "checkpoint each of the modules that it calls by itself",
     "twice": "convert once, before the first of the ops that save it",
 }
 """What to do, by kind of finding; for the other kinds it depends on the holder."""
@@ -73,4 +75,5 @@ GRADIENTS: Final = "`.grad` of the parameters"
 GRAPH_WITHOUT_BACKWARD: Final = "the autograd graph of a forward without backward"
 GRAPH_AFTER_BACKWARD: Final = "the autograd graph of a forward whose backward has run"
 OPTIMIZER_STEP: Final = "the optimizer's step, which works on all parameters at once,"
+REGION: Final = "the checkpointed region"
 CONVERTED_COPY: Final = "autograd, which saves a tensor and a converted copy of it,"

@@ -58,6 +58,12 @@ GRADIENT: Final = "attribute .grad of `{name}`"
 SAVED: Final = "saved for the backward of {op}"
 SAVED_FOR_MODULE: Final = "saved for the backward of {op} on behalf of `{module}`"
 SOME_OP: Final = "an op"
+REGION_INPUT: Final = "a checkpoint, which runs its region again from it in backward"
+REGION_INPUT_OF: Final = "a checkpoint called by `{module}`, which runs its region again from it in backward"
+RECOMPUTED: Final = "a checkpoint, which ran {op} again and keeps its result until backward reads it"
+RECOMPUTED_IN: Final = (
+    "a checkpoint, which ran {op} of `{module}` again and keeps its result until backward reads it"
+)
 KERNEL: Final = "the kernel of {op}"
 RUNNING_OP: Final = "the running op {op}, whose result it is"
 TOO_SMALL: Final = "not looked for: it is less than 0.1 % of the increase"
@@ -70,6 +76,9 @@ UNNAMED_IN_FORWARD: Final = "C++ code that runs, or an unnamed value, made by {o
 UNNAMED_IN_BACKWARD: Final = "gradient in flight in the autograd engine, made by {op} in the backward"
 UNNAMED_IN_BACKWARD_OF: Final = (
     "gradient in flight in the autograd engine, made by {op} in the backward of `{module}`"
+)
+UNNAMED_IN_RECOMPUTE: Final = (
+    "C++ code that runs, or an unnamed value, made by {op} as it ran again in backward"
 )
 UNNAMED_IN_STEP: Final = "a temporary of the optimizer's step, made by {op}"
 

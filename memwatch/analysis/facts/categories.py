@@ -6,12 +6,13 @@ temporaries, not optimizer state: only what the optimizer keeps in its state is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from memwatch.analysis.facts.allocations import BASELINE, EXTERNAL, UNOBSERVED, WORKSPACE
-from memwatch.capture.schema import ACCESSES, NONE, PHASES, ROLES
+from memwatch.analysis.facts.recomputes import Recomputes
+from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, PHASES, ROLES
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.allocations import Allocations
@@ -27,6 +28,13 @@ _ROLE_RULES = {
 }
 
 
+_COMPUTED_AGAIN: Final = "torch.utils.checkpoint computed it again in backward"
+_COMPUTED_AGAIN_BY_HAND: Final = (
+    "inferred: the backward of a program's own autograd.Function computed it with gradients on, as a checkpoint "
+    "by hand does"
+)
+
+
 class Categories(NamedTuple):
     """Per allocation: its category, the rule that assigned it, and the name that its role gives, if any."""
 
@@ -40,6 +48,7 @@ def categorise(capture: Capture, allocations: Allocations) -> Categories:
     roles = _roles(capture)
     saved = _saved(capture, allocations.named)
     crosses = _crosses_to_backward(capture, allocations.named)
+    recomputed = _recompute_rules(capture)
     found = Categories([], [], [])
     columns = zip(
         allocations.storage.tolist(), allocations.origin.tolist(), allocations.op.tolist(), strict=True
@@ -49,6 +58,8 @@ def categorise(capture: Capture, allocations: Allocations) -> Categories:
         if storage != NONE and storage in roles:
             category, role_name = roles[storage]
             rule = _ROLE_RULES[category]
+        elif storage != NONE and origin != WORKSPACE and (again := recomputed.get(op)) is not None:
+            category, rule = "recomputed", again
         else:
             is_saved, does_cross = storage != NONE and saved[storage], storage != NONE and crosses[storage]
             category, rule = _without_role(storage, origin, op, is_saved=is_saved, crosses=does_cross)
@@ -67,7 +78,7 @@ def _without_role(storage: int, origin: int, op: int, *, is_saved: bool, crosses
     if is_saved:
         return "activation", "autograd saved it for backward"
     if crosses:
-        return "activation", "made in forward and read by a backward op"
+        return "activation", "made in forward and read in backward"
     if origin in (BASELINE, EXTERNAL):
         return "input", "it was there before, made outside the block or the allocator"
     unrecorded = origin == UNOBSERVED and op == NONE
@@ -77,6 +88,14 @@ def _without_role(storage: int, origin: int, op: int, *, is_saved: bool, crosses
         else "made by an op, in no other role"
     )
     return "temporary", rule
+
+
+def _recompute_rules(capture: Capture) -> dict[int, str]:
+    """Return, per op that ran again in backward, how that is known: by torch's checkpoint, or inferred."""
+    found = Recomputes(capture)
+    again = np.flatnonzero(found.is_recompute)
+    rules = np.where(found.run_of_op[again] != NONE, _COMPUTED_AGAIN, _COMPUTED_AGAIN_BY_HAND)
+    return dict(zip(again.tolist(), rules.tolist(), strict=True))
 
 
 def _unnamed_rule(op: int) -> str:
@@ -110,7 +129,7 @@ def _saved(capture: Capture, named: int) -> IntArray:
 
 
 def _crosses_to_backward(capture: Capture, named: int) -> IntArray:
-    """Return 1 for each storage that a forward op made and a backward op read."""
+    """Return 1 for each storage that a forward op made and an op of a backward read, a recomputed one included."""
     crosses = np.zeros(named, dtype=np.int64)
     uses, births, phase = capture.tables["uses"], capture.tables["births"], capture.tables["ops"]["phase"]
     if not len(phase):
@@ -118,7 +137,7 @@ def _crosses_to_backward(capture: Capture, named: int) -> IntArray:
     made_forward = np.zeros(named, dtype=bool)
     by_op = births["op"] != NONE
     made_forward[births["storage"][by_op]] = phase[births["op"][by_op]] == PHASES.index("forward")
-    reads = (uses["access"] == ACCESSES.index("read")) & (phase[uses["op"]] == PHASES.index("backward"))
+    reads = (uses["access"] == ACCESSES.index("read")) & np.isin(phase[uses["op"]], IN_BACKWARD)
     read = uses["storage"][reads]
     crosses[read[made_forward[read]]] = 1
     return crosses

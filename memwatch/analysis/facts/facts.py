@@ -15,6 +15,7 @@ from memwatch.analysis.facts.live_curve import LiveCurve, trace_live_curve
 from memwatch.analysis.facts.made_by import MadeBy, made_by
 from memwatch.analysis.facts.module_names import owning_modules
 from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
+from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.analysis.facts.uses import UseBounds, use_bounds
 from memwatch.capture.schema import NONE
 
@@ -78,6 +79,11 @@ class Facts:
     def categories(self) -> Categories:
         """What every allocation is for."""
         return categorise(self.capture, self.allocations)
+
+    @cached_property
+    def recomputes(self) -> Recomputes:
+        """What checkpoints computed again in backward."""
+        return Recomputes(self.capture)
 
     @cached_property
     def names(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memwatch.analysis.holders import HolderKind
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.findings.kinds import FindingKind
     from memwatch.analysis.holders import Holder
+    from memwatch.capture.packed import IntArray
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Candidate:
     others: tuple[Holder, ...]  # who else holds the first of the allocations
     allocations: list[int]
     nbytes: int  # most of them at one event
+    spares: IntArray | None = field(default=None, repr=False, compare=False)
+    """Bytes per event that would not be live, where they are not those of the allocations' own lives."""
 
     def joined(self, other: Candidate) -> Candidate:
         """Return this candidate with the allocations of another one, found at another event."""

@@ -19,6 +19,7 @@ class FindingKind(str, Enum):
     RETAINED = "retained"  # saved for a backward that has run
     OPTIMIZER = "optimizer"  # temporaries of a foreach step
     WORKSPACE = "workspace"  # of one op
+    RECOMPUTE = "recompute"  # of a large checkpointed region, all at once
     TWICE = "twice"  # a saved tensor and a converted copy of it
 
     __str__ = str.__str__

@@ -31,6 +31,8 @@ def spared_bytes(candidate: Candidate, facts: Facts) -> IntArray:
     Most kinds are freed right after their last use, what waits is made right before its first, and all others are
     not made at all.
     """
+    if candidate.spares is not None:
+        return candidate.spares
     allocations, life = facts.allocations, facts.biographies
     change = np.zeros(len(facts.curve.live_bytes) + 1, dtype=np.int64)
     for row in candidate.allocations:

@@ -22,6 +22,7 @@ from memwatch.analysis.findings.lower_peak import spared_bytes
 from memwatch.analysis.findings.moment import Evidence, Moment
 from memwatch.analysis.findings.optimizer import find_optimizer
 from memwatch.analysis.findings.ranking import rank
+from memwatch.analysis.findings.recompute import find_recompute
 from memwatch.analysis.findings.retained import find_retained
 from memwatch.analysis.findings.twice import find_twice
 from memwatch.analysis.findings.void import find_void
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 HELD: Final = (find_gradient, find_graph, find_retained, find_lag, find_void, find_iteration, find_drag)
 """Rules for references that outlive their use, asked at every high event; no two claim the same allocation."""
 
-AVOIDABLE: Final = (find_optimizer, find_workspace, find_twice)
+AVOIDABLE: Final = (find_optimizer, find_workspace, find_recompute, find_twice)
 """Rules for memory that another choice would not need, asked at the peak."""
 
 _MAX_ROUNDS: Final = 64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memwatch.analysis.facts.allocations import BASELINE, WORKSPACE
 from memwatch.analysis.holders.calls import common_call
@@ -26,6 +26,13 @@ _ROLES: Final = {
     "gradient": (HolderKind.ATTRIBUTE, words.GRADIENT),
 }
 """Categories of memory that name their holder by themselves."""
+
+
+class _Checkpoint(NamedTuple):
+    """A checkpoint that keeps what it computed again: which run of its region that was."""
+
+    run: int
+    holder: Holder
 
 
 class Holders:
@@ -74,12 +81,35 @@ class Holders:
         packs = self.packs_at(allocation, op)
         if packs:
             return self._saved(allocation, op, packs[0])
+        checkpoint = self._checkpoint(allocation)
+        if checkpoint is not None and self._facts.recomputes.is_over(checkpoint.run, op):
+            return checkpoint.holder
         variables = self.variables(allocation, op)
-        return variables[0] if variables else self._unnamed(allocation, op)
+        if variables:
+            return variables[0]
+        return self._unnamed(allocation, op) if checkpoint is None else checkpoint.holder
+
+    def _checkpoint(self, allocation: int) -> _Checkpoint | None:
+        """Return the checkpoint that keeps what it computed again, as torch's own frame of the region says."""
+        facts = self._facts
+        run = facts.recomputes.run_of(int(facts.allocations.op[allocation]))
+        if run == NONE or not facts.recomputes.is_kept(int(facts.allocations.storage[allocation])):
+            return None
+        op_name, line, module = (
+            str(column[allocation])
+            for column in (facts.made_by.op_name, facts.made_by.line, facts.made_by.module_name)
+        )
+        template = words.RECOMPUTED_IN if module else words.RECOMPUTED
+        return _Checkpoint(
+            run, Holder(HolderKind.CHECKPOINT, template.format(op=op_name, module=module), line)
+        )
 
     def _saved(self, allocation: int, op: int, pack: int) -> Holder:
         saved = self._saved_tensors
         node, module, line = (str(column[pack]) for column in (saved.op_name, saved.module, saved.line))
+        if saved.of_region[pack]:
+            template = words.REGION_INPUT_OF if module else words.REGION_INPUT
+            return Holder(HolderKind.CHECKPOINT, template.format(module=module), line)
         template = words.SAVED_FOR_MODULE if module else words.SAVED
         roots = self.graph_roots(allocation, op)
         return Holder(
@@ -109,7 +139,7 @@ class Holders:
     def _in_flight(self, allocation: int, op: int, made: int, op_name: str, line: str) -> Holder:
         """Explain what an op made and nothing that Python shows refers to."""
         phase = PHASES[self._facts.op_phase(made)]
-        call = common_call(self._facts, allocation, op) if phase == "forward" else None
+        call = common_call(self._facts, allocation, op) if phase in ("forward", "recompute") else None
         if call is not None:
             text = words.UNNAMED_IN_CALL.format(function=call.function, op=op_name)
             return Holder(HolderKind.EVALUATION_STACK, text, call.site)
@@ -118,5 +148,6 @@ class Holders:
             "forward": words.UNNAMED_IN_FORWARD,
             "backward": words.UNNAMED_IN_BACKWARD_OF if module else words.UNNAMED_IN_BACKWARD,
             "optimizer": words.UNNAMED_IN_STEP,
+            "recompute": words.UNNAMED_IN_RECOMPUTE,
         }[phase]
         return Holder(HolderKind.CPP_ONLY, template.format(op=op_name, module=module), line)

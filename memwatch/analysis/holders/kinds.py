@@ -29,6 +29,7 @@ class HolderKind(Enum):
     BUFFER = "module buffer"
     OPTIMIZER_STATE = "optimizer state"
     AUTOGRAD_NODE = "autograd node"
+    CHECKPOINT = "checkpoint"  # activation checkpointing: the input of a region, or what ran again
     OPTIMIZER = "optimizer"
     KERNEL = "kernel"
     RUNNING_OP = "running op"
