@@ -27,7 +27,9 @@ def allocator_only(function: Callable[[], Any]) -> Capture:
         MemwatchError: this torch hands out no events, or a torch profiler of the program holds them.
     """
     recording, clock = Recording(None), Clock()
-    block = Block(Strings(), new_op_counter(), clock, is_estimate=False, note=lambda kind, text: None)
+    block = Block(
+        Strings(), new_op_counter(), clock, is_estimate=False, note=lambda kind, text: None, thread_names=[]
+    )
     events = BACKEND.allocator_events(block)
     if events is None:
         raise MemwatchError(

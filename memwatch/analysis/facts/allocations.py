@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
-BY_OP, BASELINE, EXTERNAL, UNOBSERVED = range(len(ORIGINS))
+BY_OP, BASELINE, EXTERNAL, UNOBSERVED, BY_THREAD = range(len(ORIGINS))
 WORKSPACE = len(ORIGINS)
 
 
@@ -41,6 +41,7 @@ class Allocations:
     device: IntArray
     address: IntArray
     origin: IntArray
+    thread: IntArray  # string id of the name of the thread that allocated it, -1 for the one that recorded
     op: IntArray  # op that made it, -1 if none
     birth_ns: IntArray
     death_ns: IntArray
@@ -132,12 +133,15 @@ def _assemble(capture: Capture, match: _Match) -> Allocations:
     op = _op_at(ops, blocks.birth_ns[extra])
     origin = np.where(np.arange(len(extra)) < len(match.resized), BY_OP, UNOBSERVED)
     op, origin = _place_workspace(ops, blocks, extra, op, origin)
+    by_thread = blocks.thread[extra] != NONE
+    op, origin = np.where(by_thread, NONE, op), np.where(by_thread, BY_THREAD, origin)
     unnamed = {
         "storage": match.owner[extra],
         "nbytes": blocks.nbytes[extra],
         "device": blocks.device[extra],
         "address": blocks.address[extra],
         "origin": origin,
+        "thread": blocks.thread[extra],
         "op": op,
         "birth_ns": blocks.birth_ns[extra],
         "death_ns": blocks.death_ns[extra],
@@ -158,16 +162,17 @@ def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
     columns = {name: births[name].copy() for name in ("nbytes", "device", "address", "op")}
     death_ns = np.where(match.died_ns == LIVES, NONE, match.died_ns)
     birth_ns = births["time_ns"].copy()
-    birth_order, death_order = (np.full(named, NONE, dtype=np.int64) for _ in range(2))
+    birth_order, death_order, thread = (np.full(named, NONE, dtype=np.int64) for _ in range(3))
     if len(blocks):
         block = match.block_of[matched]
         birth_ns[matched], columns["nbytes"][matched] = blocks.birth_ns[block], blocks.nbytes[block]
         birth_order[matched], death_order[matched] = blocks.birth_order[block], blocks.death_order[block]
-        death_ns[matched] = blocks.death_ns[block]
-        seen_late = matched & (columns["op"] == NONE)
+        death_ns[matched], thread[matched] = blocks.death_ns[block], blocks.thread[block]
+        seen_late = matched & (columns["op"] == NONE) & (thread == NONE)
         columns["op"][seen_late] = _op_at(capture.tables["ops"], birth_ns)[seen_late]
     at_entry = ~matched & (births["origin"] == BASELINE) & (births["time_ns"] <= start_ns)
     origin = np.where(matched & (births["origin"] == BASELINE), UNOBSERVED, births["origin"])
+    origin = np.where((origin == UNOBSERVED) & (thread != NONE), BY_THREAD, origin)
     real = _is_real(births)
     reported = _covered(capture, births["time_ns"]) & real & (births["nbytes"] > 0)
     weighs = ~real if capture.meta.get("estimate") else real
@@ -177,6 +182,7 @@ def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
         "storage": np.arange(named),
         **columns,
         "origin": origin,
+        "thread": thread,
         "birth_ns": np.where(at_entry, start_ns, birth_ns),
         "death_ns": death_ns,
         "counted": (origin != EXTERNAL) & (columns["nbytes"] > 0) & weighs,

@@ -29,6 +29,7 @@ class Blocks:
     address: IntArray
     nbytes: IntArray
     device: IntArray
+    thread: IntArray  # string id of the name of the thread that allocated, -1 for the one that recorded
     birth_ns: IntArray
     death_ns: IntArray  # -1: never freed
     birth_order: IntArray  # position among the allocator's events, which settles equal times
@@ -67,6 +68,7 @@ def pair_events(capture: Capture) -> Blocks:
         events["address"][birth],
         events["nbytes"][birth],
         events["device"][birth],
+        events["thread"][birth],
         time_ns[birth],
         np.where(death == NONE, NONE, time_ns[death] if len(time_ns) else NONE),
         birth,
