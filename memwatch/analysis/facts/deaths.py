@@ -47,7 +47,7 @@ def part_from_successors(block_of: IntArray, seen_ns: IntArray, died_ns: IntArra
     """
     matched = np.flatnonzero(block_of != NONE)
     blocks, counts = np.unique(block_of[matched], return_counts=True)
-    parted = block_of.copy()
+    parted: IntArray = block_of.copy()
     for block in blocks[counts > 1].tolist():
         storages = matched[block_of[matched] == block]
         storages = storages[np.argsort(seen_ns[storages], kind="stable")]

@@ -1,8 +1,8 @@
 // The allocator's own account, taken from c10's reports as they come: the compiled twin of the kineto windows.
 //
-// c10 reports to the profiler of the thread that allocates or frees. So each thread has a log, which stands where a torch
-// profiler of the thread would stand, so the threads of autograd inherit it as they would one. It is no profiler for who
-// asks, its configuration says "disabled".
+// c10 reports to the profiler of the thread that allocates or frees. So each thread has a log. It stands where a torch
+// profiler of the thread would stand, so the threads of autograd inherit it as they would one. It is no profiler for
+// who asks, its configuration says "disabled".
 #pragma once
 
 #include <atomic>
@@ -60,7 +60,7 @@ class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
   torch::profiler::impl::ActiveProfilerType profilerType() override {
     return torch::profiler::impl::ActiveProfilerType::NONE;
   }
-  /// c10 asks at every allocation and free. A log whose block is over leaves the thread then: only the thread can do so.
+  /// c10 asks at every allocation and free. A log whose block is over leaves then: only its own thread can take it off.
   bool memoryProfilingEnabled() const override {
     if (events_->is_muted()) {
       const std::shared_ptr<Events> kept = events_;  // this object goes
