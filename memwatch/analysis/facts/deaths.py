@@ -48,13 +48,19 @@ def part_from_successors(block_of: IntArray, seen_ns: IntArray, died_ns: IntArra
     matched = np.flatnonzero(block_of != NONE)
     blocks, counts = np.unique(block_of[matched], return_counts=True)
     parted: IntArray = block_of.copy()
-    for block in blocks[counts > 1].tolist():
-        storages = matched[block_of[matched] == block]
-        storages = storages[np.argsort(seen_ns[storages], kind="stable")]
-        gone_ns = np.maximum.accumulate(died_ns[storages])[:-1]
-        later = np.flatnonzero(gone_ns < seen_ns[storages[1:]])
-        if len(later):
-            parted[storages[later[0] + 1 :]] = NONE
+    shared = matched[np.isin(block_of[matched], blocks[counts > 1])]
+    shared = shared[np.lexsort((seen_ns[shared], block_of[shared]))]
+    block = last_ns = NONE
+    columns = zip(
+        shared.tolist(), *(each[shared].tolist() for each in (block_of, seen_ns, died_ns)), strict=True
+    )
+    for storage, here, seen, died in columns:
+        if here != block:
+            block, last_ns = here, died
+        elif last_ns < seen:
+            parted[storage] = NONE
+        else:
+            last_ns = max(last_ns, died)
     return parted
 
 
