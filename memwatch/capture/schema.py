@@ -26,7 +26,7 @@ ACCESSES: Final = ("read", "write", "output")
 OPERANDS: Final = ("read", "written", "result")
 OWNERS: Final = tuple(owner.name.lower() for owner in CodeOwner)
 """Whose code a file is."""
-ORIGINS: Final = ("op", "baseline", "external", "unobserved")
+ORIGINS: Final = ("op", "baseline", "external", "unobserved", "thread")
 ROLES: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
 GRADIENT_PREFIX: Final = "grad of "
 """How the name of a gradient in `roles` begins; the name of its parameter follows."""
@@ -215,6 +215,11 @@ RECORDED: Final = (
         ("address", "int", "address of the block"),
         ("nbytes", "int", "bytes, negative for a free"),
         ("device", "int", "string id of the device"),
+        (
+            "thread",
+            "int",
+            "string id of the name of the thread that allocated or freed, -1 for the one that recorded",
+        ),
         (
             "window",
             "int",

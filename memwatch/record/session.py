@@ -26,6 +26,7 @@ from memwatch.capture.schema import RECORDED_BY_NAME
 from memwatch.errors import MemwatchError
 from memwatch.record import baseline, context
 from memwatch.record.allocator.channel import AllocatorChannel
+from memwatch.record.allocator.threads import StartedThreads
 from memwatch.record.arguments import ArgumentRecorder
 from memwatch.record.backend import Block
 from memwatch.record.choice import Choice
@@ -70,7 +71,7 @@ class Session:
         self._clock = Clock()
         self.op_counter = counter = new_op_counter()
         self.strings = strings = Strings()
-        block = Block(strings, counter, self._clock, choice.is_estimate, self.note)
+        block = Block(strings, counter, self._clock, choice.is_estimate, self.note, thread_names=[])
         self._stacks = Stacks(strings, context.CALL_CODE, enabled=options.stacks)
         recorder = choice.backend.recorder(block, self._stacks)
         self.storages = recorder.storages
@@ -92,6 +93,7 @@ class Session:
             choice.backend.allocator_events(block) if options.allocator and not choice.is_estimate else None
         )
         self._allocator = None if events is None else AllocatorChannel(events, counter, self.note)
+        self._threads = StartedThreads(block.thread_names, events)
         self._written_strings = self._written_notes = 0
         self._flushing = threading.Lock()
         self._undo: list[Callable[[], None]] = []
@@ -129,6 +131,7 @@ class Session:
             self._schedule(FLUSH_OPS)
             if self._writer is not None:
                 self._start_timer()
+            self._switch_on(self._threads.start, self._threads.stop)
             if self._want_holders:
                 self._holders = HolderSampler(
                     self.storages, self._packer, self.context, self.strings, self.op_counter
@@ -355,6 +358,8 @@ class Session:
             "start_ns": self._clock.to_ns(self._start_ticks),
             "end_ns": self._clock.to_ns(ticks()),
             "threads": torch.get_num_threads(),
+            "threads_before": self._threads.before,
+            "threads_unheard": self._threads.unheard,
             "device": "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu",
             "estimate": self._choice.is_estimate,
             "intercept": self.interceptor.name,

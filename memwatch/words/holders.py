@@ -69,6 +69,7 @@ RUNNING_OP: Final = "the running op {op}, whose result it is"
 TOO_SMALL: Final = "not looked for: it is less than 0.1 % of the increase"
 MADE_BEFORE: Final = "C++, or what no running call reaches; made before the block"
 MADE_UNOBSERVED: Final = "C++, or what no running call reaches; made where no op was recorded"
+MADE_BY_THREAD: Final = "what thread `{thread}` made; who holds it was not seen"
 UNNAMED_IN_CALL: Final = (
     "an unnamed value of the running call of `{function}` or of C++ that it called, made by {op}"
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.facts.allocations import BASELINE, EXTERNAL, UNOBSERVED, WORKSPACE
+from memwatch.analysis.facts.allocations import BASELINE, BY_THREAD, EXTERNAL, UNOBSERVED, WORKSPACE
 from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, PHASES, ROLES
 
@@ -25,6 +25,10 @@ _ROLE_RULES = {
     "optimizer state": "the optimizer keeps it in its state",
     "gradient": "it was the .grad of a parameter",
     "input": "it was an argument of the outermost module call",
+}
+_INPUT_RULES = {
+    **dict.fromkeys((BASELINE, EXTERNAL), "it was there before, made outside the block or the allocator"),
+    BY_THREAD: "another thread made it, and this one uses it",
 }
 
 
@@ -74,13 +78,13 @@ def _without_role(storage: int, origin: int, op: int, *, is_saved: bool, crosses
     if origin == WORKSPACE:
         return "workspace", "allocated and freed within one op; no tensor names it"
     if storage == NONE:
-        return "unknown", _unnamed_rule(op)
+        return "unknown", _unnamed_rule(origin, op)
     if is_saved:
         return "activation", "autograd saved it for backward"
     if crosses:
         return "activation", "made in forward and read in backward"
-    if origin in (BASELINE, EXTERNAL):
-        return "input", "it was there before, made outside the block or the allocator"
+    if origin in _INPUT_RULES:
+        return "input", _INPUT_RULES[origin]
     unrecorded = origin == UNOBSERVED and op == NONE
     rule = (
         "made where no op was recorded, used by one later"
@@ -98,7 +102,9 @@ def _recompute_rules(capture: Capture) -> dict[int, str]:
     return dict(zip(again.tolist(), rules.tolist(), strict=True))
 
 
-def _unnamed_rule(op: int) -> str:
+def _unnamed_rule(origin: int, op: int) -> str:
+    if origin == BY_THREAD:
+        return "another thread allocated it; what for was not seen"
     if op == NONE:
         return "allocated outside every recorded op (compiled code, C++ or another mode)"
     return "allocated in an op and kept after it; no tensor was seen on it"

@@ -88,9 +88,15 @@ class Facts:
     @cached_property
     def names(self) -> list[str]:
         """What each allocation is called: the name of its role, else its op and line."""
-        made = self.made_by
-        rows = zip(self.categories.role_name, made.op_name.tolist(), made.line.tolist(), strict=True)
-        return [role_name or _made_at(op_name, line) for role_name, op_name, line in rows]
+        made, threads = self.made_by, self.strings[self.allocations.thread]
+        rows = zip(
+            self.categories.role_name,
+            made.op_name.tolist(),
+            made.line.tolist(),
+            threads.tolist(),
+            strict=True,
+        )
+        return [role_name or _made_at(op_name, line, thread) for role_name, op_name, line, thread in rows]
 
     @cached_property
     def made_by(self) -> MadeBy:
@@ -136,5 +142,6 @@ class Facts:
         return np.where(time_ns == NONE, NONE, np.maximum(time_ns - start_ns, 0))
 
 
-def _made_at(op_name: str, line: str) -> str:
-    return " at ".join(part for part in (op_name, line) if part) or "made outside every recorded op"
+def _made_at(op_name: str, line: str, thread: str) -> str:
+    elsewhere = f"made in thread {thread}" if thread else "made outside every recorded op"
+    return " at ".join(part for part in (op_name, line) if part) or elsewhere

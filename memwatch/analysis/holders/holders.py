@@ -130,6 +130,9 @@ class Holders:
             return Holder(HolderKind.RUNNING_OP, words.RUNNING_OP.format(op=op_name), line)
         if int(allocations.nbytes[allocation]) <= SMALL_RATIO * facts.curve.peak_increase_bytes:
             return Holder(HolderKind.NOT_LOOKED_FOR, words.TOO_SMALL, line)
+        if allocations.thread[allocation] != NONE:
+            thread = facts.strings[allocations.thread[allocation]]
+            return Holder(HolderKind.ELSEWHERE, words.MADE_BY_THREAD.format(thread=thread), line)
         if made == NONE:
             before = int(allocations.origin[allocation]) == BASELINE
             text = words.MADE_BEFORE if before else words.MADE_UNOBSERVED
