@@ -119,8 +119,9 @@ DERIVED: Final = (
     ),
     Table.of(
         "modules",
-        "One row per nn.Module; index is its qualified name.",
+        "One row per nn.Module; index is its qualified name, which begins with the root's where several models ran.",
         ("class_name", "text", "class"),
+        ("parent", "text", "qualified name of the module that holds it, empty for a root"),
         ("calls", "int", "how often it ran"),
         ("parameter_bytes", "int", "bytes of its own parameters and buffers"),
         (

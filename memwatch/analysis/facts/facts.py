@@ -13,7 +13,7 @@ from memwatch.analysis.facts.call_stacks import CallStacks
 from memwatch.analysis.facts.categories import Categories, categorise
 from memwatch.analysis.facts.live_curve import LiveCurve, trace_live_curve
 from memwatch.analysis.facts.made_by import MadeBy, made_by
-from memwatch.analysis.facts.module_names import owning_modules
+from memwatch.analysis.facts.module_names import owning_modules, qualified
 from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
 from memwatch.analysis.facts.uses import UseBounds, use_bounds
 from memwatch.capture.schema import NONE
@@ -82,15 +82,18 @@ class Facts:
     @cached_property
     def names(self) -> list[str]:
         """What each allocation is called: the name of its role, else its op and line."""
-        made = self.made_by
-        rows = zip(self.categories.role_name, made.op_name.tolist(), made.line.tolist(), strict=True)
-        return [role_name or _made_at(op_name, line) for role_name, op_name, line in rows]
+        made, roles, tree = self.made_by, self.categories, self.places.module_tree
+        rows = zip(roles.role_name, roles.role_module, made.op_name.tolist(), made.line.tolist(), strict=True)
+        return [
+            qualified(role_name, module, tree) if role_name else _made_at(op_name, line)
+            for role_name, module, op_name, line in rows
+        ]
 
     @cached_property
     def made_by(self) -> MadeBy:
         """The op that made every allocation; what a module owns is put under the module that owns it."""
         found = made_by(self.capture, self.allocations, self.places, self.strings)
-        return found._replace(module_name=owning_modules(self.capture, self.places, self.categories, found))
+        return found._replace(module_name=owning_modules(self.places.module_tree, self.categories, found))
 
     @cached_property
     def op_of_event(self) -> IntArray:

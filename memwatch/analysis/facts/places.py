@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memwatch.analysis.facts.module_names import ModuleTree, read_modules
 from memwatch.capture.schema import NONE, PHASES
 from memwatch.own_code import CodeOwner
 
@@ -28,8 +29,7 @@ class Places:
     function_of_stack: list[str]
     stack_of_op: IntArray  # in backward that of the forward op, where it is known
     module_of_op: IntArray  # likewise
-    module_names: list[str]
-    module_classes: list[str]
+    module_tree: ModuleTree
 
     def lines(self, stacks: IntArray) -> Texts:
         """Return `file:line` of each stack, empty for -1."""
@@ -41,11 +41,11 @@ class Places:
 
     def modules(self, numbers: IntArray) -> Texts:
         """Return the qualified name of each module, empty for -1."""
-        return with_empty_end(self.module_names)[numbers]
+        return with_empty_end(self.module_tree.names)[numbers]
 
     def classes(self, numbers: IntArray) -> Texts:
         """Return the class of each module, empty for -1."""
-        return with_empty_end(self.module_classes)[numbers]
+        return with_empty_end(self.module_tree.classes)[numbers]
 
 
 def with_empty_end(texts: list[str]) -> Texts:
@@ -62,7 +62,7 @@ def find_places(capture: Capture) -> Places:
     safe = np.maximum(forward, 0)
     stack = np.where(has, ops["stack"][safe], ops["stack"]) if len(forward) else ops["stack"]
     module = np.where(has, ops["module"][safe], ops["module"]) if len(forward) else ops["module"]
-    return Places(lines, functions, stack, module, *_modules(capture))
+    return Places(lines, functions, stack, module, read_modules(capture))
 
 
 def _innermost_callers(capture: Capture) -> tuple[list[str], list[str]]:
@@ -99,34 +99,3 @@ def forward_op_of(ops: dict[str, IntArray]) -> IntArray:
     position = np.minimum(position, len(numbers) - 1)
     found = ~forward & (sequence != NONE) & (numbers[position] == sequence)
     return np.where(found, moved[position], NONE)
-
-
-def _modules(capture: Capture) -> tuple[list[str], list[str]]:
-    """Return the qualified name and class of every module; names that two trees share start with the root's class."""
-    modules = capture.tables["modules"]
-    names, classes = capture.text(modules["name"]), capture.text(modules["class_name"])
-    roots: list[int] = []
-    for row, parent in enumerate(modules["parent"].tolist()):
-        roots.append(row if parent == NONE else roots[parent])
-    labels = _root_labels(roots, classes)
-    owners: dict[str, set[int]] = {}
-    for name, root in zip(names, roots, strict=True):
-        owners.setdefault(name, set()).add(root)
-    qualified = []
-    for name, root in zip(names, roots, strict=True):
-        if not name:
-            qualified.append(labels[root])
-        else:
-            qualified.append(f"{labels[root]}.{name}" if len(owners[name]) > 1 else name)
-    return qualified, classes
-
-
-def _root_labels(roots: list[int], classes: list[str]) -> dict[int, str]:
-    """Return a label for each root: its class, numbered where several roots share one."""
-    labels: dict[int, str] = {}
-    used: dict[str, int] = {}
-    for root in dict.fromkeys(roots):
-        label = classes[root]
-        used[label] = used.get(label, 0) + 1
-        labels[root] = label if used[label] == 1 else f"{label}#{used[label]}"
-    return labels

@@ -182,7 +182,7 @@ def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str
     peak.insert(0, "id", peak.index)
     modules = reading.modules.copy()
     modules.insert(0, "module", modules.index.astype(str))
-    modules["parent"] = module_parents(modules["module"].tolist(), modules["class_name"].tolist())
+    modules["parent"] = module_parents(modules["module"].tolist(), modules["parent"].tolist())
     steps = reading.steps.copy()
     steps.insert(0, "step", range(len(steps)))
     return {
