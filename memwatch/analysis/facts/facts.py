@@ -123,6 +123,10 @@ class Facts:
         """Return `file:line` of the code that called an op, empty if unknown."""
         return str(self.places.lines(self.capture.tables["ops"]["stack"][op]))
 
+    def own_line(self, op: int) -> str:
+        """Return `file:line` of the program's own code that led to an op, empty if there is none."""
+        return str(self.places.own_lines(self.capture.tables["ops"]["stack"][op]))
+
     def op_phase(self, op: int) -> int:
         """Return the phase of an op, as an index into PHASES."""
         return int(self.capture.tables["ops"]["phase"][op])

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 
 class MadeBy(NamedTuple):
-    """Per allocation: its op's name, stack, line and module; empty text or -1 where no op made it."""
+    """Per allocation: its op's name, stack, lines and module; empty text or -1 where no op made it."""
 
     op_name: Texts
     stack: IntArray
     line: Texts
+    own_line: Texts
     module_name: Texts
 
 
@@ -35,4 +36,4 @@ def made_by(capture: Capture, allocations: Allocations, places: Places, strings:
     stack, module = np.full(count, NONE, dtype=np.int64), np.full(count, NONE, dtype=np.int64)
     op_name[some] = strings[ops["name"][op[some]]]
     stack[some], module[some] = places.stack_of_op[op[some]], places.module_of_op[op[some]]
-    return MadeBy(op_name, stack, places.lines(stack), places.modules(module))
+    return MadeBy(op_name, stack, places.lines(stack), places.own_lines(stack), places.modules(module))

@@ -25,11 +25,14 @@ class Candidate:
     others: tuple[Holder, ...]  # who else holds the first of the allocations
     allocations: list[int]
     nbytes: int  # most of them at one event
+    spans: tuple[tuple[int, int, int], ...] = ()
+    """Allocation, first event and the event after the last, where it would not be live; empty if `kind` tells."""
 
     def joined(self, other: Candidate) -> Candidate:
         """Return this candidate with the allocations of another one, found at another event."""
         allocations = self.allocations + other.allocations
-        return dataclasses.replace(self, allocations=allocations, nbytes=max(self.nbytes, other.nbytes))
+        nbytes, spans = max(self.nbytes, other.nbytes), (*self.spans, *other.spans)
+        return dataclasses.replace(self, allocations=allocations, nbytes=nbytes, spans=spans)
 
     def without(self, taken: Container[int]) -> Candidate:
         """Return this candidate without some allocations."""
