@@ -45,7 +45,9 @@ def modules(facts: Facts, storages: pd.DataFrame, at_peak: pd.DataFrame, saved: 
     parent_names = with_empty_end(tree.names)[np.array(parents, dtype=np.int64)]
     words = {"class_name": tree.classes, "parent": parent_names}
     index = pd.Index(tree.names, name="module", dtype="str")
-    return table("modules", {**words, "calls": calls, **columns}, index=index).iloc[tree.parents_first]
+    rows = table("modules", {**words, "calls": calls, **columns}, index=index)
+    in_tree_order: pd.DataFrame = rows.iloc[tree.parents_first]
+    return in_tree_order
 
 
 def _saved_at_peak(saved: pd.DataFrame, storages: pd.DataFrame) -> pd.DataFrame:
