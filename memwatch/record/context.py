@@ -93,6 +93,7 @@ class Context:
         self._registry = ModuleRegistry(self.modules, strings, self._own)
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str, int]] = {}
         self._stepped: set[int] = set()
+        self._ends = False
         self._handles: list[Any] = []
         self._patches = Patches()
         self._born_before_step = 0
@@ -216,7 +217,13 @@ class Context:
         self._registry.learn(modules, frame)
 
     def look_again(self) -> None:
-        """Note the roles of parameters and buffers whose memory is new, as after `module.half()`, once at the end."""
+        """Look at the end for modules that were never called, and for parameters whose memory is new.
+
+        After `module.half()` a parameter lies in other memory. What is not known by now was not made by an op: to
+        number it would count it as alive at entry.
+        """
+        self._ends = True
+        self._registry.learn((), sys._getframe())
         live, roles = self._storages.live, self._storages.roles
         for module, number in self._registry.alive():
             for role, table in ((PARAMETER, PARAMETERS), (BUFFER, BUFFERS)):
@@ -230,6 +237,8 @@ class Context:
 
     def _own(self, module: nn.Module, number: int) -> None:
         """Note the roles of a module's own parameters and buffers."""
+        if self._ends:
+            return
         for key, tensor in (module.__dict__.get(PARAMETERS) or {}).items():
             if tensor is not None:
                 self._role(tensor, PARAMETER, key, number)
