@@ -181,6 +181,7 @@ class Session:
         """Switch everything off and return what was recorded."""
         try:
             with disable_torch_function():
+                self.context.look_again()
                 self.context.backward_ended()
         finally:
             self._switch_off()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
+from memwatch.words.places import own_place
+
 if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
@@ -35,13 +37,14 @@ class PeakInstant:
     line: str
     module: str
     phase: str
+    own_line: str = ""
 
     def __str__(self) -> str:
         """The op, its module and its line, for people."""
         if self.op < 0:
             return "Before the first op"
         module = f" in {self.module}" if self.module else ""
-        line = f" at {self.line}" if self.line else ""
+        line = f" at {own_place(self.line, self.own_line)}" if self.line else ""
         return f"Op {self.op}, {self.op_name} ({self.phase}){module}{line}"
 
 
@@ -74,8 +77,15 @@ def peak_instant(reading: Reading) -> PeakInstant:
     if op not in ops.index:
         return PeakInstant(event, int(row["time_ns"]), -1, "", "", "", "")
     cause = ops.loc[op]
-    words = (str(cause[column]) for column in ("name", "line", "module", "phase"))
+    words = (str(cause[column]) for column in ("name", "line", "module", "phase", "own_line"))
     return PeakInstant(event, int(row["time_ns"]), op, *words)
+
+
+def with_own_lines(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return storages whose `line` begins with the program's own line where it lies in a library."""
+    places = map(own_place, rows["line"], rows["own_line"])
+    named: pd.DataFrame = rows.assign(line=list(places))
+    return named
 
 
 def saved_for_backward(reading: Reading) -> SavedForBackward:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.report.console import CATEGORY_STYLE, bar, clip, head, line_width, name, tail, to_text
-from memwatch.report.facts import bytes_by, peak_instant, recomputed, saved_for_backward
+from memwatch.report.facts import bytes_by, peak_instant, recomputed, saved_for_backward, with_own_lines
 from memwatch.report.layers import repeated_layers
 from memwatch.report.meta import format_duration
 from memwatch.report.plan.places import Places
@@ -152,7 +152,7 @@ def _modules(reading: Reading, rows: int, line: int) -> Table:
 
 def _lines(reading: Reading, rows: int, width: int) -> Table:
     table = _table("Bytes>", "Share>", "Line", "Storages>")
-    groups = bytes_by(reading.at_peak, "line")
+    groups = bytes_by(with_own_lines(reading.at_peak), "line")
     for line, row in groups.head(rows).iterrows():
         where = tail(str(line), width - FIGURES_WIDTH - 10)
         table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), where, f"{row['count']:,}")

@@ -40,11 +40,12 @@ _COMPUTED_AGAIN_BY_HAND: Final = (
 
 
 class Categories(NamedTuple):
-    """Per allocation: its category, the rule that assigned it, and the name that its role gives, if any."""
+    """Per allocation: its category, the rule that assigned it, and the name and module that its role gives, if any."""
 
     category: list[str]
     rule: list[str]
     role_name: list[str]
+    role_module: list[int]
 
 
 def categorise(capture: Capture, allocations: Allocations) -> Categories:
@@ -53,14 +54,14 @@ def categorise(capture: Capture, allocations: Allocations) -> Categories:
     saved = _saved(capture, allocations.named)
     crosses = _crosses_to_backward(capture, allocations.named)
     recomputed = _recompute_rules(capture)
-    found = Categories([], [], [])
+    found = Categories([], [], [], [])
     columns = zip(
         allocations.storage.tolist(), allocations.origin.tolist(), allocations.op.tolist(), strict=True
     )
     for storage, origin, op in columns:
-        role_name = ""
+        role_name, role_module = "", NONE
         if storage != NONE and storage in roles:
-            category, role_name = roles[storage]
+            category, role_name, role_module = roles[storage]
             rule = _ROLE_RULES[category]
         elif storage != NONE and origin != WORKSPACE and (again := recomputed.get(op)) is not None:
             category, rule = "recomputed", again
@@ -70,6 +71,7 @@ def categorise(capture: Capture, allocations: Allocations) -> Categories:
         found.category.append(category)
         found.rule.append(rule)
         found.role_name.append(role_name)
+        found.role_module.append(role_module)
     return found
 
 
@@ -110,20 +112,19 @@ def _unnamed_rule(origin: int, op: int) -> str:
     return "allocated in an op and kept after it; no tensor was seen on it"
 
 
-def _roles(capture: Capture) -> dict[int, tuple[str, str]]:
-    """Return, per storage, its strongest role and name: parameter, buffer, optimizer state, gradient, input."""
+def _roles(capture: Capture) -> dict[int, tuple[str, str, int]]:
+    """Return, per storage, its strongest role, name and module: parameter, buffer, optimizer state, gradient, input."""
     strength = {
         role: rank
         for rank, role in enumerate(("parameter", "buffer", "optimizer state", "gradient", "input"))
     }
     rows = capture.tables["roles"]
-    found: dict[int, tuple[str, str]] = {}
-    for storage, role, name in zip(
-        rows["storage"].tolist(), rows["role"].tolist(), capture.text(rows["name"]), strict=True
-    ):
+    found: dict[int, tuple[str, str, int]] = {}
+    columns = (rows["role"].tolist(), capture.text(rows["name"]), rows["module"].tolist())
+    for storage, role, name, module in zip(rows["storage"].tolist(), *columns, strict=True):
         known = found.get(storage)
         if known is None or strength[ROLES[role]] < strength[known[0]]:
-            found[storage] = (ROLES[role], name)
+            found[storage] = (ROLES[role], name, module)
     return found
 
 

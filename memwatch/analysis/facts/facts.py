@@ -13,7 +13,7 @@ from memwatch.analysis.facts.call_stacks import CallStacks
 from memwatch.analysis.facts.categories import Categories, categorise
 from memwatch.analysis.facts.live_curve import LiveCurve, trace_live_curve
 from memwatch.analysis.facts.made_by import MadeBy, made_by
-from memwatch.analysis.facts.module_names import owning_modules
+from memwatch.analysis.facts.module_names import owning_modules, qualified
 from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
 from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.analysis.facts.uses import UseBounds, use_bounds
@@ -88,21 +88,26 @@ class Facts:
     @cached_property
     def names(self) -> list[str]:
         """What each allocation is called: the name of its role, else its op and line."""
-        made, threads = self.made_by, self.strings[self.allocations.thread]
+        made, roles, tree = self.made_by, self.categories, self.places.module_tree
+        threads = self.strings[self.allocations.thread]
         rows = zip(
-            self.categories.role_name,
+            roles.role_name,
+            roles.role_module,
             made.op_name.tolist(),
             made.line.tolist(),
             threads.tolist(),
             strict=True,
         )
-        return [role_name or _made_at(op_name, line, thread) for role_name, op_name, line, thread in rows]
+        return [
+            qualified(role_name, module, tree) if role_name else _made_at(op_name, line, thread)
+            for role_name, module, op_name, line, thread in rows
+        ]
 
     @cached_property
     def made_by(self) -> MadeBy:
         """The op that made every allocation; what a module owns is put under the module that owns it."""
         found = made_by(self.capture, self.allocations, self.places, self.strings)
-        return found._replace(module_name=owning_modules(self.capture, self.places, self.categories, found))
+        return found._replace(module_name=owning_modules(self.places.module_tree, self.categories, found))
 
     @cached_property
     def op_of_event(self) -> IntArray:
@@ -131,6 +136,10 @@ class Facts:
     def op_line(self, op: int) -> str:
         """Return `file:line` of the code that called an op, empty if unknown."""
         return str(self.places.lines(self.capture.tables["ops"]["stack"][op]))
+
+    def own_line(self, op: int) -> str:
+        """Return `file:line` of the program's own code that led to an op, empty if there is none."""
+        return str(self.places.own_lines(self.capture.tables["ops"]["stack"][op]))
 
     def op_phase(self, op: int) -> int:
         """Return the phase of an op, as an index into PHASES."""

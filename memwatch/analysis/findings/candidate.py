@@ -28,11 +28,14 @@ class Candidate:
     nbytes: int  # most of them at one event
     spares: IntArray | None = field(default=None, repr=False, compare=False)
     """Bytes per event that would not be live, where they are not those of the allocations' own lives."""
+    spans: tuple[tuple[int, int, int], ...] = ()
+    """Allocation, first event and the event after the last, where it would not be live; empty if `kind` tells."""
 
     def joined(self, other: Candidate) -> Candidate:
         """Return this candidate with the allocations of another one, found at another event."""
         allocations = self.allocations + other.allocations
-        return dataclasses.replace(self, allocations=allocations, nbytes=max(self.nbytes, other.nbytes))
+        nbytes, spans = max(self.nbytes, other.nbytes), (*self.spans, *other.spans)
+        return dataclasses.replace(self, allocations=allocations, nbytes=nbytes, spans=spans)
 
     def without(self, taken: Container[int]) -> Candidate:
         """Return this candidate without some allocations."""

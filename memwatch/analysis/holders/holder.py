@@ -47,6 +47,12 @@ class Holder:
         return self.is_own is False
 
     @property
+    def may_be_cut(self) -> bool:
+        """Whether a program can let go of it: of what torch or a library keeps on an evaluation stack it cannot."""
+        known = [edge.is_own for edge in self.edges if edge.is_own is not None]
+        return self.kind is not HolderKind.EVALUATION_STACK or not known or known[-1]
+
+    @property
     def is_inside(self) -> bool:
         """Whether a container or an object that the holder names refers to the memory."""
         return bool(self.edges) and HolderPath(self.edges).is_inside

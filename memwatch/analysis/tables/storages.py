@@ -41,6 +41,7 @@ def storages(facts: Facts) -> pd.DataFrame:
             "op": allocations.op,
             "op_name": made.op_name,
             "line": made.line,
+            "own_line": made.own_line,
             "birth_event": allocations.birth_event,
             "death_event": allocations.death_event,
             "birth_ns": facts.since_start(allocations.birth_ns),

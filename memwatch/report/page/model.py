@@ -182,7 +182,7 @@ def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str
     peak.insert(0, "id", peak.index)
     modules = reading.modules.copy()
     modules.insert(0, "module", modules.index.astype(str))
-    modules["parent"] = module_parents(modules["module"].tolist(), modules["class_name"].tolist())
+    modules["parent"] = module_parents(modules["module"].tolist(), modules["parent"].tolist())
     steps = reading.steps.copy()
     steps.insert(0, "step", range(len(steps)))
     return {
@@ -202,6 +202,7 @@ def _files(reading: Reading) -> set[str]:
         if stack >= 0
         for frame in reading.stack(int(stack))
     )
-    lines = {*reading.ops["line"], *reading.storages["line"], *reading.saved["line"]}
+    lines = {line for rows in (reading.ops, reading.storages) for line in (*rows["line"], *rows["own_line"])}
+    lines |= set(reading.saved["line"])
     lines |= {finding.site for finding in reading.findings}
     return {file_of(line) for line in lines} | {frame[0] for frame in frames}
