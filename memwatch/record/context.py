@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.strings import Strings
 
-PARAMETER, BUFFER, GRADIENT, STATE, INPUT = range(len(ROLES))
+(
+    PARAMETER, BUFFER, GRADIENT, STATE, INPUT, UNSHARDED, UNSHARDED_GRADIENT, BUCKET, COMMUNICATION,
+    AUTOCAST_COPY,
+) = range(len(ROLES))  # fmt: skip
 _OUTSIDE: Final = (NONE, NONE)
 _thread: Final = threading.get_ident
 _active: list[Context] = []
@@ -95,6 +98,7 @@ class Context:
         self._patches = Patches()
         self._born_before_step = 0
         self._step_code: CodeType | None = None
+        self.before_forward: Callable[[], None] | None = None
         self.block = object()
         self._beneath: Any = module_call()
         self._call_impl = _observed(self._beneath, self.block)
@@ -150,6 +154,8 @@ class Context:
             self.register(module, parent=self.top[0])
             known = self._module_ids[id(module)]
         if self.top is _OUTSIDE:
+            if self.before_forward is not None:
+                self.before_forward()
             self._note_inputs(module, (*args, *kwargs.values()))
         stack = self._capture_stack(self.top[1], NONE, 3)
         self.running.append((self.top, self.optimizing, known[1], self._op_counter[0]))
@@ -227,8 +233,12 @@ class Context:
                 if child is not None:
                     waiting.append((child, f"{name}.{key}" if name else key, number))
 
+    def own(self, parameter: Tensor, name: str) -> None:
+        """Note that a tensor is a parameter, so that its gradient and its optimizer's state get its name."""
+        self._own(parameter, PARAMETER, name)
+
     def _own(self, tensor: Tensor, role: int, name: str) -> None:
-        self._role(tensor, role, name)
+        self.note_role(tensor, role, name)
         known = self._parameters.get(id(tensor))
         if role == PARAMETER and (known is None or known[0]() is not tensor):  # an id may be in use again
             self._parameters[id(tensor)] = (weakref.ref(tensor), name)
@@ -240,7 +250,7 @@ class Context:
                 if known is None or known[0]() is not tensor:
                     name = f"group{group}.param{index}"
                     self._parameters[id(tensor)] = (weakref.ref(tensor), name)
-                    self._role(tensor, PARAMETER, name)
+                    self.note_role(tensor, PARAMETER, name)
 
     def learn_state(self, optimizer: Any) -> None:
         """Note the role of every tensor in the optimizer's state, named as ``adamw.exp_avg[layers.0.weight]``."""
@@ -275,9 +285,14 @@ class Context:
         """Return True for a storage known as a parameter, a buffer, a gradient or optimizer state."""
         return bool(self._storages.roles.get(storage, 0) & ~(1 << INPUT))
 
+    @property
+    def is_its_thread(self) -> bool:
+        """Whether the running thread is the one that entered the block."""
+        return _thread() == self.thread
+
     def _note_inputs(self, module: nn.Module, values: tuple[Any, ...]) -> None:
         for tensor in _tensors_in(values):
-            self._role(tensor, INPUT, f"input of {type(module).__name__}")
+            self.note_role(tensor, INPUT, f"input of {type(module).__name__}")
 
     def _note(self, tensor: Tensor, role: int, name: str, *words: str) -> None:
         """Note the role of a tensor, cheaply where it is plain and its storage is watched.
@@ -289,11 +304,12 @@ class Context:
         except (RuntimeError, NotImplementedError):
             watched = None
         if watched.__class__ is not WatchedStorage:
-            self._role(tensor, role, name.format(*words))
+            self.note_role(tensor, role, name.format(*words))
         elif not self._storages.roles.get(watched.number, 0) >> role & 1:
-            self._add(watched.number, role, name.format(*words))
+            self.add_role(watched.number, role, name.format(*words))
 
-    def _role(self, tensor: Tensor, role: int, name: str) -> None:
+    def note_role(self, tensor: Tensor, role: int, name: str) -> None:
+        """Note the role of the storages that hold the bytes of a tensor, if it is new."""
         with disable_torch_function():
             try:
                 parts = list(plain_parts(tensor))
@@ -302,11 +318,13 @@ class Context:
             for part in parts:
                 storage = self._storages.number_of(part, NONE, BASELINE)
                 if storage != NONE and not self._storages.roles.get(storage, 0) >> role & 1:
-                    self._add(storage, role, name)
+                    self.add_role(storage, role, name)
 
-    def _add(self, storage: int, role: int, name: str) -> None:
-        known = self._storages.roles
-        known[storage] = known.get(storage, 0) | 1 << role
+    def add_role(self, storage: int, role: int, name: str, *, lives: bool = True) -> None:
+        """Note the role of a storage by its number; one that has died has no more roles to come."""
+        if lives:
+            known = self._storages.roles
+            known[storage] = known.get(storage, 0) | 1 << role
         self.roles += (storage, role, self._strings(name), self._op_counter[0])
 
 

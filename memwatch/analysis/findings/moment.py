@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcomes
     from memwatch.analysis.saved_tensors import SavedTensors
 
-_KEPT_ON_PURPOSE: Final = ("parameter", "buffer", "optimizer state", "gradient")
+_KEPT_ON_PURPOSE: Final = (
+    "parameter",
+    "unsharded parameter",
+    "buffer",
+    "optimizer state",
+    "gradient",
+    "communication",
+)
 
 
 class Evidence(NamedTuple):

@@ -24,8 +24,12 @@ _ROLES: Final = {
     "buffer": (HolderKind.BUFFER, words.BUFFER),
     "optimizer state": (HolderKind.OPTIMIZER_STATE, words.OPTIMIZER_STATE),
     "gradient": (HolderKind.ATTRIBUTE, words.GRADIENT),
+    "unsharded parameter": (HolderKind.UNSHARDED_PARAMETER, words.UNSHARDED_PARAMETER),
+    "unsharded gradient": (HolderKind.COMMUNICATION, words.UNSHARDED_GRADIENT),
+    "bucket": (HolderKind.COMMUNICATION, words.COMMUNICATION),
+    "communication": (HolderKind.COMMUNICATION, words.COMMUNICATION),
 }
-"""Categories of memory that name their holder by themselves."""
+"""Roles of memory that name their holder by themselves."""
 
 
 class Holders:
@@ -66,7 +70,7 @@ class Holders:
         return [self._one(allocation, op) for allocation in allocations]
 
     def _one(self, allocation: int, op: int) -> Holder:
-        role = _ROLES.get(self._facts.categories.category[allocation])
+        role = _ROLES.get(self._facts.categories.role[allocation])
         if role is not None:
             kind, template = role
             name = str(self._facts.names[allocation]).removeprefix(GRADIENT_PREFIX)
@@ -74,6 +78,9 @@ class Holders:
         packs = self.packs_at(allocation, op)
         if packs:
             return self._saved(allocation, op, packs[0])
+        copied = self._facts.autocast_copies.get(int(self._facts.allocations.storage[allocation]))
+        if copied is not None:
+            return Holder(HolderKind.AUTOCAST_CACHE, words.AUTOCAST_COPY.format(name=copied))
         variables = self.variables(allocation, op)
         return variables[0] if variables else self._unnamed(allocation, op)
 

@@ -1,0 +1,46 @@
+"""All books of torch that a block reads, switched on and off together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memwatch.record.books.autocast import AutocastBook
+from memwatch.record.books.ddp import ReducerBook
+from memwatch.record.books.fsdp import ParameterGroupBook
+from memwatch.record.patches import Patches
+
+if TYPE_CHECKING:
+    from memwatch.record.context import Context
+    from memwatch.record.tables.storages import Storages
+
+
+class Books:
+    """Note the roles of what torch keeps in C++ or frees by resizing, from the functions of torch that make it.
+
+    A function that is called only where such memory is made or let go is replaced while the block is open. So a
+    program that uses none of them pays nothing.
+    """
+
+    def __init__(self, storages: Storages, context: Context) -> None:
+        self._context = context
+        self._patches = Patches()
+        self._books = (
+            ReducerBook(storages, context),
+            ParameterGroupBook(storages, context),
+            AutocastBook(storages, context),
+        )
+
+    def start(self) -> None:
+        """Begin to read; FSDP2 may be imported later, so the context calls `look` before a forward."""
+        self._context.before_forward = self.look
+        self.look()
+
+    def look(self) -> None:
+        """Read the books that are there by now."""
+        if all([book.open(self._patches) for book in self._books]):
+            self._context.before_forward = None
+
+    def stop(self) -> None:
+        """Leave torch as it was before `start`."""
+        self._context.before_forward = None
+        self._patches.take_off()
