@@ -68,9 +68,7 @@ def loaded_parameter_group() -> Any:
     if _GROUPS not in sys.modules:
         return None
     if not _fsdp.asked:
-        group: Any = _fsdp.take(
-            "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup", None
-        )
+        group: Any = _fsdp.take("torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup", None)
         _fsdp.lacking += [
             name for name in (UNSHARD, WAIT, REDUCE) if group is not None and not hasattr(group, name)
         ]

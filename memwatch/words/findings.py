@@ -17,6 +17,8 @@ HEADLINES: Final[dict[str, str]] = {
     "optimizer": "keeps {nbytes} at once, for all parameters together",
     "workspace": "keeps {nbytes} inside one op",
     "twice": "keeps {nbytes} of a tensor that autograd saves in another dtype or layout too",
+    "buckets": "keeps {nbytes} of gradients twice, in `.grad` and in its buckets",
+    "autocast": "keeps {nbytes} of converted weights after their use, until the region of autocast ends",
 }
 """What a holder does, by kind of finding."""
 
@@ -30,6 +32,11 @@ ADVICE: Final[dict[str, str]] = {
     "optimizer": "make the optimizer with foreach=False or fused=True",
     "workspace": "give this op its input in smaller pieces, or choose another algorithm for it",
     "twice": "convert once, before the first of the ops that save it",
+    "buckets": "build it with gradient_as_bucket_view=True",
+    "autocast": (
+        "pass cache_enabled=False to torch.autocast where each weight is used once, and leave the region before "
+        "backward()"
+    ),
 }
 """What to do, by kind of finding; for the other kinds it depends on the holder."""
 
@@ -74,3 +81,5 @@ GRAPH_WITHOUT_BACKWARD: Final = "the autograd graph of a forward without backwar
 GRAPH_AFTER_BACKWARD: Final = "the autograd graph of a forward whose backward has run"
 OPTIMIZER_STEP: Final = "the optimizer's step, which works on all parameters at once,"
 CONVERTED_COPY: Final = "autograd, which saves a tensor and a converted copy of it,"
+BUCKETS: Final = "DistributedDataParallel"
+AUTOCAST_CACHE: Final = "autocast's cache"

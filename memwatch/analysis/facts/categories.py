@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.facts.allocations import BASELINE, BY_OP, EXTERNAL, UNOBSERVED, WORKSPACE
+from memwatch.analysis.facts.allocations import BASELINE, EXTERNAL, UNOBSERVED, WORKSPACE
 from memwatch.capture.schema import ACCESSES, NONE, PHASES, ROLES
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def categorise(capture: Capture, allocations: Allocations) -> Categories:
             is_saved, does_cross = storage != NONE and saved[storage], storage != NONE and crosses[storage]
             category, rule = _without_role(storage, origin, op, is_saved=is_saved, crosses=does_cross)
             if category in ("temporary", "input") and storage != NONE:
-                if origin == BY_OP and op != NONE and collective[op]:
+                if op != NONE and collective[op]:
                     category, rule = "communication", "a collective made it"
                 elif communicated[storage]:
                     category, rule = "communication", "a collective works on it in backward"

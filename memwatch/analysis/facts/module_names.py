@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
@@ -12,7 +13,10 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.places import Places, Texts
     from memwatch.capture import Capture
 
-_OWNED: Final = ("parameter", "buffer", "gradient", "optimizer state")
+_OWNED: Final = ("parameter", "unsharded parameter", "buffer", "gradient", "optimizer state")
+
+_QUOTED: Final = re.compile("`(.*)`")
+"""The module in the name of a buffer for communication, as "all-gather buffer of `layers.3`"."""
 
 
 def owning_modules(capture: Capture, places: Places, categories: Categories, made: MadeBy) -> Texts:
@@ -26,6 +30,10 @@ def owning_modules(capture: Capture, places: Places, categories: Categories, mad
         if category in _OWNED:
             owner = _owner_in(categories.role_name[allocation])
             modules[allocation] = owner if owner in known else only_root
+        elif category == "communication":
+            quoted = _QUOTED.search(categories.role_name[allocation])
+            if quoted is not None and quoted[1] in known:
+                modules[allocation] = quoted[1]
     return modules
 
 

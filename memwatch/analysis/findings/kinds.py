@@ -20,6 +20,8 @@ class FindingKind(str, Enum):
     OPTIMIZER = "optimizer"  # temporaries of a foreach step
     WORKSPACE = "workspace"  # of one op
     TWICE = "twice"  # a saved tensor and a converted copy of it
+    BUCKETS = "buckets"  # gradients that DDP keeps beside its buckets
+    AUTOCAST = "autocast"  # converted weights that autocast's cache keeps
 
     __str__ = str.__str__
     __repr__ = str.__repr__

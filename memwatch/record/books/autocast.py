@@ -26,13 +26,10 @@ class AutocastBook:
 
     def __init__(self, storages: Storages, context: Context) -> None:
         self._storages, self._context = storages, context
-        self._is_open = False
 
     def open(self, patches: Patches) -> bool:
-        """Begin to read; return True, for nothing has to be waited for."""
-        if not self._is_open:
-            self._is_open = True
-            patches.put(torch.autocast, "__exit__", self._leaving)
+        """Begin to read; torch always has it."""
+        patches.put(torch.autocast, "__exit__", self._leaving)
         return True
 
     def _leaving(self, leave: Callable[..., Any], *args: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from memwatch.record.books.autocast import AutocastBook
 from memwatch.record.books.ddp import ReducerBook
@@ -12,6 +12,13 @@ from memwatch.record.patches import Patches
 if TYPE_CHECKING:
     from memwatch.record.context import Context
     from memwatch.record.tables.storages import Storages
+
+
+class Book(Protocol):
+    """What torch writes down of one kind of memory."""
+
+    def open(self, patches: Patches) -> bool:
+        """Begin to read if torch has it by now; return whether it has."""
 
 
 class Books:
@@ -24,11 +31,12 @@ class Books:
     def __init__(self, storages: Storages, context: Context) -> None:
         self._context = context
         self._patches = Patches()
-        self._books = (
+        self._books: tuple[Book, ...] = (  # the patches refer to them weakly
             ReducerBook(storages, context),
             ParameterGroupBook(storages, context),
             AutocastBook(storages, context),
         )
+        self._waiting = self._books
 
     def start(self) -> None:
         """Begin to read; FSDP2 may be imported later, so the context calls `look` before a forward."""
@@ -37,7 +45,8 @@ class Books:
 
     def look(self) -> None:
         """Read the books that are there by now."""
-        if all([book.open(self._patches) for book in self._books]):
+        self._waiting = tuple(book for book in self._waiting if not book.open(self._patches))
+        if not self._waiting:
             self._context.before_forward = None
 
     def stop(self) -> None:

@@ -31,18 +31,15 @@ class ReducerBook:
     def __init__(self, storages: Storages, context: Context) -> None:
         self._storages, self._context = storages, context
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._is_open = False
 
     def open(self, patches: Patches) -> bool:
-        """Begin to read; return True, for nothing has to be waited for."""
-        if not self._is_open:
-            self._is_open = True
-            if MAKE_REDUCER is not None:
-                patches.put(DistributedDataParallel, MAKE_REDUCER, self._making)
-            if REBUILD is not None:
-                patches.put(Reducer, REBUILD, self._rebuilding)
-            if BROADCAST is not None:
-                patches.put(torch.distributed, BROADCAST, self._broadcasting)
+        """Begin to read; torch always has it."""
+        if MAKE_REDUCER is not None:
+            patches.put(DistributedDataParallel, MAKE_REDUCER, self._making)
+        if REBUILD is not None:
+            patches.put(Reducer, REBUILD, self._rebuilding)
+        if BROADCAST is not None:
+            patches.put(torch.distributed, BROADCAST, self._broadcasting)
         return True
 
     def _making(self, make: Callable[..., Any], ddp: Any, *args: Any, **kwargs: Any) -> Any:

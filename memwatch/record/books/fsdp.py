@@ -21,6 +21,7 @@ from memwatch._torch.distributed import (
     unsharded,
     unsharded_gradients,
 )
+from memwatch.capture.schema import GRADIENT_PREFIX
 from memwatch.record.context import COMMUNICATION, UNSHARDED, UNSHARDED_GRADIENT
 
 if TYPE_CHECKING:
@@ -36,18 +37,16 @@ class ParameterGroupBook:
 
     def __init__(self, storages: Storages, context: Context) -> None:
         self._storages, self._context = storages, context
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._is_open = False
+        self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def open(self, patches: Patches) -> bool:
-        """Begin to read if FSDP2 is imported; return whether it is."""
-        group = None if self._is_open else loaded_parameter_group()
+        """Begin to read if FSDP2 is imported by now; return whether it is."""
+        group = loaded_parameter_group()
         if group is not None:
-            self._is_open = True
             patches.put(group, UNSHARD, self._unsharding)
             patches.put(group, WAIT, self._waiting)
             patches.put(group, REDUCE, self._reducing)
-        return self._is_open
+        return group is not None
 
     def _unsharding(self, unshard: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
         result = unshard(group, *args, **kwargs)
@@ -60,15 +59,15 @@ class ParameterGroupBook:
         result = wait(group, *args, **kwargs)
         for name, tensor in unsharded(group):
             self._context.note_role(tensor, UNSHARDED, name)
-        if group not in self._known:
-            self._known.add(group)
+        if group not in self._groups:
+            self._groups.add(group)
             for name, tensor in sharded(group):
                 self._context.own(tensor, name)
         return result
 
     def _reducing(self, reduce: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
         for name, tensor in unsharded_gradients(group):
-            self._context.note_role(tensor, UNSHARDED_GRADIENT, name)
+            self._context.note_role(tensor, UNSHARDED_GRADIENT, f"{GRADIENT_PREFIX}{name}")
         result = reduce(group, *args, **kwargs)
         for what, tensor in reduction_buffers(group):
             self._context.note_role(tensor, COMMUNICATION, f"{what} of {_owner(group)}")
