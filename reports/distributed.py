@@ -6,7 +6,6 @@ Writes reports/distributed.md: two processes on this machine, gloo, CPU. Run it 
 from __future__ import annotations
 
 import functools
-import gc
 import json
 import pathlib
 import sys
@@ -33,23 +32,24 @@ ROWS = {
     "Sharded Param": ("parameter",),
     "Unsharded Param": ("unsharded parameter",),
     "Buffer": ("buffer",),
-    "Sharded Grad + Unsharded Grad": ("gradient",),
     "OptState": ("optimizer state",),
+    "Inputs": ("input",),
+    "Sharded Grad + Unsharded Grad": ("gradient",),
     "All Gather + Reduce Scatter": ("communication",),
     "Activation + Temp": ("activation", "recomputed", "temporary", "held"),
-    "Inputs": ("input",),
 }
+MOVED = tuple(ROWS)[-3:]
 """Rows of FSDPMemTracker, and the categories that say the same."""
 INTRODUCTION = """\
 Written by `python reports/distributed.py`: {world} processes, gloo, CPU, torch {torch}; {layers} transformer layers of
 width {width} between two linear ones, Adam, rank 0.
 
-FSDPMemTracker looks after each op and sees tensors alone. So both tools are compared after the op after which most bytes
-of tensors are alive. Two differences are left:
+FSDPMemTracker looks after each op and sees tensors alone. So both tools are compared after the op after which most
+bytes of tensors are alive. Two differences are left:
 
-* A gradient of a whole parameter is "Temp" to FSDPMemTracker until its group reduces it; memwatch calls it a gradient
-  from its birth on. The sum of both rows is the same.
-* "Inputs" has what was there before the block: memwatch also counts torch's own small tensors.
+* To FSDPMemTracker a gradient of a whole parameter is "Temp" until its group reduces it, and a buffer is until the
+  collective takes it. memwatch names both from their birth on. The sum of these rows is the same.
+* "Inputs" has what was there before the block: memwatch also counts small tensors of torch's own.
 
 What no tensor names, such as a kernel's workspace and gloo's copies, memwatch alone sees."""
 
@@ -148,17 +148,14 @@ PROGRAMS: dict[str, Callable[[], dict[str, object]]] = {
 }
 
 
-def rank(number: int, folder: str) -> None:
-    """Be one of the processes; the first writes what it found."""
+def rank(number: int, folder: str, program: str) -> None:
+    """Be one of the processes of a program; the first writes what it found."""
     torch.set_num_threads(1)
     store = f"file://{folder}/rendezvous"
     distributed.init_process_group("gloo", init_method=store, rank=number, world_size=WORLD)
-    results = {}
-    for name, program in PROGRAMS.items():
-        results[name] = program()
-        gc.collect()  # parameter groups and their modules refer to each other
+    result = PROGRAMS[program]()
     if number == 0:
-        (pathlib.Path(folder) / "results.json").write_text(json.dumps(results))
+        (pathlib.Path(folder) / "result.json").write_text(json.dumps(result))
     distributed.barrier()
     distributed.destroy_process_group()
 
@@ -176,6 +173,11 @@ def compared(result: dict[str, dict[str, int]]) -> list[str]:
         lines.append(
             f"| {row} | {their_bytes:,} | {' + '.join(categories)} | {our_bytes:,} | {our_bytes - their_bytes:+,} |"
         )
+    moved = [
+        (sum(theirs.get(part, 0) for row in MOVED for part in row.split(" + "))),
+        (sum(ours.get(category, 0) for row in MOVED for category in ROWS[row])),
+    ]
+    lines.append(f"| the three before | {moved[0]:,} | | {moved[1]:,} | {moved[1] - moved[0]:+,} |")
     total, tracked = sum(ours.values()), theirs["Total"]
     return [*lines, f"| Total | {tracked:,} | all of these | {total:,} | {total - tracked:+,} |"]
 
@@ -213,9 +215,11 @@ def report(results: dict[str, dict[str, object]]) -> list[str]:
 
 def main() -> int:
     """Run the processes and write the report."""
-    with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(rank, (folder,), WORLD)
-        results = json.loads((pathlib.Path(folder) / "results.json").read_text())
+    results = {}
+    for program in PROGRAMS:
+        with tempfile.TemporaryDirectory() as folder:
+            multiprocessing.spawn(rank, (folder, program), WORLD)
+            results[program] = json.loads((pathlib.Path(folder) / "result.json").read_text())
     text = "\n".join(report(results)) + "\n"
     (HERE / "distributed.md").write_text(text)
     sys.stdout.write(text)
