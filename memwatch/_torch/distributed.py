@@ -84,7 +84,7 @@ def _each(group: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parameters of a group, each with its qualified name."""
     for parameter in getattr(group, "fsdp_params", ()):
         info = getattr(parameter, "_module_info", None)
-        yield getattr(parameter, "_param_fqn", None) or getattr(info, "param_name", "?"), parameter
+        yield str(getattr(parameter, "_param_fqn", None) or getattr(info, "param_name", "?")), parameter
 
 
 def sharded(group: Any) -> Iterator[tuple[str, Tensor]]:

@@ -36,7 +36,7 @@ class Books:
             ParameterGroupBook(storages, context),
             AutocastBook(storages, context),
         )
-        self._waiting = self._books
+        self._waiting: tuple[Book, ...] = self._books
 
     def start(self) -> None:
         """Begin to read; FSDP2 may be imported later, so the context calls `look` before a forward."""
