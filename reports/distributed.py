@@ -66,9 +66,11 @@ def model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), *layers, nn.Linear(WIDTH, WIDTH))
 
 
-def steps_of(net: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[torch.Tensor, Callable[[], None]]:
-    """Return an input and a training step that has run twice."""
-    batch = torch.randn(BATCH, TOKENS, WIDTH)
+def steps_of(
+    net: nn.Module, optimizer: torch.optim.Optimizer, examples: int
+) -> tuple[torch.Tensor, Callable[[], None]]:
+    """Return an input of some examples and a training step that has run twice."""
+    batch = torch.randn(examples, TOKENS, WIDTH)
 
     def step() -> None:
         net(batch).pow(2).mean().backward()
