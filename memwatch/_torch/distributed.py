@@ -1,4 +1,4 @@
-"""Distributed training: what DDP's reducer and FSDP2's parameter groups keep. FSDP2 is never imported from here.
+"""Distributed training: what DDP's reducer and FSDP's parameter groups keep. FSDP is never imported from here.
 
 | torch | here |
 | --- | --- |
@@ -11,6 +11,9 @@
 | param.all_gather_outputs, _unsharded_inner_tensors | unsharded(group) |
 | param._unsharded_param.grad, unsharded_accumulated_grad | unsharded_gradients(group) |
 | comm_ctx.reduce_scatter_states, group._all_reduce_state, _partial_reduce_output | reduction_buffers(group) |
+| FlatParamHandle in sys.modules["torch.distributed.fsdp._flat_param"] | loaded_flat_handle() |
+| handle.flat_param, flat_param._fqns | flat_parameter(handle) |
+| flat_param._full_param_padded, _full_prec_full_param_padded | gathered(flat_param) |
 | group._module_fqn, param._param_fqn, param.sharded_param | group_name(group), sharded(group) |
 """
 
@@ -127,3 +130,31 @@ def reduction_buffers(group: Any) -> Iterator[tuple[str, Tensor]]:
         yield "all-reduce buffer", tensor
     if isinstance(tensor := getattr(group, "_partial_reduce_output", None), Tensor):
         yield "partly reduced gradients", tensor
+
+
+_flat: Final = Part("the unsharded parameters of FullyShardedDataParallel are not told from other memory")
+_HANDLES: Final = "torch.distributed.fsdp._flat_param"
+
+
+def loaded_flat_handle() -> Any:
+    """Return the class of FullyShardedDataParallel's flat parameters once it is imported; None before."""
+    if _HANDLES not in sys.modules:
+        return None
+    if not _flat.asked:
+        handle: Any = _flat.take("torch.distributed.fsdp._flat_param.FlatParamHandle", None)
+        if handle is not None and not hasattr(handle, UNSHARD):
+            _flat.lacking.append(UNSHARD)
+    return sys.modules[_HANDLES].FlatParamHandle if _flat.complete else None
+
+
+def flat_parameter(handle: Any) -> tuple[Any, str]:
+    """Return a flat parameter, and the names of the parameters that it is made of."""
+    flat = getattr(handle, "flat_param", None)
+    return flat, ", ".join(getattr(flat, "_fqns", ()))
+
+
+def gathered(flat: Any) -> Iterator[Tensor]:
+    """Yield the tensors in which a flat parameter is gathered."""
+    for key in ("_full_param_padded", "_full_prec_full_param_padded"):
+        if isinstance(tensor := getattr(flat, key, None), Tensor):
+            yield tensor

@@ -237,6 +237,11 @@ class Context:
         """Note that a tensor is a parameter, so that its gradient and its optimizer's state get its name."""
         self._own(parameter, PARAMETER, name)
 
+    def name_of(self, parameter: Tensor) -> str:
+        """Return the name of a parameter, empty if it has none."""
+        reference, name = self._parameters.get(id(parameter), (None, ""))
+        return name if reference is not None and reference() is parameter else ""
+
     def _own(self, tensor: Tensor, role: int, name: str) -> None:
         self.note_role(tensor, role, name)
         known = self._parameters.get(id(tensor))

@@ -171,6 +171,25 @@ def test_a_model_sharded_in_the_block_has_names_for_its_shards(rank_of_four):
     assert sorted(shards["name"]) == ["0.weight", "1.weight", "2.weight"]
 
 
+def test_flat_parameters_that_are_gathered(rank_of_four):
+    """FullyShardedDataParallel's whole flat parameter has the name of its shard, and goes when it is resharded."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    options = {"device_id": torch.device("cpu")}
+    model = FullyShardedDataParallel(
+        nn.Sequential(*[FullyShardedDataParallel(layer, **options) for layer in net()]), **options
+    )
+    with memwatch.profile() as prof:
+        train(model)
+    whole = of_category(prof, "unsharded parameter")
+    assert set(whole["nbytes"]) == {LAYER_BYTES}
+    shards = of_category(prof, "parameter")
+    assert set(shards["nbytes"]) == {LAYER_BYTES // 4}
+    assert set(whole["name"]) == set(shards["name"])
+    assert len(set(whole["name"])) == 3
+    assert set(of_category(prof, "communication")["nbytes"]) == {LAYER_BYTES}
+
+
 def test_what_a_collective_makes_is_communication(rank_of_four):
     """A functional collective's result is told by the op that made it."""
     from torch.distributed import _functional_collectives as functional

@@ -26,8 +26,8 @@ _ROLE_RULES = {
     "optimizer state": "the optimizer keeps it in its state",
     "gradient": "it was the .grad of a parameter",
     "input": "it was an argument of the outermost module call",
-    "unsharded parameter": "FSDP2 gathers the whole parameter in it",
-    "unsharded gradient": "it is the gradient of a whole parameter, which FSDP2 has not reduced yet",
+    "unsharded parameter": "FSDP gathers the whole parameter in it",
+    "unsharded gradient": "it is the gradient of a whole parameter, which FSDP has not reduced yet",
     "bucket": "DistributedDataParallel's reducer reduces the gradients in it",
     "communication": "DistributedDataParallel or FSDP2 made it to communicate",
 }

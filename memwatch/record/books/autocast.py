@@ -26,6 +26,7 @@ class AutocastBook:
 
     def __init__(self, storages: Storages, context: Context) -> None:
         self._storages, self._context = storages, context
+        self.functions = (self._leaving,)
 
     def open(self, patches: Patches) -> bool:
         """Begin to read; torch always has it."""

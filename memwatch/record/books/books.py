@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from memwatch._torch.dynamo import leave_alone
 from memwatch.record.books.autocast import AutocastBook
 from memwatch.record.books.ddp import ReducerBook
 from memwatch.record.books.fsdp import ParameterGroupBook
+from memwatch.record.books.fsdp1 import FlatParameterBook
 from memwatch.record.patches import Patches
 
 if TYPE_CHECKING:
@@ -15,7 +17,13 @@ if TYPE_CHECKING:
 
 
 class Book(Protocol):
-    """What torch writes down of one kind of memory."""
+    """What torch writes down of one kind of memory.
+
+    Attributes:
+        functions: methods that are called in place of torch's.
+    """
+
+    functions: tuple[Any, ...]
 
     def open(self, patches: Patches) -> bool:
         """Begin to read if torch has it by now; return whether it has."""
@@ -33,10 +41,14 @@ class Books:
         self._patches = Patches()
         self._books: tuple[Book, ...] = (  # the patches refer to them weakly
             ReducerBook(storages, context),
-            ParameterGroupBook(storages, context),
+            ParameterGroupBook(context),
+            FlatParameterBook(context),
             AutocastBook(storages, context),
         )
         self._waiting: tuple[Book, ...] = self._books
+        for book in self._books:
+            for function in book.functions:  # they may run where dynamo evaluates frames
+                leave_alone(function.__code__)
 
     def start(self) -> None:
         """Begin to read; FSDP2 may be imported later, so the context calls `look` before a forward."""

@@ -30,6 +30,7 @@ class ReducerBook:
 
     def __init__(self, storages: Storages, context: Context) -> None:
         self._storages, self._context = storages, context
+        self.functions = (self._making, self._rebuilding, self._broadcasting)
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def open(self, patches: Patches) -> bool:

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
     from memwatch.record.context import Context
     from memwatch.record.patches import Patches
-    from memwatch.record.tables.storages import Storages
 
 
 class ParameterGroupBook:
     """Note what the parameter groups of FSDP2 keep, at the calls that change it."""
 
-    def __init__(self, storages: Storages, context: Context) -> None:
-        self._storages, self._context = storages, context
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.functions = (self._unsharding, self._waiting, self._reducing)
         self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def open(self, patches: Patches) -> bool:
