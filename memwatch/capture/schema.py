@@ -27,7 +27,18 @@ OPERANDS: Final = ("read", "written", "result")
 OWNERS: Final = tuple(owner.name.lower() for owner in CodeOwner)
 """Whose code a file is."""
 ORIGINS: Final = ("op", "baseline", "external", "unobserved", "thread")
-ROLES: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
+ROLES: Final = (
+    "parameter",
+    "buffer",
+    "gradient",
+    "optimizer state",
+    "input",
+    "unsharded parameter",
+    "unsharded gradient",
+    "bucket",
+    "communication",
+    "autocast copy",
+)
 GRADIENT_PREFIX: Final = "grad of "
 """How the name of a gradient in `roles` begins; the name of its parameter follows."""
 EVIDENCE: Final = ("seen", "structure", "inferred", "none")

@@ -38,7 +38,10 @@ if TYPE_CHECKING:
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.strings import Strings
 
-PARAMETER, BUFFER, GRADIENT, STATE, INPUT = range(len(ROLES))
+(
+    PARAMETER, BUFFER, GRADIENT, STATE, INPUT, UNSHARDED, UNSHARDED_GRADIENT, BUCKET, COMMUNICATION,
+    AUTOCAST_COPY,
+) = range(len(ROLES))  # fmt: skip
 _OUTSIDE: Final = (NONE, NONE)
 _thread: Final = threading.get_ident
 _active: list[Context] = []
@@ -98,6 +101,7 @@ class Context:
         self.recomputes = Recomputes(self, storages, capture_stack, op_counter)
         self._born_before_step = 0
         self._step_code: CodeType | None = None
+        self.before_forward: Callable[[], None] | None = None
         self.block = object()
         self._beneath: Any = module_call()
         self._call_impl = _observed(self._beneath, self.block)
@@ -158,9 +162,12 @@ class Context:
         number = self._registry.number_of(module)
         if number == NONE:
             number = self._registry.meet(module, self.top[0], sys._getframe(2))
-        # what a module gets in backward, from a hook or a recomputation, is no input of the program's
-        if self.top is _OUTSIDE and current_graph_task_id() == NO_TASK:
-            self._note_inputs(module, (*args, *kwargs.values()))
+        if self.top is _OUTSIDE:
+            if self.before_forward is not None:
+                self.before_forward()
+            # what a module gets in backward, from a hook or a recomputation, is no input of the program's
+            if current_graph_task_id() == NO_TASK:
+                self._note_inputs(module, (*args, *kwargs.values()))
         stack = self._capture_stack(self.top[1], NONE, 3)
         self.running.append((self.top, self.optimizing, number, self._op_counter[0]))
         self.top = (number, stack)
@@ -218,11 +225,17 @@ class Context:
     def learn_modules(self, modules: Iterable[nn.Module], frame: FrameType | None) -> None:
         """Number and name the trees of modules, and note the roles of their parameters and buffers.
 
-        Args:
-            modules: modules that are alive.
-            frame: the innermost call whose variables may name them.
-        """
         self._registry.learn(modules, frame)
+
+    def own(self, parameter: Tensor, name: str) -> None:
+        """Note that a tensor is a parameter, so that its gradient and its optimizer's state get its name."""
+        if not self._is_known(parameter):
+            self._parameters[id(parameter)] = (weakref.ref(parameter), name, NONE)
+        self.note_role(parameter, PARAMETER, *self.name_of(parameter))
+
+    def name_of(self, parameter: Tensor) -> tuple[str, int]:
+        """Return the name of a parameter and the number of its module, empty and -1 if it has none."""
+        return self._parameters[id(parameter)][1:] if self._is_known(parameter) else ("", NONE)
 
     def look_again(self) -> None:
         """Look at the end for modules that were never called, and for parameters whose memory is new.
@@ -241,7 +254,7 @@ class Context:
                     except (RuntimeError, NotImplementedError):
                         continue
                     if watched is not None and not roles.get(watched.number, 0) >> role & 1:
-                        self._add(watched.number, role, key, number)
+                        self.add_role(watched.number, role, key, number)
 
     def _own(self, module: nn.Module, number: int) -> None:
         """Note the roles of a module's own parameters and buffers."""
@@ -249,13 +262,13 @@ class Context:
             return
         for key, tensor in (module.__dict__.get(PARAMETERS) or {}).items():
             if tensor is not None:
-                self._role(tensor, PARAMETER, key, number)
+                self.note_role(tensor, PARAMETER, key, number)
                 known = self._parameters.get(id(tensor))
                 if known is None or known[0]() is not tensor or known[2] == NONE:  # an id may be in use again
                     self._parameters[id(tensor)] = (weakref.ref(tensor), key, number)
         for key, tensor in (module.__dict__.get(BUFFERS) or {}).items():
             if tensor is not None:
-                self._role(tensor, BUFFER, key, number)
+                self.note_role(tensor, BUFFER, key, number)
 
     def learn_parameters(self, optimizer: Any, frame: FrameType | None = None) -> None:
         """Note what an optimizer steps.
@@ -279,7 +292,7 @@ class Context:
                 else:
                     name, module = f"group{group}.param{index}", NONE
                     self._parameters[id(tensor)] = (weakref.ref(tensor), name, NONE)
-                self._role(tensor, PARAMETER, name, module)  # its memory may be new, as after `module.half()`
+                self.note_role(tensor, PARAMETER, name, module)  # its memory may be new, as after `module.half()`
 
     def _is_known(self, parameter: Tensor) -> bool:
         known = self._parameters.get(id(parameter))
@@ -318,9 +331,14 @@ class Context:
         """Return True for a storage known as a parameter, a buffer, a gradient or optimizer state."""
         return bool(self._storages.roles.get(storage, 0) & ~(1 << INPUT))
 
+    @property
+    def is_its_thread(self) -> bool:
+        """Whether the running thread is the one that entered the block."""
+        return _thread() == self.thread
+
     def _note_inputs(self, module: nn.Module, values: tuple[Any, ...]) -> None:
         for tensor in _tensors_in(values):
-            self._role(tensor, INPUT, f"input of {type(module).__name__}")
+            self.note_role(tensor, INPUT, f"input of {type(module).__name__}")
 
     def _note(self, tensor: Tensor, role: int, module: int, name: str, *words: str) -> None:
         """Note the role of a tensor, cheaply where it is plain and its storage is watched.
@@ -332,11 +350,12 @@ class Context:
         except (RuntimeError, NotImplementedError):
             watched = None
         if watched.__class__ is not WatchedStorage:
-            self._role(tensor, role, name.format(*words), module)
+            self.note_role(tensor, role, name.format(*words), module)
         elif not self._storages.roles.get(watched.number, 0) >> role & 1:
-            self._add(watched.number, role, name.format(*words), module)
+            self.add_role(watched.number, role, name.format(*words), module)
 
-    def _role(self, tensor: Tensor, role: int, name: str, module: int = NONE) -> None:
+    def note_role(self, tensor: Tensor, role: int, name: str, module: int = NONE) -> None:
+        """Note the role of the storages that hold the bytes of a tensor, if it is new."""
         with disable_torch_function():
             try:
                 parts = list(plain_parts(tensor))
@@ -345,11 +364,13 @@ class Context:
             for part in parts:
                 storage = self._storages.number_of(part, NONE, BASELINE)
                 if storage != NONE and not self._storages.roles.get(storage, 0) >> role & 1:
-                    self._add(storage, role, name, module)
+                    self.add_role(storage, role, name, module)
 
-    def _add(self, storage: int, role: int, name: str, module: int = NONE) -> None:
-        known = self._storages.roles
-        known[storage] = known.get(storage, 0) | 1 << role
+    def add_role(self, storage: int, role: int, name: str, module: int = NONE, *, lives: bool = True) -> None:
+        """Note the role of a storage by its number; one that has died has no more roles to come."""
+        if lives:
+            known = self._storages.roles
+            known[storage] = known.get(storage, 0) | 1 << role
         self.roles += (storage, role, self._strings(name), self._op_counter[0], module)
 
 

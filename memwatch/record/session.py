@@ -29,6 +29,7 @@ from memwatch.record.allocator.channel import AllocatorChannel
 from memwatch.record.allocator.threads import StartedThreads
 from memwatch.record.arguments import ArgumentRecorder
 from memwatch.record.backend import Block
+from memwatch.record.books import Books
 from memwatch.record.choice import Choice
 from memwatch.record.clock import Clock, ticks
 from memwatch.record.holders.sampler import HolderSampler
@@ -123,6 +124,8 @@ class Session:
             self._recording.begin(self._meta(complete=False))
             self._switch_on(self.context.start, self.context.stop)
             self._patch_resize()
+            books = Books(self.storages, self.context)
+            self._switch_on(books.start, books.stop)
             self._switch_on(self._saved.start, self._saved.stop)
             if self._allocator is not None:
                 self._switch_on(

@@ -20,6 +20,8 @@ HEADLINES: Final[dict[str, str]] = {
     "workspace": "keeps {nbytes} inside one op",
     "recompute": "computes {nbytes} again long before their own backward",
     "twice": "keeps {nbytes} of a tensor that autograd saves in another dtype or layout too",
+    "buckets": "keeps {nbytes} of gradients twice, in `.grad` and in its buckets",
+    "autocast": "keeps {nbytes} of converted weights after their use, until the region of autocast ends",
 }
 """What a holder does, by kind of finding."""
 
@@ -36,6 +38,11 @@ ADVICE: Final[dict[str, str]] = {
     "workspace": "give this op its input in smaller pieces, or choose another algorithm for it",
     "recompute": "checkpoint each of the modules that it calls by itself",
     "twice": "convert once, before the first of the ops that save it",
+    "buckets": "build it with gradient_as_bucket_view=True",
+    "autocast": (
+        "pass cache_enabled=False to torch.autocast where each weight is used once, and leave the region before "
+        "backward()"
+    ),
 }
 """What to do, by kind of finding; for the other kinds it depends on the holder."""
 
@@ -81,3 +88,5 @@ GRAPH_AFTER_BACKWARD: Final = "the autograd graph of a forward whose backward ha
 OPTIMIZER_STEP: Final = "the optimizer's step, which works on all parameters at once,"
 REGION: Final = "the checkpointed region"
 CONVERTED_COPY: Final = "autograd, which saves a tensor and a converted copy of it,"
+BUCKETS: Final = "DistributedDataParallel"
+AUTOCAST_CACHE: Final = "autocast's cache"

@@ -8,6 +8,7 @@ import gc
 import drag_arguments
 import drag_frames
 import drag_objects
+import drag_parallel
 import drag_programs
 import drag_python
 import drag_realistic
@@ -21,7 +22,8 @@ import memwatch
 
 MIB = 2**20
 MODULES = (
-    drag_arguments, drag_frames, drag_objects, drag_programs, drag_python, drag_realistic, drag_scopes, drag_training,
+    drag_arguments, drag_frames, drag_objects, drag_parallel, drag_programs, drag_python, drag_realistic,
+    drag_scopes, drag_training,
 )  # fmt: skip
 CASES = {name: case for module in MODULES for name, case in module.CASES.items()}
 # twins that differ in more than one reference

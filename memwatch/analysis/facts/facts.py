@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.analysis.facts.allocations import Allocations, join_allocations
+from memwatch.analysis.facts.autocast import autocast_copies
 from memwatch.analysis.facts.biographies import Biographies, write_biographies
 from memwatch.analysis.facts.call_stacks import CallStacks
 from memwatch.analysis.facts.categories import Categories, categorise
@@ -84,6 +85,13 @@ class Facts:
     def recomputes(self) -> Recomputes:
         """What checkpoints computed again in backward."""
         return Recomputes(self.capture)
+
+    @cached_property
+    def autocast_copies(self) -> dict[int, str]:
+        """The name of the parameter, by the storage of a copy of it that autocast's cache held."""
+        rows = zip(self.allocations.storage.tolist(), self.categories.role, self.names, strict=True)
+        parameters = {storage: name for storage, role, name in rows if role == "parameter"}
+        return autocast_copies(self.capture, parameters)
 
     @cached_property
     def names(self) -> list[str]:

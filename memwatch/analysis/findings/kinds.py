@@ -23,6 +23,8 @@ class FindingKind(str, Enum):
     WORKSPACE = "workspace"  # of one op
     RECOMPUTE = "recompute"  # of a large checkpointed region, all at once
     TWICE = "twice"  # a saved tensor and a converted copy of it
+    BUCKETS = "buckets"  # gradients that DDP keeps beside its buckets
+    AUTOCAST = "autocast"  # converted weights that autocast's cache keeps
 
     __str__ = str.__str__
     __repr__ = str.__repr__

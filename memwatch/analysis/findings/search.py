@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from memwatch.analysis.findings.autocast import find_autocast
+from memwatch.analysis.findings.buckets import find_buckets
 from memwatch.analysis.findings.drag import find_drag
 from memwatch.analysis.findings.finding import LEAST_RATIO, Finding
 from memwatch.analysis.findings.gradient import find_gradient
@@ -46,7 +48,7 @@ HELD: Final = (
 )  # fmt: skip
 """Rules for references that outlive their use, asked at every high event; no two claim the same allocation."""
 
-AVOIDABLE: Final = (find_optimizer, find_workspace, find_recompute, find_twice)
+AVOIDABLE: Final = (find_optimizer, find_workspace, find_recompute, find_twice, find_buckets, find_autocast)
 """Rules for memory that another choice would not need, asked at the peak."""
 
 _MAX_ROUNDS: Final = 64

@@ -24,8 +24,12 @@ _ROLES: Final = {
     "buffer": (HolderKind.BUFFER, words.BUFFER),
     "optimizer state": (HolderKind.OPTIMIZER_STATE, words.OPTIMIZER_STATE),
     "gradient": (HolderKind.ATTRIBUTE, words.GRADIENT),
+    "unsharded parameter": (HolderKind.UNSHARDED_PARAMETER, words.UNSHARDED_PARAMETER),
+    "unsharded gradient": (HolderKind.COMMUNICATION, words.UNSHARDED_GRADIENT),
+    "bucket": (HolderKind.COMMUNICATION, words.COMMUNICATION),
+    "communication": (HolderKind.COMMUNICATION, words.COMMUNICATION),
 }
-"""Categories of memory that name their holder by themselves."""
+"""Roles of memory that name their holder by themselves."""
 
 
 class _Checkpoint(NamedTuple):
@@ -73,7 +77,7 @@ class Holders:
         return [self._one(allocation, op) for allocation in allocations]
 
     def _one(self, allocation: int, op: int) -> Holder:
-        role = _ROLES.get(self._facts.categories.category[allocation])
+        role = _ROLES.get(self._facts.categories.role[allocation])
         if role is not None:
             kind, template = role
             name = str(self._facts.names[allocation]).removeprefix(GRADIENT_PREFIX)
@@ -84,6 +88,9 @@ class Holders:
         checkpoint = self._checkpoint(allocation)
         if checkpoint is not None and self._facts.recomputes.is_over(checkpoint.run, op):
             return checkpoint.holder
+        copied = self._facts.autocast_copies.get(int(self._facts.allocations.storage[allocation]))
+        if copied is not None:
+            return Holder(HolderKind.AUTOCAST_CACHE, words.AUTOCAST_COPY.format(name=copied))
         variables = self.variables(allocation, op)
         if variables:
             return variables[0]

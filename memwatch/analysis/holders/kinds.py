@@ -28,6 +28,9 @@ class HolderKind(Enum):
     PARAMETER = "module parameter"
     BUFFER = "module buffer"
     OPTIMIZER_STATE = "optimizer state"
+    UNSHARDED_PARAMETER = "unsharded parameter"
+    COMMUNICATION = "communication"
+    AUTOCAST_CACHE = "autocast cache"
     AUTOGRAD_NODE = "autograd node"
     CHECKPOINT = "checkpoint"  # activation checkpointing: the input of a region, or what ran again
     OPTIMIZER = "optimizer"
