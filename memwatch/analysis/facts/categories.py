@@ -1,7 +1,8 @@
 """Categories: what a piece of memory is for, and the rule that says so.
 
 Rules are tried in order; the first that applies decides. Temporaries of an optimizer's step are
-temporaries, not optimizer state: only what the optimizer keeps in its state is that.
+temporaries, not optimizer state: only what the optimizer keeps in its state is that. What is alive across iterations
+is *held*, whoever holds it: data, averaged weights, caches. A rule that infers says so.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from memwatch.capture.schema import ACCESSES, NONE, PHASES, ROLES
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.allocations import Allocations
+    from memwatch.analysis.facts.iterations import KeptAcross
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
@@ -35,48 +37,61 @@ class Categories(NamedTuple):
     role_name: list[str]
 
 
-def categorise(capture: Capture, allocations: Allocations) -> Categories:
+def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> Categories:
     """Return the category of every allocation."""
     roles = _roles(capture)
     saved = _saved(capture, allocations.named)
     crosses = _crosses_to_backward(capture, allocations.named)
     found = Categories([], [], [])
     columns = zip(
-        allocations.storage.tolist(), allocations.origin.tolist(), allocations.op.tolist(), strict=True
+        allocations.storage.tolist(),
+        allocations.origin.tolist(),
+        allocations.op.tolist(),
+        kept.needed.tolist(),
+        kept.by_itself.tolist(),
+        strict=True,
     )
-    for storage, origin, op in columns:
+    for storage, origin, op, needed, by_itself in columns:
         role_name = ""
         if storage != NONE and storage in roles:
             category, role_name = roles[storage]
             rule = _ROLE_RULES[category]
         else:
             is_saved, does_cross = storage != NONE and saved[storage], storage != NONE and crosses[storage]
-            category, rule = _without_role(storage, origin, op, is_saved=is_saved, crosses=does_cross)
+            is_held = by_itself if is_saved or does_cross else needed
+            category, rule = _without_role(
+                storage, origin, op, is_held=is_held, is_saved=is_saved, crosses=does_cross
+            )
         found.category.append(category)
         found.rule.append(rule)
         found.role_name.append(role_name)
     return found
 
 
-def _without_role(storage: int, origin: int, op: int, *, is_saved: bool, crosses: bool) -> tuple[str, str]:
+def _without_role(
+    storage: int, origin: int, op: int, *, is_held: bool, is_saved: bool, crosses: bool
+) -> tuple[str, str]:
     """Return category and rule of an allocation that is no parameter, buffer, state, gradient or input."""
     if origin == WORKSPACE:
         return "workspace", "allocated and freed within one op; no tensor names it"
     if storage == NONE:
         return "unknown", _unnamed_rule(op)
+    if is_held:
+        return "held", "kept from one iteration into the next; no module and no optimizer owns it"
     if is_saved:
         return "activation", "autograd saved it for backward"
     if crosses:
-        return "activation", "made in forward and read by a backward op"
+        return "activation", "inferred: made in forward and read by a backward op"
+    return _of_one_iteration(origin, op)
+
+
+def _of_one_iteration(origin: int, op: int) -> tuple[str, str]:
+    """Return category and rule of what has no role, is not needed in backward, nor in another iteration."""
     if origin in (BASELINE, EXTERNAL):
         return "input", "it was there before, made outside the block or the allocator"
-    unrecorded = origin == UNOBSERVED and op == NONE
-    rule = (
-        "made where no op was recorded, used by one later"
-        if unrecorded
-        else "made by an op, in no other role"
-    )
-    return "temporary", rule
+    if origin == UNOBSERVED and op == NONE:
+        return "temporary", "made where no op was recorded, used by one later"
+    return "temporary", "made by an op, in no other role, and no later iteration needs it"
 
 
 def _unnamed_rule(op: int) -> str:
