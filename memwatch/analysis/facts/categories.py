@@ -49,9 +49,10 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
         allocations.op.tolist(),
         kept.needed.tolist(),
         kept.by_itself.tolist(),
+        kept.like_others.tolist(),
         strict=True,
     )
-    for storage, origin, op, needed, by_itself in columns:
+    for storage, origin, op, needed, by_itself, like_others in columns:
         role_name = ""
         if storage != NONE and storage in roles:
             category, role_name = roles[storage]
@@ -62,6 +63,11 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
             category, rule = _without_role(
                 storage, origin, op, is_held=is_held, is_saved=is_saved, crosses=does_cross
             )
+            if category == "temporary" and like_others:
+                category, rule = (
+                    "held",
+                    "inferred: what the same line made before was kept into a later iteration",
+                )
         found.category.append(category)
         found.rule.append(rule)
         found.role_name.append(role_name)

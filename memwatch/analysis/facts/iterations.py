@@ -34,10 +34,12 @@ class KeptAcross(NamedTuple):
     Attributes:
         needed: alive across at least one boundary and used after that, or alive across two.
         by_itself: alive across two boundaries, and autograd saved it across none of them.
+        like_others: made in the last iteration, by calls that made most of what they made before to be kept.
     """
 
     needed: NDArray[np.bool_]
     by_itself: NDArray[np.bool_]
+    like_others: NDArray[np.bool_]
 
 
 def boundaries(capture: Capture, places: Places) -> IntArray:
@@ -61,7 +63,24 @@ def kept_across(capture: Capture, allocations: Allocations, uses: UseBounds, end
     first_ns = np.append(ends_ns, _FOREVER)[first]
     is_often = count >= _FEWEST_CROSSED
     needed = is_often | ((count > 0) & (last_use_ns > first_ns))
-    return KeptAcross(needed, is_often & ~_saved_across(capture, allocations, ends_ns))
+    by_itself = is_often & ~_saved_across(capture, allocations, ends_ns)
+    is_last = allocations.birth_ns > ends_ns.max(initial=0)
+    return KeptAcross(needed, by_itself, _like_others(capture, allocations, needed, is_last))
+
+
+def _like_others(
+    capture: Capture, allocations: Allocations, needed: NDArray[np.bool_], is_last: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return what the last iteration made like what was kept of earlier ones: its own end is not recorded."""
+    stacks = np.append(capture.tables["ops"]["stack"], NONE)[np.minimum(allocations.op, capture.rows("ops"))]
+    stacks[(allocations.op == NONE) | (allocations.storage == NONE)] = NONE
+    size = int(stacks.max(initial=0)) + 2
+    made = np.bincount(stacks[~is_last] + 1, minlength=size)
+    kept = np.bincount(stacks[~is_last & needed] + 1, minlength=size)
+    often = 2 * kept > made
+    often[0] = False  # whose calls are not known
+    like: NDArray[np.bool_] = is_last & often[stacks + 1]
+    return like
 
 
 def _crossed(start_ns: IntArray, end_ns: IntArray, ends_ns: IntArray) -> tuple[IntArray, IntArray]:

@@ -74,10 +74,14 @@ class LastingReferences:
     def _is_not_yet_set(self, holder: Holder, allocation: int, op: int) -> bool:
         """Return True if the statement that made an allocation may still run: no local variable has its result."""
         made, call = int(self._made[allocation]), _call_of(holder)
-        path = HolderPath(holder.edges)
-        if call is None or made == NONE or made > op or path.head.kind is not EdgeKind.LOCAL:
+        if (
+            call is None
+            or made == NONE
+            or made > op
+            or HolderPath(holder.edges).head.kind is not EdgeKind.LOCAL
+        ):
             return False
-        again = not path.ends_in_container and self._births.made_again(allocation, made, op + 1)
+        again = self._births.made_again(allocation, made, op + 1)
         return not again and self._running.is_unfinished(call, made, op)
 
     def _on_stack(self, holder: Holder, allocation: int, op: int) -> Holder | None:

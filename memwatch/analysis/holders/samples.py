@@ -55,8 +55,11 @@ class HolderSamples:
     def variables(self, allocation: int, op: int) -> list[Holder]:
         """Return the variables that held an allocation while an op ran: the program's own first, innermost first.
 
-        A variable of a call that does not run then is none of them, whatever a sample saw before or after.
+        A variable of a call that does not run then is none of them, whatever a sample saw before or after. What the
+        op itself makes is in no variable yet.
         """
+        if int(self._facts.allocations.op[allocation]) == op:
+            return []
         return [holder for holder in self._holders(allocation, op) if holder.kind is not HolderKind.GRAPH]
 
     def graph_roots(self, allocation: int, op: int) -> list[Holder]:
