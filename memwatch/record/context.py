@@ -95,6 +95,7 @@ class Context:
         self._patches = Patches()
         self._born_before_step = 0
         self._step_code: CodeType | None = None
+        self._on_step_end: Callable[[object], None] | None = None
         self.block = object()
         self._beneath: Any = module_call()
         self._call_impl = _observed(self._beneath, self.block)
@@ -110,6 +111,10 @@ class Context:
         _active.remove(self)
         self._patches.take_off()
         self.pause()
+
+    def tell_of_steps(self, on_step_end: Callable[[object], None] | None = None) -> None:
+        """Call this with each optimizer whose step has ended; without an argument call nobody any more."""
+        self._on_step_end = on_step_end
 
     def resume(self) -> None:
         """Resume seeing module calls and optimizer steps."""
@@ -193,6 +198,8 @@ class Context:
         self._storages.record_deaths()  # the step's own temporaries
         if self._storages.any_born_since(self._born_before_step):
             self.learn_state(optimizer)
+        if self._on_step_end is not None:
+            self._on_step_end(optimizer)
 
     def forget_failed_steps(self, frame: FrameType | None) -> None:
         """Drop optimizer steps that are not running any more: no hook runs at the end of one that raised."""
