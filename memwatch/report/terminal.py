@@ -164,11 +164,12 @@ def _holders(reading: Reading, rows: int, line: int) -> Table:
     """Return bytes by kind of holder, and of each kind the largest holder with the bytes that it has itself."""
     table = _table("Bytes>", "Share>", "Storages>", "Kind", "Largest of these")
     room = line - FIGURES_WIDTH - 32
-    sums = reading.at_peak.groupby(["holder_kind", "holder"])["nbytes"].sum().sort_values(ascending=False)
-    for kind, row in bytes_by(reading.at_peak, "holder_kind").head(rows).iterrows():
-        of_kind = [(str(holder), nbytes) for (known, holder), nbytes in sums.items() if known == kind]
-        largest, nbytes = of_kind[0] if of_kind else ("", 0)
-        told = f"{format_bytes(nbytes)} by {largest}" if len(of_kind) > 1 else largest
+    peak = reading.at_peak
+    for kind, row in bytes_by(peak, "holder_kind").head(rows).iterrows():
+        largest = bytes_by(peak[peak["holder_kind"] == kind], "holder")["nbytes"]
+        told = "".join(map(str, largest.index[:1]))
+        if len(largest) > 1:
+            told = f"{format_bytes(largest.iloc[0])} by {told}"
         words = (f"{row['count']:,}", head(str(kind), 18), head(told, room))
         table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), *words)
     return table

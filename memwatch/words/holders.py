@@ -78,6 +78,7 @@ INFERENCES: Final[dict[str, str]] = {
     "twin": "as another one that this line made was held",
     "returned": "seen in a call that has returned, and the object may live on",
     "same call": "the innermost call that made it and still runs",
+    "no variable": "it was looked for in all variables, and this call made it and still runs",
     "role later": "seen in that role later",
     "in flight": "made in backward, read by a later op of the same backward",
     "within C++": "one line of Python made it and still runs",

@@ -34,7 +34,7 @@ class KeptAcross(NamedTuple):
     Attributes:
         needed: alive across at least one boundary and used after that, or alive across two.
         by_itself: alive across two boundaries, and autograd saved it across none of them.
-        like_others: made in the last iteration, by calls that made most of what they made before to be kept.
+        like_others: made too late to be alive across two, by calls whose earlier results mostly were kept.
     """
 
     needed: NDArray[np.bool_]
@@ -47,7 +47,8 @@ def boundaries(capture: Capture, places: Places) -> IntArray:
     steps = capture.tables["steps"]
     marks = np.array([name == MARK for name in capture.text(steps["name"])], dtype=bool)
     if marks.any():
-        return steps["time_ns"][marks]
+        marked_ns: IntArray = steps["time_ns"][marks]
+        return marked_ns
     if len(marks):
         return _ends_of_steps(steps, capture.tables["ops"], places)
     backward = _ends_of_backwards(capture.tables["ops"])
@@ -64,14 +65,14 @@ def kept_across(capture: Capture, allocations: Allocations, uses: UseBounds, end
     is_often = count >= _FEWEST_CROSSED
     needed = is_often | ((count > 0) & (last_use_ns > first_ns))
     by_itself = is_often & ~_saved_across(capture, allocations, ends_ns)
-    is_last = allocations.birth_ns > ends_ns.max(initial=0)
+    is_last = allocations.birth_ns > np.sort(ends_ns)[-_FEWEST_CROSSED : 1 - _FEWEST_CROSSED].max(initial=0)
     return KeptAcross(needed, by_itself, _like_others(capture, allocations, needed, is_last))
 
 
 def _like_others(
     capture: Capture, allocations: Allocations, needed: NDArray[np.bool_], is_last: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Return what the last iteration made like what was kept of earlier ones: its own end is not recorded."""
+    """Return what was made last, like what was kept of earlier iterations: its own end is not recorded."""
     stacks = np.append(capture.tables["ops"]["stack"], NONE)[np.minimum(allocations.op, capture.rows("ops"))]
     stacks[(allocations.op == NONE) | (allocations.storage == NONE)] = NONE
     size = int(stacks.max(initial=0)) + 2
@@ -105,13 +106,15 @@ def _ends_of_steps(steps: dict[str, IntArray], ops: dict[str, IntArray], places:
     order = np.argsort(steps["end_op"], kind="stable")
     started, time_ns = steps["op"][order], steps["time_ns"][order]
     lines = places.lines(np.append(ops["stack"], NONE)[np.minimum(started, len(ops["stack"]))])
-    return time_ns[lines == lines[-1]]
+    ends_ns: IntArray = time_ns[lines == lines[-1]]
+    return ends_ns
 
 
 def _ends_of_backwards(ops: dict[str, IntArray]) -> IntArray:
     inside = np.isin(ops["phase"], _IN_BACKWARD)
     last = np.flatnonzero(inside & ~np.append(inside[1:], False)[: len(inside)])
-    return ops["end_ns"][last]
+    ends_ns: IntArray = ops["end_ns"][last]
+    return ends_ns
 
 
 def _starts_of_calls(capture: Capture) -> IntArray:
@@ -122,4 +125,5 @@ def _starts_of_calls(capture: Capture) -> IntArray:
         return np.zeros(0, dtype=np.int64)
     last = calls["module"][root[np.argmax(calls["start_op"][root])]]
     again = np.sort(calls["start_op"][root][calls["module"][root] == last])[1:]
-    return starts_ns[again[again < len(starts_ns)]]
+    called_ns: IntArray = starts_ns[again[again < len(starts_ns)]]
+    return called_ns

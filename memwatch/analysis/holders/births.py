@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 _NO_OPS: Final = np.zeros(0, dtype=np.int64)
+_MOST_ALIKE: Final = 8
 
 
 class Births:
@@ -34,10 +35,22 @@ class Births:
         """The ops that made storages, each once and in order, by call stack."""
         made = np.unique(self._made[: self._facts.allocations.named])
         made = made[(made != NONE) & (made < len(self._stacks))]
-        stacks = self._stacks[made]
-        order = np.argsort(stacks, kind="stable")
-        numbers, first = np.unique(stacks[order], return_index=True)
-        return dict(zip(numbers.tolist(), np.split(made[order], first[1:]), strict=True)) if len(made) else {}
+        return _grouped(made, self._stacks[made])
+
+    def alike(self, allocation: int) -> list[int]:
+        """Return an allocation and others that the same calls made, those made next to it first."""
+        stack, made = self.stack(allocation), self._made
+        rows = self._rows_by_stack.get(stack, _NO_OPS) if stack != NONE else _NO_OPS
+        order = np.argsort(np.abs(made[rows] - made[allocation]), kind="stable")
+        nearest: list[int] = rows[order][:_MOST_ALIKE].tolist()
+        return nearest or [allocation]
+
+    @cached_property
+    def _rows_by_stack(self) -> dict[int, IntArray]:
+        """The storages that ops made, by call stack."""
+        made = self._made[: self._facts.allocations.named]
+        rows = np.flatnonzero((made != NONE) & (made < len(self._stacks)))
+        return _grouped(rows, self._stacks[made[rows]])
 
     def generation(self, allocation: int, op: int) -> int:
         """Return how many times the calls that made an allocation made another by the time an op runs."""
@@ -53,3 +66,10 @@ class Births:
         ops = self._ops_by_stack.get(stack, _NO_OPS)
         first = max(after, int(self._made[allocation])) + 1
         return bool(np.searchsorted(ops, before) > np.searchsorted(ops, first))
+
+
+def _grouped(values: IntArray, groups: IntArray) -> dict[int, IntArray]:
+    """Return values by group, in the order in which they are given."""
+    order = np.argsort(groups, kind="stable")
+    numbers, first = np.unique(groups[order], return_index=True)
+    return dict(zip(numbers.tolist(), np.split(values[order], first[1:]), strict=True)) if len(values) else {}

@@ -28,6 +28,7 @@ class Inference(Enum):
     TWIN = "twin"  # another one that the same line made was seen so
     RETURNED = "returned"  # seen through a variable of a call that has returned; the object is still alive
     SAME_CALL = "same call"  # on the evaluation stack of the innermost call that made it and still runs
+    NO_VARIABLE = "no variable"  # it, or its twin, was looked for in vain, and a call that made it still runs
     ROLE_LATER = "role later"  # it is seen in that role only later
     IN_FLIGHT = "in flight"  # made in backward, and a later op of the same backward reads it
     WITHIN_CPP = "within C++"  # made and still needed by one call into C++

@@ -47,7 +47,7 @@ class Holders:
     def __init__(self, facts: Facts, saved: SavedTensors) -> None:
         self._facts, self._saved_tensors = facts, saved
         self._samples = HolderSamples(facts)
-        self._unseen = Unseen(facts)
+        self._unseen = Unseen(facts, self._samples)
 
     def variables(self, allocation: int, op: int) -> list[Holder]:
         """Return the variables that held an allocation while an op ran, the program's own and innermost first."""

@@ -48,7 +48,7 @@ class HolderSamples:
         self._known: dict[int, Holder] = {}
         found, first = np.unique(self._table["sample"], return_index=True)
         self._samples, self._sample_ops = found, self._table["op"][first]
-        births = Births(facts)
+        self._births = births = Births(facts)
         self._lasting = LastingReferences(facts, births)
         self._twins = Twins(facts, self, births, self._lasting)
 
@@ -61,6 +61,17 @@ class HolderSamples:
         if int(self._facts.allocations.op[allocation]) == op:
             return []
         return [holder for holder in self._holders(allocation, op) if holder.kind is not HolderKind.GRAPH]
+
+    def was_in_no_variable(self, allocation: int, op: int) -> bool:
+        """Return True if samples looked for an allocation, or for another that the same calls made, in vain."""
+        return any(self._is_looked_for_in_vain(row, op) for row in self._births.alike(allocation))
+
+    def _is_looked_for_in_vain(self, allocation: int, op: int) -> bool:
+        least_bytes = SMALL_RATIO * self._facts.curve.peak_increase_bytes
+        if self._facts.allocations.nbytes[allocation] <= least_bytes or len(self._rows_of(allocation)):
+            return False
+        alive, _ = self._telling_samples(allocation, op)
+        return bool(alive.any())
 
     def graph_roots(self, allocation: int, op: int) -> list[Holder]:
         """Return the variables whose autograd graph kept an allocation, in the nearest sample that saw one.

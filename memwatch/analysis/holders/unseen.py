@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.analysis.facts.allocations import BASELINE, WORKSPACE
+from memwatch.analysis.holders.calls import common_call
 from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
 from memwatch.analysis.holders.kinds import HolderKind
-from memwatch.analysis.holders.running import RunningCalls
 from memwatch.analysis.holders.samples import SMALL_RATIO
 from memwatch.capture.schema import NONE, PHASES
 from memwatch.words import holders as words
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.holders.samples import HolderSamples
 
 _BACKWARD, _OPTIMIZER = PHASES.index("backward"), PHASES.index("optimizer")
 
@@ -24,10 +25,9 @@ _BACKWARD, _OPTIMIZER = PHASES.index("backward"), PHASES.index("optimizer")
 class Unseen:
     """Explains memory that no role, no saved tensor and no sample explains."""
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    def __init__(self, facts: Facts, samples: HolderSamples) -> None:
+        self._facts, self._samples = facts, samples
         self._ops = facts.capture.tables["ops"]
-        self._running = RunningCalls(facts)
 
     def running_op(self, allocation: int, event: int) -> Holder | None:
         """Return the op that runs at an event as the holder of what it makes, None for all else."""
@@ -83,9 +83,18 @@ class Unseen:
         elif self._is_in_one_call(made, op):
             text, rule = words.CPP_CALLED, Inference.WITHIN_CPP
         if not text:
-            return None
+            return self._in_no_variable(allocation, op) if phase_now not in (_BACKWARD, _OPTIMIZER) else None
         told = text.format(op=op_name, module=module)
         return Holder(kind, told, line, subject=(rule, op_name, module)).inferred(rule)
+
+    def _in_no_variable(self, allocation: int, op: int) -> Holder | None:
+        """Return the evaluation stack of the call that made an allocation, if no variable was seen to hold it."""
+        call = common_call(self._facts, allocation, op)
+        if call is None or not self._samples.was_in_no_variable(allocation, op):
+            return None
+        value = Holder(HolderKind.EVALUATION_STACK, words.STACK_VALUE)
+        placed = value.on_stack_of(call.function, call.site, is_own=call.is_own)
+        return placed.inferred(Inference.NO_VARIABLE)
 
     def _is_read_in_this_backward(self, allocation: int, made: int, op: int) -> bool:
         """Return True if only backward ran since an allocation was made, until a later op that reads it."""
