@@ -1,4 +1,4 @@
-"""How a holder is known: what is told as seen is what a look at the peak itself sees; the rest is inferred or unseen."""
+"""How a holder is known: what is told as seen is what a look at the peak sees; the rest is inferred, or not seen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from memwatch.record.holders.schedule import SamplingSchedule
 from memwatch.report.stats import format_stats, stats
 
 WIDE = 256
-BANK: list[torch.Tensor] = []
 
 
 class Store:
@@ -145,11 +144,12 @@ def looked_at(program, op, monkeypatch):
 
 def keys_at(tables, op):
     """Return the holders that the sample in the middle of an op saw, by storage."""
-    samples, rows = tables._holders._samples, tables.facts.capture.tables["holders"]
+    known = tables._holders._samples._rows
+    rows = known.table
     found: dict[int, set] = {}
     for seen, storage, path in zip(rows["op"], rows["storage"], rows["path"], strict=True):
         if seen == op + 1:
-            found.setdefault(int(storage), set()).add(samples.holder(int(path)).key)
+            found.setdefault(int(storage), set()).add(known.holder(int(path)).key)
     return found
 
 

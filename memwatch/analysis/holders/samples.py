@@ -8,21 +8,18 @@ calls made (a *twin*), often has to speak for it. `LastingReferences` says what 
 from __future__ import annotations
 
 import dataclasses
-from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from memwatch.analysis.holders.births import Births
 from memwatch.analysis.holders.evidence import HolderEvidence, Inference
-from memwatch.analysis.holders.holder import holder_of, object_holder
+from memwatch.analysis.holders.holder import object_holder
 from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.lasting import LastingReferences
-from memwatch.analysis.holders.paths import HolderPath
+from memwatch.analysis.holders.sample_rows import SampleRows
 from memwatch.analysis.holders.twins import Twins
-from memwatch.capture.paths import Path, read_paths
 from memwatch.capture.schema import NONE
-from memwatch.edges import Edge, EdgeKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,9 +30,6 @@ if TYPE_CHECKING:
 
 SMALL_RATIO: Final = 0.001
 """Share of the peak increase below which the recorder does not look for a storage's holder."""
-_UNKNOWN: Final[Path] = (Edge(EdgeKind.EVALUATION_STACK),)
-"""What a sample told whose path was never written, for the program was killed: nothing is known of it."""
-_NO_ROWS: Final = np.zeros(0, dtype=np.int64)
 _ACROSS: Final = (Inference.EARLIER, Inference.LATER)
 
 
@@ -44,13 +38,13 @@ class HolderSamples:
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
-        self._table = facts.capture.tables["holders"]
-        self._known: dict[int, Holder] = {}
+        self._rows = SampleRows(facts)
+        self._table = self._rows.table
         found, first = np.unique(self._table["sample"], return_index=True)
         self._samples, self._sample_ops = found, self._table["op"][first]
         self._births = births = Births(facts)
         self._lasting = LastingReferences(facts, births)
-        self._twins = Twins(facts, self, births, self._lasting)
+        self._twins = Twins(facts, self._rows, births, self._lasting)
 
     def variables(self, allocation: int, op: int) -> list[Holder]:
         """Return the variables that held an allocation while an op ran: the program's own first, innermost first.
@@ -68,7 +62,7 @@ class HolderSamples:
 
     def _is_looked_for_in_vain(self, allocation: int, op: int) -> bool:
         least_bytes = SMALL_RATIO * self._facts.curve.peak_increase_bytes
-        if self._facts.allocations.nbytes[allocation] <= least_bytes or len(self._rows_of(allocation)):
+        if self._facts.allocations.nbytes[allocation] <= least_bytes or len(self._rows.of(allocation)):
             return False
         alive, _ = self._telling_samples(allocation, op)
         return bool(alive.any())
@@ -78,58 +72,17 @@ class HolderSamples:
 
         Where no sample was taken while it was saved, the graph of a twin tells.
         """
-        for rows in (self._rows_of(allocation), self._twins.of_same_size(allocation)):
-            graphs = rows[self.is_graph[rows]]
+        for rows in (self._rows.of(allocation), self._twins.of_same_size(allocation)):
+            graphs = rows[self._rows.is_graph[rows]]
             if len(graphs):
                 nearest = graphs[np.argmin(np.abs(self._table["op"][graphs] - op))]
-                found = self.same_sample(graphs, nearest)
-                return sorted(self._seen_in(found), key=lambda holder: holder.foreign)
+                found = self._rows.same_sample(graphs, nearest)
+                return sorted(self._rows.seen_in(found), key=lambda holder: holder.foreign)
         return []
-
-    @cached_property
-    def paths(self) -> dict[int, Path]:
-        """The recorded retention paths, by number."""
-        return read_paths(self._facts.capture)
-
-    def holder(self, path: int) -> Holder:
-        """Return the holder that a path shows; the same one each time, for its words take time to make."""
-        holder = self._known.get(path)
-        if holder is None:
-            holder = self._known[path] = holder_of(self.paths.get(path, _UNKNOWN))
-        return holder
-
-    def rows_with(self, kind: HolderKind) -> NDArray[np.bool_]:
-        """Return, for each row, whether its holder is of a kind."""
-        wanted = [number for number, path in self.paths.items() if HolderPath(path).kind is kind]
-        return np.isin(self._table["path"], wanted)
-
-    @cached_property
-    def is_graph(self) -> NDArray[np.bool_]:
-        """Per row: whether a variable's autograd graph holds the storage, and not the variable."""
-        return self.rows_with(HolderKind.GRAPH)
-
-    @cached_property
-    def _rows_by_storage(self) -> dict[int, IntArray]:
-        found: dict[int, list[int]] = {}
-        for row, storage in enumerate(self._table["storage"].tolist()):
-            found.setdefault(storage, []).append(row)
-        return {storage: np.array(rows) for storage, rows in found.items()}
-
-    def _rows_of(self, allocation: int) -> IntArray:
-        return self._rows_by_storage.get(int(self._facts.allocations.storage[allocation]), _NO_ROWS)
-
-    def same_sample(self, rows: IntArray, row: int) -> IntArray:
-        """Return the rows that tell of the same storage in the same sample as one of them."""
-        table = self._table
-        same = (table["sample"][rows] == table["sample"][row]) & (
-            table["storage"][rows] == table["storage"][row]
-        )
-        chosen: IntArray = rows[same]
-        return chosen
 
     def _holders(self, allocation: int, op: int) -> list[Holder]:
         """Return all holders in the sample that speaks best for an allocation while an op ran."""
-        facts, rows = self._facts, self._rows_of(allocation)
+        facts, rows = self._facts, self._rows.of(allocation)
         small = facts.allocations.nbytes[allocation] <= SMALL_RATIO * facts.curve.peak_increase_bytes
         if len(rows) and small:  # most samples leave out what is so small
             return self._own(rows, np.unique(self._table["sample"][rows]), allocation, op)
@@ -156,7 +109,7 @@ class HolderSamples:
         ops = self._sample_ops[np.searchsorted(self._samples, samples)]
         gone: list[Holder] = []
         for at in np.argsort(np.abs(ops - 1 - op), kind="stable").tolist():
-            found = self._seen_in(rows[self._table["sample"][rows] == samples[at]])
+            found = self._rows.seen_in(rows[self._table["sample"][rows] == samples[at]])
             if not found:  # it was looked for, and no variable held it
                 break
             placed = [self._lasting.of_itself(holder, allocation, int(ops[at]) - 1, op) for holder in found]
@@ -172,15 +125,14 @@ class HolderSamples:
         alive = [holder.inferred(Inference.RETURNED) for holder in objects if holder is not None]
         return self._twins.holders(allocation, op) or alive[:1]
 
-    def _seen_in(self, rows: IntArray) -> list[Holder]:
-        return list(dict.fromkeys(map(self.holder, self._table["path"][rows].tolist())))
-
     def _if_on_both_sides(self, holder: Holder, rows: IntArray, op: int) -> Holder:
         """Return a holder as seen, if samples before and after an op saw it hold the same storage."""
         if holder.inference not in _ACROSS:
             return holder
         seen_ops = self._table["op"][rows] - 1
-        same = np.array([self.holder(path).key == holder.key for path in self._table["path"][rows].tolist()])
+        same = np.array(
+            [self._rows.holder(path).key == holder.key for path in self._table["path"][rows].tolist()]
+        )
         if (same & (seen_ops <= op)).any() and (same & (seen_ops >= op)).any():
             return dataclasses.replace(holder, evidence=HolderEvidence.SEEN, inference=None)
         return holder

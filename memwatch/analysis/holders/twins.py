@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.holders.births import Births
     from memwatch.analysis.holders.holder import Holder
     from memwatch.analysis.holders.lasting import LastingReferences
-    from memwatch.analysis.holders.samples import HolderSamples
+    from memwatch.analysis.holders.sample_rows import SampleRows
     from memwatch.capture.packed import IntArray
 
 _NO_ROWS: Final = np.zeros(0, dtype=np.int64)
@@ -32,12 +32,9 @@ _MOST_ASKED: Final = 24
 class Twins:
     """The rows of samples about storages, by the calls that made them."""
 
-    def __init__(
-        self, facts: Facts, samples: HolderSamples, births: Births, lasting: LastingReferences
-    ) -> None:
-        self._facts, self._samples, self._births, self._lasting = facts, samples, births, lasting
-        self._table = facts.capture.tables["holders"]
-        self._generations: dict[int, IntArray] = {}
+    def __init__(self, facts: Facts, rows: SampleRows, births: Births, lasting: LastingReferences) -> None:
+        self._facts, self._rows, self._births, self._lasting = facts, rows, births, lasting
+        self._table = rows.table
 
     @cached_property
     def _rows_by_stack(self) -> dict[int, IntArray]:
@@ -63,8 +60,7 @@ class Twins:
     def holders(self, allocation: int, op: int) -> list[Holder]:
         """Return the holders of a twin, as they would hold an allocation while an op runs."""
         for rows in self._nearest(allocation, op):
-            found = dict.fromkeys(map(self._samples.holder, self._table["path"][rows].tolist()))
-            placed = [self._lasting.of_twin(holder, allocation, op) for holder in found]
+            placed = [self._lasting.of_twin(holder, allocation, op) for holder in self._rows.seen_in(rows)]
             kept = [holder for holder in placed if holder is not None]
             if kept:
                 return sorted(kept, key=lambda holder: holder.foreign)
@@ -73,17 +69,17 @@ class Twins:
     def on_stack(self, allocation: int, op: int) -> list[Holder]:
         """Return where gc saw a twin that no variable named; it is not asked for every one."""
         rows = self.rows(allocation)
-        unnamed = rows[self._samples.rows_with(HolderKind.EVALUATION_STACK)[rows]]
+        unnamed = rows[self._rows.with_kind(HolderKind.EVALUATION_STACK)[rows]]
         if not len(unnamed):
             return []
-        seen = self._samples.holder(int(self._table["path"][unnamed[-1]]))
+        seen = self._rows.holder(int(self._table["path"][unnamed[-1]]))
         holder = self._lasting.of_twin(seen, allocation, op)
         return [] if holder is None else [holder]
 
     def _nearest(self, allocation: int, op: int) -> Iterator[IntArray]:
         """Yield the rows of one twin in one sample at a time, those that fit best first."""
         rows = self.rows(allocation)
-        rows = rows[~self._samples.is_graph[rows]]
+        rows = rows[~self._rows.is_graph[rows]]
         allocations, generation = self._facts.allocations, self._births.generation(allocation, op)
         storages, seen_ops = self._table["storage"][rows], self._table["op"][rows] - 1
         seen_at = [
@@ -103,11 +99,11 @@ class Twins:
             key = (int(self._table["sample"][row]), int(self._table["storage"][row]))
             if key not in asked and len(asked) < _MOST_ASKED:
                 asked.add(key)
-                yield self._samples.same_sample(rows, row)
+                yield self._rows.same_sample(rows, row)
 
     @cached_property
     def _is_kept(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Per row: whether the path ends in a container, which keeps what it has when another one is put in."""
-        paths = self._samples.paths
+        paths = self._rows.paths
         kept = [number for number, path in paths.items() if HolderPath(path).ends_in_container]
         return np.isin(self._table["path"], kept)
