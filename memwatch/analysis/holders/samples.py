@@ -72,12 +72,23 @@ class HolderSamples:
 
         Where no sample was taken while it was saved, the graph of a twin tells.
         """
-        for rows in (self._rows.of(allocation), self._twins.of_same_size(allocation)):
+        for rows, is_own in (
+            (self._rows.of(allocation), True),
+            (self._twins.of_same_size(allocation), False),
+        ):
             graphs = rows[self._rows.is_graph[rows]]
             if len(graphs):
-                nearest = graphs[np.argmin(np.abs(self._table["op"][graphs] - op))]
-                found = self._rows.same_sample(graphs, nearest)
-                return sorted(self._rows.seen_in(found), key=lambda holder: holder.foreign)
+                nearest = int(graphs[np.argmin(np.abs(self._table["op"][graphs] - op))])
+                seen_op = int(self._table["op"][nearest]) - 1
+                found = self._rows.seen_in(self._rows.same_sample(graphs, nearest))
+                placed = (
+                    self._lasting.of_itself(root, allocation, seen_op, op)
+                    if is_own
+                    else self._lasting.of_twin(root, allocation, op)
+                    for root in found
+                )
+                kept = [root for root in placed if root is not None]
+                return sorted(kept, key=lambda root: root.foreign)
         return []
 
     def _holders(self, allocation: int, op: int) -> list[Holder]:
