@@ -103,6 +103,11 @@ DERIVED: Final = (
         ("phase", "text", "phase of its life at the peak: lag, use, drag or void"),
         ("holder", "text", "who held it at the peak, in words"),
         ("holder_kind", "text", "kind of that holder, as `local`, `autograd node` or `module parameter`"),
+        (
+            "holder_evidence",
+            "text",
+            "how that holder is known, one of EVIDENCE: seen, read in torch's books, inferred, or none",
+        ),
         ("path", "text", "retention path of a variable's hold, one edge per line, empty for other holders"),
     ),
     Table.of(

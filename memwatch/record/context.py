@@ -102,6 +102,7 @@ class Context:
         self._born_before_step = 0
         self._step_code: CodeType | None = None
         self.before_forward: Callable[[], None] | None = None
+        self._on_step_end: Callable[[object], None] | None = None
         self.block = object()
         self._beneath: Any = module_call()
         self._call_impl = _observed(self._beneath, self.block)
@@ -119,6 +120,10 @@ class Context:
         self.recomputes.stop()
         self._patches.take_off()
         self.pause()
+
+    def tell_of_steps(self, on_step_end: Callable[[object], None] | None = None) -> None:
+        """Call this with each optimizer whose step has ended; without an argument call nobody any more."""
+        self._on_step_end = on_step_end
 
     def resume(self) -> None:
         """Resume seeing module calls and optimizer steps."""
@@ -210,6 +215,8 @@ class Context:
         self._storages.record_deaths()  # the step's own temporaries
         if self._storages.any_born_since(self._born_before_step):
             self.learn_state(optimizer)
+        if self._on_step_end is not None:
+            self._on_step_end(optimizer)
 
     def forget_failed_steps(self, frame: FrameType | None) -> None:
         """Drop optimizer steps that are not running any more: no hook runs at the end of one that raised."""
@@ -225,6 +232,10 @@ class Context:
     def learn_modules(self, modules: Iterable[nn.Module], frame: FrameType | None) -> None:
         """Number and name the trees of modules, and note the roles of their parameters and buffers.
 
+        Args:
+            modules: modules that are alive.
+            frame: the innermost call whose variables may name them.
+        """
         self._registry.learn(modules, frame)
 
     def own(self, parameter: Tensor, name: str) -> None:
@@ -292,7 +303,9 @@ class Context:
                 else:
                     name, module = f"group{group}.param{index}", NONE
                     self._parameters[id(tensor)] = (weakref.ref(tensor), name, NONE)
-                self.note_role(tensor, PARAMETER, name, module)  # its memory may be new, as after `module.half()`
+                self.note_role(
+                    tensor, PARAMETER, name, module
+                )  # its memory may be new, as after `module.half()`
 
     def _is_known(self, parameter: Tensor) -> bool:
         known = self._parameters.get(id(parameter))

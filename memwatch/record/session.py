@@ -140,6 +140,8 @@ class Session:
                     self.storages, self._packer, self.context, self.strings, self.op_counter
                 )
                 self._switch_on(self._holders.start, self._holders.stop)
+                tell = self.context.tell_of_steps
+                self._switch_on(functools.partial(tell, self._holders.step_ended), tell)
             self._switch_on(self._compiled.start, self._compiled.stop)
             run = self.ops.run if self.arguments is None else self.arguments.run
             self._switch_on(lambda: self.interceptor.start(run), self.interceptor.stop)
@@ -215,7 +217,7 @@ class Session:
         self.context.steps += (self.op_counter[0], ticks(), self.strings("step"), self.op_counter[0])
         self._process.sample()
         if self._holders is not None:
-            self._holders.iteration_starts()
+            self._holders.iteration_marked()
 
     def note(self, kind: str, text: str) -> None:
         """Keep a sentence for the report."""

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
+from memwatch.capture.schema import EVIDENCE
 from memwatch.words.places import own_place
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from memwatch.report.source import Reading
 
-HELD_ANYWAY: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
+HELD_ANYWAY: Final = ("parameter", "buffer", "gradient", "optimizer state", "input", "held")
 """Categories whose storages stay alive with or without backward."""
 
 BLANK: Final = {
@@ -64,6 +67,23 @@ class SavedForBackward:
     def share_ratio(self) -> float:
         """Share of the peak that is there for backward only, 0 to 1."""
         return (self.nbytes - self.held_anyway_bytes) / self.peak_bytes if self.peak_bytes else 0.0
+
+
+def evidence_bytes(reading: Reading) -> dict[str, int]:
+    """Return the bytes at the peak by how their holders are known; empty where holders were not asked for."""
+    sums = reading.at_peak.groupby("holder_evidence")["nbytes"].sum()
+    return {evidence: int(sums[evidence]) for evidence in EVIDENCE if evidence in sums}
+
+
+def evidence_text(nbytes: Mapping[str, int]) -> str:
+    """Return `evidence_bytes` as shares, in one line for people; empty where there are none."""
+    seen, structure, inferred, _ = (nbytes.get(evidence, 0) for evidence in EVIDENCE)
+    total = sum(nbytes.values())
+    if not total:
+        return ""
+    known, guessed = round(100 * (seen + structure) / total), round(100 * inferred / total)
+    unseen = max(0, 100 - known - guessed)
+    return f"Holders: {known} % seen or from torch's books, {guessed} % inferred, {unseen} % not seen"
 
 
 def peak_instant(reading: Reading) -> PeakInstant:

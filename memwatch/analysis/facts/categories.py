@@ -1,7 +1,8 @@
 """Categories: what a piece of memory is for, and the rule that says so.
 
 Rules are tried in order; the first that applies decides. Temporaries of an optimizer's step are
-temporaries, not optimizer state: only what the optimizer keeps in its state is that.
+temporaries, not optimizer state: only what the optimizer keeps in its state is that. What is alive across iterations
+is *held*, whoever holds it: data, averaged weights, caches. A rule that infers says so.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.allocations import Allocations
+    from memwatch.analysis.facts.iterations import KeptAcross
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
@@ -69,7 +71,7 @@ class Categories(NamedTuple):
     role_module: list[int]
 
 
-def categorise(capture: Capture, allocations: Allocations) -> Categories:
+def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> Categories:
     """Return the category of every allocation."""
     roles = _roles(capture)
     saved = _saved(capture, allocations.named)
@@ -79,9 +81,15 @@ def categorise(capture: Capture, allocations: Allocations) -> Categories:
     communicated = _communicated_in_backward(capture, collective, allocations.named)
     found = Categories([], [], [], [])
     columns = zip(
-        allocations.storage.tolist(), allocations.origin.tolist(), allocations.op.tolist(), strict=True
+        allocations.storage.tolist(),
+        allocations.origin.tolist(),
+        allocations.op.tolist(),
+        kept.needed.tolist(),
+        kept.by_itself.tolist(),
+        kept.like_others.tolist(),
+        strict=True,
     )
-    for storage, origin, op in columns:
+    for storage, origin, op, needed, by_itself, like_others in columns:
         role, role_name, role_module = "", "", NONE
         if storage != NONE and storage in roles:
             strongest, role, role_name, role_module = roles[storage]
@@ -90,12 +98,20 @@ def categorise(capture: Capture, allocations: Allocations) -> Categories:
             category, rule = "recomputed", again
         else:
             is_saved, does_cross = storage != NONE and saved[storage], storage != NONE and crosses[storage]
-            category, rule = _without_role(storage, origin, op, is_saved=is_saved, crosses=does_cross)
-            if category in ("temporary", "input") and storage != NONE:
+            is_held = by_itself if is_saved or does_cross else needed
+            category, rule = _without_role(
+                storage, origin, op, is_held=is_held, is_saved=is_saved, crosses=does_cross
+            )
+            if category in ("temporary", "input", "held") and storage != NONE:
                 if op != NONE and collective[op]:
                     category, rule = "communication", "a collective made it"
                 elif communicated[storage]:
                     category, rule = "communication", "a collective works on it in backward"
+            if category == "temporary" and like_others:
+                category, rule = (
+                    "held",
+                    "inferred: what the same line made before was kept into a later iteration",
+                )
         found.category.append(category)
         found.rule.append(rule)
         found.role.append(role)
@@ -104,25 +120,30 @@ def categorise(capture: Capture, allocations: Allocations) -> Categories:
     return found
 
 
-def _without_role(storage: int, origin: int, op: int, *, is_saved: bool, crosses: bool) -> tuple[str, str]:
+def _without_role(
+    storage: int, origin: int, op: int, *, is_held: bool, is_saved: bool, crosses: bool
+) -> tuple[str, str]:
     """Return category and rule of an allocation that is no parameter, buffer, state, gradient or input."""
     if origin == WORKSPACE:
         return "workspace", "allocated and freed within one op; no tensor names it"
     if storage == NONE:
         return "unknown", _unnamed_rule(origin, op)
+    if is_held:
+        return "held", "kept from one iteration into the next; no module and no optimizer owns it"
     if is_saved:
         return "activation", "autograd saved it for backward"
     if crosses:
-        return "activation", "made in forward and read in backward"
+        return "activation", "inferred: made in forward and read in backward"
+    return _of_one_iteration(origin, op)
+
+
+def _of_one_iteration(origin: int, op: int) -> tuple[str, str]:
+    """Return category and rule of what has no role, is not needed in backward, nor in another iteration."""
     if origin in _INPUT_RULES:
         return "input", _INPUT_RULES[origin]
-    unrecorded = origin == UNOBSERVED and op == NONE
-    rule = (
-        "made where no op was recorded, used by one later"
-        if unrecorded
-        else "made by an op, in no other role"
-    )
-    return "temporary", rule
+    if origin == UNOBSERVED and op == NONE:
+        return "temporary", "made where no op was recorded, used by one later"
+    return "temporary", "made by an op, in no other role, and no later iteration needs it"
 
 
 def _recompute_rules(capture: Capture) -> dict[int, str]:

@@ -12,6 +12,7 @@ from memwatch.analysis.facts.autocast import autocast_copies
 from memwatch.analysis.facts.biographies import Biographies, write_biographies
 from memwatch.analysis.facts.call_stacks import CallStacks
 from memwatch.analysis.facts.categories import Categories, categorise
+from memwatch.analysis.facts.iterations import boundaries, kept_across
 from memwatch.analysis.facts.live_curve import LiveCurve, trace_live_curve
 from memwatch.analysis.facts.made_by import MadeBy, made_by
 from memwatch.analysis.facts.module_names import owning_modules, qualified
@@ -79,7 +80,9 @@ class Facts:
     @cached_property
     def categories(self) -> Categories:
         """What every allocation is for."""
-        return categorise(self.capture, self.allocations)
+        ends_ns = boundaries(self.capture, self.places)
+        kept = kept_across(self.capture, self.allocations, self.use_bounds, ends_ns)
+        return categorise(self.capture, self.allocations, kept)
 
     @cached_property
     def recomputes(self) -> Recomputes:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.candidate import Candidate
-    from memwatch.analysis.holders import Holders
+    from memwatch.analysis.holders import HolderKey, Holders
     from memwatch.analysis.saved_tensors import SavedTensors
 
 HELD: Final = (
@@ -66,7 +66,7 @@ def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
     """Return the candidates of all moments, those of one kind and holder joined."""
     facts = evidence.facts
     live = facts.curve.live_bytes.astype(np.int64)
-    found: dict[tuple[FindingKind, str], Candidate] = {}
+    found: dict[tuple[FindingKind, HolderKey | None], Candidate] = {}
     taken: set[int] = set()
     for _ in range(_MAX_ROUNDS):
         event = int(np.argmax(live))
@@ -76,7 +76,7 @@ def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
         if not fresh:
             break
         for candidate in fresh:
-            key = (candidate.kind, "" if candidate.kind is FindingKind.GRAPH else candidate.holder.key)
+            key = (candidate.kind, None if candidate.kind is FindingKind.GRAPH else candidate.holder.key)
             found[key] = found[key].joined(candidate) if key in found else candidate
             taken.update(candidate.allocations)
             live = live - spared_bytes(candidate, facts)

@@ -27,6 +27,7 @@ class HolderKind(Enum):
     # known by the role of the memory
     PARAMETER = "module parameter"
     BUFFER = "module buffer"
+    GRADIENT = "gradient"
     OPTIMIZER_STATE = "optimizer state"
     UNSHARDED_PARAMETER = "unsharded parameter"
     COMMUNICATION = "communication"
@@ -39,5 +40,5 @@ class HolderKind(Enum):
 
     # no reference was found
     CPP_ONLY = "C++ only"
-    ELSEWHERE = "elsewhere"
+    NOT_SEEN = "not seen"
     NOT_LOOKED_FOR = "not looked for"
