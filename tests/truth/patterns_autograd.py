@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional
-from truth_facts import IN_FLIGHT, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
+from truth_facts import GRADIENT, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
 
 import memwatch
 
 ROWS, IN, HIDDEN, OUT = 257, 43, 89, 29
-ALIVE = f"{SAVED}|{IN_FLIGHT}|{RESULT}|{UNNAMED}"
+ALIVE = f"{SAVED}|{GRADIENT}|{UNNAMED}"
 
 
 def mlp():
@@ -34,13 +34,12 @@ class UNet(nn.Module):
 
 
 @pattern(
-    Fact(f32(2, 10, 44, 44), "temporary", "skip1", f"{var('skip1')}", "net|UNet", "silu"),
-    Fact(f32(2, 10, 44, 44), "temporary", "skip1", UNNAMED, "down1", "conv"),
-    Fact(f32(2, 10, 44, 44), "temporary", "enlarged", f"{var('h')}|{UNNAMED}", "net|UNet", "upsample"),
-    Fact(f32(2, 14, 22, 22), "temporary", "skip2", f"{var('skip2')}|{UNNAMED}", "net|UNet|down2"),
-    Fact(f32(2, 20, 44, 44), "temporary", "joined1", f"{UNNAMED}|{RESULT}|{var('input')}", "net|UNet"),
-    Fact(f32(2, 3, 44, 44), "input|temporary", "image", f"{var('x')}|{var('image')}"),
-    Fact(f32(2, 3, 44, 44), "temporary", "joined1", f"{RESULT}|{UNNAMED}", "up1"),
+    Fact(f32(2, 10, 44, 44), "temporary", "skip1", var("skip1"), "net|UNet", "silu"),
+    Fact(f32(2, 10, 44, 44), "temporary", "enlarged", var("h"), "net|UNet", "upsample"),
+    Fact(f32(2, 14, 22, 22), "temporary", "skip2", var("skip2"), "net|UNet", "silu"),
+    Fact(f32(2, 20, 44, 44), "temporary", "joined1", f"{UNNAMED}|{RESULT}|{var('input')}", "net|UNet", "cat"),
+    Fact(f32(2, 3, 44, 44), "input", "image", f"{var('x')}|{var('image')}", op="randn"),
+    Fact(f32(2, 3, 44, 44), "temporary", "joined1", RESULT, "up1", "convolution"),
 )
 def unet_skip_connections():
     net = UNet().eval()
@@ -65,7 +64,7 @@ class Attends(nn.Module):
 @pattern(
     Fact(
         f32(3, 83, 83),
-        "held|temporary",
+        "held|temporary|input",
         "map",
         f"{var('maps')}|{var('weights')}|{RESULT}",
         ".*[012]|Attends",
@@ -109,20 +108,22 @@ def features_stored_by_hooks():
 @pattern(
     Fact(
         f32(ROWS, 61),
-        "activation|temporary",
+        "activation|input|temporary",
         "hidden state",
-        f"{var('states')}|{ALIVE}|{var('h')}",
+        rf"{var('states')}|{SAVED}|{var('h')}",
         "cell|GRUCell",
     ),
-    Fact(f32(ROWS, 3 * 61), "activation|temporary", "hidden state", ALIVE, "cell|GRUCell"),
-    Fact(f32(ROWS, 5 * 61), "activation", "hidden state", ALIVE, "cell|GRUCell"),
+    Fact(f32(ROWS, 61), "input", "first state", SAVED),
+    Fact(f32(ROWS, 3 * 61), "activation", "hidden state", SAVED, "cell|GRUCell"),
+    Fact(f32(12, ROWS, 61), "activation", "stacked", SAVED, op="stack|cat"),
+    Fact(f32(12, ROWS, 61), "temporary", "stacked", GRADIENT, op="div|pow|mul|expand|fill"),
     Fact(f32(12, ROWS, IN), "input", "sequence", f"{var('sequence')}|{SAVED}"),
 )
 def hidden_states_of_an_unrolled_cell():
     cell = nn.GRUCell(IN, 61)
     with memwatch.profile() as prof:
         sequence = torch.randn(12, ROWS, IN)  # peak: sequence
-        h, states = torch.zeros(ROWS, 61), []
+        h, states = torch.zeros(ROWS, 61), []  # peak: first state
         for x in sequence:
             h = cell(x, h)  # peak: hidden state
             states.append(h)
@@ -131,14 +132,19 @@ def hidden_states_of_an_unrolled_cell():
 
 
 @pattern(
-    Fact(f32(64, 17, IN), "input", "text", f"{var('text')}|{SAVED}"),
+    Fact(f32(17, 331, IN), "input|activation", "text", f"{var('text')}|{SAVED}"),
+    Fact(f32(331, 37), "activation", "rnn", SAVED, "net|RNN", "tanh"),
+    Fact(f32(331, 37), "temporary", "rnn", f"{GRADIENT}|{UNNAMED}", "net|RNN", "add|mm|backward"),
+    Fact(f32(17, 331, 37), "activation", "rnn", f"{var('output')}|{SAVED}", "net|RNN", "stack|cat|add"),
+    Fact(f32(17, 331, 37), "temporary", "rnn", f"{UNNAMED}|{GRADIENT}", "net|RNN", "add|mm|backward"),
+    Fact(f32(17, 331, 37), "temporary", "rnn loss", GRADIENT, op="div|pow|mul|expand"),
 )
-def lstm():
-    net = nn.LSTM(IN, 37, num_layers=2, batch_first=True)
+def recurrent_network():
+    net = nn.RNN(IN, 37)
     with memwatch.profile() as prof:
-        text = torch.randn(64, 17, IN)  # peak: text
-        output, _ = net(text)  # peak: lstm
-        output.pow(2).mean().backward()  # peak: lstm loss
+        text = torch.randn(17, 331, IN)  # peak: text
+        output, _ = net(text)  # peak: rnn
+        output.pow(2).mean().backward()  # peak: rnn loss
     return Ran(prof, {"net": net})
 
 
@@ -156,21 +162,10 @@ class Scale(torch.autograd.Function):
 
 
 @pattern(
-    Fact(f32(ROWS, 101), "activation|temporary|input|held", "function input", f"{var('x')}|{SAVED}"),
-    Fact(f32(ROWS, 101), "activation|temporary", "on ctx", r"\.doubled|ctx|saved for the backward", op="mul"),
-    Fact(f32(ROWS, 101), "activation|temporary", "from function", f"{var('y')}|{ALIVE}", op="add"),
-    Fact(
-        f32(ROWS, 101),
-        "activation|temporary",
-        "function loss|function backward|on ctx|from function|call",
-        f"{ALIVE}|{var('grad')}",
-    ),
-    Fact(
-        f32(ROWS, 101),
-        "gradient|temporary",
-        "function backward|function input|call|from function|on ctx",
-        f"{ALIVE}|grad",
-    ),
+    Fact(f32(ROWS, 101), "activation|input|held", "function input", f"{var('x')}|{SAVED}", op="randn"),
+    Fact(f32(ROWS, 101), "activation|temporary", "on ctx", r"\.doubled|ctx", op="mul.Tensor"),
+    Fact(f32(ROWS, 101), "activation", "from function", f"{var('y')}|{SAVED}", op="add"),
+    Fact(f32(ROWS, 101), "temporary", "function loss", GRADIENT, op="div|pow|mul|expand"),
 )
 def function_that_keeps_on_ctx():
     with memwatch.profile() as prof:
@@ -183,9 +178,11 @@ def function_that_keeps_on_ctx():
 
 
 @pattern(
-    Fact(f32(ROWS, HIDDEN), "activation|temporary", "twice", ALIVE, "[012]"),
-    Fact(f32(ROWS, OUT), "activation|temporary", "twice|twice loss", f"{ALIVE}|{var('y')}", "2|"),
-    Fact(f32(ROWS, OUT), "activation|temporary", "twice|twice loss", f"{ALIVE}|{var('y')}"),
+    Fact(f32(ROWS, HIDDEN), "activation", "twice", SAVED, "1", "tanh.default"),
+    Fact(f32(ROWS, HIDDEN), "temporary", "twice", GRADIENT, "[12]", "mm|tanh_backward"),
+    Fact(f32(ROWS, HIDDEN), "temporary", "twice", f"{UNNAMED}|{RESULT}", "0", "addmm"),
+    Fact(f32(ROWS, OUT), "activation", "twice", f"{SAVED}|{var('y')}", "2", "addmm"),
+    Fact(f32(ROWS, OUT), "temporary", "twice loss", f"{GRADIENT}|{UNNAMED}", op="div|pow|mul|sgn|abs|expand"),
     Fact(f32(ROWS, IN), "input", "twice batch", f"{SAVED}|{var('x')}"),
 )
 def backward_twice_with_retained_graph():
@@ -202,22 +199,18 @@ def backward_twice_with_retained_graph():
 
 
 @pattern(
-    Fact(f32(16, 3, 71, 71), "input|held|activation|temporary", "attacked", f"{var('image')}|{SAVED}"),
+    Fact(f32(16, 3, 71, 71), "input", "perturbed|", f"{var('image')}|{SAVED}", op="add|^$"),
+    Fact(f32(16, 3, 71, 71), "temporary", "perturbed", f"{UNNAMED}|{RESULT}", op="sign|mul"),
     Fact(
         f32(16, 3, 71, 71),
-        "temporary|gradient",
-        "perturbed|attack|forward attack",
-        f"{var('grad')}|{var('image')}|{ALIVE}",
-        "|net|Conv2d",
+        "temporary",
+        "forward attack",
+        f"{var('grad')}|{RESULT}|{GRADIENT}",
+        "net|Conv2d",
+        "convolution_backward",
     ),
-    Fact(
-        f32(16, 3, 71, 71),
-        "temporary|gradient",
-        "perturbed|attack|forward attack",
-        f"{var('grad')}|{var('image')}|{ALIVE}",
-    ),
-    Fact(f32(16, 5, 69, 69), "activation|temporary", "forward attack", ALIVE, "net|Conv2d"),
-    Fact(f32(16, 5, 69, 69), "activation|temporary", "forward attack|attack", ALIVE),
+    Fact(f32(16, 5, 69, 69), "activation", "forward attack", SAVED, "net|Conv2d", "convolution.default"),
+    Fact(f32(16, 5, 69, 69), "temporary", "forward attack", f"{GRADIENT}|{UNNAMED}", op="pow|mul|div|expand"),
 )
 def gradient_of_the_input():
     net = nn.Conv2d(3, 5, 3)
@@ -233,9 +226,18 @@ def gradient_of_the_input():
 
 
 @pattern(
-    Fact(f32(3001, 53), "parameter", "", "parameter", "table|Embedding"),
-    Fact(f32(7 * 600, 53), "activation|temporary", "looked up", ALIVE, "table|Embedding"),
-    Fact(f32(7 * 600, 53), "activation|temporary", "looked up", ALIVE),
+    Fact(f32(7 * 600, 53), "activation", "looked up", SAVED, "table|Embedding", "embedding"),
+    Fact(
+        f32(7 * 600, 53),
+        "temporary",
+        "looked up",
+        f"{GRADIENT}|{UNNAMED}|{var('grads')}",
+        op="mul|pow|div|expand",
+    ),
+    Fact(f32(7 * 600, 53), "gradient", "looked up", "grad", "table|Embedding"),
+    Fact(
+        2 * f32(7 * 600), "gradient|input", "looked up|", f"grad|{var('tokens')}|{SAVED}", "table|Embedding"
+    ),
 )
 def sparse_embedding_gradients():
     table = nn.Embedding(3001, 53, sparse=True)
@@ -260,9 +262,10 @@ class Tied(nn.Module):
 
 
 @pattern(
-    Fact(f32(150, 1009), "activation|temporary", "tied", f"{ALIVE}|{var('logits')}", "head|net|Tied"),
-    Fact(f32(150, 1009), "activation|temporary", "tied loss", ALIVE),
-    Fact(f32(1009, 48), "temporary", "tied", ALIVE, "head|embed"),
+    Fact(f32(150, 1009), "temporary|activation", "tied", f"{UNNAMED}|{SAVED}|{RESULT}", "head", "mm"),
+    Fact(f32(150, 1009), "activation", "tied loss", SAVED, op="log_softmax.default"),
+    Fact(f32(150, 1009), "temporary", "tied loss", GRADIENT, op="backward"),
+    Fact(f32(1009, 48), "temporary", "tied", GRADIENT, "head|embed"),
 )
 def tied_weights():
     net, tokens = Tied(), torch.randint(1009, (150,))
@@ -286,9 +289,11 @@ class Experts(nn.Module):
 
 
 @pattern(
-    Fact(f32(300, 151), "temporary", "experts", f"{UNNAMED}|{RESULT}", r"experts\.[012]"),
-    Fact(f32(300, 151, 3), "activation", "experts", f"{SAVED}|{var('outputs')}", "net|Experts"),
-    Fact(f32(300, 151, 3), "temporary|activation", "mixed|experts", f"{SAVED}|{ALIVE}", "net|Experts"),
+    Fact(f32(300, 151), "temporary", "experts", f"{UNNAMED}|{RESULT}", r"experts\.[012]", "addmm"),
+    Fact(f32(300, 151), "activation", "mixed", SAVED, "net|Experts", "sum"),
+    Fact(f32(300, 151), "temporary", "experts loss", GRADIENT, op="pow|mul|div|expand"),
+    Fact(f32(300, 151, 3), "activation", "experts", f"{SAVED}|{var('outputs')}", "net|Experts", "stack|cat"),
+    Fact(f32(300, 151, 3), "temporary", "mixed", f"{GRADIENT}|{UNNAMED}", "net|Experts", "mul|expand"),
     Fact(f32(300, IN), "input", "routed", f"{SAVED}|{var('x')}"),
 )
 def mixture_of_experts():
@@ -304,17 +309,7 @@ def mixture_of_experts():
 
 @pattern(
     *(
-        Fact(
-            f32(16, *shape),
-            "temporary|held",
-            "per sample",
-            f"{var('grads')}|{UNNAMED}|{RESULT}",
-            "|net|Sequential|[012]",
-        )
-        for shape in ((HIDDEN, IN), (OUT, HIDDEN))
-    ),
-    *(
-        Fact(f32(16, *shape), "temporary|held", "per sample", f"{var('grads')}|{UNNAMED}|{RESULT}")
+        Fact(f32(16, *shape), "temporary", "call of one", f"{var('grads')}|{GRADIENT}|{UNNAMED}", ".*[02]")
         for shape in ((HIDDEN, IN), (OUT, HIDDEN))
     ),
 )
@@ -324,19 +319,18 @@ def gradients_per_sample():
     x = torch.randn(16, IN)
 
     def loss(parameters, row):
-        return torch.func.functional_call(net, parameters, row).pow(2).mean()
+        return torch.func.functional_call(net, parameters, row).pow(2).mean()  # peak: call of one
 
     with memwatch.profile() as prof:
         for _ in range(2):
-            grads = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)  # peak: per sample
+            grads = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
             del grads
     return Ran(prof)
 
 
 @pattern(
-    Fact(
-        f32(61, 61, 61), "temporary|held|activation", "hessian", f"{UNNAMED}|{RESULT}|{var('result')}|{SAVED}"
-    ),
+    Fact(f32(61, 61, 61), "input|held", "", var("matrix"), op="^$"),
+    Fact(f32(61, 61, 61), "temporary|activation", "hessian", f"{UNNAMED}|{GRADIENT}|{SAVED}", op="."),
 )
 def hessian():
     matrix = torch.randn(61, 61, 61)
@@ -363,13 +357,19 @@ def forward_mode():
 
 
 @pattern(
-    Fact(f32(HIDDEN, IN) // 2, "temporary|held|activation", "autocast", r"autocast|saved for the backward"),
-    Fact(f32(OUT, HIDDEN) // 2, "temporary|held|activation", "autocast", r"autocast|saved for the backward"),
-    Fact(f32(1500, HIDDEN) // 2, "activation|temporary", "autocast", ALIVE, "[012]"),
-    Fact(f32(1500, IN) // 2, "activation|temporary", "autocast", ALIVE, "0"),
-    Fact(f32(1500, IN), "input|temporary", "autocast batch", f"{var('x')}"),
-    Fact(f32(1500, OUT), "activation|temporary", "autocast loss", ALIVE),
-    Fact(f32(1500, OUT) // 2, "activation|temporary", "autocast", f"{ALIVE}|{var('y')}", "2"),
+    Fact(f32(HIDDEN, IN) // 2, "temporary|held|activation", "autocast", f"autocast|{SAVED}", "0", "_to_copy"),
+    Fact(
+        f32(OUT, HIDDEN) // 2, "temporary|held|activation", "autocast", f"autocast|{SAVED}", "2", "_to_copy"
+    ),
+    Fact(f32(1500, HIDDEN) // 2, "activation", "autocast", SAVED, "1", "tanh.default"),
+    Fact(f32(1500, HIDDEN) // 2, "temporary", "autocast", f"{UNNAMED}|{RESULT}", "0", "addmm"),
+    Fact(f32(1500, HIDDEN) // 2, "temporary", "autocast", GRADIENT, "[12]", "mm.default|tanh_backward"),
+    Fact(f32(1500, IN) // 2, "activation", "autocast", SAVED, "0"),
+    Fact(f32(1500, IN), "input", "autocast batch", var("x")),
+    Fact(f32(1500, OUT), "activation", "autocast loss", SAVED, op="_to_copy"),
+    Fact(f32(1500, OUT), "temporary", "autocast loss", f"{GRADIENT}|{UNNAMED}", op="pow|mul|div|expand"),
+    Fact(f32(1500, OUT) // 2, "temporary", "autocast", var("y"), "2", "addmm"),
+    Fact(f32(1500, OUT) // 2, "temporary", "autocast loss", GRADIENT, op="_to_copy"),
 )
 def autocast_to_bfloat16():
     net = mlp()
@@ -386,10 +386,14 @@ def autocast_to_bfloat16():
 
 
 @pattern(
-    Fact(f32(HIDDEN, IN), "held", "master", f"{var('master')}"),
-    Fact(f32(OUT, HIDDEN), "held", "master", f"{var('master')}"),
-    Fact(f32(HIDDEN, IN), "held|gradient|temporary", "master gradient", f"{var('master')}|grad|{RESULT}"),
-    Fact(f32(OUT, HIDDEN), "held|gradient|temporary", "master gradient", f"{var('master')}|grad|{RESULT}"),
+    *(
+        Fact(f32(*shape), "held", "master", var("master"), op="_to_copy")
+        for shape in ((HIDDEN, IN), (OUT, HIDDEN))
+    ),
+    *(
+        Fact(f32(*shape), "held|gradient|temporary", "master gradient", f"{var('master')}|grad|{RESULT}")
+        for shape in ((HIDDEN, IN), (OUT, HIDDEN))
+    ),
 )
 def master_weights():
     net = mlp().bfloat16()

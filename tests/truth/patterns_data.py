@@ -10,27 +10,28 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 from torch import nn
-from truth_facts import RESULT, SAVED, UNNAMED, Fact, Ran, f32, of_module, pattern, var
+from truth_facts import GRADIENT, RESULT, SAVED, UNNAMED, Fact, Ran, f32, of_module, pattern, var
 
 import memwatch
 
 WIDTH = 59
+
+
+def one_layer(nbytes, mark, module="net|Linear"):
+    """What is true of the output of a layer whose square is the loss, and of its gradient."""
+    return (
+        Fact(nbytes, "activation", mark, SAVED, module, "addmm"),
+        Fact(nbytes, "temporary", mark, f"{GRADIENT}|{UNNAMED}", op="pow|mul|div|expand"),
+    )
+
+
 DATA = None
 
 
 @pattern(
     Fact(f32(4001, WIDTH), "held", "global dataset", of_module("DATA")),
     Fact(f32(97, WIDTH), "input", "global batch", f"{SAVED}|{var('batch')}"),
-    Fact(
-        f32(97, 211),
-        "activation|temporary",
-        "global train",
-        f"{SAVED}|{UNNAMED}|{RESULT}|gradient in flight",
-        "net|Linear",
-    ),
-    Fact(
-        f32(97, 211), "temporary|activation", "global train", f"{SAVED}|{UNNAMED}|{RESULT}|gradient in flight"
-    ),
+    *one_layer(f32(97, 211), "global train"),
 )
 def global_dataset():
     global DATA  # noqa: PLW0603
@@ -66,19 +67,7 @@ class Trainer:
         "attribute dataset",
         f"{var('self.dataset')}|{var('trainer.dataset')}|{SAVED}|{var('batch')}",
     ),
-    Fact(
-        f32(301, 107),
-        "activation|temporary",
-        "attribute train",
-        f"{SAVED}|{UNNAMED}|{RESULT}|gradient in flight",
-        "self.net|trainer.net|net|Linear",
-    ),
-    Fact(
-        f32(301, 107),
-        "temporary|activation",
-        "attribute train",
-        f"{SAVED}|{UNNAMED}|{RESULT}|gradient in flight",
-    ),
+    *one_layer(f32(301, 107), "attribute train", "self.net|trainer.net|net|Linear"),
 )
 def dataset_in_an_attribute():
     trainer = Trainer(nn.Linear(WIDTH, 107))
@@ -89,16 +78,9 @@ def dataset_in_an_attribute():
 
 
 @pattern(
-    Fact(f32(23, WIDTH), "held", "observation", f"{var('replay')}|{var('state')}|{UNNAMED}"),
-    Fact(f32(23 * 32, WIDTH), "input|temporary", "replayed", f"{SAVED}|{var('states')}|{RESULT}"),
-    Fact(
-        f32(23 * 32, 71),
-        "activation|temporary",
-        "learn",
-        f"{SAVED}|{UNNAMED}|{RESULT}|gradient in flight",
-        "net|Linear",
-    ),
-    Fact(f32(23 * 32, 71), "temporary|activation", "learn", f"{SAVED}|{UNNAMED}|{RESULT}|gradient in flight"),
+    Fact(f32(23, WIDTH), "held", "observation", f"{var('replay')}|{var('state')}"),
+    Fact(f32(23 * 32, WIDTH), "input", "replayed", f"{SAVED}|{var('states')}"),
+    *one_layer(f32(23 * 32, 71), "learn"),
 )
 def replay_buffer():
     net, replay = nn.Linear(WIDTH, 71), deque(maxlen=64)
@@ -116,19 +98,7 @@ def replay_buffer():
 
 @pattern(
     Fact(f32(401, WIDTH), "held|input|temporary", "prefetched", f"{var('batches')}|{var('batch')}|{SAVED}"),
-    Fact(
-        f32(401, 31),
-        "activation|temporary",
-        "prefetch train",
-        f"{SAVED}|{UNNAMED}|{RESULT}|gradient in flight",
-        "net|Linear",
-    ),
-    Fact(
-        f32(401, 31),
-        "activation|temporary",
-        "prefetch train",
-        f"{SAVED}|{UNNAMED}|{RESULT}|gradient in flight",
-    ),
+    *one_layer(f32(401, 31), "prefetch train"),
 )
 def batches_prefetched_in_a_list():
     net = nn.Linear(WIDTH, 31)
@@ -152,26 +122,10 @@ class Images(torch.utils.data.Dataset):
 
 
 @pattern(
-    Fact(
-        f32(3, 29, 29), "temporary", "image", f"{UNNAMED}|{var('data')}|{var('batch')}|{var('elem')}|{RESULT}"
-    ),
-    Fact(f32(8, 3, 29, 29), "input|temporary", "collate", f"{var('images')}|{SAVED}|{RESULT}|{UNNAMED}"),
-    Fact(
-        f32(8, 6, 27, 27),
-        "activation|temporary",
-        "convolve",
-        f"{SAVED}|{UNNAMED}|{RESULT}|gradient in flight|{var('y')}",
-        "net|Conv2d",
-    ),
-    Fact(
-        f32(8, 6, 27, 27),
-        "temporary|activation",
-        "convolve",
-        f"{SAVED}|{UNNAMED}|{RESULT}|gradient in flight",
-    ),
-    Fact(
-        f32(8, 6, 27, 27), "temporary|activation", "pooled", f"{SAVED}|{UNNAMED}|{RESULT}|gradient in flight"
-    ),
+    Fact(f32(3, 29, 29), "temporary", "image", f"{UNNAMED}|{var('data')}|{var('batch')}"),
+    Fact(f32(8, 3, 29, 29), "input", "collate", f"{var('images')}|{SAVED}"),
+    Fact(f32(8, 6, 27, 27), "activation", "convolve", f"{SAVED}|{var('y')}", "net|Conv2d", "convolution"),
+    Fact(f32(8, 6, 27, 27), "temporary", "convolved loss", f"{GRADIENT}|{UNNAMED}", op="pow|mul|div|expand"),
 )
 def data_loader_collates():
     net = nn.Conv2d(3, 6, 3)
@@ -179,7 +133,7 @@ def data_loader_collates():
     with memwatch.profile() as prof:
         for images in loader:  # peak: collate
             y = net(images)  # peak: convolve
-            y.pow(2).mean().backward()  # peak: pooled
+            y.pow(2).mean().backward()  # peak: convolved loss
             net.zero_grad()
             del y
     return Ran(prof, {"net": net})
@@ -288,19 +242,7 @@ def attribute_deleted_elsewhere():
         "thread batch|",
         f"{var('batch')}|{var('ready')}|{SAVED}|queue|thread|no running call",
     ),
-    Fact(
-        f32(1201, 37),
-        "activation|temporary",
-        "thread train",
-        f"{SAVED}|{UNNAMED}|{RESULT}|gradient in flight",
-        "net|Linear",
-    ),
-    Fact(
-        f32(1201, 37),
-        "activation|temporary",
-        "thread train",
-        f"{SAVED}|{UNNAMED}|{RESULT}|gradient in flight",
-    ),
+    *one_layer(f32(1201, 37), "thread train"),
 )
 def thread_prefetches():
     net, ready = nn.Linear(WIDTH, 37), queue.Queue(1)

@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
-from truth_facts import IN_FLIGHT, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
+from truth_facts import GRADIENT, LIBRARY, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
 
 import memwatch
 
 ROWS, IN, HIDDEN, OUT = 101, 47, 331, 23
-ALIVE = f"{SAVED}|{IN_FLIGHT}|{RESULT}|{UNNAMED}"
+ALIVE = f"{SAVED}|{GRADIENT}|{RESULT}|{UNNAMED}"
 
 
 class Net(nn.Module):
@@ -37,13 +37,15 @@ def process_group():
 
 ALL = HIDDEN * IN + HIDDEN + OUT * HIDDEN + OUT
 ACTIVATIONS = (
-    Fact(f32(ROWS, HIDDEN), "activation|temporary", "hidden", ALIVE, "up|net|Net|ddp|.*module", "addmm|gelu"),
-    Fact(f32(ROWS, HIDDEN), "temporary", "outputs", f"{IN_FLIGHT}|{RESULT}", ".*down", "mm"),
-    Fact(f32(ROWS, IN), "input", "ranked batch", f"{SAVED}|{var('x')}|{UNNAMED}|input"),
+    Fact(f32(ROWS, HIDDEN), "activation", "hidden", SAVED, r"(.*\.)?up", "addmm"),
+    Fact(f32(ROWS, HIDDEN), "activation", "hidden", SAVED, ".+", "gelu.default"),
+    Fact(f32(ROWS, HIDDEN), "temporary", "outputs", GRADIENT, ".*down", "mm.default"),
+    Fact(f32(ROWS, HIDDEN), "temporary", "hidden", GRADIENT, ".+", "gelu_backward"),
+    Fact(f32(ROWS, IN), "input", "ranked batch", f"{SAVED}|{var('x')}"),
 )
 
 
-@pattern(Fact(f32(ALL), "communication", "wrap|", "bucket|[Rr]educer", ".*|"), *ACTIVATIONS)
+@pattern(Fact(f32(ALL), "communication", f"wrap||{LIBRARY}", "bucket|[Rr]educer", ".*|"), *ACTIVATIONS)
 def ddp():
     from torch.nn.parallel import DistributedDataParallel
 
@@ -61,7 +63,8 @@ def ddp():
 
 
 @pattern(
-    Fact(f32(ALL), "communication|gradient", "wrap views|", "bucket|[Rr]educer|grad", ".*|"), *ACTIVATIONS
+    Fact(f32(ALL), "communication|gradient", f"wrap views||{LIBRARY}", "bucket|[Rr]educer|grad", ".*|"),
+    *ACTIVATIONS,
 )
 def ddp_with_gradients_as_views():
     from torch.nn.parallel import DistributedDataParallel
@@ -80,19 +83,16 @@ def ddp_with_gradients_as_views():
 
 
 @pattern(
-    Fact(
-        f32(HIDDEN, IN),
-        "unsharded parameter",
-        "hidden|outputs|sharded step|",
-        "unshard|all-gather|FSDP|group",
-        ".*|",
-    ),
-    Fact(
-        f32(OUT, HIDDEN),
-        "unsharded parameter",
-        "hidden|outputs|sharded step|",
-        "unshard|all-gather|FSDP|group",
-        ".*|",
+    *(
+        Fact(f32(*shape), category, f"hidden|outputs|sharded step||{LIBRARY}", holder, ".*|")
+        for shape in ((HIDDEN, IN), (OUT, HIDDEN))
+        for category, holder in (
+            ("parameter", "parameter"),
+            ("unsharded parameter", "unshard|all-gather|FSDP"),
+            ("communication", "reduce-scatter|all-gather|FSDP"),
+            ("temporary", GRADIENT),
+            ("gradient", "grad"),
+        )
     ),
     *ACTIVATIONS,
 )
@@ -120,13 +120,28 @@ def fully_sharded():
     Fact(
         f32(ROWS, HIDDEN),
         "activation",
-        "hidden|compiled",
-        f"{SAVED}|compiled",
-        "up|net|Net|.*_orig_mod.*",
-        "addmm|gelu",
+        "hidden",
+        f"{SAVED}|compiled|`(addmm|gelu)`",
+        ".*|",
+        "addmm|gelu.default|^$",
     ),
-    Fact(f32(ROWS, HIDDEN), "temporary|activation", "hidden|outputs|compiled", ALIVE, ".*|"),
-    Fact(f32(ROWS, IN), "input", "compiled batch", f"{SAVED}|{var('x')}"),
+    Fact(
+        f32(ROWS, HIDDEN),
+        "temporary",
+        "hidden|outputs|compiled",
+        f"{GRADIENT}|{UNNAMED}|`\\w+`, local",
+        ".*|",
+        "mm.default|backward",
+    ),
+    Fact(
+        f32(ROWS, HIDDEN),
+        "temporary",
+        "hidden|outputs|compiled",
+        f"{GRADIENT}|{UNNAMED}|`\\w+`, local",
+        ".*|",
+        "mul|add.T|erf|exp",
+    ),
+    Fact(f32(ROWS, IN), "input", "compiled batch", f"{SAVED}|{var('x')}|`primals_\\d+`"),
 )
 def compiled_with_aot_eager():
     torch.compiler.reset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional
-from truth_facts import LIBRARY, RESULT, UNNAMED, Fact, Ran, f32, pattern, var
+from truth_facts import KERNEL, LIBRARY, RESULT, UNNAMED, Fact, Ran, f32, pattern, var
 
 import memwatch
 
@@ -152,9 +152,9 @@ def cache_allocated_once():
             "held|temporary",
             f"generate|{LIBRARY}",
             rf"\.(keys|values)`|{RESULT}",
-            r".*self_attn|LlamaModel.*|LlamaForCausalLM.*|net.*|model.*",
+            r"model\.layers\.\d\.self_attn",
         )
-        for length in (55, 56, 57, 58, 59, 60, 61, 62, 63, 64)
+        for length in range(40, 54)
     ),
 )
 def cache_of_hugging_face_generate():
@@ -165,10 +165,10 @@ def cache_of_hugging_face_generate():
         num_key_value_heads=2, max_position_embeddings=128, bos_token_id=0, eos_token_id=None, pad_token_id=1,
     )  # fmt: skip
     net = transformers.LlamaForCausalLM(config).eval()
-    prompt = torch.randint(3, 99, (6, 40))
+    prompt = torch.randint(3, 99, (6, 4))
     with torch.no_grad(), memwatch.profile() as prof:
-        tokens = net.generate(prompt, max_new_tokens=24, do_sample=False)  # peak: generate
-    assert tokens.shape[1] == 64
+        tokens = net.generate(prompt, max_new_tokens=50, do_sample=False)  # peak: generate
+    assert tokens.shape[1] == 54
     return Ran(prof, {"net": net})
 
 
@@ -195,11 +195,13 @@ def beam_search():
 
 
 @pattern(
-    Fact(f32(16, WORDS), "temporary", "logits", f"{var('logits')}", "net|Linear"),
-    Fact(f32(16, WORDS), "temporary", "sorted logits", f"{var('ranked')}", op="sort"),
-    Fact(2 * f32(16, WORDS), "temporary", "sorted logits", f"{var('order')}|{var('ranked')}"),
-    Fact(f32(16, WORDS), "temporary", "probabilities", f"{UNNAMED}|{RESULT}", op="softmax"),
+    Fact(f32(16, WORDS), "temporary", "logits", var("logits"), "net|Linear", "mm"),
+    Fact(f32(16, WORDS), "temporary", "sorted logits", var("ranked"), op="sort"),
+    Fact(2 * f32(16, WORDS), "temporary", "sorted logits", var("order"), op="sort"),
+    Fact(f32(16, WORDS), "temporary", "probabilities", var("chances"), op="softmax"),
+    Fact(f32(16, WORDS), "temporary", "masked", f"{var('ranked')}|{RESULT}", op="masked_fill|clone|copy"),
     Fact(f32(16, WORDS), "temporary", "sums", f"{UNNAMED}|{RESULT}", op="cumsum"),
+    Fact(f32(16, WORDS), "temporary", "choice", f"{UNNAMED}|{RESULT}"),
 )
 def top_p_sampling():
     net = nn.Linear(WIDTH, WORDS)
@@ -211,26 +213,26 @@ def top_p_sampling():
             ranked, order = logits.sort(-1, descending=True)  # peak: sorted logits
             chances = functional.softmax(ranked, -1)  # peak: probabilities
             mask = chances.cumsum(-1) > 0.9  # peak: sums
-            ranked = ranked.masked_fill(mask, -1e9)
-            choice = order.gather(1, ranked.softmax(-1).multinomial(1))
+            ranked = ranked.masked_fill(mask, -1e9)  # peak: masked
+            choice = order.gather(1, ranked.softmax(-1).multinomial(1))  # peak: choice
             state = table[choice[:, 0]]
     return Ran(prof, {"net": net})
 
 
 @pattern(
+    Fact(f32(4, 3, 61, 61), "input|temporary", "noise", f"{var('x')}"),
+    Fact(f32(4, 3, 61, 61), "temporary", "denoised", RESULT, "last"),
     Fact(
-        f32(4, 3, 61, 61),
-        "temporary|input",
-        "noise",
-        f"{var('x', 'diffusion_sampler')}|{var('x', 'forward')}",
+        f32(4, 16, 61, 61), "temporary", "hidden", f"{var('h', 'forward')}|{RESULT}|{var('input')}", "first"
     ),
     Fact(
         f32(4, 16, 61, 61),
         "temporary",
-        "hidden",
-        f"{UNNAMED}|{var('h', 'forward')}|{RESULT}",
-        "net.first|first",
+        "shifted",
+        f"{var('h', 'forward')}|{RESULT}|{UNNAMED}",
+        "net|Denoiser",
     ),
+    Fact(f32(4, 16, 61, 61), "workspace", "denoised|hidden", KERNEL, "first|last"),
 )
 def diffusion_sampler():
     net = Denoiser().eval()
@@ -250,5 +252,5 @@ class Denoiser(nn.Module):
 
     def forward(self, x, step):
         h = self.first(x)  # peak: hidden
-        h = functional.silu(h, inplace=True) + step[:, None, None, None]
-        return self.last(h)
+        h = functional.silu(h, inplace=True) + step[:, None, None, None]  # peak: shifted
+        return self.last(h)  # peak: denoised

@@ -192,9 +192,12 @@ TABLES = {}
 
 
 @pattern(
-    *(Fact(f32(SIZE, 1 + number), "held", "module table", of_module("TABLES")) for number in range(3)),
-    Fact(f32(SIZE, 3), "temporary", "table sum", f"{RESULT}|{UNNAMED}"),
-    Fact(f32(SIZE, 2), "temporary", "table sum", f"{RESULT}|{UNNAMED}"),
+    *(
+        Fact(f32(SIZE, 1 + number), "held", "module table", of_module("TABLES"), op="rand")
+        for number in range(3)
+    ),
+    Fact(f32(SIZE, 3), "held", "module table", f"{of_module('TABLES')}|{var('table')}", op="rand"),
+    Fact(f32(SIZE, 3), "temporary", "table sum", f"{RESULT}|{UNNAMED}", op="add"),
 )
 def global_dict_of_tables():
     with memwatch.profile() as prof:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import (
     checkpoint_sequential,
     create_selective_checkpoint_contexts,
 )
-from truth_facts import IN_FLIGHT, LIBRARY, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
+from truth_facts import GRADIENT, LIBRARY, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
 
 import memwatch
 
@@ -32,26 +32,45 @@ class Block(nn.Module):
 
 
 HELD = rf"{SAVED}|checkpoint|recompute|{UNNAMED}"
-RECOMPUTED = (
-    Fact(f32(ROWS, HIDDEN), "recomputed", "up", HELD, r"blocks\.\d\.up|\d\.up", "addmm"),
-    Fact(f32(ROWS, HIDDEN), "recomputed", "gelu", HELD, r"blocks\.\d|\d", "gelu$|gelu.default"),
-    Fact(f32(ROWS, HIDDEN), "temporary", "gelu", f"{IN_FLIGHT}|{RESULT}", r"blocks\.\d|\d", "gelu_backward"),
-    Fact(f32(ROWS, HIDDEN), "temporary", "down", f"{IN_FLIGHT}|{RESULT}", r"blocks\.\d\.down|\d\.down", "mm"),
-    Fact(
-        f32(ROWS, WIDTH),
-        "activation|input|temporary|recomputed",
-        "down|checkpoint batch|checkpoint loss",
-        ".",
-        r"blocks\.\d|\d|blocks\.\d\.down|\d\.down",
-    ),
-    Fact(
-        f32(ROWS, WIDTH),
-        "activation|input|temporary|recomputed",
-        "down|checkpoint batch|checkpoint loss|up",
-        ".",
-    ),
-    Fact(f32(ROWS, WIDTH), "temporary", "up", f"{IN_FLIGHT}|{RESULT}", r"blocks\.\d\.up|\d\.up"),
-)
+
+
+def recomputed(selected=False):
+    """What is true of a stack of checkpointed blocks, in the backward of one of them."""
+    up = ("activation|held|temporary|recomputed", rf"{HELD}|saved|kept") if selected else ("recomputed", HELD)
+    block = r"(blocks\.)?\d(\._checkpoint_wrapped_module)?"
+    return (
+        Fact(f32(ROWS, HIDDEN), up[0], "up", up[1], rf"{block}\.up", "addmm"),
+        Fact(f32(ROWS, HIDDEN), "recomputed", "gelu", HELD, block, "gelu.default"),
+        Fact(f32(ROWS, HIDDEN), "temporary", "gelu", GRADIENT, block, "gelu_backward"),
+        Fact(f32(ROWS, HIDDEN), "temporary", "down", GRADIENT, rf"{block}\.down", "mm.default"),
+        Fact(f32(ROWS, WIDTH), "activation|input", "down", rf"{SAVED}|checkpoint|kept", block, "add.Tensor"),
+        Fact(
+            f32(ROWS, WIDTH),
+            "activation|input",
+            "checkpoint batch",
+            rf"{SAVED}|checkpoint|{var('x')}",
+            op="randn",
+        ),
+        Fact(
+            f32(ROWS, WIDTH),
+            "temporary|recomputed",
+            "down",
+            rf"{GRADIENT}|{HELD}",
+            rf"{block}\.down",
+            "addmm",
+        ),
+        Fact(
+            f32(ROWS, WIDTH),
+            "temporary",
+            "checkpoint loss|down|up",
+            GRADIENT,
+            rf"{block}(\.up|\.down)?|",
+            "mm.default|add.Tensor|mul|div|pow|expand",
+        ),
+        Fact(f32(HIDDEN, WIDTH), "gradient", "up", "grad", rf"{block}\.up", "mm.default"),
+        Fact(f32(HIDDEN, WIDTH), "gradient", "down", "grad", rf"{block}\.down", "mm.default"),
+        Fact(f32(HIDDEN, WIDTH), "temporary", "up", RESULT, rf"{block}\.up", "mm.default"),
+    )
 
 
 class Stack(nn.Module):
@@ -77,12 +96,12 @@ def train(net):
     return Ran(prof, {"net": net})
 
 
-@pattern(*RECOMPUTED)
+@pattern(*recomputed())
 def checkpoint_without_reentry():
     return train(Stack(lambda block, x: checkpoint(block, x, use_reentrant=False)))
 
 
-@pattern(*RECOMPUTED)
+@pattern(*recomputed())
 def checkpoint_with_reentry():
     return train(Stack(lambda block, x: checkpoint(block, x, use_reentrant=True)))
 
@@ -92,17 +111,7 @@ def keep_products(context, op, *args, **kwargs):
     return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-@pattern(
-    Fact(
-        f32(ROWS, HIDDEN),
-        "activation|held|temporary",
-        "up",
-        rf"{HELD}|saved|kept",
-        r"blocks\.\d\.up",
-        "addmm",
-    ),
-    *RECOMPUTED[1:],
-)
+@pattern(*recomputed(selected=True))
 def checkpoint_that_selects():
     contexts = functools.partial(create_selective_checkpoint_contexts, keep_products)
     return train(Stack(lambda block, x: checkpoint(block, x, use_reentrant=False, context_fn=contexts)))
@@ -113,12 +122,12 @@ def nested(block, x):
     return checkpoint(inner, x, use_reentrant=False)
 
 
-@pattern(*RECOMPUTED)
+@pattern(*recomputed())
 def checkpoint_nested():
     return train(Stack(nested))
 
 
-@pattern(*RECOMPUTED)
+@pattern(*recomputed())
 def checkpoint_sequentially():
     net = nn.Sequential(*(Block() for _ in range(4)))
     ran = train(lambda_module(net))
@@ -137,7 +146,7 @@ def lambda_module(net):
     return Outer()
 
 
-@pattern(*RECOMPUTED)
+@pattern(*recomputed())
 def checkpoint_wrapper_around_blocks():
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
@@ -152,11 +161,12 @@ def part(x, weight):
 
 
 @pattern(
+    Fact(f32(2003, 97), "temporary", "checkpointed call", var("y"), op="sigmoid.default"),
     Fact(
         f32(2003, 97),
-        "activation|temporary|recomputed",
+        "recomputed|temporary",
         "part sigmoid",
-        HELD + f"|{var('y')}",
+        rf"{HELD}|{var('y')}|{RESULT}",
         op="sigmoid.default",
     ),
     Fact(
@@ -168,17 +178,13 @@ def part(x, weight):
     ),
     Fact(
         f32(2003, 97),
-        "temporary|activation",
+        "temporary",
         "part product|part sigmoid|part loss",
-        f"{IN_FLIGHT}|{RESULT}|{SAVED}|{UNNAMED}",
+        GRADIENT,
+        op="mul|pow|div|expand|backward",
     ),
     Fact(f32(2003, WIDTH), "input|held|activation|temporary", "part input", f"{SAVED}|{var('x')}|checkpoint"),
-    Fact(
-        f32(WIDTH, 97),
-        "parameter|input|held|temporary",
-        "part weight",
-        f"{SAVED}|{var('weight')}|checkpoint|parameter",
-    ),
+    Fact(f32(WIDTH, 97), "held|input|activation", "part weight", f"{SAVED}|{var('weight')}|checkpoint"),
 )
 def checkpoint_of_a_function_whose_local_is_dead():
     with memwatch.profile() as prof:
@@ -193,26 +199,32 @@ def checkpoint_of_a_function_whose_local_is_dead():
 
 
 @pattern(
-    *(
-        Fact(
-            f32(8, 32, size),
-            "recomputed",
-            f"train llama|{LIBRARY}",
-            HELD,
-            r"model\.layers\.\d.*",
-            "(?<!backward).default$",
-        )
-        for size in (211,)
+    Fact(
+        f32(8, 32, 211),
+        "recomputed",
+        f"train llama|{LIBRARY}",
+        HELD,
+        r"model\.layers\.\d\.mlp.*",
+        r"silu\.default|mul|mm",
+    ),
+    Fact(
+        f32(8, 32, 211),
+        "temporary",
+        f"train llama|{LIBRARY}",
+        GRADIENT,
+        r"model\.layers\.\d\.mlp.*",
+        r"mm\.default|mul|backward",
     ),
     *(
         Fact(
-            f32(8, 32, size),
-            "temporary",
+            f32(*shape),
+            "gradient",
             f"train llama|{LIBRARY}",
-            f"{IN_FLIGHT}|{RESULT}|{UNNAMED}",
-            r"model\.layers\.\d.*",
+            "grad",
+            r"lm_head|model\.(layers|embed).*",
+            "mm|embed",
         )
-        for size in (211,)
+        for shape in ((211, 32), (89, 32), (32, 32))
     ),
 )
 def llama_with_gradient_checkpointing():

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 from torch.nn import functional
-from truth_facts import IN_FLIGHT, RESULT, SAVED, STEP, UNNAMED, Fact, Ran, f32, of_module, pattern, var
+from truth_facts import GRADIENT, RESULT, SAVED, STEP, UNNAMED, Fact, Ran, f32, of_module, pattern, var
 
 import memwatch
 
@@ -26,23 +26,35 @@ class Net(nn.Module):
 
 def hidden_and_its_gradient(rows=ROWS, hidden=HIDDEN):
     return (
-        Fact(f32(rows, hidden), "activation", "hidden", f"{SAVED}|{var('h')}|{UNNAMED}", "net|Net", "relu"),
-        Fact(f32(rows, hidden), "temporary", "hidden", f"{UNNAMED}|{RESULT}", "up", "addmm"),
-        Fact(f32(rows, hidden), "temporary", "outputs", f"{IN_FLIGHT}|{RESULT}", "down", "mm"),
+        Fact(f32(rows, hidden), "activation", "hidden", f"{SAVED}|{var('h')}", "net|Net|student", "relu"),
+        Fact(f32(rows, hidden), "temporary", "hidden", f"{UNNAMED}|{RESULT}|{var('input')}", "up", "addmm"),
+        Fact(f32(rows, hidden), "temporary", "outputs", GRADIENT, "down", "mm"),
         Fact(
-            f32(rows, hidden), "temporary", "hidden", f"{IN_FLIGHT}|{RESULT}", "net|Net", "threshold_backward"
+            f32(rows, hidden),
+            "temporary",
+            "hidden",
+            f"{GRADIENT}|{RESULT}",
+            "net|Net|student",
+            "threshold_backward",
         ),
+    )
+
+
+def weight_gradients():
+    """What is true of the gradients of `Net`: in `.grad`, or on their way there."""
+    return (
+        Fact(f32(HIDDEN, IN), "gradient", "hidden", "grad", "up", "mm"),
+        Fact(f32(OUT, HIDDEN), "gradient", "outputs", "grad", "down", "mm"),
+        Fact(f32(HIDDEN, IN), "temporary", "hidden", GRADIENT, "up", "mm"),
     )
 
 
 @pattern(
     *hidden_and_its_gradient(1024),
     Fact(f32(1024, IN), "input", "batch", f"{SAVED}|{var('x')}"),
-    Fact(
-        f32(1024, OUT), "temporary", "outputs", f"{IN_FLIGHT}|{var('y')}|{UNNAMED}|{RESULT}", "down|net|Net"
-    ),
+    Fact(f32(1024, OUT), "temporary", "outputs", f"{GRADIENT}|{var('y')}|{UNNAMED}|{RESULT}", "down|net|Net"),
     Fact(f32(1024, OUT), "activation", "outputs", f"{SAVED}|{var('y')}", "down"),
-    Fact(f32(1024, OUT), "temporary", "loss", f"{IN_FLIGHT}|{RESULT}|{UNNAMED}"),
+    Fact(f32(1024, OUT), "temporary", "loss", f"{GRADIENT}|{RESULT}|{UNNAMED}"),
 )
 def sgd_with_momentum():
     net = Net()
@@ -61,8 +73,10 @@ def sgd_with_momentum():
 
 
 @pattern(
-    Fact(f32(HIDDEN, IN), "temporary", "hidden", f"{IN_FLIGHT}|{RESULT}", "up", "mm"),
-    Fact(f32(OUT, HIDDEN), "temporary", "outputs", f"{IN_FLIGHT}|{RESULT}", "down", "mm"),
+    Fact(f32(HIDDEN, IN), "temporary", "hidden", GRADIENT, "up", "mm"),
+    Fact(f32(OUT, HIDDEN), "temporary", "outputs", GRADIENT, "down", "mm"),
+    Fact(f32(HIDDEN, IN), "gradient", "hidden", "grad", "up", "mm"),
+    Fact(f32(OUT, HIDDEN), "gradient", "outputs", "grad", "down", "mm"),
     *hidden_and_its_gradient(16),
 )
 def gradient_accumulation():
@@ -120,9 +134,16 @@ def adam_amsgrad_after_its_first_step():
 
 @pattern(
     *(
-        Fact(f32(*shape), "temporary", "clip", f"{UNNAMED}|{RESULT}|{var('grads')}|{var('norms')}")
-        for shape in ((HIDDEN, IN),)
-    )
+        Fact(
+            f32(*shape),
+            "temporary|gradient",
+            "clip|hidden|outputs",
+            f"{UNNAMED}|{RESULT}|{GRADIENT}|grad",
+            "|up|down",
+        )
+        for shape in ((HIDDEN, IN), (OUT, HIDDEN))
+    ),
+    *hidden_and_its_gradient(8),
 )
 def gradient_clipping():
     net = Net()
@@ -169,32 +190,20 @@ def mlp(inputs, hidden, outputs):
 
 
 @pattern(
-    Fact(f32(512, 167), "activation", "fake", f"{SAVED}|{UNNAMED}", "generator.1|1"),
-    Fact(f32(512, 167), "temporary", "fake", f"{UNNAMED}|{RESULT}", "generator.0|0", "addmm"),
-    Fact(f32(512, 24), "activation|input", "fake", f"{SAVED}|{var('fake')}", "generator.2|2"),
-    Fact(f32(512, 24), "input|held|activation", "real", f"{SAVED}|{var('real')}"),
-    Fact(
-        f32(512, 139),
-        "activation",
-        "judge fake|judge real|train generator",
-        f"{SAVED}|{UNNAMED}",
-        "critic.1|1",
-    ),
+    Fact(f32(512, 167), "activation", "fake", SAVED, "generator.1", "relu"),
+    Fact(f32(512, 167), "temporary", "fake", f"{UNNAMED}|{RESULT}", "generator.0", "addmm"),
+    Fact(f32(512, 167), "temporary", "fake", GRADIENT, "generator.[12]", "mm.default|threshold_backward"),
+    Fact(f32(512, 24), "activation|input", "fake", f"{SAVED}|{var('fake')}", "generator.2"),
+    Fact(f32(512, 24), "input", "", f"{SAVED}|{var('real')}"),
+    Fact(f32(512, 139), "activation", "judge fake|judge real|train generator", SAVED, "critic.1", "relu"),
+    Fact(f32(512, 139), "temporary", "judge fake|judge real|train generator", UNNAMED, "critic.0", "addmm"),
     Fact(
         f32(512, 139),
         "temporary",
         "judge fake|judge real|train generator",
-        f"{UNNAMED}|{RESULT}",
-        "critic.0|0",
-        "addmm",
-    ),
-    Fact(
-        f32(512, 139),
-        "temporary",
-        "judge fake|judge real|train generator",
-        f"{IN_FLIGHT}|{RESULT}",
+        GRADIENT,
         "critic.[12]",
-        "mm|threshold_backward",
+        "mm.default|threshold_backward",
     ),
 )
 def gan_with_two_optimizers():
@@ -218,17 +227,12 @@ def gan_with_two_optimizers():
 
 
 @pattern(
-    Fact(f32(503, IN), "temporary|input", "second batch", f"{var('b')}|{SAVED}|{UNNAMED}"),
-    Fact(f32(503, 61), "activation", "encode", f"{SAVED}|{UNNAMED}|{var('a')}", "encoder|Linear"),
-    Fact(f32(503, 307), "activation", "decode", f"{SAVED}|{UNNAMED}|{var('out')}", "decoder|Linear"),
-    Fact(
-        f32(503, 307),
-        "temporary",
-        "decode|two roots loss",
-        f"{IN_FLIGHT}|{RESULT}|{var('out')}|{UNNAMED}",
-        "decoder|Linear",
-    ),
-    Fact(f32(503, 307), "temporary", "two roots loss", f"{IN_FLIGHT}|{RESULT}|{UNNAMED}"),
+    Fact(f32(503, IN), "input", "second batch", f"{var('b')}|{SAVED}"),
+    Fact(f32(503, 61), "temporary", "encode", var("a"), "encoder|Linear", "addmm"),
+    Fact(f32(503, 61), "activation|input", "decode", SAVED, op="tanh.default"),
+    Fact(f32(503, 61), "temporary", "decode", GRADIENT, "decoder|Linear|", "mm.default|tanh_backward"),
+    Fact(f32(503, 307), "activation", "decode", f"{SAVED}|{var('out')}", "decoder|Linear", "addmm"),
+    Fact(f32(503, 307), "temporary", "two roots loss", f"{GRADIENT}|{UNNAMED}", op="pow|mul|div|expand"),
 )
 def two_root_modules():
     encoder, decoder = nn.Linear(IN, 61), nn.Linear(61, 307)
@@ -271,15 +275,15 @@ class Trainer:
 
 
 @pattern(
-    Fact(f32(499, HIDDEN), "activation", "training step", f"{SAVED}|{UNNAMED}", "net.1"),
+    Fact(f32(499, HIDDEN), "activation", "training step", SAVED, "net.1", "relu"),
     Fact(f32(499, HIDDEN), "temporary", "training step", f"{UNNAMED}|{RESULT}", "net.0", "addmm"),
     Fact(
         f32(499, HIDDEN),
         "temporary",
         "training step",
-        f"{IN_FLIGHT}|{RESULT}",
+        GRADIENT,
         r"net\.[12]",
-        "mm|threshold_backward",
+        "mm.default|threshold_backward",
     ),
     Fact(f32(499, IN), "input|held", "loader", f"{var('batches')}|{var('batch')}|{SAVED}"),
 )
@@ -292,9 +296,11 @@ def lightning_like():
 
 
 @pattern(
-    Fact(f32(HIDDEN, IN), "held", "ema dict", f"{var('average')}"),
-    Fact(f32(OUT, HIDDEN), "held", "ema dict", f"{var('average')}"),
+    Fact(f32(HIDDEN, IN), "held", "ema dict", var("average"), op="clone"),
+    Fact(f32(OUT, HIDDEN), "held", "ema dict", var("average"), op="clone"),
+    Fact(f32(401, IN), "input", "ema batch", SAVED),
     *hidden_and_its_gradient(401),
+    *weight_gradients(),
 )
 def ema_in_a_dict():
     net = Net()
@@ -302,7 +308,7 @@ def ema_in_a_dict():
     with memwatch.profile() as prof:
         average = {name: value.detach().clone() for name, value in net.named_parameters()}  # peak: ema dict
         for _ in range(3):
-            net(torch.randn(401, IN)).pow(2).mean().backward()
+            net(torch.randn(401, IN)).pow(2).mean().backward()  # peak: ema batch
             optimizer.step()
             optimizer.zero_grad()
             with torch.no_grad():
@@ -313,11 +319,13 @@ def ema_in_a_dict():
 
 
 @pattern(
-    Fact(f32(HIDDEN, IN), "held|parameter", "ema copy", rf"`average\..*|parameter|{var('average')}", "up"),
-    Fact(f32(HIDDEN, IN), "held|parameter", "ema copy", rf"`average\..*|parameter|{var('average')}"),
-    Fact(f32(OUT, HIDDEN), "held|parameter", "ema copy", rf"`average\..*|parameter|{var('average')}", "down"),
-    Fact(f32(OUT, HIDDEN), "held|parameter", "ema copy", rf"`average\..*|parameter|{var('average')}"),
+    Fact(f32(HIDDEN, IN), "held|parameter", "ema copy", r"`average\.|parameter", "average.up|up|", "clone"),
+    Fact(
+        f32(OUT, HIDDEN), "held|parameter", "ema copy", r"`average\.|parameter", "average.down|down|", "clone"
+    ),
+    Fact(f32(401, IN), "input", "ema batch", SAVED),
     *hidden_and_its_gradient(401),
+    *weight_gradients(),
 )
 def ema_by_deepcopy():
     net = Net()
@@ -325,7 +333,7 @@ def ema_by_deepcopy():
     with memwatch.profile() as prof:
         average = copy.deepcopy(net).requires_grad_(False)  # peak: ema copy
         for _ in range(3):
-            net(torch.randn(401, IN)).pow(2).mean().backward()
+            net(torch.randn(401, IN)).pow(2).mean().backward()  # peak: ema batch
             optimizer.step()
             optimizer.zero_grad()
             with torch.no_grad():
@@ -336,8 +344,7 @@ def ema_by_deepcopy():
 
 
 @pattern(
-    Fact(f32(HIDDEN, IN), "gradient", "hidden", "grad", "up"),
-    *hidden_and_its_gradient(607),
+    Fact(f32(607, IN), "input", "zeros batch", SAVED), *hidden_and_its_gradient(607), *weight_gradients()
 )
 def gradients_kept_as_zeros():
     net = Net()
@@ -345,15 +352,15 @@ def gradients_kept_as_zeros():
     with memwatch.profile() as prof:
         for _ in range(3):
             optimizer.zero_grad(set_to_none=False)
-            net(torch.randn(607, IN)).pow(2).mean().backward()
+            net(torch.randn(607, IN)).pow(2).mean().backward()  # peak: zeros batch
             optimizer.step()
     return Ran(prof, {"net": net})
 
 
 @pattern(
-    Fact(f32(300, 2003), "activation|temporary", "logits", f"{var('logits')}|{SAVED}", "net|Linear"),
-    Fact(f32(300, 2003), "activation", "cross entropy", f"{SAVED}|{UNNAMED}"),
-    Fact(f32(300, 2003), "temporary", "cross entropy", f"{IN_FLIGHT}|{RESULT}"),
+    Fact(f32(300, 2003), "temporary", "logits", var("logits"), "net|Linear", "addmm"),
+    Fact(f32(300, 2003), "activation", "cross entropy", SAVED, op="log_softmax.default"),
+    Fact(f32(300, 2003), "temporary", "cross entropy", GRADIENT, op="backward"),
 )
 def logits_kept_through_backward():
     net, targets = nn.Linear(IN, 2003), torch.randint(2003, (300,))
@@ -367,35 +374,25 @@ def logits_kept_through_backward():
 
 
 @pattern(
-    Fact(f32(257, HIDDEN), "activation", "hidden", f"{SAVED}|{UNNAMED}|{var('h')}", "net|Net", "relu"),
-    Fact(f32(257, HIDDEN), "temporary", "hidden", f"{UNNAMED}|{RESULT}", "up", "addmm"),
-    Fact(
-        f32(257, OUT),
-        "activation|temporary",
-        "outputs|history",
-        f"{SAVED}|{UNNAMED}|{RESULT}|{IN_FLIGHT}",
-        "down",
-    ),
-    Fact(f32(257, IN), "input", "history batch", f"{SAVED}|{UNNAMED}"),
+    Fact(f32(257, HIDDEN), "activation", "hidden", SAVED, "net|Net", "relu"),
+    Fact(f32(257, HIDDEN), "temporary", "hidden", f"{UNNAMED}|{RESULT}|{var('input')}", "up", "addmm"),
+    Fact(f32(257, OUT), "activation", "outputs", SAVED, "down"),
+    Fact(f32(257, IN), "input", "history", f"{SAVED}|{var('x')}"),
 )
 def loss_history_that_keeps_graphs():
     net, history = Net(), []
     with memwatch.profile() as prof:
         for _ in range(5):
-            loss = net(torch.randn(257, IN)).pow(2).mean()  # peak: history # peak: history batch
+            loss = net(torch.randn(257, IN)).pow(2).mean()  # peak: history
             history.append(loss)
     return Ran(prof, {"net": net})
 
 
 @pattern(
-    Fact(f32(1021, 64), "held", "bank", of_module("BANK")),
-    Fact(
-        f32(128, 1021),
-        "activation|temporary",
-        "similarity",
-        f"{SAVED}|{UNNAMED}|{RESULT}|{IN_FLIGHT}|{var('similarity')}",
-    ),
-    Fact(f32(128, 1021), "activation|temporary", "contrast", f"{SAVED}|{UNNAMED}|{RESULT}|{IN_FLIGHT}"),
+    Fact(f32(1021, 64), "held", "bank", f"{of_module('BANK')}|{SAVED}"),
+    Fact(f32(128, 1021), "temporary", "similarity", var("similarity"), op="mm"),
+    Fact(f32(128, 1021), "activation", "contrast", SAVED, op="log_softmax.default"),
+    Fact(f32(128, 1021), "temporary", "contrast", GRADIENT, op="backward"),
 )
 def contrastive_memory_bank():
     net = nn.Linear(IN, 64)
@@ -416,18 +413,9 @@ BANK = {}
 
 
 @pattern(
-    Fact(f32(300, HIDDEN), "activation", "hidden", f"{SAVED}|{UNNAMED}|{var('h')}", "student|Net", "relu"),
-    Fact(f32(300, HIDDEN), "temporary", "hidden", f"{UNNAMED}|{RESULT}", "up", "addmm"),
-    Fact(f32(300, 719), "temporary", "hidden", f"{UNNAMED}|{RESULT}", "up", "addmm"),
-    Fact(f32(300, 719), "temporary", "hidden", f"{var('h')}|{RESULT}|{UNNAMED}", "teacher|Net", "relu"),
-    Fact(
-        f32(300, HIDDEN),
-        "temporary",
-        "outputs|hidden",
-        f"{IN_FLIGHT}|{RESULT}",
-        "down|student|Net",
-        "mm|threshold_backward",
-    ),
+    *hidden_and_its_gradient(300),
+    Fact(f32(300, 719), "temporary", "hidden", f"{UNNAMED}|{RESULT}|{var('input')}", "up", "addmm"),
+    Fact(f32(300, 719), "temporary", "hidden", f"{var('h')}|{RESULT}", "teacher|Net", "relu"),
     Fact(f32(300, IN), "input", "distilled", f"{SAVED}|{var('x')}"),
 )
 def distillation():
@@ -446,21 +434,24 @@ def distillation():
     *(
         Fact(
             f32(*shape),
-            "temporary|activation|held",
-            "inner gradient|inner step",
-            f"{SAVED}|{var('fast')}|{var('grads')}|{IN_FLIGHT}|{UNNAMED}|{RESULT}|{var('new')}",
+            "temporary|activation|held|gradient",
+            f"inner step|{mark}|inner gradient",
+            f"{SAVED}|{var('fast')}|{var('grads')}|{var('grad')}|{GRADIENT}|{UNNAMED}",
+            module,
         )
-        for shape in ((HIDDEN, IN), (OUT, HIDDEN))
+        for shape, mark in (((HIDDEN, IN), "hidden"), ((OUT, HIDDEN), "outputs"))
+        for module in ("", "up|down")
     ),
-    Fact(
-        f32(40, HIDDEN),
-        "activation|temporary",
-        "hidden|inner gradient|meta|outputs",
-        f"{SAVED}|{var('h')}|{UNNAMED}|{IN_FLIGHT}|{RESULT}",
-        "net|Net|up|down",
-    ),
-    Fact(
-        f32(40, HIDDEN), "activation|temporary", "inner gradient", f"{SAVED}|{UNNAMED}|{IN_FLIGHT}|{RESULT}"
+    *(
+        Fact(
+            f32(rows, HIDDEN),
+            "activation|temporary",
+            "hidden|outputs|inner gradient|meta",
+            f"{SAVED}|{GRADIENT}|{UNNAMED}|{var('input')}",
+            module,
+        )
+        for rows in (40, 41)
+        for module in ("", "net|Net|up|down")
     ),
 )
 def maml():

@@ -6,6 +6,7 @@ call runs, has the variable, and whether a tensor of that size can be reached fr
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
 import sys
@@ -27,16 +28,16 @@ class Oracle(TorchDispatchMode):
     """Takes the place of `memwatch.profile` in a program, and judges what was said of one op's instant.
 
     Args:
-        op_name: the op of the peak.
-        occurrence: how many ops of that name ran before it.
+        names: the ops that were recorded up to that of the peak.
         claims: pairs of what was said of a holder and the bytes that it holds.
     """
 
-    def __init__(self, op_name: str, occurrence: int, claims: list[tuple[str, int]]) -> None:
+    def __init__(self, names: list[str], claims: list[tuple[str, int]]) -> None:
         super().__init__()
-        self._op_name, self._left, self._claims = op_name, occurrence, claims
+        self._names, self._claims = names, claims
+        self._ran: list[str] = []
         self.false: list[str] = []
-        self.has_looked = False
+        self.has_looked = False  # it does not look where the ops are not those that were recorded
 
     def __call__(self, **options):
         """Return itself for `memwatch.profile(...)`."""
@@ -47,14 +48,14 @@ class Oracle(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if str(func) == self._op_name:
-            if self._left == 0:
-                self.has_looked = True
-                calls = list(running(sys._getframe(1)))
-                self.false = [
-                    f"{nbytes} B: {words}" for words, nbytes in self._claims if is_false(words, nbytes, calls)
-                ]
-            self._left -= 1
+        if not is_view(str(func)):
+            self._ran.append(str(func))
+        if not self.has_looked and len(self._ran) == len(self._names) and self._ran == self._names:
+            self.has_looked = True
+            calls = list(running(sys._getframe(1)))
+            self.false = [
+                f"{nbytes} B: {words}" for words, nbytes in self._claims if is_false(words, nbytes, calls)
+            ]
         return result
 
 
@@ -63,13 +64,22 @@ def question(prof):
     peak_op = int(prof.timeline["op"].to_numpy()[prof.timeline["live_bytes"].to_numpy().argmax()])
     if peak_op < 0:
         return None
-    names = prof.ops["name"]
-    name = names.iloc[peak_op]
+    names = [name for name in prof.ops["name"].tolist()[: peak_op + 1] if not is_view(name)]
     rows = prof.at_peak
     if "holder_evidence" in rows:
         rows = rows[rows["holder_evidence"].isin(CLAIMED)]
     claims = list(zip(rows["holder"], rows["nbytes"].tolist()))
-    return Oracle(name, int((names.iloc[:peak_op] == name).sum()), claims)
+    return Oracle(names, claims)
+
+
+@functools.cache
+def is_view(name: str) -> bool:
+    """Return True for an op whose results are views of its arguments: an interceptor need not see these."""
+    operator = torch.ops
+    for part in name.split("."):
+        operator = getattr(operator, part, None)
+    returns = () if operator is None else operator._schema.returns
+    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
 
 def running(frame: FrameType | None):
@@ -81,29 +91,32 @@ def running(frame: FrameType | None):
 
 def is_false(words: str, nbytes: int, calls: list[FrameType]) -> bool:
     """Return True for words that name a variable or a call, if they are not so."""
+    words = words.rpartition("reached from ")[2]
     if BACKWARD in words and torch._C._current_graph_task_id() == -1:
         return True
     if found := GLOBAL.search(words):
         module = sys.modules.get(found[2])
-        return module is not None and not reaches(vars(module).get(found[1].partition(".")[0]), nbytes)
+        return module is not None and not reaches(value_in(found[1], vars(module), {}), nbytes)
     if found := VARIABLE.search(words):
         if "thread" in words:
             return False  # other threads' calls are not looked at
         owners = [call for call in calls if call.f_code.co_name == found[2].rpartition(".")[2]]
-        return not any(reaches(value_of(found[1], call), nbytes) for call in owners)
+        return not any(
+            reaches(value_in(found[1], call.f_globals, dict(call.f_locals)), nbytes) for call in owners
+        )
     if found := STACK.search(words):
         name = (found[1] or found[2]).rpartition(".")[2].strip("<>")
         return not any(call.f_code.co_name.strip("<>") == name for call in calls)
     return False
 
 
-def value_of(expression: str, call: FrameType) -> object:
-    """Return what an expression is in a running call, None where it has no such variable."""
+def value_in(expression: str, global_names: dict[str, object], local_names: dict[str, object]) -> object:
+    """Return what an expression is where a call or a module has its variables, None where it has no such variable."""
     expression = expression.lstrip("*")
     try:
-        return eval(expression, call.f_globals, dict(call.f_locals))
+        return eval(expression, global_names, local_names)
     except Exception:  # a key that is not written as Python has it
-        return call.f_locals.get(re.split(r"[.\[]", expression)[0])
+        return {**global_names, **local_names}.get(re.split(r"[.\[]", expression)[0])
 
 
 def reaches(start: object, nbytes: int) -> bool:
@@ -114,8 +127,8 @@ def reaches(start: object, nbytes: int) -> bool:
         if id(obj) in seen:
             continue
         seen.add(id(obj))
-        if isinstance(obj, torch.Tensor) and obj.layout is torch.strided:
-            if obj.untyped_storage().nbytes() == nbytes:
+        if isinstance(obj, torch.Tensor):
+            if nbytes in sizes_of(obj):
                 return True
             waiting.append(obj.grad if obj.is_leaf else None)
         if isinstance(obj, (FrameType, ModuleType, type)):
@@ -125,3 +138,13 @@ def reaches(start: object, nbytes: int) -> bool:
         else:
             waiting.extend(gc.get_referents(obj))
     return False
+
+
+def sizes_of(tensor: torch.Tensor) -> list[int]:
+    """Return the bytes of the storages that a tensor shows."""
+    if tensor.layout is torch.sparse_coo:
+        return [part.untyped_storage().nbytes() for part in (tensor._indices(), tensor._values())]
+    try:
+        return [tensor.untyped_storage().nbytes()]
+    except NotImplementedError:  # a wrapper, as torch.func has them
+        return []

@@ -9,7 +9,6 @@ from truth_facts import Fact, Pattern, Ran
 
 from memwatch.sizes import format_bytes
 
-OWNED = ("parameter", "buffer", "gradient", "optimizer state")
 CLAIMED = ("seen", "structure")
 """Evidence that makes of words a claim: what is inferred or not seen says so."""
 
@@ -38,28 +37,37 @@ class Score:
 def score(pattern: Pattern, ran: Ran) -> Score:
     """Return how much of what memwatch says about the peak of a program is true."""
     found = Score()
-    owned = owned_tensors(ran)
+    names, owned = owned_names(ran), owned_addresses(ran)
+    address = ran.prof.storages["address"]
     for row in ran.prof.at_peak.itertuples():
-        found.peak_bytes += row.nbytes
         facts = [
             fact for fact in pattern.facts if fact.nbytes == row.nbytes and re.search(fact.op, row.op_name)
         ]
         answers = [(what_is_wrong(pattern, fact, row), re.search(fact.holder, row.holder)) for fact in facts]
-        if row.category in OWNED and owned:
-            lies = what_is_wrong_of_owned(row, owned)
+        owner = owned.get(int(address[row.Index]))
+        if owner is not None:
+            lies = what_is_wrong_of_owned(row, owner)
+            answers = [(lies, "holder" not in lies)]
+        elif row.category in ("gradient", "optimizer state") and names_of(row.name) in names:
+            lies = what_is_wrong_of_owned(row, names[names_of(row.name)])
             answers.append((lies, "holder" not in lies))
+        if not answers and (row.category == "workspace" or row.origin == "baseline"):
+            continue  # what a kernel needs beyond tensors no program declares; other programs' tensors may be alive
+        found.peak_bytes += row.nbytes
         if not answers:
             continue
         lies = min((lies for lies, _ in answers), key=len)
-        is_false = not any(is_true for _, is_true in answers)
         found.known_bytes += row.nbytes
         if not lies:
             found.right_bytes += row.nbytes
         else:
             found.wrong.append(f"{', '.join(lies)}: {as_text(row)}")
-        if is_false and getattr(row, "holder_evidence", "none") in CLAIMED:
+        if not any(is_true for _, is_true in answers) and getattr(row, "holder_evidence", "none") in CLAIMED:
             found.false.append(as_text(row))
-    found.false += parameters_in_another_place(ran)
+    said_bytes = int(ran.prof.modules["parameter_bytes"].sum())
+    true_bytes = sum(owner.nbytes for owner in owned.values())
+    if said_bytes < true_bytes:
+        found.false.append(f"modules: {said_bytes} B of parameters and buffers, are {true_bytes} B")
     return found
 
 
@@ -81,50 +89,59 @@ def is_module(said: str, path: str) -> bool:
     return any(re.fullmatch(rf"(.*\.)?{one}(#\d+)?", said) for one in path.split("|"))
 
 
-def owned_tensors(ran: Ran) -> dict[str, int]:
-    """Return the bytes of each parameter and buffer, by its path and by its root's name and path."""
+@dataclass(frozen=True)
+class Owned:
+    """A parameter or buffer of a module: its path, its bytes, and whether it has a root's name of its own."""
+
+    category: str
+    path: str
+    nbytes: int
+
+    @property
+    def module(self) -> str:
+        """The path of the module whose it is, "" for the root."""
+        return self.path.rpartition(".")[0]
+
+
+def owned_addresses(ran: Ran) -> dict[int, Owned]:
+    """Return each parameter and buffer of the program's modules by the address of its storage."""
+    found = {}
+    for net in ran.nets.values():
+        for category, named in (("parameter", net.named_parameters()), ("buffer", net.named_buffers())):
+            for path, tensor in named:
+                storage = tensor.untyped_storage()
+                found[storage.data_ptr()] = Owned(category, path, storage.nbytes())
+    return found
+
+
+def owned_names(ran: Ran) -> dict[str, Owned]:
+    """Return each parameter by its path, alone and after its root's name."""
     found = {}
     for root, net in ran.nets.items():
-        tensors = (*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False))
-        for path, tensor in tensors:
-            nbytes = tensor.untyped_storage().nbytes()
-            for label in ("", root, type(net).__name__):
-                found.setdefault(f"{label}.{path}".strip("."), set()).add(nbytes)
+        for path, tensor in net.named_parameters(remove_duplicate=False):
+            owner = Owned("parameter", path, tensor.untyped_storage().nbytes())
+            for label in ("", f"{root}.", f"{type(net).__name__}."):
+                found[f"{label}{path}"] = owner
     return found
 
 
-def what_is_wrong_of_owned(row, owned: dict[str, set[int]]) -> list[str]:
+def names_of(name: str) -> str:
+    """Return the parameter in the name of a gradient or of optimizer state."""
+    parameter = re.sub(r"^.*\[(.*)\]$", r"\1", name.removeprefix("grad of "))
+    return re.sub(r"#\d+", "", parameter)
+
+
+def what_is_wrong_of_owned(row, owner: Owned) -> list[str]:
     """Return the columns of a parameter, buffer, gradient or state of an optimizer that do not say what is true."""
-    path = row.name.removeprefix("grad of ")
-    path = re.sub(r"^.*\[(.*)\]$", r"\1", path)
-    path = re.sub(r"#\d+", "", path)
-    sizes = owned.get(path)
-    if sizes is None or (row.nbytes not in sizes and row.category != "optimizer state"):
-        return ["category", "holder"]
-    owner = path.rpartition(".")[0]
-    is_owner = row.module.endswith(owner) and (row.module or len(owned) == 0)
-    return [] if is_owner else ["module"]
-
-
-def parameters_in_another_place(ran: Ran) -> list[str]:
-    """Say it if the parameters at the peak are not as many bytes as the program's modules have."""
-    if not ran.nets:
-        return []
-    tensors = {
-        tensor.data_ptr(): tensor.untyped_storage().nbytes()
-        for net in ran.nets.values()
-        for tensor in (*net.parameters(), *net.buffers())
-        if tensor.untyped_storage().nbytes()
+    says = {
+        "category": row.category in (owner.category, "gradient", "optimizer state"),
+        "module": row.module == owner.module or row.module.endswith(f".{owner.module}") or not owner.module,
+        "name of the module": bool(row.module),
+        "holder": row.holder_kind not in ("C++ only", "elsewhere", "evaluation stack"),
     }
-    true_bytes, at_peak = sum(tensors.values()), ran.prof.at_peak
-    said_bytes = int(at_peak.loc[at_peak["category"].isin(["parameter", "buffer"]), "nbytes"].sum())
-    by_module = int(ran.prof.modules["parameter_bytes"].sum())
-    found = []
-    if said_bytes != true_bytes:
-        found.append(f"parameters and buffers: {said_bytes} B at the peak, are {true_bytes} B")
-    if by_module != true_bytes:
-        found.append(f"modules: {by_module} B of parameters and buffers, are {true_bytes} B")
-    return found
+    if row.category == "gradient":
+        says["size"] = row.nbytes == owner.nbytes
+    return [column for column, is_true in says.items() if not is_true]
 
 
 def as_text(row) -> str:
