@@ -11,7 +11,7 @@ import gc
 import re
 import sys
 from collections import deque
-from types import FrameType, FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType, TracebackType
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,6 +35,7 @@ class Oracle(TorchDispatchMode):
     def __init__(self, names: list[str], claims: list[tuple[str, int]]) -> None:
         super().__init__()
         self._names, self._claims = names, claims
+        self._recorded = set(names)
         self._ran: list[str] = []
         self.false: list[str] = []
         self.has_looked = False  # it does not look where the ops are not those that were recorded
@@ -48,7 +49,7 @@ class Oracle(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if not is_view(str(func)):
+        if str(func) in self._recorded and not is_view(str(func)):
             self._ran.append(str(func))
         if not self.has_looked and len(self._ran) == len(self._names) and self._ran == self._names:
             self.has_looked = True
@@ -79,7 +80,9 @@ def is_view(name: str) -> bool:
     for part in name.split("."):
         operator = getattr(operator, part, None)
     returns = () if operator is None else operator._schema.returns
-    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+    return bool(returns) and all(
+        one.alias_info is not None and not one.alias_info.is_write for one in returns
+    )
 
 
 def running(frame: FrameType | None):
@@ -133,7 +136,9 @@ def reaches(start: object, nbytes: int) -> bool:
             waiting.append(obj.grad if obj.is_leaf else None)
         if isinstance(obj, (FrameType, ModuleType, type)):
             continue
-        if isinstance(obj, FunctionType):
+        if isinstance(obj, TracebackType):
+            waiting.extend([*obj.tb_frame.f_locals.values(), obj.tb_next])
+        elif isinstance(obj, FunctionType):
             waiting.extend([obj.__closure__, obj.__defaults__, obj.__dict__])
         else:
             waiting.extend(gc.get_referents(obj))

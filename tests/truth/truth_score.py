@@ -86,7 +86,7 @@ def is_module(said: str, path: str) -> bool:
     """Return True if a name is that of a module whose path its root knows; the root's own name may stand before it."""
     if not path:
         return not said
-    return any(re.fullmatch(rf"(.*\.)?{one}(#\d+)?", said) for one in path.split("|"))
+    return re.fullmatch(rf"(.*\.)?({path})(#\d+)?", said) is not None
 
 
 @dataclass(frozen=True)
