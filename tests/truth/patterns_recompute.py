@@ -164,7 +164,7 @@ def part(x, weight):
 @pattern(
     Fact(f32(2003, 97), "recomputed", "part sigmoid", HELD, op="sigmoid.default"),
     Fact(f32(2003, 97), "temporary", "part square", f"{var('y')}|{GRADIENT}", op="mul.Tensor"),
-    Fact(f32(2003, WIDTH), "input|temporary", "part input", f"{SAVED}|{var('x')}|checkpoint"),
+    Fact(f32(2003, WIDTH), "input|temporary", "part input", f"{var('x')}|checkpoint"),
     Fact(
         f32(WIDTH, 97),
         "held|input|activation|temporary",
@@ -185,22 +185,22 @@ def checkpoint_of_a_function_whose_local_is_dead():
 
 
 @pattern(
-    Fact(
-        f32(8, 32, 431),
-        "recomputed",
-        f"train llama|{LIBRARY}",
-        HELD,
-        r"model\.layers\.\d\.mlp.*",
-        r"silu\.default|mul|mm",
+    *(
+        Fact(
+            f32(8, 32, 431),
+            "recomputed",
+            f"train llama|{LIBRARY}",
+            HELD,
+            rf"model\.layers\.\d\.mlp{child}",
+            op,
+        )
+        for child, op in ((r"\.(gate|up)_proj", "mm"), (r"(\.act_fn)?", r"silu\.default"), ("", "mul"))
     ),
     Fact(
-        f32(8, 32, 431),
-        "temporary",
-        f"train llama|{LIBRARY}",
-        GRADIENT,
-        r"model\.layers\.\d\.mlp.*",
-        r"mm\.default|mul|backward",
+        f32(8, 32, 431), "temporary", f"train llama|{LIBRARY}", GRADIENT, r".*\.mlp\.down_proj", "mm", most=1
     ),
+    Fact(f32(8, 32, 431), "temporary", f"train llama|{LIBRARY}", GRADIENT, r".*\.mlp", "mul", most=2),
+    Fact(f32(8, 32, 431), "temporary", f"train llama|{LIBRARY}", GRADIENT, r".*\.mlp.*", "silu_backward"),
     *(
         Fact(
             f32(*shape),

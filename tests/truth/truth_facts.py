@@ -17,8 +17,8 @@ from pathlib import Path
 
 import memwatch
 
-SAVED = r"saved for the backward of"
-"""autograd's graph holds it; so it may be said of whatever op saved it."""
+SAVED = r"saved for the backward of (?!aten\.(rand|zeros|ones|empty|arange|full))"
+"""autograd's graph holds it, for an op that has a backward."""
 RESULT = r"the running op"
 UNNAMED = r"evaluation stack|unnamed value|no variable names"
 GRADIENT = rf"gradient in flight|{RESULT}"
@@ -56,6 +56,7 @@ class Fact:
         holder: a pattern for everything that holds them at the peak.
         module: the path of the module that makes them, without its root's name; "" for none.
         op: a pattern for the op that makes them, where several things have one size.
+        most: how many there are at most; 0 for any number.
     """
 
     nbytes: int
@@ -64,6 +65,7 @@ class Fact:
     holder: str
     module: str = ""
     op: str = ""
+    most: int = 0
 
 
 @dataclass(frozen=True)

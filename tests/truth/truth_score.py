@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 
 from truth_facts import Fact, Pattern, Ran
@@ -38,11 +39,9 @@ def score(pattern: Pattern, ran: Ran) -> Score:
     """Return how much of what memwatch says about the peak of a program is true."""
     found = Score()
     names, owned = owned_names(ran), owned_addresses(ran)
-    address = ran.prof.storages["address"]
+    address, taken = ran.prof.storages["address"], Counter()
     for row in ran.prof.at_peak.itertuples():
-        facts = [
-            fact for fact in pattern.facts if fact.nbytes == row.nbytes and re.search(fact.op, row.op_name)
-        ]
+        facts = [fact for fact in pattern.facts if may_be(fact, row) and not 0 < fact.most <= taken[fact]]
         answers = [(what_is_wrong(pattern, fact, row), re.search(fact.holder, row.holder)) for fact in facts]
         owner = owned.get(int(address[row.Index]))
         if owner is not None:
@@ -60,6 +59,7 @@ def score(pattern: Pattern, ran: Ran) -> Score:
         found.known_bytes += row.nbytes
         if not lies:
             found.right_bytes += row.nbytes
+            taken.update([fact for fact in facts if not what_is_wrong(pattern, fact, row)][:1])
         else:
             found.wrong.append(f"{', '.join(lies)}: {as_text(row)}")
         if not any(is_true for _, is_true in answers) and getattr(row, "holder_evidence", "none") in CLAIMED:
@@ -69,6 +69,11 @@ def score(pattern: Pattern, ran: Ran) -> Score:
     if said_bytes < true_bytes:
         found.false.append(f"modules: {said_bytes} B of parameters and buffers, are {true_bytes} B")
     return found
+
+
+def may_be(fact: Fact, row) -> bool:
+    """Return True if a fact is about memory of the size and the op of a row."""
+    return fact.nbytes == row.nbytes and re.search(fact.op, row.op_name) is not None
 
 
 def what_is_wrong(pattern: Pattern, fact: Fact, row) -> list[str]:
