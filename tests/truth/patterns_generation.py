@@ -62,9 +62,9 @@ class WithDict(Attention):
 
 
 @pattern(
-    Fact(f32(BATCH, OLD, WIDTH), "held", "dict keys", var("cache"), "net|WithDict"),
+    Fact(f32(BATCH, OLD, WIDTH), "held|input", "dict keys", var("cache"), "net|WithDict"),
     Fact(f32(BATCH, NEW, WIDTH), "held|temporary", "dict keys", RESULT, "net|WithDict"),
-    Fact(f32(BATCH, OLD, VALUES), "held", "dict values", var("cache"), "net|WithDict"),
+    Fact(f32(BATCH, OLD, VALUES), "held|input", "dict values", var("cache"), "net|WithDict"),
 )
 def cache_replaced_in_a_dict():
     net, cache = WithDict().eval(), {}

@@ -122,7 +122,7 @@ class State:
         "position|move",
         f"{var('state.position')}|{UNNAMED}|{RESULT}|{var('position')}",
     ),
-    Fact(f32(SIZE, 2), "held", "speed", f"{var('state.speed')}"),
+    Fact(f32(SIZE, 2), "held|temporary", "speed", f"{var('state.speed')}"),
     Fact(f32(SIZE, 3), "temporary", "push", f"{UNNAMED}|{RESULT}"),
 )
 def dataclass_state_of_a_simulation():

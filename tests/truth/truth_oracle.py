@@ -15,8 +15,8 @@ from types import FrameType, FunctionType, ModuleType, TracebackType
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from truth_score import CLAIMED, peak_op
 
-CLAIMED = ("seen", "structure")
 VARIABLE = re.compile(r"`([^`]+)`, (?:local variable|argument) of `([^`]+)`")
 GLOBAL = re.compile(r"global `([^`]+)` of module `?([\w.]+)`?")
 STACK = re.compile(r"on the evaluation stack of `([^`]+)`|the running call of `([^`]+)`")
@@ -62,10 +62,10 @@ class Oracle(TorchDispatchMode):
 
 def question(prof):
     """Return the oracle for what a profile says about its peak."""
-    peak_op = int(prof.timeline["op"].to_numpy()[prof.timeline["live_bytes"].to_numpy().argmax()])
-    if peak_op < 0:
+    last = peak_op(prof)
+    if last < 0:
         return None
-    names = [name for name in prof.ops["name"].tolist()[: peak_op + 1] if not is_view(name)]
+    names = [name for name in prof.ops["name"].tolist()[: last + 1] if not is_view(name)]
     rows = prof.at_peak
     if "holder_evidence" in rows:
         rows = rows[rows["holder_evidence"].isin(CLAIMED)]

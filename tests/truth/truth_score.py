@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from truth_facts import Fact, Pattern, Ran
+from truth_facts import RESULT, Fact, Pattern, Ran
 
 from memwatch.sizes import format_bytes
 
@@ -39,9 +39,12 @@ def score(pattern: Pattern, ran: Ran) -> Score:
     """Return how much of what memwatch says about the peak of a program is true."""
     found = Score()
     names, owned = owned_names(ran), owned_addresses(ran)
-    address, taken = ran.prof.storages["address"], Counter()
+    address, made_by, taken = ran.prof.storages["address"], ran.prof.storages["op"], Counter()
+    op_at_peak = peak_op(ran.prof)
     for row in ran.prof.at_peak.itertuples():
         facts = [fact for fact in pattern.facts if may_be(fact, row) and not 0 < fact.most <= taken[fact]]
+        is_result = re.search(RESULT, row.holder) and made_by[row.Index] == op_at_peak
+        facts += [replace(fact, holder=RESULT) for fact in facts if is_result]  # true of all, in that op
         answers = [(what_is_wrong(pattern, fact, row), re.search(fact.holder, row.holder)) for fact in facts]
         owner = owned.get(int(address[row.Index]))
         if owner is not None:
@@ -69,6 +72,11 @@ def score(pattern: Pattern, ran: Ran) -> Score:
     if said_bytes < true_bytes:
         found.false.append(f"modules: {said_bytes} B of parameters and buffers, are {true_bytes} B")
     return found
+
+
+def peak_op(prof) -> int:
+    """Return the op at the highest point of the timeline."""
+    return int(prof.timeline["op"].to_numpy()[prof.timeline["live_bytes"].to_numpy().argmax()])
 
 
 def may_be(fact: Fact, row) -> bool:
