@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional
-from truth_facts import GRADIENT, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
+from truth_facts import GRAD, GRADIENT, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
 
 import memwatch
 
@@ -234,7 +234,7 @@ def gradient_of_the_input():
         f"{GRADIENT}|{UNNAMED}|{var('grads')}",
         op="mul|pow|div|expand",
     ),
-    Fact(f32(7 * 600, 53), "gradient", "looked up", "grad", "table|Embedding"),
+    Fact(f32(7 * 600, 53), "gradient", "looked up", GRAD, "table|Embedding"),
     Fact(
         2 * f32(7 * 600), "gradient|input", "looked up|", f"grad|{var('tokens')}|{SAVED}", "table|Embedding"
     ),
@@ -391,7 +391,7 @@ def autocast_to_bfloat16():
         for shape in ((HIDDEN, IN), (OUT, HIDDEN))
     ),
     *(
-        Fact(f32(*shape), "held|gradient|temporary", "master gradient", f"{var('master')}|grad|{RESULT}")
+        Fact(f32(*shape), "held|gradient|temporary", "master gradient", f"{var('master')}|{GRAD}|{RESULT}")
         for shape in ((HIDDEN, IN), (OUT, HIDDEN))
     ),
 )

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
-from truth_facts import GRADIENT, LIBRARY, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
+from truth_facts import GRAD, GRADIENT, LIBRARY, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
 
 import memwatch
 
@@ -63,7 +63,7 @@ def ddp():
 
 
 @pattern(
-    Fact(f32(ALL), "communication|gradient", f"wrap views||{LIBRARY}", "bucket|[Rr]educer|grad", ".*|"),
+    Fact(f32(ALL), "communication|gradient", f"wrap views||{LIBRARY}", f"bucket|[Rr]educer|{GRAD}", ".*|"),
     *ACTIVATIONS,
 )
 def ddp_with_gradients_as_views():
@@ -91,7 +91,7 @@ def ddp_with_gradients_as_views():
             ("unsharded parameter", "unshard|all-gather|FSDP"),
             ("communication", "reduce-scatter|all-gather|FSDP"),
             ("temporary", GRADIENT),
-            ("gradient", "grad"),
+            ("gradient", GRAD),
         )
     ),
     *ACTIVATIONS,

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import (
     checkpoint_sequential,
     create_selective_checkpoint_contexts,
 )
-from truth_facts import GRADIENT, LIBRARY, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
+from truth_facts import GRAD, GRADIENT, LIBRARY, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
 
 import memwatch
 
@@ -67,8 +67,8 @@ def recomputed(selected=False):
             rf"{block}(\.up|\.down)?|",
             "mm.default|add.Tensor|mul|div|pow|expand",
         ),
-        Fact(f32(HIDDEN, WIDTH), "gradient", "up", "grad", rf"{block}\.up", "mm.default"),
-        Fact(f32(HIDDEN, WIDTH), "gradient", "down", "grad", rf"{block}\.down", "mm.default"),
+        Fact(f32(HIDDEN, WIDTH), "gradient", "up", GRAD, rf"{block}\.up", "mm.default"),
+        Fact(f32(HIDDEN, WIDTH), "gradient", "down", GRAD, rf"{block}\.down", "mm.default"),
         Fact(f32(HIDDEN, WIDTH), "temporary", "up", RESULT, rf"{block}\.up", "mm.default"),
     )
 
@@ -206,7 +206,7 @@ def checkpoint_of_a_function_whose_local_is_dead():
             f32(*shape),
             "gradient",
             f"train llama|{LIBRARY}",
-            "grad",
+            GRAD,
             r"lm_head|model\.(layers|embed).*",
             "mm|embed",
         )

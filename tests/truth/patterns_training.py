@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 from torch.nn import functional
-from truth_facts import GRADIENT, RESULT, SAVED, STEP, UNNAMED, Fact, Ran, f32, of_module, pattern, var
+from truth_facts import GRAD, GRADIENT, RESULT, SAVED, STEP, UNNAMED, Fact, Ran, f32, of_module, pattern, var
 
 import memwatch
 
@@ -43,8 +43,8 @@ def hidden_and_its_gradient(rows=ROWS, hidden=HIDDEN):
 def weight_gradients():
     """What is true of the gradients of `Net`: in `.grad`, or on their way there."""
     return (
-        Fact(f32(HIDDEN, IN), "gradient", "hidden", "grad", "up", "mm"),
-        Fact(f32(OUT, HIDDEN), "gradient", "outputs", "grad", "down", "mm"),
+        Fact(f32(HIDDEN, IN), "gradient", "hidden", GRAD, "up", "mm"),
+        Fact(f32(OUT, HIDDEN), "gradient", "outputs", GRAD, "down", "mm"),
         Fact(f32(HIDDEN, IN), "temporary", "hidden", GRADIENT, "up", "mm"),
     )
 
@@ -75,8 +75,8 @@ def sgd_with_momentum():
 @pattern(
     Fact(f32(HIDDEN, IN), "temporary", "hidden", GRADIENT, "up", "mm"),
     Fact(f32(OUT, HIDDEN), "temporary", "outputs", GRADIENT, "down", "mm"),
-    Fact(f32(HIDDEN, IN), "gradient", "hidden", "grad", "up", "mm"),
-    Fact(f32(OUT, HIDDEN), "gradient", "outputs", "grad", "down", "mm"),
+    Fact(f32(HIDDEN, IN), "gradient", "hidden", GRAD, "up", "mm"),
+    Fact(f32(OUT, HIDDEN), "gradient", "outputs", GRAD, "down", "mm"),
     *hidden_and_its_gradient(16),
 )
 def gradient_accumulation():
@@ -138,7 +138,7 @@ def adam_amsgrad_after_its_first_step():
             f32(*shape),
             "temporary|gradient",
             "clip|hidden|outputs",
-            f"{UNNAMED}|{RESULT}|{GRADIENT}|grad",
+            f"{UNNAMED}|{RESULT}|{GRADIENT}|{GRAD}",
             "|up|down",
         )
         for shape in ((HIDDEN, IN), (OUT, HIDDEN))
