@@ -472,4 +472,4 @@ def maml():
             torch.func.functional_call(net, fast, query).pow(2).mean().backward()  # peak: meta
             net.zero_grad()
             del fast, grads, loss
-    return Ran(prof)
+    return Ran(prof, {"net": net})
