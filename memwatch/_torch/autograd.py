@@ -16,6 +16,7 @@
 | torch._C._FunctionBase.saved_tensors | saved_tensors_of (the descriptor: call `.__get__(ctx)`) |
 | ctx._raw_saved_tensors | raw_saved_tensors_of(ctx); RAW_SAVED_TENSORS, RAW_SAVED_PREFIX are names |
 | torch.autograd.forward_ad._current_level >= 0 | in_forward_mode() |
+| torch.autograd.variable.Variable._execution_engine.queue_callback | call_at_end_of_backward |
 | torch.autograd.graph._engine_run_backward.__code__ | ENGINE_CODE, None if unknown |
 | torch.autograd.function._HookMixin, "_register_hook" | registering_hooks_by(replacement) |
 """
@@ -129,6 +130,11 @@ def in_forward_mode() -> bool:
     """Return True inside `torch.autograd.forward_ad.dual_level()`."""
     return getattr(forward_ad, "_current_level", -1) >= 0
 
+
+call_at_end_of_backward: Final[Callable[[Callable[[], None]], None]] = Part(
+    "a gradient that is dropped before the op after its backward is told as a temporary"
+).take("torch.autograd.variable.Variable._execution_engine.queue_callback", lambda callback: None)
+"""Have the backward that runs in this thread call a function when it has run every node; an error forgets it."""
 
 _engine: Final = Part("the line that called backward is searched anew for every op of it")
 _run_backward: Final[Any] = _engine.take("torch.autograd.graph._engine_run_backward", None)

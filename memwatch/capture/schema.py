@@ -177,7 +177,11 @@ RECORDED: Final = (
             "int",
             "string id of the name in its module: `weight`, `grad of weight`, `adamw.exp_avg[weight]`",
         ),
-        ("op", "int", "number of ops started before the role was seen"),
+        (
+            "op",
+            "int",
+            "number of ops started before the role was seen; of the op that was ending, for gradients seen amid one",
+        ),
         ("module", "int", "module id of the owner of the parameter or buffer that it is about, -1 if none"),
     ),
     _table(

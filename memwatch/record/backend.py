@@ -103,8 +103,8 @@ class Listener(Protocol):
     def flush_due(self) -> None:
         """Write the rows; called after the op that `OpRecorder.flush_at` named."""
 
-    def holds_in_backward(self) -> bool:
-        """Return True if storages are watched from their birth in a backward too; asked at its first op."""
+    def backward_begins(self) -> bool:
+        """Hear of the first op of a backward; return True if storages are watched from their birth in it too."""
 
     def could_not_record(self, op: str, error: Exception) -> None:
         """Note that the tensors of an op could not be looked into; the op itself ran."""

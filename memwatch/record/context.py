@@ -18,9 +18,10 @@ from torch.optim import optimizer as torch_optimizer
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.modules import BUFFERS, PARAMETERS, module_call, set_module_call
 from memwatch._torch.overrides import disable_torch_function
-from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
+from memwatch.capture.schema import NONE, ROLES
 from memwatch.own_code import CodeOwner
 from memwatch.record.clock import ticks
+from memwatch.record.gradients import Gradients
 from memwatch.record.interception.tracing import is_tracing
 from memwatch.record.module_registry import ModuleRegistry
 from memwatch.record.patches import Patches
@@ -94,6 +95,7 @@ class Context:
         self.running: list[tuple[tuple[int, int], bool, int, int]] = []
         self._registry = ModuleRegistry(self.modules, strings, self._own)
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str, int]] = {}
+        self.gradients = Gradients(self, storages, op_counter, self._parameters)
         self._stepped: set[int] = set()
         self._ends = False
         self._handles: list[Any] = []
@@ -117,6 +119,7 @@ class Context:
     def stop(self) -> None:
         """Leave torch as it was before `start`."""
         _active.remove(self)
+        self.gradients.stop()
         self.recomputes.stop()
         self._patches.take_off()
         self.pause()
@@ -323,20 +326,12 @@ class Context:
             for slot, value in state.items():
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
                     if isinstance(tensor, Tensor):
-                        self._note(tensor, STATE, module, "{}.{}[{}]", kind, slot, owner)
+                        self.note_watched(tensor, STATE, module, "{}.{}[{}]", kind, slot, owner)
 
     def backward_ended(self) -> None:
-        """Note which storages are gradients of known parameters, and watch what backward left by Python objects."""
+        """Note the gradients, if there may be others by now, and watch what backward left by Python objects."""
         self.in_backward = False
-        self._storages.record_deaths()
-        with disable_torch_function():
-            for key in list(self._parameters):
-                reference, name, module = self._parameters[key]
-                parameter = reference()
-                if parameter is None:
-                    del self._parameters[key]
-                elif parameter.is_leaf and (grad := parameter.grad) is not None:
-                    self._note(grad, GRADIENT, module, f"{GRADIENT_PREFIX}{{}}", name)
+        self.gradients.note_others()
         if current_graph_task_id() == NO_TASK:
             self._storages.rewatch()
 
@@ -353,8 +348,10 @@ class Context:
         for tensor in _tensors_in(values):
             self.note_role(tensor, INPUT, f"input of {type(module).__name__}")
 
-    def _note(self, tensor: Tensor, role: int, module: int, name: str, *words: str) -> None:
-        """Note the role of a tensor, cheaply where it is plain and its storage is watched.
+    def note_watched(
+        self, tensor: Tensor, role: int, module: int, name: str, *words: str, op: int = NONE
+    ) -> bool:
+        """Note the role of a tensor, cheaply where it is plain and its storage is watched; return if it may be new.
 
         Its name is put together from `words` only where the role is new.
         """
@@ -363,11 +360,14 @@ class Context:
         except (RuntimeError, NotImplementedError):
             watched = None
         if watched.__class__ is not WatchedStorage:
-            self.note_role(tensor, role, name.format(*words), module)
+            self.note_role(tensor, role, name.format(*words), module, op)
         elif not self._storages.roles.get(watched.number, 0) >> role & 1:
-            self.add_role(watched.number, role, name.format(*words), module)
+            self.add_role(watched.number, role, name.format(*words), module, op=op)
+        else:
+            return False
+        return True
 
-    def note_role(self, tensor: Tensor, role: int, name: str, module: int = NONE) -> None:
+    def note_role(self, tensor: Tensor, role: int, name: str, module: int = NONE, op: int = NONE) -> None:
         """Note the role of the storages that hold the bytes of a tensor, if it is new."""
         with disable_torch_function():
             try:
@@ -377,14 +377,16 @@ class Context:
             for part in parts:
                 storage = self._storages.number_of(part, NONE, BASELINE)
                 if storage != NONE and not self._storages.roles.get(storage, 0) >> role & 1:
-                    self.add_role(storage, role, name, module)
+                    self.add_role(storage, role, name, module, op=op)
 
-    def add_role(self, storage: int, role: int, name: str, module: int = NONE, *, lives: bool = True) -> None:
-        """Note the role of a storage by its number; one that has died has no more roles to come."""
+    def add_role(
+        self, storage: int, role: int, name: str, module: int = NONE, *, lives: bool = True, op: int = NONE
+    ) -> None:
+        """Note the role of a storage by its number, as of an op or of now; one that has died has no more to come."""
         if lives:
             known = self._storages.roles
             known[storage] = known.get(storage, 0) | 1 << role
-        self.roles += (storage, role, self._strings(name), self._op_counter[0], module)
+        self.roles += (storage, role, self._strings(name), self._op_counter[0] if op == NONE else op, module)
 
 
 def _tensors_in(values: Any) -> Iterator[Tensor]:

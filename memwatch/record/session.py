@@ -287,8 +287,9 @@ class Session:
             self._not_recorded.add(op)
             self.note("recorder", f"{op} is not recorded whole: {type(error).__name__}: {error}")
 
-    def holds_in_backward(self) -> bool:
+    def backward_begins(self) -> bool:
         """Return True if storages are watched from birth in backward too, not by the allocator's events alone."""
+        self.context.gradients.backward_begins()
         freed_are_seen = self._allocator is not None and self._allocator.running
         return not freed_are_seen or self.interceptor.name != "key" or self.arguments is not None
 

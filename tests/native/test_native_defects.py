@@ -24,7 +24,7 @@ def _notes(prof):
 @pytest.mark.parametrize("intercept", ["key", "mode"])
 def test_an_exception_of_c_plus_plus_does_not_stop_an_op(intercept, monkeypatch):
     """Not only torch's own: pybind11 throws others where Python answers with what C++ cannot take."""
-    monkeypatch.setattr(session.Session, "holds_in_backward", lambda session: "no bool")
+    monkeypatch.setattr(session.Session, "backward_begins", lambda session: "no bool")
     x = torch.ones(3, requires_grad=True)
     with memwatch.profile(intercept=intercept) as prof:
         (x * 2).sum().backward()

@@ -156,12 +156,15 @@ class Holders:
         return _Checkpoint(run, Holder(HolderKind.CHECKPOINT, text, line, subject=(op_name, module)))
 
     def _by_role(self, allocation: int, role: str, event: int) -> Holder:
-        """Return the holder that a role names; inferred, where the storage was seen in that role only later."""
+        """Return the holder that a role names; inferred, where the storage was seen in that role only later.
+
+        A gradient may have been in flight in the op before the one by which it was seen; the others change between ops.
+        """
         kind, template = _ROLES[role]
         name = str(self._facts.names[allocation]).removeprefix(GRADIENT_PREFIX)
         holder = Holder(kind, template.format(name=name), subject=(name,))
         known_from = self._role_ops.get((int(self._facts.allocations.storage[allocation]), role), NONE)
-        is_known = known_from <= int(self._facts.op_of_event[event]) + 1
+        is_known = known_from <= int(self._facts.op_of_event[event]) + (role != "gradient")
         return holder if is_known else holder.inferred(Inference.ROLE_LATER)
 
     @cached_property

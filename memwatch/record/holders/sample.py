@@ -62,6 +62,8 @@ class Sample:
 
     def take(self, frame: FrameType | None) -> None:
         """Append the holders of all that is large, as seen from a call and its callers."""
+        if self._state.context.in_backward:
+            self._state.context.gradients.note_in_op()
         spaces: dict[int, dict[str, Any]] = {}
         self._search_near(frame, spaces)
         fresh = self._unnamed()

@@ -97,7 +97,7 @@ class PythonOpRecorder:
             else:
                 if not context.in_backward:
                     context.in_backward = True
-                    self._ledger.hold = self._listener.holds_in_backward()
+                    self._ledger.hold = self._listener.backward_begins()
                 grad = _grad_enabled()
                 if task == context.recomputing or (grad and context.recomputes_by_hand()):
                     phase = RECOMPUTE

@@ -1,0 +1,102 @@
+"""Gradients: which storages are `.grad` of a parameter, at the end of each backward and at samples amid one.
+
+A program may drop its gradients before any op runs after backward, so the end of backward itself is waited for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Final
+
+from memwatch._torch.autograd import call_at_end_of_backward
+from memwatch._torch.overrides import disable_torch_function
+from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from memwatch.record.context import Context
+    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.tables.storages import Storages
+
+GRADIENT: Final = ROLES.index("gradient")
+
+
+class Gradients:
+    """Note the gradients of the parameters that a context knows.
+
+    Args:
+        context: takes the roles.
+        storages: the storages that are alive.
+        op_counter: how many ops have started.
+        parameters: the context's: a weak reference, name and module of each parameter, by its `id`.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        storages: Storages,
+        op_counter: OpCounter,
+        parameters: dict[int, tuple[weakref.ref[Tensor], str, int]],
+    ) -> None:
+        self._context, self._storages = context, storages
+        self._op_counter, self._parameters = op_counter, parameters
+        self._is_stopped = False
+        self._op_of_new = NONE
+
+    def stop(self) -> None:
+        """Note nothing more, even if a backward still runs."""
+        self._is_stopped = True
+
+    def backward_begins(self) -> None:
+        """Have the gradients noted when the backward that runs in this thread is done."""
+        call_at_end_of_backward(_noting(weakref.ref(self), again=True))
+
+    def note_others(self) -> None:
+        """Note the gradients, unless no op ran since every parameter was found to have a new one."""
+        if self._op_of_new != self._op_counter[0]:
+            self.note()
+
+    def note_in_op(self) -> None:
+        """Note the gradients that there are while an op of backward ends: they were there when it began."""
+        self.note(self._op_counter[0] - 1)
+
+    def note(self, op: int = NONE) -> None:
+        """Note which storages are gradients, as of an op or of now."""
+        if self._is_stopped:
+            return
+        self._storages.record_deaths()
+        all_are_new = op == NONE
+        with disable_torch_function():
+            for key in list(self._parameters):
+                reference, name, module = self._parameters[key]
+                parameter = reference()
+                if parameter is None:
+                    del self._parameters[key]
+                elif parameter.is_leaf and (grad := parameter.grad) is not None:
+                    template = f"{GRADIENT_PREFIX}{{}}"
+                    is_new = self._context.note_watched(grad, GRADIENT, module, template, name, op=op)
+                    all_are_new = all_are_new and is_new
+                elif parameter.requires_grad:
+                    all_are_new = False
+        self._op_of_new = self._op_counter[0] if all_are_new else NONE
+
+
+def _noting(reference: weakref.ref[Gradients], *, again: bool) -> Callable[[], None]:
+    """Return what notes the gradients at the end of a backward; `again` puts it behind what others called for.
+
+    DistributedDataParallel and FSDP2 finish their gradients there, and call for it later than we did.
+    """
+
+    def note() -> None:
+        gradients = reference()
+        if gradients is None:
+            return
+        if again:
+            call_at_end_of_backward(_noting(reference, again=False))
+        else:
+            gradients.note()
+
+    return note
