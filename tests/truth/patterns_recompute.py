@@ -101,7 +101,15 @@ def checkpoint_without_reentry():
     return train(Stack(lambda block, x: checkpoint(block, x, use_reentrant=False)))
 
 
-@pattern(*recomputed())
+NESTED_BACKWARD = "argument of `_engine_run_backward`"
+"""What a reentrant checkpoint calls with the outputs that it computed again, and their gradients."""
+
+
+@pattern(
+    *recomputed(),
+    Fact(f32(ROWS, WIDTH), "recomputed", "down", NESTED_BACKWARD, r"blocks\.\d", "add.Tensor", most=1),
+    Fact(f32(ROWS, WIDTH), "temporary", "up", NESTED_BACKWARD, r"blocks\.\d\.up", "add.Tensor", most=1),
+)
 def checkpoint_with_reentry():
     return train(Stack(lambda block, x: checkpoint(block, x, use_reentrant=True)))
 
@@ -164,7 +172,7 @@ def part(x, weight):
 @pattern(
     Fact(f32(2003, 97), "recomputed", "part sigmoid", HELD, op="sigmoid.default"),
     Fact(f32(2003, 97), "temporary", "part square", f"{var('y')}|{GRADIENT}", op="mul.Tensor"),
-    Fact(f32(2003, WIDTH), "input|temporary", "part input", f"{var('x')}|checkpoint"),
+    Fact(f32(2003, WIDTH), "activation|input", "part input", f"{var('x')}|checkpoint"),
     Fact(
         f32(WIDTH, 97),
         "held|input|activation|temporary",
@@ -201,6 +209,14 @@ def checkpoint_of_a_function_whose_local_is_dead():
     ),
     Fact(f32(8, 32, 431), "temporary", f"train llama|{LIBRARY}", GRADIENT, r".*\.mlp", "mul", most=2),
     Fact(f32(8, 32, 431), "temporary", f"train llama|{LIBRARY}", GRADIENT, r".*\.mlp.*", "silu_backward"),
+    Fact(
+        f32(8, 32, 32),
+        "recomputed",
+        f"train llama|{LIBRARY}",
+        HELD,
+        r"model\.layers\.\d.*",
+        r"add\.Tensor|attention",
+    ),
     *(
         Fact(
             f32(*shape),
