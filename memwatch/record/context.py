@@ -95,7 +95,7 @@ class Context:
         self.running: list[tuple[tuple[int, int], bool, int, int]] = []
         self._registry = ModuleRegistry(self.modules, strings, self._own)
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str, int]] = {}
-        self.gradients = Gradients(self, storages, op_counter, self._parameters)
+        self.gradients = Gradients(self.note_watched, storages, op_counter, self._parameters)
         self._stepped: set[int] = set()
         self._ends = False
         self._handles: list[Any] = []

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from memwatch.record.context import Context
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.storages import Storages
 
@@ -28,7 +27,7 @@ class Gradients:
     """Note the gradients of the parameters that a context knows.
 
     Args:
-        context: takes the roles.
+        note: appends the role of a tensor; see `Context.note_watched`.
         storages: the storages that are alive.
         op_counter: how many ops have started.
         parameters: the context's: a weak reference, name and module of each parameter, by its `id`.
@@ -36,12 +35,12 @@ class Gradients:
 
     def __init__(
         self,
-        context: Context,
+        note: Callable[..., bool],
         storages: Storages,
         op_counter: OpCounter,
         parameters: dict[int, tuple[weakref.ref[Tensor], str, int]],
     ) -> None:
-        self._context, self._storages = context, storages
+        self._note, self._storages = note, storages
         self._op_counter, self._parameters = op_counter, parameters
         self._is_stopped = False
         self._op_of_new = NONE
@@ -77,7 +76,7 @@ class Gradients:
                     del self._parameters[key]
                 elif parameter.is_leaf and (grad := parameter.grad) is not None:
                     template = f"{GRADIENT_PREFIX}{{}}"
-                    is_new = self._context.note_watched(grad, GRADIENT, module, template, name, op=op)
+                    is_new = self._note(grad, GRADIENT, module, template, name, op=op)
                     all_are_new = all_are_new and is_new
                 elif parameter.requires_grad:
                     all_are_new = False
