@@ -6,9 +6,10 @@ A program may drop its gradients before any op runs after backward, so the end o
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.autograd import call_at_end_of_backward
+from memwatch._torch.dynamo import frame_callback
 from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
 
@@ -31,6 +32,9 @@ class Gradients:
         storages: the storages that are alive.
         op_counter: how many ops have started.
         parameters: the context's: a weak reference, name and module of each parameter, by its `id`.
+
+    Attributes:
+        python_functions: those that torch calls.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class Gradients:
         self._op_counter, self._parameters = op_counter, parameters
         self._is_stopped = False
         self._op_of_new = NONE
+        self.python_functions: tuple[Callable[..., Any], ...] = (_AtEnd.__call__,)
 
     def stop(self) -> None:
         """Note nothing more, even if a backward still runs."""
@@ -51,7 +56,7 @@ class Gradients:
 
     def backward_begins(self) -> None:
         """Have the gradients noted when the backward that runs in this thread is done."""
-        call_at_end_of_backward(_noting(weakref.ref(self), again=True))
+        call_at_end_of_backward(_AtEnd(weakref.ref(self)))
 
     def note_others(self) -> None:
         """Note the gradients, unless no op ran since every parameter was found to have a new one."""
@@ -83,19 +88,21 @@ class Gradients:
         self._op_of_new = self._op_counter[0] if all_are_new else NONE
 
 
-def _noting(reference: weakref.ref[Gradients], *, again: bool) -> Callable[[], None]:
-    """Return what notes the gradients at the end of a backward; `again` puts it behind what others called for.
+class _AtEnd:
+    """Note the gradients at the end of a backward, when what others called for then has run.
 
     DistributedDataParallel and FSDP2 finish their gradients there, and call for it later than we did.
     """
 
-    def note() -> None:
-        gradients = reference()
-        if gradients is None:
-            return
-        if again:
-            call_at_end_of_backward(_noting(reference, again=False))
+    def __init__(self, reference: weakref.ref[Gradients]) -> None:
+        self._reference, self._again = reference, True
+
+    def __call__(self) -> None:
+        gradients = self._reference()
+        if gradients is None or frame_callback() is not None:
+            return  # dynamo would compile our code: the op that follows has them noted
+        if self._again:
+            self._again = False
+            call_at_end_of_backward(self)
         else:
             gradients.note()
-
-    return note
