@@ -78,7 +78,7 @@ def categorise(capture: Capture, allocations: Allocations) -> Categories:
             is_saved, does_cross = storage != NONE and saved[storage], storage != NONE and crosses[storage]
             category, rule = _without_role(storage, origin, op, is_saved=is_saved, crosses=does_cross)
             if category in ("temporary", "input") and storage != NONE:
-                if op != NONE and collective[op]:
+                if NONE < op < len(collective) and collective[op]:
                     category, rule = "communication", "a collective made it"
                 elif communicated[storage]:
                     category, rule = "communication", "a collective works on it in backward"
