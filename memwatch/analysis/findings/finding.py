@@ -24,8 +24,9 @@ class Finding:
             next), ``lag`` (made long before the first use), ``void`` (never used), ``gradient`` (alive in the
             next forward), ``graph`` (saved for a backward that never runs), ``retained`` (for one that ran),
             ``optimizer`` (temporaries of a foreach step), ``workspace`` (of one op), ``twice`` (a saved tensor and a
-            converted copy of it), ``buckets`` (gradients that DDP keeps beside its buckets) or ``autocast``
-            (converted weights that autocast's cache keeps). A `FindingKind`, which is equal to its text.
+            converted copy of it), ``buckets`` (gradients that DDP keeps beside its buckets), ``autocast``
+            (converted weights that autocast's cache keeps) or ``float32`` (float32 copies that autograd saves).
+            A `FindingKind`, which is equal to its text.
         nbytes: bytes at the peak that it is about.
         holder: who holds them.
         site: `file:line` to edit, empty if there is none.
