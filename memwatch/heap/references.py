@@ -137,16 +137,29 @@ def copied_items(
 ) -> list[Any]:
     """Return the items of a container, which another thread may change, or a collection made for the copy.
 
+    A tuple or list that C code is still filling has places without an object, as while `f(*(g(x) for x in xs))`
+    collects its arguments. gc lists such a container, and Python crashes when it iterates over it, so nothing is
+    returned.
+
     Args:
         container: the container.
         iterate: returns what is iterated over, as `dict.values` does.
         limit: the most items that are returned, the first ones; None for all.
         tries: how often the copy begins anew before an empty list is returned.
     """
+    if _is_half_made(container):
+        return []
     try:
         return list(islice(iterate(container), limit))
     except RuntimeError:  # changed between the iterator and the end of the copy, which is short: try again
         return copied_items(container, iterate, limit, tries - 1) if tries > 1 else []
+
+
+def _is_half_made(container: Any) -> bool:
+    """Return True for a tuple or list that has places without an object; a long list is not asked."""
+    if type(container) is tuple or (type(container) is list and len(container) <= _MAX_ITEMS):
+        return len(gc.get_referents(container)) < len(container)  # gc leaves such places out
+    return False
 
 
 def _extra(value: Any) -> Iterator[Chain]:

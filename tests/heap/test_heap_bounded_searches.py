@@ -186,3 +186,19 @@ def test_a_container_that_a_collection_changes_while_it_is_named_is_named(kind, 
     finally:
         gc.set_threshold(*thresholds)
     assert edge.kind is (EdgeKind.ITEM if kind is collections.deque else EdgeKind.KEY)
+
+
+def test_a_tuple_that_is_being_made_is_named_without_its_items():
+    """`f(*(g(x) for x in xs))` fills a tuple while the program runs; places without an object crash who reads them."""
+    value, found = [torch.zeros(1)], []
+
+    def items():
+        yield value
+        for half_made in gc.get_referrers(value):
+            if type(half_made) is tuple and len(half_made) > 3:
+                found.append([list(step_of(tuple, deep=False)(half_made)), name_chain((half_made, value))])
+        yield value
+
+    tuple(items())
+    assert [chains for chains, _ in found] == [[]]
+    assert [edge.kind for edge in found[0][1]] == [EdgeKind.REFERENCE]
