@@ -121,6 +121,12 @@ class Facts:
         return found._replace(module_name=owning_modules(self.places.module_tree, self.categories, found))
 
     @cached_property
+    def births_in_other_threads_ns(self) -> IntArray:
+        """When other threads allocated, in order: their ops are not recorded."""
+        allocations = self.allocations
+        return np.sort(allocations.birth_ns[allocations.thread != NONE])
+
+    @cached_property
     def op_of_event(self) -> IntArray:
         """Per event: the op that was running or, between ops, the one before; -1 before the first."""
         starts = self.capture.tables["ops"]["start_ns"]
