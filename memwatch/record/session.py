@@ -79,6 +79,7 @@ class Session:
         self.context = context.Context(self.storages, recorder.capture_stack, strings, counter)
         self.ops = recorder.ops(self.context, self)
         self.interceptor = self.ops.interceptor(by_mode=choice.by_mode)
+        self.context.recomputes.sees_this_thread = self.interceptor.sees_this_thread
         self.arguments = (
             ArgumentRecorder(self.ops, self.storages, strings, counter) if options.replay else None
         )
