@@ -26,8 +26,19 @@ ACCESSES: Final = ("read", "write", "output")
 OPERANDS: Final = ("read", "written", "result")
 OWNERS: Final = tuple(owner.name.lower() for owner in CodeOwner)
 """Whose code a file is."""
-ORIGINS: Final = ("op", "baseline", "external", "unobserved")
-ROLES: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
+ORIGINS: Final = ("op", "baseline", "external", "unobserved", "thread")
+ROLES: Final = (
+    "parameter",
+    "buffer",
+    "gradient",
+    "optimizer state",
+    "input",
+    "unsharded parameter",
+    "unsharded gradient",
+    "bucket",
+    "communication",
+    "autocast copy",
+)
 GRADIENT_PREFIX: Final = "grad of "
 """How the name of a gradient in `roles` begins; the name of its parameter follows."""
 EVIDENCE: Final = ("seen", "structure", "inferred", "none")
@@ -161,14 +172,23 @@ RECORDED: Final = (
         "One row per role that a storage was seen in.",
         ("storage", "int", "the storage"),
         ("role", "int", "index into ROLES"),
-        ("name", "int", "string id of the name, as `layers.0.weight`"),
+        (
+            "name",
+            "int",
+            "string id of the name in its module: `weight`, `grad of weight`, `adamw.exp_avg[weight]`",
+        ),
         ("op", "int", "number of ops started before the role was seen"),
+        ("module", "int", "module id of the owner of the parameter or buffer that it is about, -1 if none"),
     ),
     _table(
         "modules",
-        "One row per nn.Module instance seen running or holding a parameter.",
-        ("module", "int", "module id"),
-        ("name", "int", "string id of its qualified name, empty for a root"),
+        "One row per nn.Module instance seen running or holding a parameter; of a module's rows the last counts.",
+        ("module", "int", "module id, from 0"),
+        (
+            "name",
+            "int",
+            "string id of its name in the module that holds it; of a root the variable, empty if unseen",
+        ),
         ("class_name", "int", "string id of its class"),
         ("parent", "int", "module id of the module that holds it, -1 for a root"),
     ),
@@ -215,6 +235,11 @@ RECORDED: Final = (
         ("address", "int", "address of the block"),
         ("nbytes", "int", "bytes, negative for a free"),
         ("device", "int", "string id of the device"),
+        (
+            "thread",
+            "int",
+            "string id of the name of the thread that allocated or freed, -1 for the one that recorded",
+        ),
         (
             "window",
             "int",

@@ -61,6 +61,7 @@ class Block:
         clock: turns ticks into nanoseconds.
         is_estimate: whether fake tensors count, with the bytes that real ones would take.
         note: called with the kind and the text of a sentence for the report.
+        thread_names: names of the threads that started in the block, by the numbers that their events carry.
     """
 
     strings: Strings
@@ -68,6 +69,7 @@ class Block:
     clock: Clock
     is_estimate: bool
     note: Callable[[str, str], None]
+    thread_names: list[str]
 
 
 class CallContext(Protocol):
@@ -173,7 +175,8 @@ class Window:
         start_ns: when it began, in unix nanoseconds.
         end_ns: when it ended.
         start_op: how many ops had started when it began.
-        events: a row for each: unix nanoseconds, address, bytes (negative for a free), string id of the device.
+        events: a row for each: unix nanoseconds, address, bytes (negative for a free), string ids of the device and of
+            the name of the thread, -1 for the one that recorded.
     """
 
     start_ns: int
@@ -197,6 +200,12 @@ class AllocatorEvents(Protocol):
 
     def cut(self) -> list[Window] | None:
         """End the window, return it and begin the next; None if no window can end here."""
+
+    def enter_thread(self, thread: int, /) -> bool:
+        """Receive the events of this thread too, with its number; return False if it cannot be heard."""
+
+    def leave_thread(self) -> None:
+        """Receive no more events of this thread, which is not the one of the block."""
 
     def forget_in_child(self) -> None:
         """Be off in a forked child, where no window can be ended."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import sys
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from memwatch._torch.modes import disable_torch_dispatch
-from memwatch._torch.modules import MODULES, PARAMETERS
+from memwatch._torch.modules import PARAMETERS
 from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import NONE
 from memwatch.record.tables.parts import plain_parts
@@ -36,10 +38,13 @@ def scan(storages: Storages, context: Context) -> None:
     with disable_torch_function(), disable_torch_dispatch():
         for tensor in found[Tensor]:
             _number(storages, tensor)
-    for module in _roots(found[nn.Module]):
-        context.register(module)
+    context.learn_modules(
+        (module for module in found[nn.Module] if PARAMETERS in module.__dict__), sys._getframe()
+    )
     for optimizer in found[Optimizer]:
         if isinstance(optimizer.__dict__.get("state"), dict) and "param_groups" in optimizer.__dict__:
+            with contextlib.suppress(AttributeError, KeyError, TypeError):  # a half-made optimizer
+                context.learn_parameters(optimizer)
             context.learn_state(optimizer)
     context.backward_ended()
 
@@ -60,9 +65,3 @@ def _number(storages: Storages, tensor: Tensor) -> None:
             storages.number_of(part, NONE, BASELINE)
     except (RuntimeError, NotImplementedError, AttributeError, ValueError):
         return  # a half-made or foreign wrapper: it is numbered when an op touches it
-
-
-def _roots(modules: list[nn.Module]) -> list[nn.Module]:
-    """Return the modules that no other module holds."""
-    held = {id(child) for module in modules for child in (module.__dict__.get(MODULES) or {}).values()}
-    return [module for module in modules if id(module) not in held and PARAMETERS in module.__dict__]

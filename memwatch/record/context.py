@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
-from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS, module_call, set_module_call
+from memwatch._torch.modules import BUFFERS, PARAMETERS, module_call, set_module_call
 from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
+from memwatch.own_code import CodeOwner
 from memwatch.record.clock import ticks
 from memwatch.record.interception.tracing import is_tracing
+from memwatch.record.module_registry import ModuleRegistry
 from memwatch.record.patches import Patches
 from memwatch.record.recompute import NOTHING, Recomputes, recomputes_by_hand
 from memwatch.record.tables.parts import plain_parts
@@ -29,14 +31,17 @@ from memwatch.record.tables.storages import BASELINE, Storages, address_of
 from memwatch.record.tables.watched import WatchedStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import CodeType, FrameType
 
     from memwatch.record.backend import CaptureStack
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.strings import Strings
 
-PARAMETER, BUFFER, GRADIENT, STATE, INPUT = range(len(ROLES))
+(
+    PARAMETER, BUFFER, GRADIENT, STATE, INPUT, UNSHARDED, UNSHARDED_GRADIENT, BUCKET, COMMUNICATION,
+    AUTOCAST_COPY,
+) = range(len(ROLES))  # fmt: skip
 _OUTSIDE: Final = (NONE, NONE)
 _thread: Final = threading.get_ident
 _active: list[Context] = []
@@ -87,14 +92,17 @@ class Context:
         self._strings = strings
         self._op_counter = op_counter
         self.running: list[tuple[tuple[int, int], bool, int, int]] = []
-        self._module_ids: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
-        self._module_count = 0
-        self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._registry = ModuleRegistry(self.modules, strings, self._own)
+        self._parameters: dict[int, tuple[weakref.ref[Tensor], str, int]] = {}
+        self._stepped: set[int] = set()
+        self._ends = False
         self._handles: list[Any] = []
         self._patches = Patches()
         self.recomputes = Recomputes(self, storages, capture_stack, op_counter)
         self._born_before_step = 0
         self._step_code: CodeType | None = None
+        self.before_forward: Callable[[], None] | None = None
+        self._on_step_end: Callable[[object], None] | None = None
         self.block = object()
         self._beneath: Any = module_call()
         self._call_impl = _observed(self._beneath, self.block)
@@ -112,6 +120,10 @@ class Context:
         self.recomputes.stop()
         self._patches.take_off()
         self.pause()
+
+    def tell_of_steps(self, on_step_end: Callable[[object], None] | None = None) -> None:
+        """Call this with each optimizer whose step has ended; without an argument call nobody any more."""
+        self._on_step_end = on_step_end
 
     def resume(self) -> None:
         """Resume seeing module calls and optimizer steps."""
@@ -136,14 +148,14 @@ class Context:
     def _swap(self, swap_tensors: Callable[..., Any], t1: Tensor, t2: Tensor) -> Any:
         """Let go of parameters while torch swaps them: it refuses tensors that anybody refers to weakly."""
         tensors = t1, t2
-        names = {id(tensor): self._parameters.pop(id(tensor), (None, None))[1] for tensor in tensors}
+        known = {id(tensor): self._parameters.pop(id(tensor), None) for tensor in tensors}
         try:
             return swap_tensors(t1, t2)
         finally:
             for tensor in tensors:
-                name = names[id(tensor)]
-                if name is not None:
-                    self._parameters[id(tensor)] = (weakref.ref(tensor), name)
+                before = known[id(tensor)]
+                if before is not None:
+                    self._parameters[id(tensor)] = (weakref.ref(tensor), *before[1:])
 
     def place(self) -> tuple[int, int, int]:
         """Return how many ops have started, the running module and the running call stack."""
@@ -152,16 +164,18 @@ class Context:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a module call starts."""
-        known = self._module_ids.get(id(module))
-        if known is None or known[0]() is not module:
-            self.register(module, parent=self.top[0])
-            known = self._module_ids[id(module)]
-        # what a module gets in backward, from a hook or a recomputation, is no input of the program's
-        if self.top is _OUTSIDE and current_graph_task_id() == NO_TASK:
-            self._note_inputs(module, (*args, *kwargs.values()))
+        number = self._registry.number_of(module)
+        if number == NONE:
+            number = self._registry.meet(module, self.top[0], sys._getframe(2))
+        if self.top is _OUTSIDE:
+            if self.before_forward is not None:
+                self.before_forward()
+            # what a module gets in backward, from a hook or a recomputation, is no input of the program's
+            if current_graph_task_id() == NO_TASK:
+                self._note_inputs(module, (*args, *kwargs.values()))
         stack = self._capture_stack(self.top[1], NONE, 3)
-        self.running.append((self.top, self.optimizing, known[1], self._op_counter[0]))
-        self.top = (known[1], stack)
+        self.running.append((self.top, self.optimizing, number, self._op_counter[0]))
+        self.top = (number, stack)
         self.optimizing = False
 
     def leave(self, depth: int) -> None:
@@ -180,7 +194,7 @@ class Context:
         caller = sys._getframe(1)
         self._step_code = caller.f_code
         self.forget_failed_steps(caller.f_back)
-        self._learn_parameters(optimizer)
+        self.learn_parameters(optimizer, caller.f_back)
         self.backward_ended()
         self._born_before_step = self._storages.count
         self.running.append((self.top, self.optimizing, NONE, self._op_counter[0]))
@@ -201,6 +215,8 @@ class Context:
         self._storages.record_deaths()  # the step's own temporaries
         if self._storages.any_born_since(self._born_before_step):
             self.learn_state(optimizer)
+        if self._on_step_end is not None:
+            self._on_step_end(optimizer)
 
     def forget_failed_steps(self, frame: FrameType | None) -> None:
         """Drop optimizer steps that are not running any more: no hook runs at the end of one that raised."""
@@ -213,42 +229,87 @@ class Context:
             self.top, self.optimizing = self.running[begun[0]][:2]
             del self.running[begun[0] :]
 
-    def register(self, root: nn.Module, *, parent: int = NONE) -> None:
-        """Number and name `root` and all its children, and note the roles of their parameters and buffers."""
-        waiting: list[tuple[nn.Module, str, int]] = [(root, "", parent)]
-        while waiting:
-            module, name, above = waiting.pop()
-            known = self._module_ids.get(id(module))
-            if known is not None and known[0]() is module:
-                continue
-            number = self._module_count
-            self._module_count = number + 1
-            self._module_ids[id(module)] = (weakref.ref(module), number)
-            self.modules += (number, self._strings(name), self._strings(type(module).__name__), above)
-            for key, tensor in module.__dict__.get(PARAMETERS, {}).items():
-                if tensor is not None:
-                    self._own(tensor, PARAMETER, f"{name}.{key}" if name else key)
-            for key, tensor in module.__dict__.get(BUFFERS, {}).items():
-                if tensor is not None:
-                    self._own(tensor, BUFFER, f"{name}.{key}" if name else key)
-            for key, child in reversed(list(module.__dict__.get(MODULES, {}).items())):
-                if child is not None:
-                    waiting.append((child, f"{name}.{key}" if name else key, number))
+    def learn_modules(self, modules: Iterable[nn.Module], frame: FrameType | None) -> None:
+        """Number and name the trees of modules, and note the roles of their parameters and buffers.
 
-    def _own(self, tensor: Tensor, role: int, name: str) -> None:
-        self._role(tensor, role, name)
-        known = self._parameters.get(id(tensor))
-        if role == PARAMETER and (known is None or known[0]() is not tensor):  # an id may be in use again
-            self._parameters[id(tensor)] = (weakref.ref(tensor), name)
+        Args:
+            modules: modules that are alive.
+            frame: the innermost call whose variables may name them.
+        """
+        self._registry.learn(modules, frame)
 
-    def _learn_parameters(self, optimizer: Any) -> None:
+    def own(self, parameter: Tensor, name: str) -> None:
+        """Note that a tensor is a parameter, so that its gradient and its optimizer's state get its name."""
+        if not self._is_known(parameter):
+            self._parameters[id(parameter)] = (weakref.ref(parameter), name, NONE)
+        self.note_role(parameter, PARAMETER, *self.name_of(parameter))
+
+    def name_of(self, parameter: Tensor) -> tuple[str, int]:
+        """Return the name of a parameter and the number of its module, empty and -1 if it has none."""
+        return self._parameters[id(parameter)][1:] if self._is_known(parameter) else ("", NONE)
+
+    def look_again(self) -> None:
+        """Look at the end for modules that were never called, and for parameters whose memory is new.
+
+        After `module.half()` a parameter lies in other memory. What is not known by now was not made by an op: to
+        number it would count it as alive at entry.
+        """
+        self._ends = True
+        self._registry.learn((), sys._getframe())
+        live, roles = self._storages.live, self._storages.roles
+        for module, number in self._registry.alive():
+            for role, table in ((PARAMETER, PARAMETERS), (BUFFER, BUFFERS)):
+                for key, tensor in (module.__dict__.get(table) or {}).items():
+                    try:
+                        watched = None if tensor is None else live.get(address_of(tensor))
+                    except (RuntimeError, NotImplementedError):
+                        continue
+                    if watched is not None and not roles.get(watched.number, 0) >> role & 1:
+                        self.add_role(watched.number, role, key, number)
+
+    def _own(self, module: nn.Module, number: int) -> None:
+        """Note the roles of a module's own parameters and buffers."""
+        if self._ends:
+            return
+        for key, tensor in (module.__dict__.get(PARAMETERS) or {}).items():
+            if tensor is not None:
+                self.note_role(tensor, PARAMETER, key, number)
+                known = self._parameters.get(id(tensor))
+                if known is None or known[0]() is not tensor or known[2] == NONE:  # an id may be in use again
+                    self._parameters[id(tensor)] = (weakref.ref(tensor), key, number)
+        for key, tensor in (module.__dict__.get(BUFFERS) or {}).items():
+            if tensor is not None:
+                self.note_role(tensor, BUFFER, key, number)
+
+    def learn_parameters(self, optimizer: Any, frame: FrameType | None = None) -> None:
+        """Note what an optimizer steps.
+
+        Args:
+            optimizer: the optimizer.
+            frame: the call that steps it, whose variables may lead to modules that are not known.
+        """
+        tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        if id(optimizer) in self._stepped and all(map(self._is_known, tensors)):
+            return
+        if frame is not None:
+            self._stepped.add(id(optimizer))
+        for owner in (CodeOwner.PROGRAM, CodeOwner.INSTALLED):
+            if frame is not None and not all(map(self._is_known, tensors)):
+                self._registry.learn((), frame, owner)
         for group, settings in enumerate(optimizer.param_groups):
             for index, tensor in enumerate(settings["params"]):
-                known = self._parameters.get(id(tensor))
-                if known is None or known[0]() is not tensor:
-                    name = f"group{group}.param{index}"
-                    self._parameters[id(tensor)] = (weakref.ref(tensor), name)
-                    self._role(tensor, PARAMETER, name)
+                if self._is_known(tensor):
+                    _, name, module = self._parameters[id(tensor)]
+                else:
+                    name, module = f"group{group}.param{index}", NONE
+                    self._parameters[id(tensor)] = (weakref.ref(tensor), name, NONE)
+                self.note_role(
+                    tensor, PARAMETER, name, module
+                )  # its memory may be new, as after `module.half()`
+
+    def _is_known(self, parameter: Tensor) -> bool:
+        known = self._parameters.get(id(parameter))
+        return known is not None and known[0]() is parameter
 
     def learn_state(self, optimizer: Any) -> None:
         """Note the role of every tensor in the optimizer's state, named as ``adamw.exp_avg[layers.0.weight]``."""
@@ -257,12 +318,12 @@ class Context:
         for parameter, state in list(optimizer.state.items()):
             if not isinstance(state, dict):
                 continue
-            known = self._parameters.get(id(parameter))
-            owner = known[1] if known is not None and known[0]() is parameter else "?"
+            known = self._parameters.get(id(parameter)) if self._is_known(parameter) else None
+            owner, module = ("?", NONE) if known is None else known[1:]
             for slot, value in state.items():
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
                     if isinstance(tensor, Tensor):
-                        self._note(tensor, STATE, "{}.{}[{}]", kind, slot, owner)
+                        self._note(tensor, STATE, module, "{}.{}[{}]", kind, slot, owner)
 
     def backward_ended(self) -> None:
         """Note which storages are gradients of known parameters, and watch what backward left by Python objects."""
@@ -270,12 +331,12 @@ class Context:
         self._storages.record_deaths()
         with disable_torch_function():
             for key in list(self._parameters):
-                reference, name = self._parameters[key]
+                reference, name, module = self._parameters[key]
                 parameter = reference()
                 if parameter is None:
                     del self._parameters[key]
                 elif parameter.is_leaf and (grad := parameter.grad) is not None:
-                    self._note(grad, GRADIENT, f"{GRADIENT_PREFIX}{{}}", name)
+                    self._note(grad, GRADIENT, module, f"{GRADIENT_PREFIX}{{}}", name)
         if current_graph_task_id() == NO_TASK:
             self._storages.rewatch()
 
@@ -283,11 +344,16 @@ class Context:
         """Return True for a storage known as a parameter, a buffer, a gradient or optimizer state."""
         return bool(self._storages.roles.get(storage, 0) & ~(1 << INPUT))
 
+    @property
+    def is_its_thread(self) -> bool:
+        """Whether the running thread is the one that entered the block."""
+        return _thread() == self.thread
+
     def _note_inputs(self, module: nn.Module, values: tuple[Any, ...]) -> None:
         for tensor in _tensors_in(values):
-            self._role(tensor, INPUT, f"input of {type(module).__name__}")
+            self.note_role(tensor, INPUT, f"input of {type(module).__name__}")
 
-    def _note(self, tensor: Tensor, role: int, name: str, *words: str) -> None:
+    def _note(self, tensor: Tensor, role: int, module: int, name: str, *words: str) -> None:
         """Note the role of a tensor, cheaply where it is plain and its storage is watched.
 
         Its name is put together from `words` only where the role is new.
@@ -297,11 +363,12 @@ class Context:
         except (RuntimeError, NotImplementedError):
             watched = None
         if watched.__class__ is not WatchedStorage:
-            self._role(tensor, role, name.format(*words))
+            self.note_role(tensor, role, name.format(*words), module)
         elif not self._storages.roles.get(watched.number, 0) >> role & 1:
-            self._add(watched.number, role, name.format(*words))
+            self.add_role(watched.number, role, name.format(*words), module)
 
-    def _role(self, tensor: Tensor, role: int, name: str) -> None:
+    def note_role(self, tensor: Tensor, role: int, name: str, module: int = NONE) -> None:
+        """Note the role of the storages that hold the bytes of a tensor, if it is new."""
         with disable_torch_function():
             try:
                 parts = list(plain_parts(tensor))
@@ -310,12 +377,14 @@ class Context:
             for part in parts:
                 storage = self._storages.number_of(part, NONE, BASELINE)
                 if storage != NONE and not self._storages.roles.get(storage, 0) >> role & 1:
-                    self._add(storage, role, name)
+                    self.add_role(storage, role, name, module)
 
-    def _add(self, storage: int, role: int, name: str) -> None:
-        known = self._storages.roles
-        known[storage] = known.get(storage, 0) | 1 << role
-        self.roles += (storage, role, self._strings(name), self._op_counter[0])
+    def add_role(self, storage: int, role: int, name: str, module: int = NONE, *, lives: bool = True) -> None:
+        """Note the role of a storage by its number; one that has died has no more roles to come."""
+        if lives:
+            known = self._storages.roles
+            known[storage] = known.get(storage, 0) | 1 << role
+        self.roles += (storage, role, self._strings(name), self._op_counter[0], module)
 
 
 def _tensors_in(values: Any) -> Iterator[Tensor]:

@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
+from memwatch.capture.schema import EVIDENCE
+from memwatch.words.places import own_place
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from memwatch.report.source import Reading
 
-HELD_ANYWAY: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
+HELD_ANYWAY: Final = ("parameter", "buffer", "gradient", "optimizer state", "input", "held")
 """Categories whose storages stay alive with or without backward."""
 
 BLANK: Final = {
@@ -35,13 +40,14 @@ class PeakInstant:
     line: str
     module: str
     phase: str
+    own_line: str = ""
 
     def __str__(self) -> str:
         """The op, its module and its line, for people."""
         if self.op < 0:
             return "Before the first op"
         module = f" in {self.module}" if self.module else ""
-        line = f" at {self.line}" if self.line else ""
+        line = f" at {own_place(self.line, self.own_line)}" if self.line else ""
         return f"Op {self.op}, {self.op_name} ({self.phase}){module}{line}"
 
 
@@ -63,6 +69,23 @@ class SavedForBackward:
         return (self.nbytes - self.held_anyway_bytes) / self.peak_bytes if self.peak_bytes else 0.0
 
 
+def evidence_bytes(reading: Reading) -> dict[str, int]:
+    """Return the bytes at the peak by how their holders are known; empty where holders were not asked for."""
+    sums = reading.at_peak.groupby("holder_evidence")["nbytes"].sum()
+    return {evidence: int(sums[evidence]) for evidence in EVIDENCE if evidence in sums}
+
+
+def evidence_text(nbytes: Mapping[str, int]) -> str:
+    """Return `evidence_bytes` as shares, in one line for people; empty where there are none."""
+    seen, structure, inferred, _ = (nbytes.get(evidence, 0) for evidence in EVIDENCE)
+    total = sum(nbytes.values())
+    if not total:
+        return ""
+    known, guessed = round(100 * (seen + structure) / total), round(100 * inferred / total)
+    unseen = max(0, 100 - known - guessed)
+    return f"Holders: {known} % seen or from torch's books, {guessed} % inferred, {unseen} % not seen"
+
+
 def peak_instant(reading: Reading) -> PeakInstant:
     """Return the first event at which live bytes are at their maximum."""
     timeline, ops = reading.timeline, reading.ops
@@ -74,8 +97,15 @@ def peak_instant(reading: Reading) -> PeakInstant:
     if op not in ops.index:
         return PeakInstant(event, int(row["time_ns"]), -1, "", "", "", "")
     cause = ops.loc[op]
-    words = (str(cause[column]) for column in ("name", "line", "module", "phase"))
+    words = (str(cause[column]) for column in ("name", "line", "module", "phase", "own_line"))
     return PeakInstant(event, int(row["time_ns"]), op, *words)
+
+
+def with_own_lines(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return storages whose `line` begins with the program's own line where it lies in a library."""
+    places = map(own_place, rows["line"], rows["own_line"])
+    named: pd.DataFrame = rows.assign(line=list(places))
+    return named
 
 
 def saved_for_backward(reading: Reading) -> SavedForBackward:

@@ -9,7 +9,15 @@ from rich.text import Text
 
 from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.report.console import CATEGORY_STYLE, bar, clip, head, line_width, name, tail, to_text
-from memwatch.report.facts import bytes_by, peak_instant, recomputed, saved_for_backward
+from memwatch.report.facts import (
+    bytes_by,
+    evidence_bytes,
+    evidence_text,
+    peak_instant,
+    recomputed,
+    saved_for_backward,
+    with_own_lines,
+)
 from memwatch.report.layers import repeated_layers
 from memwatch.report.meta import format_duration
 from memwatch.report.plan.places import Places
@@ -152,7 +160,7 @@ def _modules(reading: Reading, rows: int, line: int) -> Table:
 
 def _lines(reading: Reading, rows: int, width: int) -> Table:
     table = _table("Bytes>", "Share>", "Line", "Storages>")
-    groups = bytes_by(reading.at_peak, "line")
+    groups = bytes_by(with_own_lines(reading.at_peak), "line")
     for line, row in groups.head(rows).iterrows():
         where = tail(str(line), width - FIGURES_WIDTH - 10)
         table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), where, f"{row['count']:,}")
@@ -161,12 +169,16 @@ def _lines(reading: Reading, rows: int, width: int) -> Table:
 
 
 def _holders(reading: Reading, rows: int, line: int) -> Table:
+    """Return bytes by kind of holder, and of each kind the largest holder with the bytes that it has itself."""
     table = _table("Bytes>", "Share>", "Storages>", "Kind", "Largest of these")
     room = line - FIGURES_WIDTH - 32
-    largest = reading.at_peak.groupby(["holder_kind", "holder"])["nbytes"].sum().sort_values(ascending=False)
-    for kind, row in bytes_by(reading.at_peak, "holder_kind").head(rows).iterrows():
-        of_kind = [str(holder) for known, holder in largest.index if known == kind]
-        words = (f"{row['count']:,}", head(str(kind), 18), head(of_kind[0] if of_kind else "", room))
+    peak = reading.at_peak
+    for kind, row in bytes_by(peak, "holder_kind").head(rows).iterrows():
+        largest = bytes_by(peak[peak["holder_kind"] == kind], "holder")["nbytes"]
+        told = "".join(map(str, largest.index[:1]))
+        if len(largest) > 1:
+            told = f"{format_bytes(largest.iloc[0])} by {told}"
+        words = (f"{row['count']:,}", head(str(kind), 18), head(told, room))
         table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), *words)
     return table
 
@@ -217,8 +229,10 @@ def _looks(reading: Reading) -> Text:
     count, time_ns = int(reading.meta.get("holder_samples", 0)), int(reading.meta.get("holder_samples_ns", 0))
     cut = int(reading.meta.get("holder_samples_cut", 0))
     limit = f"; {cut:,} of them came to their limit and may have missed some" if cut else ""
+    known = evidence_text(evidence_bytes(reading))
     return Text(
-        f"Found by looking {count:,} times, which took {format_duration(time_ns)}{limit}", style="dim"
+        f"{known}\nFound by looking {count:,} times, which took {format_duration(time_ns)}{limit}",
+        style="dim",
     )
 
 

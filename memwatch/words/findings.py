@@ -14,10 +14,14 @@ HEADLINES: Final[dict[str, str]] = {
     "gradient": "keeps {nbytes} in forward, though the optimizer is done with them",
     "graph": "keeps {nbytes} saved for a backward that never runs",
     "retained": "keeps {nbytes} saved for a backward that has run already",
+    "set_to_none": "keeps {nbytes} of zeros until the next backward adds to them",
+    "output": "keeps {nbytes} that a model returned through backward, which does not need them",
     "optimizer": "keeps {nbytes} at once, for all parameters together",
     "workspace": "keeps {nbytes} inside one op",
     "recompute": "computes {nbytes} again long before their own backward",
     "twice": "keeps {nbytes} of a tensor that autograd saves in another dtype or layout too",
+    "buckets": "keeps {nbytes} of gradients twice, in `.grad` and in its buckets",
+    "autocast": "keeps {nbytes} of converted weights after their use, until the region of autocast ends",
 }
 """What a holder does, by kind of finding."""
 
@@ -28,10 +32,17 @@ ADVICE: Final[dict[str, str]] = {
     "gradient": "call zero_grad(set_to_none=True) before forward, right after the optimizer's step",
     "graph": "run this forward under torch.no_grad(), or keep `.item()` or `.detach()` of what it gives",
     "retained": "call backward() without retain_graph=True, or drop the result that keeps the graph",
+    "set_to_none": "call zero_grad(set_to_none=True), right after the optimizer's step: it frees them",
+    "output": "keep the loss alone, or `del` the rest before backward()",
     "optimizer": "make the optimizer with foreach=False or fused=True",
     "workspace": "give this op its input in smaller pieces, or choose another algorithm for it",
     "recompute": "checkpoint each of the modules that it calls by itself",
     "twice": "convert once, before the first of the ops that save it",
+    "buckets": "build it with gradient_as_bucket_view=True",
+    "autocast": (
+        "pass cache_enabled=False to torch.autocast where each weight is used once, and leave the region before "
+        "backward()"
+    ),
 }
 """What to do, by kind of finding; for the other kinds it depends on the holder."""
 
@@ -77,3 +88,5 @@ GRAPH_AFTER_BACKWARD: Final = "the autograd graph of a forward whose backward ha
 OPTIMIZER_STEP: Final = "the optimizer's step, which works on all parameters at once,"
 REGION: Final = "the checkpointed region"
 CONVERTED_COPY: Final = "autograd, which saves a tensor and a converted copy of it,"
+BUCKETS: Final = "DistributedDataParallel"
+AUTOCAST_CACHE: Final = "autocast's cache"

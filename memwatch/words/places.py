@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Final
+
+IN_LIBRARY: Final = "{own}, in {package} ({file})"
+"""The program's own line, and the library in which the work is done."""
+_PACKAGES: Final = ("site-packages", "dist-packages")
 
 
 def place(file: str | None, line: int | None) -> str:
@@ -14,3 +19,18 @@ def place(file: str | None, line: int | None) -> str:
     except (ValueError, OSError):
         shown = file
     return f"{shown}:{line}" if line else shown
+
+
+def own_place(line: str, own_line: str) -> str:
+    """Return a `file:line` that the reader can edit: `train.py:40, in transformers (trainer.py:2674)`.
+
+    Args:
+        line: the place of the work.
+        own_line: the program's own line that led there, empty if there is none.
+    """
+    if not own_line or own_line == line:
+        return line
+    path = PurePath(line)
+    at = next((at for at, part in enumerate(path.parts[:-1]) if part in _PACKAGES), None)
+    package = path.parent.name if at is None else path.parts[at + 1].partition(".")[0]
+    return IN_LIBRARY.format(own=own_line, package=package, file=path.name)

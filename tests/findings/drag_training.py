@@ -58,6 +58,31 @@ def outputs_dropped_each_iteration():
         optimizer.step()
 
 
+def outputs_through_backward():
+    model = WithLoss()
+    outputs = model(torch.ones(WIDE, 8))
+    outputs["loss"].backward()
+
+
+def outputs_before_backward():
+    model = WithLoss()
+    loss = model(torch.ones(WIDE, 8))["loss"]
+    loss.backward()
+
+
+def zeros_in_forward(*, set_to_none=False):
+    model = network()
+    optimizer = sgd(model)
+    for _ in range(3):
+        model(torch.ones(WIDE, WIDE)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=set_to_none)
+
+
+def none_in_forward():
+    zeros_in_forward(set_to_none=True)
+
+
 def loss_history():
     model = network()
     history = []
@@ -294,9 +319,15 @@ def released_graph():
 CASES = {
     "outputs across iterations": (
         outputs_across_iterations,
-        ("`outputs`, local variable of `outputs_across_iterations`", "next pass"),
+        ("`outputs`, local variable of `outputs_across_iterations`", "before backward"),
         outputs_dropped_each_iteration,
     ),
+    "outputs through backward": (
+        outputs_through_backward,
+        ("`outputs`, local variable of `outputs_through_backward`", "before backward"),
+        outputs_before_backward,
+    ),
+    "zeros in forward": (zeros_in_forward, (".grad", "set_to_none=True"), none_in_forward),
     "loss history": (loss_history, ("`history`", "loss_history"), loss_history_of_numbers),
     "running sum": (running_sum, ("`running_loss`", "running_sum"), running_number),
     "GAN": (gan, ("`fake`", "gan"), gan_dropping),

@@ -236,22 +236,23 @@ def test_a_plan_that_changes_nothing_is_told_so(tmp_path, planned):
 
 
 def test_modules_stand_under_their_root(planned):
-    """The root, listed under its class name, is the parent of what the model holds directly."""
+    """The root, listed under the name of its variable, is the parent of what the model holds directly."""
     modules = planned.reading.modules
     listed = modules.index.tolist()
-    parents = module_parents(listed, modules["class_name"].tolist())
+    parents = module_parents(listed, modules["parent"].tolist())
     parent = {name: listed[row] if row >= 0 else None for name, row in zip(listed, parents, strict=True)}
-    assert parent["TinyGPT"] is None
-    assert {name for name in listed if parent[name] == "TinyGPT"} == {"embed", "blocks", "head"}
+    (root,) = modules.index[modules["class_name"] == "TinyGPT"]
+    assert parent[root] is None
+    assert {name for name in listed if parent[name] == root} == {"embed", "blocks", "head"}
     assert parent["blocks.0"] == "blocks"
     assert parent["blocks.1.mlp.2"] == "blocks.1.mlp"
 
 
 def test_two_models_keep_their_trees_apart():
-    """Names that two trees share are led by their root's; the numbered root of the same class is a root too."""
-    listed = ["Net", "Net.body", "Net.body.0", "Net#2", "Net#2.body", "Net#2.body.0", "head", "Loss"]
-    classes = ["Net", "Sequential", "Linear", "Net", "Sequential", "Linear", "Linear", "Loss"]
-    assert module_parents(listed, classes) == [-1, 0, 1, -1, 3, 4, 3, -1]
+    """Each row's parent is told by name, and found whatever stands between the two."""
+    listed = ["net", "net.body", "other", "net.body.0", "other.body", "loss"]
+    parents = ["", "net", "", "net.body", "other", ""]
+    assert module_parents(listed, parents) == [-1, 0, -1, 1, 2, -1]
 
 
 def test_a_list_of_leaks_adds_up(leaked):

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.analysis.facts.allocations import Allocations, join_allocations
+from memwatch.analysis.facts.autocast import autocast_copies
 from memwatch.analysis.facts.biographies import Biographies, write_biographies
 from memwatch.analysis.facts.call_stacks import CallStacks
 from memwatch.analysis.facts.categories import Categories, categorise
+from memwatch.analysis.facts.iterations import boundaries, kept_across
 from memwatch.analysis.facts.live_curve import LiveCurve, trace_live_curve
 from memwatch.analysis.facts.made_by import MadeBy, made_by
-from memwatch.analysis.facts.module_names import owning_modules
+from memwatch.analysis.facts.module_names import owning_modules, qualified
 from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
 from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.analysis.facts.uses import UseBounds, use_bounds
@@ -78,7 +80,9 @@ class Facts:
     @cached_property
     def categories(self) -> Categories:
         """What every allocation is for."""
-        return categorise(self.capture, self.allocations)
+        ends_ns = boundaries(self.capture, self.places)
+        kept = kept_across(self.capture, self.allocations, self.use_bounds, ends_ns)
+        return categorise(self.capture, self.allocations, kept)
 
     @cached_property
     def recomputes(self) -> Recomputes:
@@ -86,17 +90,35 @@ class Facts:
         return Recomputes(self.capture)
 
     @cached_property
+    def autocast_copies(self) -> dict[int, str]:
+        """The name of the parameter, by the storage of a copy of it that autocast's cache held."""
+        rows = zip(self.allocations.storage.tolist(), self.categories.role, self.names, strict=True)
+        parameters = {storage: name for storage, role, name in rows if role == "parameter"}
+        return autocast_copies(self.capture, parameters)
+
+    @cached_property
     def names(self) -> list[str]:
         """What each allocation is called: the name of its role, else its op and line."""
-        made = self.made_by
-        rows = zip(self.categories.role_name, made.op_name.tolist(), made.line.tolist(), strict=True)
-        return [role_name or _made_at(op_name, line) for role_name, op_name, line in rows]
+        made, roles, tree = self.made_by, self.categories, self.places.module_tree
+        threads = self.strings[self.allocations.thread]
+        rows = zip(
+            roles.role_name,
+            roles.role_module,
+            made.op_name.tolist(),
+            made.line.tolist(),
+            threads.tolist(),
+            strict=True,
+        )
+        return [
+            qualified(role_name, module, tree) if role_name else _made_at(op_name, line, thread)
+            for role_name, module, op_name, line, thread in rows
+        ]
 
     @cached_property
     def made_by(self) -> MadeBy:
         """The op that made every allocation; what a module owns is put under the module that owns it."""
         found = made_by(self.capture, self.allocations, self.places, self.strings)
-        return found._replace(module_name=owning_modules(self.capture, self.places, self.categories, found))
+        return found._replace(module_name=owning_modules(self.places.module_tree, self.categories, found))
 
     @cached_property
     def op_of_event(self) -> IntArray:
@@ -126,6 +148,10 @@ class Facts:
         """Return `file:line` of the code that called an op, empty if unknown."""
         return str(self.places.lines(self.capture.tables["ops"]["stack"][op]))
 
+    def own_line(self, op: int) -> str:
+        """Return `file:line` of the program's own code that led to an op, empty if there is none."""
+        return str(self.places.own_lines(self.capture.tables["ops"]["stack"][op]))
+
     def op_phase(self, op: int) -> int:
         """Return the phase of an op, as an index into PHASES."""
         return int(self.capture.tables["ops"]["phase"][op])
@@ -136,5 +162,6 @@ class Facts:
         return np.where(time_ns == NONE, NONE, np.maximum(time_ns - start_ns, 0))
 
 
-def _made_at(op_name: str, line: str) -> str:
-    return " at ".join(part for part in (op_name, line) if part) or "made outside every recorded op"
+def _made_at(op_name: str, line: str, thread: str) -> str:
+    elsewhere = f"made in thread {thread}" if thread else "made outside every recorded op"
+    return " at ".join(part for part in (op_name, line) if part) or elsewhere

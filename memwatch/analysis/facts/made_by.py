@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 
 class MadeBy(NamedTuple):
-    """Per allocation: its op's name, stack, line and module; empty text or -1 where neither op nor call is known."""
+    """Per allocation: its op's name, stack, lines and module; empty text or -1 where neither op nor call is known."""
 
     op_name: Texts
     stack: IntArray
     line: Texts
+    own_line: Texts
     module_name: Texts
 
 
@@ -40,4 +41,4 @@ def made_by(capture: Capture, allocations: Allocations, places: Places, strings:
     in_call, calls = call != NONE, capture.tables["compiled_calls"]
     op_name[in_call] = COMPILED
     stack[in_call], module[in_call] = calls["stack"][call[in_call]], calls["module"][call[in_call]]
-    return MadeBy(op_name, stack, places.lines(stack), places.modules(module))
+    return MadeBy(op_name, stack, places.lines(stack), places.own_lines(stack), places.modules(module))

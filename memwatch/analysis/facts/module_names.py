@@ -1,7 +1,8 @@
-"""The module that owns a parameter, buffer, gradient or optimizer state, read from the name of its role."""
+"""The module that owns a parameter, buffer, gradient or optimizer state, and its name with the module's."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
@@ -9,27 +10,43 @@ from memwatch.capture.schema import GRADIENT_PREFIX, NONE
 if TYPE_CHECKING:
     from memwatch.analysis.facts.categories import Categories
     from memwatch.analysis.facts.made_by import MadeBy
-    from memwatch.analysis.facts.places import Places, Texts
-    from memwatch.capture import Capture
+    from memwatch.analysis.facts.module_tree import ModuleTree
+    from memwatch.analysis.facts.places import Texts
 
-_OWNED: Final = ("parameter", "buffer", "gradient", "optimizer state")
+_OWNED: Final = ("parameter", "unsharded parameter", "buffer", "gradient", "optimizer state")
+
+_QUOTED: Final = re.compile("`(.*)`")
+"""The module in the name of a buffer for communication, as "all-gather buffer of `layers.3`"."""
 
 
-def owning_modules(capture: Capture, places: Places, categories: Categories, made: MadeBy) -> Texts:
+def owning_modules(tree: ModuleTree, categories: Categories, made: MadeBy) -> Texts:
     """Return a module per allocation: the owner of what a module owns, else the module whose op made it."""
-    parents = capture.tables["modules"]["parent"].tolist()
-    known = set(places.module_names)
-    roots = [name for name, parent in zip(places.module_names, parents, strict=True) if parent == NONE]
-    only_root = roots[0] if len(roots) == 1 else ""
     modules: Texts = made.module_name.copy()
+    known = set(tree.names)
     for allocation, category in enumerate(categories.category):
         if category in _OWNED:
-            owner = _owner_in(categories.role_name[allocation])
-            modules[allocation] = owner if owner in known else only_root
+            owner = categories.role_module[allocation]
+            named = _owner_in(categories.role_name[allocation]) if owner == NONE else tree.names[owner]
+            modules[allocation] = named if named in known else ""
+        elif category == "communication":
+            quoted = _QUOTED.search(categories.role_name[allocation])
+            if quoted is not None and quoted[1] in known:
+                modules[allocation] = quoted[1]
     return modules
 
 
 def _owner_in(role_name: str) -> str:
-    """Return the module in a role's name: `layer.1` of `layer.1.weight`, `grad of layer.1.weight`, `exp_avg[...]`."""
+    """Return the module in a role's name, as FSDP gives it: `layer.1` of `layer.1.weight`, `grad of layer.1.weight`."""
     parameter = role_name.removeprefix(GRADIENT_PREFIX).rpartition("[")[2].removesuffix("]")
     return parameter.rpartition(".")[0]
+
+
+def qualified(role_name: str, module: int, tree: ModuleTree) -> str:
+    """Return the name of a role with the module's: `grad of layer.1.weight`, `adamw.exp_avg[layer.1.weight]`."""
+    prefix = "" if module == NONE else tree.prefixes[module]
+    if not prefix:
+        return role_name
+    before = GRADIENT_PREFIX if role_name.startswith(GRADIENT_PREFIX) else ""
+    if role_name.endswith("]"):
+        before = role_name[: role_name.index("[") + 1]
+    return f"{before}{prefix}.{role_name.removeprefix(before)}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from memwatch.analysis.facts.module_tree import ModuleTree, read_modules
 from memwatch.capture.schema import NONE, PHASES
 from memwatch.own_code import CodeOwner
 
@@ -20,20 +21,34 @@ Texts = np.ndarray[Any, Any]
 BACKWARD = PHASES.index("backward")
 
 
+class _Lines(NamedTuple):
+    lines: list[str]
+    own_lines: list[str]
+    functions: list[str]
+
+
 @dataclass(frozen=True)
 class Places:
-    """Per stack: the program's line and function. Per op: the stack and module that reports name for it."""
+    """Per stack: lines and function. Per op: the stack and module that reports name for it.
+
+    The line of a stack is that of the innermost frame which is not torch's; it may lie in an installed package, and
+    then the program's own line is another.
+    """
 
     line_of_stack: list[str]
+    own_line_of_stack: list[str]
     function_of_stack: list[str]
     stack_of_op: IntArray  # in backward that of the op that made the node, where it is known
     module_of_op: IntArray  # likewise
-    module_names: list[str]
-    module_classes: list[str]
+    module_tree: ModuleTree
 
     def lines(self, stacks: IntArray) -> Texts:
         """Return `file:line` of each stack, empty for -1."""
         return with_empty_end(self.line_of_stack)[stacks]
+
+    def own_lines(self, stacks: IntArray) -> Texts:
+        """Return `file:line` of the innermost frame of the program's own code, empty for -1 or where there is none."""
+        return with_empty_end(self.own_line_of_stack)[stacks]
 
     def functions(self, stacks: IntArray) -> Texts:
         """Return the function of each stack, empty for -1."""
@@ -41,11 +56,11 @@ class Places:
 
     def modules(self, numbers: IntArray) -> Texts:
         """Return the qualified name of each module, empty for -1."""
-        return with_empty_end(self.module_names)[numbers]
+        return with_empty_end(self.module_tree.names)[numbers]
 
     def classes(self, numbers: IntArray) -> Texts:
         """Return the class of each module, empty for -1."""
-        return with_empty_end(self.module_classes)[numbers]
+        return with_empty_end(self.module_tree.classes)[numbers]
 
 
 def with_empty_end(texts: list[str]) -> Texts:
@@ -55,31 +70,37 @@ def with_empty_end(texts: list[str]) -> Texts:
 
 def find_places(capture: Capture) -> Places:
     """Return the place of every op of a capture."""
-    lines, functions = _innermost_callers(capture)
     ops = capture.tables["ops"]
     forward = _within_regions(capture, forward_op_of(ops))
     has = forward != NONE
     safe = np.maximum(forward, 0)
     stack = np.where(has, ops["stack"][safe], ops["stack"]) if len(forward) else ops["stack"]
     module = np.where(has, ops["module"][safe], ops["module"]) if len(forward) else ops["module"]
-    return Places(lines, functions, stack, module, *_modules(capture))
+    return Places(*_lines_of_stacks(capture), stack, module, read_modules(capture))
 
 
-def _innermost_callers(capture: Capture) -> tuple[list[str], list[str]]:
-    """Return, per stack, `file:line` and function of the innermost frame of code that calls torch."""
+def _innermost_callers(capture: Capture, owner: CodeOwner) -> IntArray:
+    """Return, per stack, the row of its innermost frame of code whose owner is at most `owner`; -1 for none."""
     stacks = capture.tables["stacks"]
     count = int(stacks["stack"].max()) + 1 if len(stacks["stack"]) else 0
     rows = np.full(count, NONE, dtype=np.int64)
-    # The second choice wins over the first, which is for stacks that show torch's own frames only.
-    for chosen in (stacks["depth"] == 0, stacks["owner"] <= CodeOwner.INSTALLED):
-        index = np.flatnonzero(chosen)[::-1]
-        rows[stacks["stack"][index]] = index
-    lines, functions = [""] * count, [""] * count
-    for stack in np.flatnonzero(rows != NONE).tolist():
-        row = int(rows[stack])
-        lines[stack] = f"{capture.strings[stacks['file'][row]]}:{stacks['line'][row]}"
-        functions[stack] = capture.strings[stacks["function"][row]]
-    return lines, functions
+    index = np.flatnonzero(stacks["owner"] <= owner)[::-1]
+    rows[stacks["stack"][index]] = index
+    return rows
+
+
+def _lines_of_stacks(capture: Capture) -> _Lines:
+    """Return the lines and the function of each stack; one that shows torch's own frames only has the innermost."""
+    stacks, strings = capture.tables["stacks"], capture.strings
+    callers = _innermost_callers(capture, CodeOwner.INSTALLED)
+    rows = np.where(callers == NONE, _innermost_callers(capture, CodeOwner.MEMWATCH), callers)
+
+    def line(row: int) -> str:
+        return "" if row == NONE else f"{strings[stacks['file'][row]]}:{stacks['line'][row]}"
+
+    own = _innermost_callers(capture, CodeOwner.PROGRAM)
+    functions = ["" if row == NONE else strings[stacks["function"][row]] for row in rows.tolist()]
+    return _Lines(list(map(line, rows.tolist())), list(map(line, own.tolist())), functions)
 
 
 def forward_op_of(ops: dict[str, IntArray]) -> IntArray:
@@ -114,34 +135,3 @@ def _within_regions(capture: Capture, forward: IntArray) -> IntArray:
         made = forward_op_of(within)
         forward[start:end] = np.where(made != NONE, made + start, NONE)
     return forward
-
-
-def _modules(capture: Capture) -> tuple[list[str], list[str]]:
-    """Return the qualified name and class of every module; names that two trees share start with the root's class."""
-    modules = capture.tables["modules"]
-    names, classes = capture.text(modules["name"]), capture.text(modules["class_name"])
-    roots: list[int] = []
-    for row, parent in enumerate(modules["parent"].tolist()):
-        roots.append(row if parent == NONE else roots[parent])
-    labels = _root_labels(roots, classes)
-    owners: dict[str, set[int]] = {}
-    for name, root in zip(names, roots, strict=True):
-        owners.setdefault(name, set()).add(root)
-    qualified = []
-    for name, root in zip(names, roots, strict=True):
-        if not name:
-            qualified.append(labels[root])
-        else:
-            qualified.append(f"{labels[root]}.{name}" if len(owners[name]) > 1 else name)
-    return qualified, classes
-
-
-def _root_labels(roots: list[int], classes: list[str]) -> dict[int, str]:
-    """Return a label for each root: its class, numbered where several roots share one."""
-    labels: dict[int, str] = {}
-    used: dict[str, int] = {}
-    for root in dict.fromkeys(roots):
-        label = classes[root]
-        used[label] = used.get(label, 0) + 1
-        labels[root] = label if used[label] == 1 else f"{label}#{used[label]}"
-    return labels

@@ -38,7 +38,7 @@ def advise(
         together_bytes: what it would fall to if all were done.
     """
     advice = _what_to_do(kind, holder)
-    if kind is FindingKind.DRAG and last_used and not holder.foreign:
+    if kind in (FindingKind.DRAG, FindingKind.OUTPUT) and last_used and not holder.foreign:
         advice = words.LAST_USED.format(advice=advice, site=last_used)
     alone, together = format_bytes(alone_bytes), format_bytes(together_bytes)
     if alone_bytes < peak_bytes:

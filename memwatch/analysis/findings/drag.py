@@ -21,6 +21,8 @@ def find_drag(moment: Moment) -> list[Candidate]:
     held = (
         (allocation, variables)
         for allocation, variables in moment.held_by_variables(DRAG)
-        if not loops.is_needed_in_another_pass(allocation, op) and not loops.is_made_anew(allocation, op)
+        if not moment.is_output(allocation)
+        and not loops.is_needed_in_another_pass(allocation, op)
+        and not loops.is_made_anew(allocation, op)
     )
     return by_holder(FindingKind.DRAG, held, moment.facts.allocations)

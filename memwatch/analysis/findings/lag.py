@@ -35,7 +35,9 @@ def _waiting_places(moment: Moment, allocation: int, variables: list[Holder]) ->
     since, the variable holds that one.
     """
     if variables[0].kind is HolderKind.EVALUATION_STACK:
-        waits = [] if variables[0].is_inside else variables
+        # what backward makes waits in the engine, whatever the call that started it has on its stack
+        in_engine = moment.is_of_backward(allocation)
+        waits = [] if variables[0].is_inside or in_engine else variables
     else:
         waits = [holder for holder in variables if holder.is_inside and not holder.foreign]
     rest = [holder for holder in variables if holder not in waits]

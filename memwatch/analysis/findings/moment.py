@@ -9,7 +9,7 @@ import numpy as np
 
 from memwatch.analysis.facts.biographies import LAG, USE
 from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcome
-from memwatch.capture.schema import NONE
+from memwatch.capture.schema import NONE, PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcomes
     from memwatch.analysis.saved_tensors import SavedTensors
 
-_KEPT_ON_PURPOSE: Final = ("parameter", "buffer", "optimizer state", "gradient")
+_KEPT_ON_PURPOSE: Final = (
+    "parameter",
+    "unsharded parameter",
+    "buffer",
+    "optimizer state",
+    "gradient",
+    "communication",
+)
 
 
 class Evidence(NamedTuple):
@@ -59,6 +66,12 @@ class Moment:
         idle = self.alive & (allocations.storage != NONE) & (allocations.birth_event > 0) & (phases != USE)
         return [(row, int(phases[row])) for row in np.flatnonzero(idle).tolist() if row not in self._taken]
 
+    def alive_of(self, category: str) -> list[int]:
+        """Return the allocations of one category that are alive, used or not."""
+        categories = self.facts.categories.category
+        rows = np.flatnonzero(self.alive).tolist()
+        return [row for row in rows if categories[row] == category and row not in self._taken]
+
     def idle(self, phase: int, category: str) -> list[int]:
         """Return the allocations of one category that are in one phase of their lives."""
         categories = self.facts.categories.category
@@ -68,10 +81,11 @@ class Moment:
     def _droppable(self) -> list[tuple[int, int, list[int]]]:
         """Idle allocations that nobody keeps on purpose: allocation, phase, and the saved tensors that lie in it."""
         categories, packs_at = self.facts.categories.category, self.evidence.holders.packs_at
+        storages, cached = self.facts.allocations.storage, self.facts.autocast_copies
         return [
             (row, phase, packs_at(row, self.op))
             for row, phase in self._idle
-            if categories[row] not in _KEPT_ON_PURPOSE
+            if categories[row] not in _KEPT_ON_PURPOSE and int(storages[row]) not in cached
         ]
 
     @cached_property
@@ -84,7 +98,7 @@ class Moment:
         evidence = self.evidence
         own = self.facts.call_stacks.has_program_code
         found = [
-            (row, phase, evidence.holders.variables(row, self.op))
+            (row, phase, [each for each in evidence.holders.variables(row, self.op) if each.may_be_cut])
             for row, phase, packs in self._droppable
             if not packs
         ]
@@ -93,6 +107,20 @@ class Moment:
     def held_by_variables(self, phase: int) -> Iterator[tuple[int, list[Holder]]]:
         """Yield the allocations in one phase that variables hold, each with its variables."""
         return ((row, variables) for row, found, variables in self._in_variables if found == phase)
+
+    def is_of_backward(self, allocation: int) -> bool:
+        """Return True for what an op of a backward made."""
+        made = int(self.facts.allocations.op[allocation])
+        return made != NONE and PHASES[self.facts.op_phase(made)] == "backward"
+
+    def is_output(self, allocation: int) -> bool:
+        """Return True in backward for what a model's forward made, and forward alone used."""
+        facts, ops = self.facts, self.facts.capture.tables["ops"]
+        made, last = int(facts.allocations.op[allocation]), int(facts.use_bounds.last_op[allocation])
+        if min(self.op, made, last) < 0 or PHASES[ops["phase"][self.op]] != "backward":
+            return False
+        in_forward = all(PHASES[ops["phase"][op]] == "forward" for op in (made, last))
+        return in_forward and last < self.op and int(ops["module"][made]) != NONE
 
     @cached_property
     def held_by_autograd(self) -> list[tuple[int, set[SavedTensorOutcome]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memwatch.analysis.findings.advice import advise
 from memwatch.analysis.findings.finding import Finding, short_site
@@ -11,11 +11,16 @@ from memwatch.analysis.findings.lag import without_gathered
 from memwatch.analysis.findings.lower_peak import spared_bytes
 from memwatch.capture.schema import NONE
 from memwatch.words import findings as words
+from memwatch.words.places import own_place
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.candidate import Candidate
     from memwatch.capture.packed import IntArray
+
+
+_ONE_DEL: Final = (FindingKind.OUTPUT, FindingKind.ITERATION, FindingKind.DRAG)
+"""Kinds that one `del` of a variable mends together, the earliest `del` first."""
 
 
 class _Spared(NamedTuple):
@@ -76,31 +81,39 @@ def _matters(live: IntArray, together: IntArray, spared: IntArray, least_bytes: 
 
 
 def _merged(reported: list[_Spared]) -> list[_Spared]:
-    """Join what a variable holds in this pass of a loop with what it holds from the last: one `del` frees both."""
-    drags = {each.candidate.holder.key: each for each in reported if each.candidate.kind is FindingKind.DRAG}
-    passes = {each.candidate.holder.key for each in reported if each.candidate.kind is FindingKind.ITERATION}
-    merged = []
+    """Join what a variable holds in this pass of a loop with what it holds from the last: one `del` frees both.
+
+    It is of the kind whose advice frees the most.
+    """
+    groups: dict[object, list[_Spared]] = {}
     for each in reported:
-        key, kind = each.candidate.holder.key, each.candidate.kind
-        if kind is FindingKind.ITERATION and key in drags:
-            drag = drags[key]
-            both = each.candidate.joined(drag.candidate)
-            merged.append(_Spared(both, each.bytes_of_event + drag.bytes_of_event))
-        elif kind is not FindingKind.DRAG or key not in passes:
-            merged.append(each)
+        alone = each.candidate.kind not in _ONE_DEL
+        groups.setdefault(id(each) if alone else each.candidate.holder.key, []).append(each)
+    merged = []
+    for group in groups.values():
+        kinds = [each.candidate.kind for each in group]
+        first = group[kinds.index(min(kinds, key=_ONE_DEL.index))] if len(group) > 1 else group[0]
+        rest = [each for each in group if each is not first]
+        for each in rest:
+            first = _Spared(
+                first.candidate.joined(each.candidate), first.bytes_of_event + each.bytes_of_event
+            )
+        merged.append(first)
     return merged
 
 
 def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_bytes: int) -> Finding:
     holder = candidate.holder
-    others = [each.words for each in candidate.others if not each.foreign and each.key != holder.key]
-    also = words.ALSO_HELD.format(holder=holder.words, others=", ".join(dict.fromkeys(others)))
+    others = [each.told for each in candidate.others if not each.foreign and each.key != holder.key]
+    also = words.ALSO_HELD.format(holder=holder.told, others=", ".join(dict.fromkeys(others)))
     last_op = int(facts.use_bounds.last_op[candidate.allocations[-1]])
     advice = advise(
         candidate.kind,
         candidate.nbytes,
         holder,
-        short_site(facts.op_line(last_op)) if last_op != NONE else "",
+        own_place(short_site(facts.op_line(last_op)), short_site(facts.own_line(last_op)))
+        if last_op != NONE
+        else "",
         peak_bytes=facts.curve.peak_bytes,
         alone_bytes=alone_bytes,
         together_bytes=together_bytes,
@@ -108,7 +121,7 @@ def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_byte
     return Finding(
         kind=candidate.kind,
         nbytes=candidate.nbytes,
-        holder=also if others else holder.words,
+        holder=also if others else holder.told,
         site=holder.site,
         advice=advice,
         path=holder.path,

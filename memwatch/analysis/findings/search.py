@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from memwatch.analysis.findings.autocast import find_autocast
+from memwatch.analysis.findings.buckets import find_buckets
 from memwatch.analysis.findings.drag import find_drag
 from memwatch.analysis.findings.finding import LEAST_RATIO, Finding
 from memwatch.analysis.findings.gradient import find_gradient
@@ -21,24 +23,32 @@ from memwatch.analysis.findings.loops import Loops
 from memwatch.analysis.findings.lower_peak import spared_bytes
 from memwatch.analysis.findings.moment import Evidence, Moment
 from memwatch.analysis.findings.optimizer import find_optimizer
+from memwatch.analysis.findings.output import find_output
+from memwatch.analysis.findings.own_code import in_own_code
 from memwatch.analysis.findings.ranking import rank
 from memwatch.analysis.findings.recompute import find_recompute
 from memwatch.analysis.findings.retained import find_retained
+from memwatch.analysis.findings.set_to_none import find_set_to_none
 from memwatch.analysis.findings.twice import find_twice
 from memwatch.analysis.findings.void import find_void
 from memwatch.analysis.findings.workspace import find_workspace
 from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcomes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.candidate import Candidate
-    from memwatch.analysis.holders import Holders
+    from memwatch.analysis.holders import HolderKey, Holders
     from memwatch.analysis.saved_tensors import SavedTensors
 
-HELD: Final = (find_gradient, find_graph, find_retained, find_lag, find_void, find_iteration, find_drag)
+HELD: Final = (
+    find_gradient, find_set_to_none, find_graph, find_retained, find_lag, find_void, find_output, find_iteration,
+    find_drag,
+)  # fmt: skip
 """Rules for references that outlive their use, asked at every high event; no two claim the same allocation."""
 
-AVOIDABLE: Final = (find_optimizer, find_workspace, find_recompute, find_twice)
+AVOIDABLE: Final = (find_optimizer, find_workspace, find_recompute, find_twice, find_buckets, find_autocast)
 """Rules for memory that another choice would not need, asked at the peak."""
 
 _MAX_ROUNDS: Final = 64
@@ -56,7 +66,7 @@ def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
     """Return the candidates of all moments, those of one kind and holder joined."""
     facts = evidence.facts
     live = facts.curve.live_bytes.astype(np.int64)
-    found: dict[tuple[FindingKind, str], Candidate] = {}
+    found: dict[tuple[FindingKind, HolderKey | None], Candidate] = {}
     taken: set[int] = set()
     for _ in range(_MAX_ROUNDS):
         event = int(np.argmax(live))
@@ -66,7 +76,7 @@ def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
         if not fresh:
             break
         for candidate in fresh:
-            key = (candidate.kind, "" if candidate.kind is FindingKind.GRAPH else candidate.holder.key)
+            key = (candidate.kind, None if candidate.kind is FindingKind.GRAPH else candidate.holder.key)
             found[key] = found[key].joined(candidate) if key in found else candidate
             taken.update(candidate.allocations)
             live = live - spared_bytes(candidate, facts)
@@ -75,7 +85,7 @@ def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
 
 def _held_at(moment: Moment, least_bytes: int) -> list[Candidate]:
     """Return what the rules for references find at a moment, in the order of the first allocation."""
-    found = [candidate for rule in HELD for candidate in rule(moment)]
+    found = _that_users_can_mend((candidate for rule in HELD for candidate in rule(moment)), moment.facts)
     large = [candidate for candidate in found if candidate.nbytes * _LEAST_PART >= least_bytes]
     return sorted(large, key=lambda candidate: candidate.allocations[0])
 
@@ -83,4 +93,9 @@ def _held_at(moment: Moment, least_bytes: int) -> list[Candidate]:
 def _avoidable(evidence: Evidence, taken: set[int]) -> list[Candidate]:
     """Return what the rules for avoidable memory find at the peak, without what a reference explains already."""
     peak = Moment(evidence, evidence.facts.curve.peak_event)
-    return [candidate.without(taken) for rule in AVOIDABLE for candidate in rule(peak)]
+    found = _that_users_can_mend((candidate for rule in AVOIDABLE for candidate in rule(peak)), peak.facts)
+    return [candidate.without(taken) for candidate in found]
+
+
+def _that_users_can_mend(candidates: Iterable[Candidate], facts: Facts) -> list[Candidate]:
+    return [mine for candidate in candidates if (mine := in_own_code(candidate, facts)) is not None]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from memwatch.analysis.facts.places import with_empty_end
 from memwatch.analysis.tables.of_schema import table
 from memwatch.capture.schema import NONE
 
@@ -24,9 +25,9 @@ def modules(facts: Facts, storages: pd.DataFrame, at_peak: pd.DataFrame, saved: 
         at_peak: the table `at_peak`.
         saved: the table `saved`.
     """
-    parents, places = facts.capture.tables["modules"]["parent"].tolist(), facts.places
-    count = len(parents)
-    number_of = {name: number for number, name in reversed(list(enumerate(places.module_names)))}
+    tree = facts.places.module_tree
+    parents, count = tree.parents, len(tree.names)
+    number_of = {name: number for number, name in enumerate(tree.names)}
     owned = storages[storages["category"].isin(["parameter", "buffer"])]
     columns = {
         "parameter_bytes": _sum_by_module(owned, number_of, count),
@@ -35,14 +36,18 @@ def modules(facts: Facts, storages: pd.DataFrame, at_peak: pd.DataFrame, saved: 
         "saved_bytes": _sum_by_module(_saved_at_peak(saved, storages), number_of, count),
     }
     columns["inclusive_bytes"] = columns["own_bytes"].copy()
-    for number in range(count - 1, -1, -1):  # children have larger numbers than their parents
+    for number in reversed(tree.parents_first):
         if parents[number] != NONE:
             for name in ("inclusive_bytes", "saved_bytes", "born_bytes"):
                 columns[name][parents[number]] += columns[name][number]
     calls = np.zeros(count, dtype=np.int64)
     np.add.at(calls, facts.capture.tables["calls"]["module"], 1)
-    index = pd.Index(places.module_names, name="module", dtype="str")
-    return table("modules", {"class_name": places.module_classes, "calls": calls, **columns}, index=index)
+    parent_names = with_empty_end(tree.names)[np.array(parents, dtype=np.int64)]
+    words = {"class_name": tree.classes, "parent": parent_names}
+    index = pd.Index(tree.names, name="module", dtype="str")
+    rows = table("modules", {**words, "calls": calls, **columns}, index=index)
+    in_tree_order: pd.DataFrame = rows.iloc[tree.parents_first]
+    return in_tree_order
 
 
 def _saved_at_peak(saved: pd.DataFrame, storages: pd.DataFrame) -> pd.DataFrame:

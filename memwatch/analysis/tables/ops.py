@@ -30,6 +30,7 @@ def ops(facts: Facts) -> pd.DataFrame:
             "module": places.modules(places.module_of_op),
             "module_class": places.classes(places.module_of_op),
             "line": places.lines(recorded["stack"]),
+            "own_line": places.own_lines(recorded["stack"]),
             "function": places.functions(recorded["stack"]),
             "stack": recorded["stack"],
             "step": np.searchsorted(marks, recorded["op"], side="right"),

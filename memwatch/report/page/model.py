@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.capture.schema import CATEGORIES
-from memwatch.report.facts import PeakInstant, bytes_by, peak_instant, saved_for_backward
+from memwatch.report.facts import (
+    PeakInstant,
+    bytes_by,
+    evidence_bytes,
+    evidence_text,
+    peak_instant,
+    saved_for_backward,
+)
 from memwatch.report.layers import repeated_layers
 from memwatch.report.meta import describe_meta
 from memwatch.report.page.code import CodeReader
@@ -60,7 +67,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         source: whether paths, source lines and the command line may be in the page.
 
     Returns:
-        A dict of plain JSON values: `title`, `facts`, `totals`, `peak`, `overview`, `categories`, `steps`,
+        A dict of plain JSON values: `title`, `facts`, `totals`, `peak`, `overview`, `categories`, `holders`, `steps`,
         `notes`, `findings`, `saved`, `plan`, `leaks`, and `blocks` (packed tables, see `columns`).
     """
     extras = extras or Extras()
@@ -81,6 +88,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "totals": _totals(reading),
         "peak": _peak(at, hide),
         "categories": _categories(reading),
+        "holders": evidence_text(evidence_bytes(reading)),
         "overview": _overview(reading),
         "steps": _steps(reading),
         "saved": {
@@ -182,7 +190,7 @@ def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str
     peak.insert(0, "id", peak.index)
     modules = reading.modules.copy()
     modules.insert(0, "module", modules.index.astype(str))
-    modules["parent"] = module_parents(modules["module"].tolist(), modules["class_name"].tolist())
+    modules["parent"] = module_parents(modules["module"].tolist(), modules["parent"].tolist())
     steps = reading.steps.copy()
     steps.insert(0, "step", range(len(steps)))
     return {
@@ -202,6 +210,7 @@ def _files(reading: Reading) -> set[str]:
         if stack >= 0
         for frame in reading.stack(int(stack))
     )
-    lines = {*reading.ops["line"], *reading.storages["line"], *reading.saved["line"]}
+    lines = {line for rows in (reading.ops, reading.storages) for line in (*rows["line"], *rows["own_line"])}
+    lines |= set(reading.saved["line"])
     lines |= {finding.site for finding in reading.findings}
     return {file_of(line) for line in lines} | {frame[0] for frame in frames}

@@ -1,0 +1,102 @@
+"""The tree of modules, and their qualified names.
+
+A program with one model reads the names that torch gives its modules, as `blocks.0.mlp`. Where two models take
+part, or one that does not, each of its names begins with what the program calls that model, as `generator.0`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from memwatch.capture.schema import NONE, ROLES
+
+if TYPE_CHECKING:
+    from memwatch.capture import Capture
+
+_PARAMETER, _BUFFER = ROLES.index("parameter"), ROLES.index("buffer")
+
+
+class ModuleTree(NamedTuple):
+    """Per module: its qualified name, its class, the module that holds it, and what its parameters' names begin with.
+
+    The last is the name, but for the root of a program's only model: there it is empty.
+    """
+
+    names: list[str]
+    classes: list[str]
+    parents: list[int]
+    prefixes: list[str]
+
+    @property
+    def parents_first(self) -> list[int]:
+        """The modules in an order in which each stands behind the module that holds it."""
+        return _parents_first(self.parents)
+
+
+def read_modules(capture: Capture) -> ModuleTree:
+    """Return the modules of a capture."""
+    rows = capture.tables["modules"]
+    count = int(rows["module"].max()) + 1 if len(rows["module"]) else 0
+    local, classes, parents = [""] * count, [""] * count, [NONE] * count
+    columns = (capture.text(rows["name"]), capture.text(rows["class_name"]), rows["parent"].tolist())
+    for number, name, class_name, parent in zip(rows["module"].tolist(), *columns, strict=True):
+        local[number], classes[number], parents[number] = name, class_name, parent
+    order = _parents_first(parents)
+    roots = list(range(count))
+    for number in order:
+        if parents[number] != NONE:
+            roots[number] = roots[parents[number]]
+    only = _only_model(capture, parents, roots)
+    names, prefixes, used = [""] * count, [""] * count, {""}
+    # first what the only model holds: torch names it, and a variable may be called like a child, as `model`
+    for number in sorted(order, key=lambda number: number == only or roots[number] != only):
+        name = local[number] or classes[number]
+        above = parents[number]
+        if above != NONE and prefixes[above]:
+            name = f"{prefixes[above]}.{name}"
+        if name in used and above == NONE:
+            name = classes[number]
+        names[number] = name = _unused(name, used)
+        used.add(name)
+        prefixes[number] = "" if number == only else name
+    return ModuleTree(names, classes, parents, prefixes)
+
+
+def _parents_first(parents: list[int]) -> list[int]:
+    """Return all modules in an order in which each stands behind the module that holds it."""
+    children: dict[int, list[int]] = {}
+    for number, parent in enumerate(parents):
+        children.setdefault(parent, []).append(number)
+    order, waiting = [], children.get(NONE, [])[::-1]
+    while waiting:
+        number = waiting.pop()
+        order.append(number)
+        waiting += children.get(number, [])[::-1]
+    return order
+
+
+def _only_model(capture: Capture, parents: list[int], roots: list[int]) -> int:
+    """Return the one tree with parameters or submodules that took part in the block; -1 for none or several."""
+    if not roots:
+        return NONE
+    root_of = np.array(roots)
+    grown = set(root_of[np.array(parents) != NONE].tolist())
+    roles = capture.tables["roles"]
+    owned = (roles["module"] != NONE) & (roles["role"] == _PARAMETER)
+    grown |= set(root_of[roles["module"][owned]].tolist())
+    used = owned & np.isin(roles["storage"], capture.tables["uses"]["storage"])
+    active = set(root_of[roles["module"][used]].tolist())
+    active |= set(root_of[capture.tables["calls"]["module"]].tolist())
+    models = grown & active or grown
+    return models.pop() if len(models) == 1 else NONE
+
+
+def _unused(name: str, used: set[str]) -> str:
+    if name not in used:
+        return name
+    again = 2
+    while f"{name}#{again}" in used:
+        again += 1
+    return f"{name}#{again}"

@@ -1,0 +1,41 @@
+"""Whose line a finding is about: a user edits the program's code, not that of torch or of an installed package."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Final
+
+from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.own_code import CodeOwner
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.findings.candidate import Candidate
+
+_MENDED_BY_CALLERS: Final = frozenset(
+    {
+        FindingKind.GRADIENT,
+        FindingKind.SET_TO_NONE,
+        FindingKind.GRAPH,
+        FindingKind.RETAINED,
+        FindingKind.OPTIMIZER,
+    }
+)
+"""Kinds whose advice is for the program wherever the op runs: under `no_grad`, with another optimizer."""
+
+
+def in_own_code(candidate: Candidate, facts: Facts) -> Candidate | None:
+    """Return a candidate with a line of the program; None if only torch's or a package's author could follow it.
+
+    Where no code is the program's own, as when a package's own command runs, all lines count.
+    """
+    holder = candidate.holder
+    file = holder.site.rpartition(":")[0]
+    owner = facts.call_stacks.owner_of_file.get(file, CodeOwner.PROGRAM)
+    if not facts.call_stacks.has_program_code or (owner == CodeOwner.PROGRAM and not holder.foreign):
+        return candidate
+    own_lines = facts.made_by.own_line[candidate.allocations]
+    line = next((str(line) for line in own_lines if line), "")
+    if candidate.kind not in _MENDED_BY_CALLERS or not line:
+        return None
+    return dataclasses.replace(candidate, holder=dataclasses.replace(holder, site=line, is_own=True))

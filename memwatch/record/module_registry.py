@@ -1,0 +1,236 @@
+"""Which modules there are: their numbers, who holds whom, and what the program calls the roots.
+
+A module is met when it is called, when an optimizer steps its parameters, or at entry. The tree that it lies in is
+found through the variables of the running calls and the tables of modules (`_modules`), so that a parent which is
+never called, as that of a Lightning module's `self.net`, is known too. Modules are held weakly.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
+from memwatch.capture.schema import NONE
+from memwatch.heap.module_search import find_modules
+from memwatch.own_code import CodeOwner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import FrameType
+
+    from torch import nn
+
+    from memwatch.heap.module_search import Sighting
+    from memwatch.record.tables.rows import Rows
+    from memwatch.record.tables.strings import Strings
+
+_MAX_SEARCHES: Final = 64
+_MAX_SEARCHES_OF_CLASS: Final = 8
+"""A loss or an activation that is made anew in each step is soon known as one of its class."""
+
+
+class ModuleRegistry:
+    """Number modules and append rows of `modules`.
+
+    Args:
+        rows: rows of `modules`.
+        strings: numbers for texts.
+        own: called with each module that is new, and its number.
+    """
+
+    def __init__(self, rows: Rows, strings: Strings, own: Callable[[nn.Module, int], None]) -> None:
+        self._rows, self._strings, self._own = rows, strings, own
+        self._known: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
+        self._parents: list[int] = []
+        self._names: list[str] = []
+        self._root_names: set[str] = set()
+        self._of_class: dict[tuple[str, int, str], int] = {}
+        self._searches: dict[type, int] = {}
+
+    def number_of(self, module: nn.Module) -> int:
+        """Return the number of a module, -1 if it is not known."""
+        known = self._known.get(id(module))
+        return known[1] if known is not None and known[0]() is module else NONE
+
+    def alive(self) -> Iterator[tuple[nn.Module, int]]:
+        """Yield the known modules that are alive, with their numbers."""
+        for reference, number in list(self._known.values()):
+            module = reference()
+            if module is not None:
+                yield module, number
+
+    def meet(self, module: nn.Module, caller: int, frame: FrameType | None) -> int:
+        """Return the number of a module that is called for the first time.
+
+        Args:
+            module: the module.
+            caller: number of the module whose call is running, -1 for none.
+            frame: the call that calls it.
+        """
+        cls = type(module)
+        count = self._searches.get(cls, 0)
+        if count < _MAX_SEARCHES_OF_CLASS and sum(self._searches.values()) < _MAX_SEARCHES:
+            self._searches[cls] = count + 1
+            self.learn((), frame)
+            if self.number_of(module) == NONE:
+                self.learn((), frame, CodeOwner.INSTALLED)
+        number = self.number_of(module)
+        if number != NONE:
+            return number
+        self._register_tree(module, "", caller)  # nobody was seen who holds it: a part of its caller
+        return self.number_of(module)
+
+    def learn(
+        self, modules: Iterable[nn.Module], frame: FrameType | None, owner: CodeOwner = CodeOwner.PROGRAM
+    ) -> None:
+        """Register the trees of some modules, and of all that variables of the running calls lead to.
+
+        Args:
+            modules: modules that are known to be alive.
+            frame: the innermost call.
+            owner: whose calls are searched: the program's, or those of installed packages.
+        """
+        enabled = gc.isenabled()
+        gc.disable()  # a collection now would run the program's finalizers in the middle of its call
+        try:
+            sightings = find_modules(frame, owner)
+            everything = {id(module): module for module in modules}
+            for each in sightings:
+                everything[id(each.module)] = each.module
+                if each.holder is not None:
+                    everything[id(each.holder)] = each.holder
+            self._register(everything, sightings)
+        finally:
+            if enabled:
+                gc.enable()
+
+    def _register(self, modules: dict[int, nn.Module], sightings: list[Sighting]) -> None:
+        held = _held_in(modules.values())
+        roots = {key: module for key, module in modules.items() if key not in held}
+        named = _names_of_roots(
+            each for each in sightings if each.holder is None and id(each.module) in roots
+        )
+        in_modules = {id(each.module): each for each in reversed(sightings) if each.holder is not None}
+        apart = []
+        for key, module in roots.items():
+            if key in in_modules and key not in named:
+                apart.append(in_modules[key])
+            else:
+                self._register_tree(module, self._root_name(module, named.get(key, [])), NONE)
+        for each in apart:  # in a plain list or attribute of another module, which has its number now
+            parent = NONE if each.holder is None else self.number_of(each.holder)
+            self._register_tree(each.module, each.name, parent)
+
+    def _root_name(self, module: nn.Module, names: list[str]) -> str:
+        """Return the first of the names that no other root has, else the first; empty where there is none."""
+        number = self.number_of(module)
+        if number != NONE and (self._names[number] or self._parents[number] != NONE):
+            return self._names[number]
+        name = next((name for name in names if name not in self._root_names), names[0] if names else "")
+        if name and _has_memory(module):
+            self._root_names.add(name)
+        return name
+
+    def _register_tree(self, root: nn.Module, name: str, parent: int) -> None:
+        """Number a module and all in it; what was a root, and is found to have a parent, gets that."""
+        waiting: list[tuple[nn.Module, str, int]] = [(root, name, parent)]
+        visited: set[int] = set()
+        while waiting:
+            module, name, above = waiting.pop()
+            number = self.number_of(module)
+            if number == NONE:
+                number = self._new(module, name, above)
+            elif self._parents[number] == NONE and (name, above) != (self._names[number], NONE):
+                self._correct(module, number, name, above)
+            if number in visited:
+                continue
+            visited.add(number)
+            for key, child in reversed(list(_children(module))):
+                waiting.append((child, key, number))
+
+    def _new(self, module: nn.Module, name: str, parent: int) -> int:
+        class_name = type(module).__name__
+        reference = weakref.ref(module)
+        bare = not _has_memory(module)
+        alike = self._of_class.get((class_name, parent, name), NONE) if bare else NONE
+        if alike != NONE:  # the same variable holds another of the same kind: to a reader it is one
+            self._known[id(module)] = (reference, alike)
+            return alike
+        number = len(self._parents)
+        self._parents.append(parent)
+        self._names.append(name)
+        self._known[id(module)] = (reference, number)
+        if bare:
+            self._of_class[class_name, parent, name] = number
+        self._rows += (number, self._strings(name), self._strings(class_name), parent)
+        self._own(module, number)
+        return number
+
+    def _correct(self, module: nn.Module, number: int, name: str, parent: int) -> None:
+        """Append another row for a root that has got a name or a parent since."""
+        above = parent
+        while above != NONE:
+            if above == number:
+                return  # modules that hold each other
+            above = self._parents[above]
+        self._names[number], self._parents[number] = name, parent
+        self._rows += (number, self._strings(name), self._strings(type(module).__name__), parent)
+
+
+def _names_of_roots(sightings: Iterable[Sighting]) -> dict[int, list[str]]:
+    """Return the names of each root, by `id`, the one to use first.
+
+    Of the items of a list one may be the variable of a running loop, the next time another: an item whose neighbours
+    have no variable of their own is named as an item, as `nets[0]`.
+    """
+    names: dict[int, list[str]] = {}
+    items: dict[str, list[int]] = {}
+    for each in sightings:
+        names.setdefault(id(each.module), []).append(each.name)
+        if each.name.endswith("]"):
+            items.setdefault(_container(each.name), []).append(id(each.module))
+    has_variable = {key for key, known in names.items() if not all(name.endswith("]") for name in known)}
+    for known in list(names.values()):
+        item = next((name for name in known if name.endswith("]")), "")
+        if item and not has_variable.issuperset(items[_container(item)]):
+            known.insert(0, item)
+    return names
+
+
+def _container(item: str) -> str:
+    return item.rpartition("[")[0]
+
+
+def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for key, child in (module.__dict__.get(MODULES) or {}).items():
+        if child is not None:
+            yield key, child
+
+
+def _held_in(modules: Iterable[nn.Module]) -> set[int]:
+    """Return the `id` of everything that the tables of some modules hold, also further down."""
+    held: set[int] = set()
+    waiting = list(modules)
+    while waiting:
+        for _, child in _children(waiting.pop()):
+            if id(child) not in held:
+                held.add(id(child))
+                waiting.append(child)
+    return held
+
+
+def _has_memory(module: nn.Module) -> bool:
+    """Return True if a module or one in it has parameters or buffers."""
+    waiting: list[Any] = [module]
+    met: set[int] = set()
+    while waiting:
+        part = waiting.pop()
+        tables = (part.__dict__.get(table) or {} for table in (PARAMETERS, BUFFERS))
+        if any(tensor is not None for table in tables for tensor in table.values()):
+            return True
+        if id(part) not in met:
+            met.add(id(part))
+            waiting += (child for _, child in _children(part))
+    return False
