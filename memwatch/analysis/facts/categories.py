@@ -79,7 +79,7 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
     recomputed = _recompute_rules(capture)
     collective = _collective_ops(capture)
     communicated = _communicated_in_backward(capture, collective, allocations.named)
-    found = Categories([], [], [], [])
+    found = Categories([], [], [], [], [])
     columns = zip(
         allocations.storage.tolist(),
         allocations.origin.tolist(),

@@ -28,5 +28,10 @@ def find_autocast(peak: Moment) -> list[Candidate]:
     largest = max(idle, key=lambda row: int(facts.allocations.nbytes[row]), default=None)
     if largest is None:
         return []
-    holder = Holder(HolderKind.AUTOCAST_CACHE, AUTOCAST_CACHE, str(facts.made_by.line[largest]))
+    holder = Holder(
+        HolderKind.AUTOCAST_CACHE,
+        AUTOCAST_CACHE,
+        str(facts.made_by.line[largest]),
+        subject=(FindingKind.AUTOCAST,),
+    )
     return if_large(FindingKind.AUTOCAST, holder, copies, peak, _LEAST_RATIO)

@@ -30,7 +30,9 @@ def find_buckets(peak: Moment) -> list[Candidate]:
     ]
     if not any(peak.alive[row] for row in buckets):
         return []
-    holder = Holder(HolderKind.COMMUNICATION, BUCKETS, _line_that_builds(facts, buckets))
+    holder = Holder(
+        HolderKind.COMMUNICATION, BUCKETS, _line_that_builds(facts, buckets), subject=(FindingKind.BUCKETS,)
+    )
     return if_large(FindingKind.BUCKETS, holder, _gradients_in(facts, buckets), peak, _LEAST_RATIO)
 
 

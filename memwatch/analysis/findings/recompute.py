@@ -36,6 +36,6 @@ def find_recompute(peak: Moment) -> list[Candidate]:
     if facts.call_stacks.owner_of_file.get(site.rpartition(":")[0]) != CodeOwner.PROGRAM:
         return []  # a library's own region: nobody can make it smaller here
     split = SmallerRegions(facts, np.flatnonzero(sites == site).tolist())
-    holder = Holder(HolderKind.CHECKPOINT, REGION, site, is_own=True)
+    holder = Holder(HolderKind.CHECKPOINT, REGION, site, is_own=True, subject=(site,))
     found = if_large(FindingKind.RECOMPUTE, holder, split.spared, peak, _LEAST_RATIO)
     return [dataclasses.replace(candidate, spares=split.bytes_of_event()) for candidate in found]

@@ -169,7 +169,7 @@ class Holders:
         node, module, line = (str(column[pack]) for column in (saved.op_name, saved.module, saved.line))
         if saved.of_region[pack]:
             template = words.REGION_INPUT_OF if module else words.REGION_INPUT
-            return Holder(HolderKind.CHECKPOINT, template.format(module=module), line)
+            return Holder(HolderKind.CHECKPOINT, template.format(module=module), line, subject=(module, line))
         template = words.SAVED_FOR_MODULE if module else words.SAVED
         roots = [root for root in self.graph_roots(allocation, op) if root.evidence is HolderEvidence.SEEN]
         return Holder(
