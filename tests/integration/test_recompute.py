@@ -345,7 +345,7 @@ def test_the_input_of_a_region_is_kept_by_its_checkpoint():
     held = prof.at_peak[prof.at_peak["holder_kind"] == "checkpoint"]
     assert (held["nbytes"] == 512 * WIDTH * 4).sum() >= 2
     assert set(held["holder"]) == {
-        "a checkpoint called by `Net`, which runs its region again from it in backward"
+        "a checkpoint called by `net`, which runs its region again from it in backward"
     }
     assert set(held["category"]) == {"activation", "input"}
     loss.backward()
