@@ -124,12 +124,16 @@ class Holders:
         if packs:
             return self._saved(allocation, op, packs[0])
         checkpoint = self._checkpoint(allocation)
-        if checkpoint is not None and self._facts.recomputes.is_over(checkpoint.run, op):
+        if checkpoint is not None and self._is_waiting(allocation, checkpoint.run, op):
             return checkpoint.holder
         copied = self._facts.autocast_copies.get(int(self._facts.allocations.storage[allocation]))
         if copied is None:
             return None
         return Holder(HolderKind.AUTOCAST_CACHE, words.AUTOCAST_COPY.format(name=copied), subject=(copied,))
+
+    def _is_waiting(self, allocation: int, run: int, op: int) -> bool:
+        """Return True if what a region computed again is for the backward alone: its calls are over, a read is not."""
+        return self._facts.recomputes.is_over(run, op) and op <= int(self._facts.use_bounds.last_op[allocation])
 
     def _checkpoint(self, allocation: int) -> _Checkpoint | None:
         """Return the checkpoint that keeps what it computed again, as torch's own frame of the region says."""
