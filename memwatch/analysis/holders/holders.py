@@ -133,7 +133,9 @@ class Holders:
 
     def _is_waiting(self, allocation: int, run: int, op: int) -> bool:
         """Return True if what a region computed again is for the backward alone: its calls are over, a read is not."""
-        return self._facts.recomputes.is_over(run, op) and op <= int(self._facts.use_bounds.last_op[allocation])
+        return self._facts.recomputes.is_over(run, op) and op <= int(
+            self._facts.use_bounds.last_op[allocation]
+        )
 
     def _checkpoint(self, allocation: int) -> _Checkpoint | None:
         """Return the checkpoint that keeps what it computed again, as torch's own frame of the region says."""
