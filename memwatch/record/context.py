@@ -25,13 +25,13 @@ from memwatch.record.interception.tracing import is_tracing
 from memwatch.record.module_registry import ModuleRegistry
 from memwatch.record.patches import Patches
 from memwatch.record.recompute import NOTHING, Recomputes, recomputes_by_hand
-from memwatch.record.tables.parts import plain_parts
+from memwatch.record.tables.parts import plain_parts, tensors_in
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BASELINE, Storages, address_of
 from memwatch.record.tables.watched import WatchedStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from types import CodeType, FrameType
 
     from memwatch.record.backend import CaptureStack
@@ -103,6 +103,10 @@ class Context:
         self._step_code: CodeType | None = None
         self.before_forward: Callable[[], None] | None = None
         self._on_step_end: Callable[[object], None] | None = None
+        self.python_functions: tuple[Callable[..., Any], ...] = (
+            *self.recomputes.python_functions,
+            Context._zero_grad,
+        )
         self.block = object()
         self._beneath: Any = module_call()
         self._call_impl = _observed(self._beneath, self.block)
@@ -111,6 +115,8 @@ class Context:
         """Begin to see module calls and optimizer steps."""
         _active.insert(0, self)
         self._patches.put(torch.utils, "swap_tensors", self._swap)
+        for owner in (nn.Module, torch_optimizer.Optimizer):
+            self._patches.put(owner, "zero_grad", self._zero_grad)
         self.recomputes.start()
         self.resume()
 
@@ -156,6 +162,12 @@ class Context:
                 before = known[id(tensor)]
                 if before is not None:
                     self._parameters[id(tensor)] = (weakref.ref(tensor), *before[1:])
+
+    def _zero_grad(self, zero_grad: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note the gradients before they go: a program may drop them before any op has run."""
+        if self.in_backward and _thread() == self.thread and not is_tracing():
+            self.backward_ended()
+        return zero_grad(owner, *args, **kwargs)
 
     def place(self) -> tuple[int, int, int]:
         """Return how many ops have started, the running module and the running call stack."""
@@ -350,7 +362,7 @@ class Context:
         return _thread() == self.thread
 
     def _note_inputs(self, module: nn.Module, values: tuple[Any, ...]) -> None:
-        for tensor in _tensors_in(values):
+        for tensor in tensors_in(values):
             self.note_role(tensor, INPUT, f"input of {type(module).__name__}")
 
     def _note(self, tensor: Tensor, role: int, module: int, name: str, *words: str) -> None:
@@ -385,14 +397,3 @@ class Context:
             known = self._storages.roles
             known[storage] = known.get(storage, 0) | 1 << role
         self.roles += (storage, role, self._strings(name), self._op_counter[0], module)
-
-
-def _tensors_in(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors in the arguments of a call, also those in its lists, tuples and dicts."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif value.__class__ in (list, tuple):
-            yield from (item for item in value if isinstance(item, Tensor))
-        elif value.__class__ is dict:
-            yield from (item for item in value.values() if isinstance(item, Tensor))

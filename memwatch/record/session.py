@@ -81,6 +81,7 @@ class Session:
         self.context = context.Context(self.storages, recorder.capture_stack, strings, counter)
         self.ops = recorder.ops(self.context, self)
         self.interceptor = self.ops.interceptor(by_mode=choice.by_mode)
+        self.context.recomputes.sees_this_thread = self.interceptor.sees_this_thread
         self.arguments = (
             ArgumentRecorder(self.ops, self.storages, strings, counter) if options.replay else None
         )
@@ -103,7 +104,7 @@ class Session:
         self._pid = os.getpid()
         self._window_start = self._flushed = 0
         self._not_recorded: set[str] = set()
-        called_back = (self._saved, self.context.recomputes, self.interceptor)
+        called_back = (self._saved, self.context, self.interceptor)
         functions = [function for part in called_back for function in part.python_functions]
         self._compiled = CompiledCalls(
             self._compiled_starts, self._compiled_ended, self.context.place, functions
