@@ -44,9 +44,11 @@ class LastingReferences:
             return None
         if seen_op > op:
             return None if self._is_not_yet_set(holder, allocation, op) else holder.inferred(Inference.LATER)
-        is_kept = HolderPath(holder.edges).ends_in_container
-        again = not is_kept and self._births.made_again(allocation, seen_op, op)
-        return holder.inferred(Inference.EARLIER) if again or state is CallState.UNKNOWN else holder
+        path = HolderPath(holder.edges)
+        if path.ends_in_container or not self._births.made_again(allocation, seen_op, op):
+            return holder.inferred(Inference.EARLIER) if state is CallState.UNKNOWN else holder
+        is_rebound = path.is_direct and not path.is_graph
+        return None if is_rebound else holder.inferred(Inference.EARLIER)
 
     def _state(self, holder: Holder, allocation: int, seen_op: int, op: int) -> CallState:
         """Return whether the call runs while `op` does in whose variable a sample saw an allocation.
