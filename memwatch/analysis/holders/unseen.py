@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.holders.samples import HolderSamples
 
 _BACKWARD, _OPTIMIZER = PHASES.index("backward"), PHASES.index("optimizer")
+_IN_BACKWARD = (_BACKWARD, PHASES.index("recompute"))
 
 
 class Unseen:
@@ -76,14 +77,20 @@ class Unseen:
         )
         module = str(self._facts.made_by.module_name[allocation])
         text, rule, kind = "", Inference.IN_FLIGHT, HolderKind.CPP_ONLY
-        if phase == phase_now == _BACKWARD and self._is_read_in_this_backward(allocation, made, op):
+        if (
+            phase == _BACKWARD
+            and phase_now in _IN_BACKWARD
+            and self._is_read_in_this_backward(allocation, made, op)
+        ):
             text = words.GRADIENT_IN_FLIGHT_OF if module else words.GRADIENT_IN_FLIGHT
         elif phase == phase_now == _OPTIMIZER and self._is_dropped_in_this_step(allocation, made, op):
             text, rule = words.TEMPORARY_OF_STEP, Inference.WITHIN_STEP
         elif self._is_in_one_call(made, op):
             text, rule = words.CPP_CALLED, Inference.WITHIN_CPP
         if not text:
-            return self._in_no_variable(allocation, op) if phase_now not in (_BACKWARD, _OPTIMIZER) else None
+            return (
+                self._in_no_variable(allocation, op) if phase_now not in (*_IN_BACKWARD, _OPTIMIZER) else None
+            )
         told = text.format(op=op_name, module=module)
         return Holder(kind, told, line, subject=(rule, op_name, module)).inferred(rule)
 
@@ -101,7 +108,7 @@ class Unseen:
         last = int(self._facts.use_bounds.last_op[allocation])
         if last < op or last == made:
             return False
-        return bool((self._ops["phase"][made : last + 1] == _BACKWARD).all())
+        return bool(np.isin(self._ops["phase"][made : last + 1], _IN_BACKWARD).all())
 
     def _is_dropped_in_this_step(self, allocation: int, made: int, op: int) -> bool:
         """Return True if an allocation is made and dropped within the step of an optimizer that runs."""
