@@ -148,8 +148,10 @@ class Context:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a module call starts."""
-        number = self._registry.number_of(module)
-        if number == NONE:
+        known = self._registry.known.get(id(module))
+        if known is not None and known[0]() is module:
+            number = known[1]
+        else:
             number = self._registry.meet(module, self.top[0], sys._getframe(2))
         if self.top is _OUTSIDE:
             self._note_inputs(module, (*args, *kwargs.values()))

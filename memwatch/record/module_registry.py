@@ -38,11 +38,14 @@ class ModuleRegistry:
         rows: rows of `modules`.
         strings: numbers for texts.
         own: called with each module that is new, and its number.
+
+    Attributes:
+        known: a weak reference to each module and its number, by `id`; what looks there compares the module.
     """
 
     def __init__(self, rows: Rows, strings: Strings, own: Callable[[nn.Module, int], None]) -> None:
         self._rows, self._strings, self._own = rows, strings, own
-        self._known: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
+        self.known: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
         self._parents: list[int] = []
         self._names: list[str] = []
         self._root_names: set[str] = set()
@@ -51,12 +54,12 @@ class ModuleRegistry:
 
     def number_of(self, module: nn.Module) -> int:
         """Return the number of a module, -1 if it is not known."""
-        known = self._known.get(id(module))
+        known = self.known.get(id(module))
         return known[1] if known is not None and known[0]() is module else NONE
 
     def alive(self) -> Iterator[tuple[nn.Module, int]]:
         """Yield the known modules that are alive, with their numbers."""
-        for reference, number in list(self._known.values()):
+        for reference, number in list(self.known.values()):
             module = reference()
             if module is not None:
                 yield module, number
@@ -156,12 +159,12 @@ class ModuleRegistry:
         bare = not _has_memory(module)
         alike = self._of_class.get((class_name, parent, name), NONE) if bare else NONE
         if alike != NONE:  # the same variable holds another of the same kind: to a reader it is one
-            self._known[id(module)] = (reference, alike)
+            self.known[id(module)] = (reference, alike)
             return alike
         number = len(self._parents)
         self._parents.append(parent)
         self._names.append(name)
-        self._known[id(module)] = (reference, number)
+        self.known[id(module)] = (reference, number)
         if bare:
             self._of_class[class_name, parent, name] = number
         self._rows += (number, self._strings(name), self._strings(class_name), parent)
