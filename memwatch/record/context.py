@@ -266,6 +266,8 @@ class Context:
         for owner in (CodeOwner.PROGRAM, CodeOwner.INSTALLED):
             if frame is not None and not all(map(self._is_known, tensors)):
                 self._registry.learn((), frame, owner)
+        if frame is not None and not all(map(self._is_known, tensors)):
+            self._registry.learn_from_heap()
         for group, settings in enumerate(optimizer.param_groups):
             for index, tensor in enumerate(settings["params"]):
                 if self._is_known(tensor):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.capture.schema import NONE
-from memwatch.heap.module_search import find_modules
+from memwatch.heap.module_search import find_modules, living_modules
 from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class ModuleRegistry:
         self._root_names: set[str] = set()
         self._of_class: dict[tuple[str, int, str], int] = {}
         self._searches: dict[type, int] = {}
+        self._has_scanned_heap = False
 
     def number_of(self, module: nn.Module) -> int:
         """Return the number of a module, -1 if it is not known."""
@@ -79,6 +80,8 @@ class ModuleRegistry:
             self.learn((), frame)
             if self.number_of(module) == NONE:
                 self.learn((), frame, CodeOwner.INSTALLED)
+            if self.number_of(module) == NONE and _has_memory(module):
+                self.learn_from_heap(without=module)
         number = self.number_of(module)
         if number != NONE:
             return number
@@ -100,6 +103,7 @@ class ModuleRegistry:
         try:
             sightings = find_modules(frame, owner)
             everything = {id(module): module for module in modules}
+            sightings = [each for each in sightings if PARAMETERS in each.module.__dict__]  # else half-made
             for each in sightings:
                 everything[id(each.module)] = each.module
                 if each.holder is not None:
@@ -108,6 +112,19 @@ class ModuleRegistry:
         finally:
             if enabled:
                 gc.enable()
+
+    def learn_from_heap(self, without: nn.Module | None = None) -> None:
+        """Register all modules of the process, once a block, where no variable leads to the one in question.
+
+        Args:
+            without: a module that is registered only if another one holds it.
+        """
+        if not self._has_scanned_heap:
+            self._has_scanned_heap = True
+            self.learn(
+                (each for each in living_modules() if each is not without and PARAMETERS in each.__dict__),
+                None,
+            )
 
     def _register(self, modules: dict[int, nn.Module], sightings: list[Sighting]) -> None:
         held = _held_in(modules.values())
