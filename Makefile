@@ -3,6 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python -m
+PYTEST := $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -q
+# These search the whole heap, many times: in a process that has not imported what the other tests import.
+HEAP_TESTS := tests/leaks tests/findings tests/heap tests/plugin
 INSTALL := $(RUN) pip install --quiet -c constraints.txt
 
 .PHONY: demo test lint page docs schema opinfo programs clean
@@ -13,7 +16,8 @@ demo: $(VENV)/.installed  ## train a small GPT, print its summary, write out/gpt
 
 test: $(VENV)/.installed-test programs lint  ## everything that must hold
 	$(VENV)/bin/memwatch build
-	$(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder -q
+	$(PYTEST) $(HEAP_TESTS)
+	$(PYTEST) --hypothesis-profile=ci tests $(HEAP_TESTS:%=--ignore=%)
 
 lint: $(VENV)/.installed-test  ## style, types and the direction of imports
 	$(RUN) ruff check

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _PACKAGE_FOLDERS: Final = ("site-packages", "dist-packages")
 
+_COMPILED: Final = "TORCHINDUCTOR_CACHE_DIR"
+"""The environment variable with the folder of code that torch's compiler writes; it sets that itself."""
+
 
 class CodeOwner(IntEnum):
     """Whose code a file is; recorded tables store the number."""
@@ -42,6 +45,12 @@ class CodeOwner(IntEnum):
         return self <= CodeOwner.INSTALLED
 
 
+_WITHOUT_FILE: Final = (
+    ("<frozen", CodeOwner.PYTHON),
+    ("<eval_with_key>", CodeOwner.TORCH),  # what torch.fx and torch.compile write
+)
+
+
 @functools.cache
 def code_owner(file: str) -> CodeOwner:
     """Return whose code a file is.
@@ -49,10 +58,9 @@ def code_owner(file: str) -> CodeOwner:
     Args:
         file: the name in a code object (`co_filename`), which may be no path, as `<stdin>`.
     """
-    if file.startswith(
-        "<"
-    ):  # <frozen importlib._bootstrap> is Python's; <stdin> and <string> are the program's
-        return CodeOwner.PYTHON if file.startswith("<frozen") else CodeOwner.PROGRAM
+    if file.startswith("<"):
+        owners_of_made = (owner for start, owner in _WITHOUT_FILE if file.startswith(start))
+        return next(owners_of_made, CodeOwner.PROGRAM)  # <stdin> and <string> are the program's
     # As spelled first: an installer may fill site-packages with links to files that lie in its cache.
     for path in dict.fromkeys((os.path.abspath(file), os.path.realpath(file))):
         owners = [(len(folder), owner) for folder, owner in _folders() if path.startswith(folder)]
@@ -76,7 +84,12 @@ def is_memwatch_code(file: str) -> bool:
 def _folders() -> list[tuple[str, CodeOwner]]:
     """Return the folders whose files are not the program's, each with a separator at its end."""
     on_path = (entry for entry in sys.path if os.path.basename(entry.rstrip(os.sep)) in _PACKAGE_FOLDERS)
-    return _fixed_folders() + [(folder, CodeOwner.INSTALLED) for folder in _spellings(on_path)]
+    compiled = filter(None, [os.environ.get(_COMPILED)])
+    return [
+        *_fixed_folders(),
+        *((folder, CodeOwner.INSTALLED) for folder in _spellings(on_path)),
+        *((folder, CodeOwner.TORCH) for folder in _spellings(compiled)),
+    ]
 
 
 @functools.cache

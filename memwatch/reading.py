@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwatch.analysis import DerivedTables
 from memwatch.analysis.observer import not_memory, observer_effects, unrecorded
+from memwatch.analysis.other_threads import other_threads
 from memwatch.capture import Capture
 from memwatch.capture import load as load_capture
 from memwatch.capture import save as save_capture
@@ -119,6 +120,7 @@ class Reading:
         recorded = [] if self.meta.get("complete", True) else [("unfinished", _UNFINISHED)]
         recorded += [(note.kind, note.text) for note in self.capture.notes]
         found = (("unseen", unrecorded(self._tables.facts)), ("not memory", not_memory(self._tables.facts)))
+        recorded += [("threads", text) for text in other_threads(self._tables.facts)]
         recorded += [(kind, effect.text) for kind, effect in found if effect is not None]
         return recorded + [("observer", effect.text) for effect in observer_effects(self._tables.facts)]
 

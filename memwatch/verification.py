@@ -41,7 +41,7 @@ class Verification:
 def verify(function: Callable[..., Any], *args: Any, intercept: str = "auto", **kwargs: Any) -> Verification:
     """Run a function with the allocator's events alone, then under `profile()`, and compare the peaks.
 
-    The first run has no mode, no key, no hook and no patch: it is the program itself. The function runs
+    The first run has no mode, no key, no hook and no patch of torch: it is the program itself. The function runs
     twice, so it must do the same work both times.
 
     Args:

@@ -5,6 +5,7 @@
 | torch._C._current_graph_task_id | current_graph_task_id |
 | torch._C._current_autograd_node | current_node |
 | torch._C._autograd._get_sequence_nr | next_sequence_nr |
+| torch._C._autograd._get_current_graph_task_keep_graph | keeps_graph |
 | node._sequence_nr() | sequence_nr_of(node); SEQUENCE_NR is the attribute's name |
 | torch._C._FunctionBase | FunctionBase |
 | torch._C._functions.AccumulateGrad | AccumulateGrad |
@@ -48,6 +49,11 @@ current_graph_task_id: Final[Callable[[], int]] = Part("ops of a backward are no
     "torch._C._current_graph_task_id", lambda: NO_TASK
 )
 """Return the number of the backward that runs in this thread, -1 outside any."""
+
+keeps_graph: Final[Callable[[], bool]] = Part(
+    "what a function's own backward computes again is told as ops of the backward"
+).take("torch._C._autograd._get_current_graph_task_keep_graph", lambda: True)
+"""Return True if the backward that runs in this thread leaves its graph for another; outside any it means nothing."""
 
 FunctionBase: Final[Any] = Part("nodes of torch.autograd.Function are not looked into").take(
     "torch._C._FunctionBase", NoSuchClass

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.capture.schema import NONE, PHASES
+from memwatch.capture.schema import IN_BACKWARD, NONE, PHASES
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
@@ -35,9 +35,13 @@ class SavedTensorOutcomes:
         read = unpacks["released"] == 0
         np.maximum.at(self._last_read, unpacks["pack"][read], unpacks["op"][read])
         self._saved = saved
-        in_backward = ops["phase"] == PHASES.index("backward")
-        ran = np.isin(packs["sequence"], ops["sequence"][in_backward & (ops["sequence"] != NONE)])
-        self._node_ran = ran | np.isin(packs["sequence"], packs["sequence"][self._last_read != NONE])
+        in_backward = np.isin(ops["phase"], IN_BACKWARD)
+        of_nodes = (ops["phase"] == PHASES.index("backward")) & (ops["sequence"] != NONE)
+        ran = np.isin(packs["sequence"], ops["sequence"][of_nodes])
+        of_node = packs["sequence"] != NONE  # not the input of a checkpointed region
+        self._node_ran = ran | np.isin(
+            packs["sequence"], packs["sequence"][of_node & (self._last_read != NONE)]
+        )
         self._in_backward = np.append(in_backward, False)  # no op runs after the last
 
     def at(self, pack: int, op: int) -> SavedTensorOutcome:

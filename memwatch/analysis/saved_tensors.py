@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_call_at
 from memwatch.capture.schema import NONE, PHASES
 
 if TYPE_CHECKING:
@@ -24,13 +25,16 @@ class SavedTensors:
     storage: IntArray  # -1 if it could not be seen
     nbytes: IntArray
     tensor: Texts  # dtype and shape
-    op: IntArray  # whose backward needs it, -1 if unknown
+    op: IntArray  # of a forward or a recomputation, whose backward needs it; -1 if unknown
     op_name: Texts
     module: Texts
     line: Texts
     saved_op: IntArray  # ops started before it was saved
     used_op: IntArray  # the op before which backward first read it, -1 if never
-    released_op: IntArray  # the op before which autograd let go of it, -1 if never
+    released_op: (
+        IntArray  # the op before which autograd, and the node that took it over, let go of it, -1 if never
+    )
+    of_region: NDArray[np.bool_]  # whether it is an input that a checkpoint keeps to run its region again
 
     def __len__(self) -> int:
         """Count the saved tensors."""
@@ -52,9 +56,16 @@ def find_saved_tensors(facts: Facts) -> SavedTensors:
     read = unpacks["released"] == 0
     used[unpacks["pack"][read][::-1]] = unpacks["op"][read][::-1]  # the first read is written last and stays
     released[unpacks["pack"][~read]] = unpacks["op"][~read]
-    op = _op_of_node(ops, packs["sequence"])
+    of_region = (packs["sequence"] == NONE) | np.isin(packs["sequence"], facts.recomputes.nodes)
+    op = np.where(of_region, NONE, _op_of_node(ops, packs["sequence"]))
     some = op != NONE
     op_name, stack = np.full(count, "", dtype=object), np.full(count, NONE, dtype=np.int64)
+    call = np.where(of_region, NONE, compiled_call_at(facts.capture, packs["time_ns"]))
+    in_call = call != NONE
+    op_name[in_call], stack[in_call] = (
+        COMPILED,
+        facts.capture.tables["compiled_calls"]["stack"][call[in_call]],
+    )
     op_name[some], stack[some] = facts.strings[ops["name"][op[some]]], ops["stack"][op[some]]
     return SavedTensors(
         storage=packs["storage"],
@@ -66,12 +77,33 @@ def find_saved_tensors(facts: Facts) -> SavedTensors:
         line=facts.places.lines(stack),
         saved_op=packs["op"],
         used_op=used,
-        released_op=released,
+        released_op=_in_hands_of_node(facts, packs, released),
+        of_region=of_region,
     )
 
 
+def _in_hands_of_node(facts: Facts, packs: dict[str, IntArray], released: IntArray) -> IntArray:
+    """Return when autograd let go of each saved tensor, also where a node drops them as it begins to run.
+
+    The backward of a compiled function takes its saved tensors over, and frees each after its last use.
+    """
+    ops, allocations, storage = facts.capture.tables["ops"], facts.allocations, packs["storage"]
+    runs = np.flatnonzero((ops["phase"] == PHASES.index("backward")) & (ops["sequence"] != NONE))
+    if not len(runs) or not len(storage):
+        return released
+    nodes, at = np.unique(ops["sequence"][runs], return_inverse=True)
+    last = np.full(len(nodes), NONE, dtype=np.int64)
+    np.maximum.at(last, at, runs)
+    place = np.minimum(np.searchsorted(nodes, packs["sequence"]), len(nodes) - 1)
+    end = np.where(nodes[place] == packs["sequence"], last[place] + 1, NONE)
+    death = np.where(storage != NONE, allocations.death_event[storage], NONE)
+    freed = np.where(death != NONE, facts.op_of_event[death] + 1, np.iinfo(np.int64).max)
+    taken_over = (released != NONE) & (released < end) & (storage != NONE)
+    return np.where(taken_over, np.maximum(released, np.minimum(end, freed)), released)
+
+
 def _op_of_node(ops: dict[str, IntArray], sequence: IntArray) -> IntArray:
-    """Return the forward op that ran while the node with each sequence number was the newest; -1 if none."""
+    """Return the op, of no backward, that ran while the node with each sequence number was the newest; -1 if none."""
     forward = np.flatnonzero((ops["phase"] != PHASES.index("backward")) & (ops["sequence"] != NONE))
     if not len(forward):
         return np.full(len(sequence), NONE, dtype=np.int64)

@@ -13,7 +13,7 @@ DERIVED: Final = (
         "ops",
         "One row per op; index is the op's number.",
         ("name", "text", "overload, as `aten.mm.default`"),
-        ("phase", "text", "forward, backward or optimizer"),
+        ("phase", "text", "forward, backward, optimizer, or recompute: run again in backward"),
         ("module", "text", "qualified name of the innermost nn.Module; in backward that of the forward op"),
         ("module_class", "text", "its class"),
         ("line", "text", "`file:line` of the innermost frame that is not torch's"),
@@ -103,6 +103,11 @@ DERIVED: Final = (
         ("phase", "text", "phase of its life at the peak: lag, use, drag or void"),
         ("holder", "text", "who held it at the peak, in words"),
         ("holder_kind", "text", "kind of that holder, as `local`, `autograd node` or `module parameter`"),
+        (
+            "holder_evidence",
+            "text",
+            "how that holder is known, one of EVIDENCE: seen, read in torch's books, inferred, or none",
+        ),
         ("path", "text", "retention path of a variable's hold, one edge per line, empty for other holders"),
     ),
     Table.of(

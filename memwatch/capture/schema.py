@@ -20,12 +20,25 @@ NONE: Final = -1
 """An integer column's "there is none": no module, no stack, not dead."""
 
 PHASES: Final = ("forward", "backward", "optimizer", "recompute")
+IN_BACKWARD: Final = tuple(map(PHASES.index, ("backward", "recompute")))
+"""Indices of the phases of ops that run while a backward does."""
 ACCESSES: Final = ("read", "write", "output")
 OPERANDS: Final = ("read", "written", "result")
 OWNERS: Final = tuple(owner.name.lower() for owner in CodeOwner)
 """Whose code a file is."""
-ORIGINS: Final = ("op", "baseline", "external", "unobserved")
-ROLES: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
+ORIGINS: Final = ("op", "baseline", "external", "unobserved", "thread")
+ROLES: Final = (
+    "parameter",
+    "buffer",
+    "gradient",
+    "optimizer state",
+    "input",
+    "unsharded parameter",
+    "unsharded gradient",
+    "bucket",
+    "communication",
+    "autocast copy",
+)
 GRADIENT_PREFIX: Final = "grad of "
 """How the name of a gradient in `roles` begins; the name of its parameter follows."""
 EVIDENCE: Final = ("seen", "structure", "inferred", "none")
@@ -89,7 +102,7 @@ RECORDED: Final = (
         (
             "sequence",
             "int",
-            "autograd sequence number: of the node being made (forward) or run (backward), -1 if none",
+            "autograd sequence number: of the node being made (forward, recompute) or run (backward), -1 if none",
         ),
         ("start_ns", "int", "unix time at which the op started, nanoseconds"),
         ("end_ns", "int", "unix time at which the op returned, nanoseconds"),
@@ -136,7 +149,11 @@ RECORDED: Final = (
         ("pack", "int", "number of the saved tensor, from 0"),
         ("storage", "int", "storage it lies in, -1 if it has none that can be seen"),
         ("op", "int", "number of ops started before the save"),
-        ("sequence", "int", "autograd sequence number of the node that keeps it"),
+        (
+            "sequence",
+            "int",
+            "autograd sequence number of the node that keeps it, -1 if a checkpoint keeps it",
+        ),
         ("module", "int", "module id running at the save, -1 outside any"),
         ("nbytes", "int", "bytes the saved tensor itself spans (a view may span less than its storage)"),
         ("shape", "int", "string id of dtype and shape"),
@@ -184,12 +201,45 @@ RECORDED: Final = (
         ("depth", "int", "how many module calls were running above it"),
     ),
     _table(
+        "compiled_calls",
+        "One row per outermost call of a function that `torch.compile` made.",
+        ("start_op", "int", "number of ops started before the call"),
+        ("start_ns", "int", "unix time at which it began, nanoseconds"),
+        ("end_ns", "int", "unix time at which it returned, nanoseconds"),
+        ("module", "int", "module id that called it, -1 outside any"),
+        ("stack", "int", "stack id of the call, -1 without stacks"),
+    ),
+    _table(
+        "recomputes",
+        "One row per time that `torch.utils.checkpoint` ran a region again in backward.",
+        ("start_op", "int", "number of ops started before the region began to run again"),
+        (
+            "end_op",
+            "int",
+            "number of ops started when it was left, with a nested backward if it is reentrant",
+        ),
+        ("sequence", "int", "autograd sequence number of the node of a reentrant region, -1 for others"),
+        ("module", "int", "module id that called the region in forward, -1 outside any"),
+        ("stack", "int", "stack id of the call of the region in forward, -1 if unknown"),
+    ),
+    _table(
+        "recomputed",
+        "One row per storage that a checkpoint kept for the backward when its region had run again.",
+        ("storage", "int", "the storage"),
+        ("op", "int", "number of ops started before"),
+    ),
+    _table(
         "allocator",
         "One row per allocation or free of the allocator.",
         ("time_ns", "int", "unix time, nanoseconds"),
         ("address", "int", "address of the block"),
         ("nbytes", "int", "bytes, negative for a free"),
         ("device", "int", "string id of the device"),
+        (
+            "thread",
+            "int",
+            "string id of the name of the thread that allocated or freed, -1 for the one that recorded",
+        ),
         (
             "window",
             "int",

@@ -29,7 +29,7 @@ from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.frames import read_locals
 from memwatch.heap.names import attributes, class_place, in_interactive_shell, instance_dict, type_name
-from memwatch.heap.references import copied_items
+from memwatch.heap.references import copied_items, position_in
 from memwatch.heap.roots import Root, RootKind
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.heap.vertices import (
@@ -204,7 +204,7 @@ def _partial(chain: Sequence[Any], at: int) -> Named:
     child, value = chain[at + 1], _after(chain, at, 2)
     owner = replace(vertex_of(bound), kind=VertexKind.PARTIAL, inner=vertex_of(bound.func))
     if child is bound.args and value is not None:
-        return Edge(EdgeKind.PARTIAL_ARGUMENT, position=_index(child, value), owner=owner), 2
+        return Edge(EdgeKind.PARTIAL_ARGUMENT, position=position_in(child, tuple, value), owner=owner), 2
     if child is bound.keywords and value is not None:
         return Edge(EdgeKind.PARTIAL_ARGUMENT, _key_of(child, value)[1], owner=owner), 2
     return _plain(owner), 1
@@ -272,15 +272,11 @@ def _mapping(chain: Sequence[Any], at: int) -> Named:
     return _instance(chain, at) or (_plain(owner), 1)
 
 
-def _index(items: Any, value: object) -> int | None:
-    return next((position for position, held in enumerate(items) if held is value), None)
-
-
 def _sequence(chain: Sequence[Any], at: int) -> Named | None:
     items, child = chain[at], chain[at + 1]
     bases = mro_of(type(items))
-    plain = next(kind for kind in (list, tuple, deque) if kind in bases)
-    position = _index(copied_items(items, plain.__iter__), child)
+    kind = next(kind for kind in (tuple, list, deque) if kind in bases)
+    position = position_in(items, kind, child)
     if position is None:
         return None
     fields = type_dict(type(items)).get("_fields")

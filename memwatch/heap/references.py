@@ -19,11 +19,13 @@ from itertools import islice
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.heap.frames import read_locals
+from memwatch.heap.ids import ids_in
 from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import is_node_type, mro_of, type_dict
 from memwatch.own_code import is_program_code
@@ -147,6 +149,23 @@ def copied_items(
         return list(islice(iterate(container), limit))
     except RuntimeError:  # changed between the iterator and the end of the copy, which is short: try again
         return copied_items(container, iterate, limit, tries - 1) if tries > 1 else []
+
+
+def position_in(
+    items: Any, kind: type[tuple[Any, ...] | list[Any] | deque[Any]], value: object
+) -> int | None:
+    """Return the position of a value in a tuple, list or deque, None where it is not in it (any more).
+
+    Args:
+        items: the container, also one that gc showed while C code was filling it.
+        kind: which of the three it is.
+        value: what is looked for.
+    """
+    if kind is tuple:
+        found = np.flatnonzero(ids_in(items) == id(value))
+        return int(found[0]) if len(found) else None
+    held_items = enumerate(copied_items(items, kind.__iter__))
+    return next((position for position, held in held_items if held is value), None)
 
 
 def _extra(value: Any) -> Iterator[Chain]:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from memwatch.capture.recording import Recording
 from memwatch.errors import MemwatchError
+from memwatch.record import native, python
 from memwatch.record.allocator.channel import AllocatorChannel
+from memwatch.record.allocator.threads import StartedThreads
 from memwatch.record.backend import Block
 from memwatch.record.clock import Clock, ticks
-from memwatch.record.python import BACKEND
 from memwatch.record.tables.op_counter import new_op_counter
 from memwatch.record.tables.strings import Strings
 
@@ -21,14 +22,16 @@ if TYPE_CHECKING:
 
 
 def allocator_only(function: Callable[[], Any]) -> Capture:
-    """Call a function and return a capture of its allocator events: no mode, no key, no hook, no patch.
+    """Call a function and return a capture of its allocator events: no mode, no key, no hook, no patch of torch.
 
     Raises:
         MemwatchError: this torch hands out no events, or a torch profiler of the program holds them.
     """
     recording, clock = Recording(None), Clock()
-    block = Block(Strings(), new_op_counter(), clock, is_estimate=False, note=lambda kind, text: None)
-    events = BACKEND.allocator_events(block)
+    block = Block(
+        Strings(), new_op_counter(), clock, is_estimate=False, note=lambda kind, text: None, thread_names=[]
+    )
+    events = (native.backend() or python.BACKEND).allocator_events(block)
     if events is None:
         raise MemwatchError(
             "this torch does not hand out the allocator's events, so there is nothing to compare with"
@@ -41,9 +44,12 @@ def allocator_only(function: Callable[[], Any]) -> Capture:
         raise MemwatchError(
             "a torch profiler is running and holds the allocator's events; call verify() outside it"
         )
+    threads = StartedThreads(block.thread_names, events)
+    threads.start()
     try:
         result = function()
     finally:
+        threads.stop()
         channel.stop()
     del result
     recording.add({}, block.strings.texts, [])

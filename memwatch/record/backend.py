@@ -61,6 +61,7 @@ class Block:
         clock: turns ticks into nanoseconds.
         is_estimate: whether fake tensors count, with the bytes that real ones would take.
         note: called with the kind and the text of a sentence for the report.
+        thread_names: names of the threads that started in the block, by the numbers that their events carry.
     """
 
     strings: Strings
@@ -68,6 +69,7 @@ class Block:
     clock: Clock
     is_estimate: bool
     note: Callable[[str, str], None]
+    thread_names: list[str]
 
 
 class CallContext(Protocol):
@@ -77,11 +79,19 @@ class CallContext(Protocol):
         top: numbers of the innermost running module and of the call stack above its call, each -1 for none.
         optimizing: whether an optimizer's step is running.
         in_backward: set by the recorder at the first op of a backward; `backward_ended` unsets it.
+        recomputing: the graph task in which a checkpointed region runs again, -2 while none does.
+        saves_inputs: whether a checkpoint keeps the inputs of a region now: no node needs them.
     """
 
     top: tuple[int, int]
     optimizing: bool
     in_backward: bool
+    recomputing: int
+    saves_inputs: bool
+
+    @property
+    def recomputes_by_hand(self) -> Callable[[], bool]:
+        """Return True if a Function's own backward computes its forward again; asked in backward, with gradients on."""
 
     def backward_ended(self) -> None:
         """Note the gradients; a recorder calls it at the first op after a backward."""
@@ -163,7 +173,8 @@ class Window:
         start_ns: when it began, in unix nanoseconds.
         end_ns: when it ended.
         start_op: how many ops had started when it began.
-        events: a row for each: unix nanoseconds, address, bytes (negative for a free), string id of the device.
+        events: a row for each: unix nanoseconds, address, bytes (negative for a free), string ids of the device and of
+            the name of the thread, -1 for the one that recorded.
     """
 
     start_ns: int
@@ -187,6 +198,12 @@ class AllocatorEvents(Protocol):
 
     def cut(self) -> list[Window] | None:
         """End the window, return it and begin the next; None if no window can end here."""
+
+    def enter_thread(self, thread: int, /) -> bool:
+        """Receive the events of this thread too, with its number; return False if it cannot be heard."""
+
+    def leave_thread(self) -> None:
+        """Receive no more events of this thread, which is not the one of the block."""
 
     def forget_in_child(self) -> None:
         """Be off in a forked child, where no window can be ended."""

@@ -16,14 +16,15 @@ from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
-from memwatch._torch.jit import tracing_state
 from memwatch._torch.modules import BUFFERS, PARAMETERS, module_call, set_module_call
 from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
 from memwatch.own_code import CodeOwner
 from memwatch.record.clock import ticks
+from memwatch.record.interception.tracing import is_tracing
 from memwatch.record.module_registry import ModuleRegistry
 from memwatch.record.patches import Patches
+from memwatch.record.recompute import NOTHING, Recomputes, recomputes_by_hand
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BASELINE, Storages, address_of
@@ -37,7 +38,10 @@ if TYPE_CHECKING:
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.strings import Strings
 
-PARAMETER, BUFFER, GRADIENT, STATE, INPUT = range(len(ROLES))
+(
+    PARAMETER, BUFFER, GRADIENT, STATE, INPUT, UNSHARDED, UNSHARDED_GRADIENT, BUCKET, COMMUNICATION,
+    AUTOCAST_COPY,
+) = range(len(ROLES))  # fmt: skip
 _OUTSIDE: Final = (NONE, NONE)
 _thread: Final = threading.get_ident
 _active: list[Context] = []
@@ -48,7 +52,7 @@ def _observed(beneath: Callable[..., Any], block: object) -> Any:
 
     def call_impl(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         context = _active[0] if _active else None
-        if context is None or context.block is not block or _is_tracing() or _thread() != context.thread:
+        if context is None or context.block is not block or is_tracing() or _thread() != context.thread:
             return beneath(self, *args, **kwargs)
         if context.optimizing:
             context.forget_failed_steps(sys._getframe(1))
@@ -66,11 +70,6 @@ CALL_CODE: Final[CodeType] = _observed(module_call(), None).__code__
 """The code of our own frame around a module call, which bounds the call stacks."""
 
 
-def _is_tracing() -> bool:
-    """Return True while dynamo or torch.jit writes down what runs: then nothing of ours may run."""
-    return torch.compiler.is_dynamo_compiling() or tracing_state() is not None
-
-
 class Context:
     """The module and optimizer calls that are running, and the roles of the storages they own."""
 
@@ -80,6 +79,9 @@ class Context:
         self.top: tuple[int, int] = _OUTSIDE
         self.optimizing = False
         self.in_backward = False
+        self.recomputing = NOTHING
+        self.recomputes_by_hand = recomputes_by_hand
+        self.saves_inputs = False
         self.thread = _thread()
         self.modules = Rows()
         self.calls = Rows()
@@ -96,8 +98,11 @@ class Context:
         self._ends = False
         self._handles: list[Any] = []
         self._patches = Patches()
+        self.recomputes = Recomputes(self, storages, capture_stack, op_counter)
         self._born_before_step = 0
         self._step_code: CodeType | None = None
+        self.before_forward: Callable[[], None] | None = None
+        self._on_step_end: Callable[[object], None] | None = None
         self.block = object()
         self._beneath: Any = module_call()
         self._call_impl = _observed(self._beneath, self.block)
@@ -106,13 +111,19 @@ class Context:
         """Begin to see module calls and optimizer steps."""
         _active.insert(0, self)
         self._patches.put(torch.utils, "swap_tensors", self._swap)
+        self.recomputes.start()
         self.resume()
 
     def stop(self) -> None:
         """Leave torch as it was before `start`."""
         _active.remove(self)
+        self.recomputes.stop()
         self._patches.take_off()
         self.pause()
+
+    def tell_of_steps(self, on_step_end: Callable[[object], None] | None = None) -> None:
+        """Call this with each optimizer whose step has ended; without an argument call nobody any more."""
+        self._on_step_end = on_step_end
 
     def resume(self) -> None:
         """Resume seeing module calls and optimizer steps."""
@@ -146,6 +157,11 @@ class Context:
                 if before is not None:
                     self._parameters[id(tensor)] = (weakref.ref(tensor), *before[1:])
 
+    def place(self) -> tuple[int, int, int]:
+        """Return how many ops have started, the running module and the running call stack."""
+        module, outer = self.top
+        return self._op_counter[0], module, self._capture_stack(outer, NONE)
+
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a module call starts."""
         known = self._registry.known.get(id(module))
@@ -154,7 +170,11 @@ class Context:
         else:
             number = self._registry.meet(module, self.top[0], sys._getframe(2))
         if self.top is _OUTSIDE:
-            self._note_inputs(module, (*args, *kwargs.values()))
+            if self.before_forward is not None:
+                self.before_forward()
+            # what a module gets in backward, from a hook or a recomputation, is no input of the program's
+            if current_graph_task_id() == NO_TASK:
+                self._note_inputs(module, (*args, *kwargs.values()))
         stack = self._capture_stack(self.top[1], NONE, 3)
         self.running.append((self.top, self.optimizing, number, self._op_counter[0]))
         self.top = (number, stack)
@@ -171,7 +191,7 @@ class Context:
             self.calls += (module, start_op, self._op_counter[0], depth)
 
     def _step_starts(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if _thread() != self.thread or _is_tracing():
+        if _thread() != self.thread or is_tracing():
             return
         caller = sys._getframe(1)
         self._step_code = caller.f_code
@@ -184,7 +204,7 @@ class Context:
         self.optimizing = True
 
     def _step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if _thread() != self.thread or _is_tracing():
+        if _thread() != self.thread or is_tracing():
             return
         self.forget_failed_steps(sys._getframe(1))
         while self.running:
@@ -197,6 +217,8 @@ class Context:
         self._storages.record_deaths()  # the step's own temporaries
         if self._storages.any_born_since(self._born_before_step):
             self.learn_state(optimizer)
+        if self._on_step_end is not None:
+            self._on_step_end(optimizer)
 
     def forget_failed_steps(self, frame: FrameType | None) -> None:
         """Drop optimizer steps that are not running any more: no hook runs at the end of one that raised."""
@@ -218,6 +240,16 @@ class Context:
         """
         self._registry.learn(modules, frame)
 
+    def own(self, parameter: Tensor, name: str) -> None:
+        """Note that a tensor is a parameter, so that its gradient and its optimizer's state get its name."""
+        if not self._is_known(parameter):
+            self._parameters[id(parameter)] = (weakref.ref(parameter), name, NONE)
+        self.note_role(parameter, PARAMETER, *self.name_of(parameter))
+
+    def name_of(self, parameter: Tensor) -> tuple[str, int]:
+        """Return the name of a parameter and the number of its module, empty and -1 if it has none."""
+        return self._parameters[id(parameter)][1:] if self._is_known(parameter) else ("", NONE)
+
     def look_again(self) -> None:
         """Look at the end for modules that were never called, and for parameters whose memory is new.
 
@@ -235,7 +267,7 @@ class Context:
                     except (RuntimeError, NotImplementedError):
                         continue
                     if watched is not None and not roles.get(watched.number, 0) >> role & 1:
-                        self._add(watched.number, role, key, number)
+                        self.add_role(watched.number, role, key, number)
 
     def _own(self, module: nn.Module, number: int) -> None:
         """Note the roles of a module's own parameters and buffers."""
@@ -243,13 +275,13 @@ class Context:
             return
         for key, tensor in (module.__dict__.get(PARAMETERS) or {}).items():
             if tensor is not None:
-                self._role(tensor, PARAMETER, key, number)
+                self.note_role(tensor, PARAMETER, key, number)
                 known = self._parameters.get(id(tensor))
                 if known is None or known[0]() is not tensor or known[2] == NONE:  # an id may be in use again
                     self._parameters[id(tensor)] = (weakref.ref(tensor), key, number)
         for key, tensor in (module.__dict__.get(BUFFERS) or {}).items():
             if tensor is not None:
-                self._role(tensor, BUFFER, key, number)
+                self.note_role(tensor, BUFFER, key, number)
 
     def learn_parameters(self, optimizer: Any, frame: FrameType | None = None) -> None:
         """Note what an optimizer steps.
@@ -275,7 +307,9 @@ class Context:
                 else:
                     name, module = f"group{group}.param{index}", NONE
                     self._parameters[id(tensor)] = (weakref.ref(tensor), name, NONE)
-                self._role(tensor, PARAMETER, name, module)  # its memory may be new, as after `module.half()`
+                self.note_role(
+                    tensor, PARAMETER, name, module
+                )  # its memory may be new, as after `module.half()`
 
     def _is_known(self, parameter: Tensor) -> bool:
         known = self._parameters.get(id(parameter))
@@ -314,9 +348,14 @@ class Context:
         """Return True for a storage known as a parameter, a buffer, a gradient or optimizer state."""
         return bool(self._storages.roles.get(storage, 0) & ~(1 << INPUT))
 
+    @property
+    def is_its_thread(self) -> bool:
+        """Whether the running thread is the one that entered the block."""
+        return _thread() == self.thread
+
     def _note_inputs(self, module: nn.Module, values: tuple[Any, ...]) -> None:
         for tensor in _tensors_in(values):
-            self._role(tensor, INPUT, f"input of {type(module).__name__}")
+            self.note_role(tensor, INPUT, f"input of {type(module).__name__}")
 
     def _note(self, tensor: Tensor, role: int, module: int, name: str, *words: str) -> None:
         """Note the role of a tensor, cheaply where it is plain and its storage is watched.
@@ -328,11 +367,12 @@ class Context:
         except (RuntimeError, NotImplementedError):
             watched = None
         if watched.__class__ is not WatchedStorage:
-            self._role(tensor, role, name.format(*words), module)
+            self.note_role(tensor, role, name.format(*words), module)
         elif not self._storages.roles.get(watched.number, 0) >> role & 1:
-            self._add(watched.number, role, name.format(*words), module)
+            self.add_role(watched.number, role, name.format(*words), module)
 
-    def _role(self, tensor: Tensor, role: int, name: str, module: int = NONE) -> None:
+    def note_role(self, tensor: Tensor, role: int, name: str, module: int = NONE) -> None:
+        """Note the role of the storages that hold the bytes of a tensor, if it is new."""
         with disable_torch_function():
             try:
                 parts = list(plain_parts(tensor))
@@ -341,11 +381,13 @@ class Context:
             for part in parts:
                 storage = self._storages.number_of(part, NONE, BASELINE)
                 if storage != NONE and not self._storages.roles.get(storage, 0) >> role & 1:
-                    self._add(storage, role, name, module)
+                    self.add_role(storage, role, name, module)
 
-    def _add(self, storage: int, role: int, name: str, module: int = NONE) -> None:
-        known = self._storages.roles
-        known[storage] = known.get(storage, 0) | 1 << role
+    def add_role(self, storage: int, role: int, name: str, module: int = NONE, *, lives: bool = True) -> None:
+        """Note the role of a storage by its number; one that has died has no more roles to come."""
+        if lives:
+            known = self._storages.roles
+            known[storage] = known.get(storage, 0) | 1 << role
         self.roles += (storage, role, self._strings(name), self._op_counter[0], module)
 
 

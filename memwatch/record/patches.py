@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType
 
 
+_INHERITED: Final = object()
+
+
 class Patches:
     """The functions that one object replaced."""
 
     def __init__(self) -> None:
-        self._put: list[tuple[Any, str, Any, bool]] = []
+        self._put: list[tuple[Any, str, Any]] = []
 
     def __len__(self) -> int:
         """Return how many functions are replaced now."""
@@ -36,20 +39,20 @@ class Patches:
         Returns:
             The code of the replacement, and that of the method.
         """
-        original = getattr(place, name)
-        replacement = _replacement(original, method)
-        self._put.append((place, name, original, name in vars(place)))
-        setattr(place, name, replacement)
+        own = vars(place).get(name, _INHERITED)
+        replacement = _replacement(getattr(place, name), method)
+        self._put.append((place, name, own))
+        setattr(place, name, staticmethod(replacement) if isinstance(own, staticmethod) else replacement)
         return replacement.__code__, method.__func__.__code__
 
     def take_off(self) -> None:
         """Put every original back."""
         while self._put:
-            place, name, original, own = self._put.pop()
-            if own:
-                setattr(place, name, original)
-            else:
+            place, name, own = self._put.pop()
+            if own is _INHERITED:
                 delattr(place, name)
+            else:
+                setattr(place, name, own)
 
 
 def _replacement(original: Callable[..., Any], method: Any) -> Any:

@@ -26,8 +26,10 @@ from memwatch.capture.schema import RECORDED_BY_NAME
 from memwatch.errors import MemwatchError
 from memwatch.record import baseline, context
 from memwatch.record.allocator.channel import AllocatorChannel
+from memwatch.record.allocator.threads import StartedThreads
 from memwatch.record.arguments import ArgumentRecorder
 from memwatch.record.backend import Block
+from memwatch.record.books import Books
 from memwatch.record.choice import Choice
 from memwatch.record.clock import Clock, ticks
 from memwatch.record.holders.sampler import HolderSampler
@@ -70,7 +72,7 @@ class Session:
         self._clock = Clock()
         self.op_counter = counter = new_op_counter()
         self.strings = strings = Strings()
-        block = Block(strings, counter, self._clock, choice.is_estimate, self.note)
+        block = Block(strings, counter, self._clock, choice.is_estimate, self.note, thread_names=[])
         self._stacks = Stacks(strings, context.CALL_CODE, enabled=options.stacks)
         recorder = choice.backend.recorder(block, self._stacks)
         self.storages = recorder.storages
@@ -92,6 +94,7 @@ class Session:
             choice.backend.allocator_events(block) if options.allocator and not choice.is_estimate else None
         )
         self._allocator = None if events is None else AllocatorChannel(events, counter, self.note)
+        self._threads = StartedThreads(block.thread_names, events)
         self._written_strings = self._written_notes = 0
         self._flushing = threading.Lock()
         self._undo: list[Callable[[], None]] = []
@@ -100,8 +103,11 @@ class Session:
         self._pid = os.getpid()
         self._window_start = self._flushed = 0
         self._not_recorded: set[str] = set()
-        functions = (*self._saved.python_functions, *self.interceptor.python_functions)
-        self._compiled = CompiledCalls(self._compiled_starts, self._compiled_ended, functions)
+        called_back = (self._saved, self.context.recomputes, self.interceptor)
+        functions = [function for part in called_back for function in part.python_functions]
+        self._compiled = CompiledCalls(
+            self._compiled_starts, self._compiled_ended, self.context.place, functions
+        )
 
     def start(self) -> None:
         """Switch everything on; on any failure switch off what was on."""
@@ -118,6 +124,8 @@ class Session:
             self._recording.begin(self._meta(complete=False))
             self._switch_on(self.context.start, self.context.stop)
             self._patch_resize()
+            books = Books(self.storages, self.context)
+            self._switch_on(books.start, books.stop)
             self._switch_on(self._saved.start, self._saved.stop)
             if self._allocator is not None:
                 self._switch_on(
@@ -126,11 +134,14 @@ class Session:
             self._schedule(FLUSH_OPS)
             if self._writer is not None:
                 self._start_timer()
+            self._switch_on(self._threads.start, self._threads.stop)
             if self._want_holders:
                 self._holders = HolderSampler(
                     self.storages, self._packer, self.context, self.strings, self.op_counter
                 )
                 self._switch_on(self._holders.start, self._holders.stop)
+                tell = self.context.tell_of_steps
+                self._switch_on(functools.partial(tell, self._holders.step_ended), tell)
             self._switch_on(self._compiled.start, self._compiled.stop)
             run = self.ops.run if self.arguments is None else self.arguments.run
             self._switch_on(lambda: self.interceptor.start(run), self.interceptor.stop)
@@ -206,7 +217,7 @@ class Session:
         self.context.steps += (self.op_counter[0], ticks(), self.strings("step"), self.op_counter[0])
         self._process.sample()
         if self._holders is not None:
-            self._holders.iteration_starts()
+            self._holders.iteration_marked()
 
     def note(self, kind: str, text: str) -> None:
         """Keep a sentence for the report."""
@@ -306,6 +317,8 @@ class Session:
                 **(self._holders.tables if self._holders is not None else {}),
                 "uses": self.ops.uses,
                 "calls": self.context.calls,
+                "compiled_calls": self._compiled.rows,
+                **self.context.recomputes.tables,
                 "modules": self.context.modules,
                 "steps": self.context.steps,
                 "process": self._process.rows,
@@ -351,6 +364,8 @@ class Session:
             "start_ns": self._clock.to_ns(self._start_ticks),
             "end_ns": self._clock.to_ns(ticks()),
             "threads": torch.get_num_threads(),
+            "threads_before": self._threads.before,
+            "threads_unheard": self._threads.unheard,
             "device": "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu",
             "estimate": self._choice.is_estimate,
             "intercept": self.interceptor.name,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, create_selective_checkpoint_contexts
 
-from memwatch.capture.schema import PHASES
+from memwatch.capture.schema import IN_BACKWARD, PHASES
 from memwatch.encoding.values import encode
 from memwatch.planner import StepKind
 from memwatch.planner.peak import allocations
@@ -132,7 +132,7 @@ def recorded_regions(capture: Capture, recorded: Recorded, schedule: Schedule) -
     keys, saved = [], []
     ops = capture.tables["ops"]
     names = dict(zip(ops["op"].tolist(), capture.text(ops["name"]), strict=True))
-    for op in _in_phase(capture, "forward"):
+    for op in _in_phases(capture, PHASES.index("forward")):
         name = names[op]
         if name not in ignored and op in calls:
             keys.append((name, calls[op]))
@@ -140,9 +140,9 @@ def recorded_regions(capture: Capture, recorded: Recorded, schedule: Schedule) -
     return Regions(keys, saved)
 
 
-def _in_phase(capture: Capture, phase: str) -> list[int]:
+def _in_phases(capture: Capture, *phases: int) -> list[int]:
     ops = capture.tables["ops"]
-    found: list[int] = ops["op"][ops["phase"] == PHASES.index(phase)].tolist()
+    found: list[int] = ops["op"][np.isin(ops["phase"], phases)].tolist()
     return found
 
 
@@ -152,7 +152,7 @@ def _kept_ops(capture: Capture, recorded: Recorded, schedule: Schedule) -> set[i
     Kept is what stays allocated from a run in the forward to the first backward op or longer.
     """
     graph, calls = recorded.graph, recorded.program.calls
-    backward = set(_in_phase(capture, "backward"))
+    backward = set(_in_phases(capture, *IN_BACKWARD))
     is_late = np.array([call.op in backward for call in calls], dtype=bool)
     computed = np.where(schedule.kind == StepKind.COMPUTE, schedule.index, -1)
     late_steps = np.flatnonzero((computed >= 0) & is_late[np.maximum(computed, 0)])

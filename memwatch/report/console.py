@@ -27,11 +27,15 @@ _ASCII: Final = str.maketrans(
 
 CATEGORY_STYLE: Final = {
     "parameter": "blue",
+    "unsharded parameter": "bright_blue",
     "buffer": "cyan",
     "gradient": "yellow",
     "optimizer state": "magenta",
+    "communication": "bright_magenta",
     "activation": "red",
+    "recomputed": "bright_red",
     "input": "green",
+    "held": "bright_cyan",
     "temporary": "bright_yellow",
     "workspace": "bright_black",
     "unknown": "white",

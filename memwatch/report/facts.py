@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
+from memwatch.capture.schema import EVIDENCE
 from memwatch.words.places import own_place
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from memwatch.report.source import Reading
 
-HELD_ANYWAY: Final = ("parameter", "buffer", "gradient", "optimizer state", "input")
+HELD_ANYWAY: Final = ("parameter", "buffer", "gradient", "optimizer state", "input", "held")
 """Categories whose storages stay alive with or without backward."""
 
 BLANK: Final = {
@@ -66,6 +69,23 @@ class SavedForBackward:
         return (self.nbytes - self.held_anyway_bytes) / self.peak_bytes if self.peak_bytes else 0.0
 
 
+def evidence_bytes(reading: Reading) -> dict[str, int]:
+    """Return the bytes at the peak by how their holders are known; empty where holders were not asked for."""
+    sums = reading.at_peak.groupby("holder_evidence")["nbytes"].sum()
+    return {evidence: int(sums[evidence]) for evidence in EVIDENCE if evidence in sums}
+
+
+def evidence_text(nbytes: Mapping[str, int]) -> str:
+    """Return `evidence_bytes` as shares, in one line for people; empty where there are none."""
+    seen, structure, inferred, _ = (nbytes.get(evidence, 0) for evidence in EVIDENCE)
+    total = sum(nbytes.values())
+    if not total:
+        return ""
+    known, guessed = round(100 * (seen + structure) / total), round(100 * inferred / total)
+    unseen = max(0, 100 - known - guessed)
+    return f"Holders: {known} % seen or from torch's books, {guessed} % inferred, {unseen} % not seen"
+
+
 def peak_instant(reading: Reading) -> PeakInstant:
     """Return the first event at which live bytes are at their maximum."""
     timeline, ops = reading.timeline, reading.ops
@@ -94,6 +114,34 @@ def saved_for_backward(reading: Reading) -> SavedForBackward:
     held = peak[peak.index.isin(saved.loc[saved["at_peak"], "storage"])]
     anyway = held[held["category"].isin(HELD_ANYWAY)]
     return SavedForBackward(int(held["nbytes"].sum()), int(anyway["nbytes"].sum()), reading.peak_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """What backward computes again in place of keeping it from forward on."""
+
+    at_peak_bytes: int
+    """Bytes at the peak that were computed again."""
+
+    instead_bytes: int
+    """The most that the ops of one backward read of what was computed again. To keep it takes no more; it takes less
+    where forward keeps the result of a region anyway, as the input of the next."""
+
+
+def recomputed(reading: Reading) -> Recomputed | None:
+    """Return how much is computed again in backward; None where nothing is."""
+    phase = reading.ops["phase"]
+    if not (phase == "recompute").any():
+        return None
+    in_backward = phase.isin(("backward", "recompute"))
+    backward = (in_backward & ~in_backward.shift(fill_value=False)).cumsum()
+    storages = reading.storages
+    again = storages[(storages["category"] == "recomputed") & (storages["last_use_op"] >= 0)]
+    read = again[phase.reindex(again["last_use_op"]).to_numpy() == "backward"]
+    per_backward = read.groupby(backward.reindex(read["op"]).to_numpy())["nbytes"].sum()
+    peak = reading.at_peak
+    at_peak_bytes = int(peak.loc[peak["category"] == "recomputed", "nbytes"].sum())
+    return Recomputed(at_peak_bytes, int(per_backward.max()) if len(per_backward) else 0)
 
 
 def bytes_by(rows: pd.DataFrame, column: str) -> pd.DataFrame:

@@ -10,7 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from memwatch.report.console import bar, clip, line_width, tail, to_text
-from memwatch.report.facts import BLANK, bytes_by, peak_instant, saved_for_backward
+from memwatch.report.facts import (
+    BLANK,
+    bytes_by,
+    evidence_bytes,
+    evidence_text,
+    peak_instant,
+    saved_for_backward,
+)
 from memwatch.report.meta import describe_meta
 from memwatch.sizes import format_bytes
 
@@ -53,6 +60,7 @@ def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
         "saved_for_backward_bytes": saved.nbytes,
         "only_for_backward_ratio": saved.share_ratio,
         "category_bytes": {str(category): int(nbytes) for category, nbytes in categories.items()},
+        "holder_evidence_bytes": evidence_bytes(reading),
         "histogram": _histogram(made["nbytes"].to_numpy()),
         "top_lines": _top(made, "line", top),
         "top_ops": _top(made, "op_name", top),
@@ -123,6 +131,7 @@ def _totals(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("baseline", format_bytes(figures["baseline_bytes"])),
         ("peak increase", format_bytes(figures["peak_increase_bytes"])),
         ("only for backward", f"{100 * figures['only_for_backward_ratio']:.1f} % of the peak"),
+        ("holders", evidence_text(figures["holder_evidence_bytes"]).removeprefix("Holders: ")),
         ("ops", f"{figures['ops']:,}"),
         ("allocations", made),
         ("workspaces", f"{figures['workspaces']:,} of these"),

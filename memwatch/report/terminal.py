@@ -9,7 +9,15 @@ from rich.text import Text
 
 from memwatch.analysis.findings.finding import LEAST_RATIO
 from memwatch.report.console import CATEGORY_STYLE, bar, clip, head, line_width, name, tail, to_text
-from memwatch.report.facts import bytes_by, peak_instant, saved_for_backward, with_own_lines
+from memwatch.report.facts import (
+    bytes_by,
+    evidence_bytes,
+    evidence_text,
+    peak_instant,
+    recomputed,
+    saved_for_backward,
+    with_own_lines,
+)
 from memwatch.report.layers import repeated_layers
 from memwatch.report.meta import format_duration
 from memwatch.report.plan.places import Places
@@ -77,7 +85,7 @@ def _made_of(reading: Reading, rows: int, line: int) -> list[RenderableType]:
     parts += ["Lines that made what is alive at the peak", _lines(reading, rows, line), ""]
     if (reading.at_peak["holder"] != "").any():
         parts += ["Who holds it at the peak", _holders(reading, rows, line), _looks(reading), ""]
-    return [*parts, _saved(reading), _phases(reading)]
+    return [*parts, _saved(reading), *_recomputed(reading), _phases(reading)]
 
 
 def _title(part: RenderableType) -> RenderableType:
@@ -161,12 +169,16 @@ def _lines(reading: Reading, rows: int, width: int) -> Table:
 
 
 def _holders(reading: Reading, rows: int, line: int) -> Table:
+    """Return bytes by kind of holder, and of each kind the largest holder with the bytes that it has itself."""
     table = _table("Bytes>", "Share>", "Storages>", "Kind", "Largest of these")
     room = line - FIGURES_WIDTH - 32
-    largest = reading.at_peak.groupby(["holder_kind", "holder"])["nbytes"].sum().sort_values(ascending=False)
-    for kind, row in bytes_by(reading.at_peak, "holder_kind").head(rows).iterrows():
-        of_kind = [str(holder) for known, holder in largest.index if known == kind]
-        words = (f"{row['count']:,}", head(str(kind), 18), head(of_kind[0] if of_kind else "", room))
+    peak = reading.at_peak
+    for kind, row in bytes_by(peak, "holder_kind").head(rows).iterrows():
+        largest = bytes_by(peak[peak["holder_kind"] == kind], "holder")["nbytes"]
+        told = "".join(map(str, largest.index[:1]))
+        if len(largest) > 1:
+            told = f"{format_bytes(largest.iloc[0])} by {told}"
+        words = (f"{row['count']:,}", head(str(kind), 18), head(told, room))
         table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), *words)
     return table
 
@@ -189,6 +201,16 @@ def _saved(reading: Reading) -> Text:
     return text if layers is None else text.append("\n").append(clip(str(layers)))
 
 
+def _recomputed(reading: Reading) -> list[Text]:
+    again = recomputed(reading)
+    if again is None:
+        return []
+    share, instead = _share(again.at_peak_bytes, reading), format_bytes(again.instead_bytes)
+    text = Text("Computed again in backward: ")
+    text.append(f"{format_bytes(again.at_peak_bytes)} at the peak", style="bold")
+    return [text.append(f" ({share}); to keep it all from forward on would take up to {instead}")]
+
+
 def _findings(reading: Reading, rows: int) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(justify="right", no_wrap=True)
@@ -207,8 +229,10 @@ def _looks(reading: Reading) -> Text:
     count, time_ns = int(reading.meta.get("holder_samples", 0)), int(reading.meta.get("holder_samples_ns", 0))
     cut = int(reading.meta.get("holder_samples_cut", 0))
     limit = f"; {cut:,} of them came to their limit and may have missed some" if cut else ""
+    known = evidence_text(evidence_bytes(reading))
     return Text(
-        f"Found by looking {count:,} times, which took {format_duration(time_ns)}{limit}", style="dim"
+        f"{known}\nFound by looking {count:,} times, which took {format_duration(time_ns)}{limit}",
+        style="dim",
     )
 
 

@@ -18,7 +18,10 @@ HEADLINES: Final[dict[str, str]] = {
     "output": "keeps {nbytes} that a model returned through backward, which does not need them",
     "optimizer": "keeps {nbytes} at once, for all parameters together",
     "workspace": "keeps {nbytes} inside one op",
+    "recompute": "computes {nbytes} again long before their own backward",
     "twice": "keeps {nbytes} of a tensor that autograd saves in another dtype or layout too",
+    "buckets": "keeps {nbytes} of gradients twice, in `.grad` and in its buckets",
+    "autocast": "keeps {nbytes} of converted weights after their use, until the region of autocast ends",
 }
 """What a holder does, by kind of finding."""
 
@@ -33,7 +36,13 @@ ADVICE: Final[dict[str, str]] = {
     "output": "keep the loss alone, or `del` the rest before backward()",
     "optimizer": "make the optimizer with foreach=False or fused=True",
     "workspace": "give this op its input in smaller pieces, or choose another algorithm for it",
+    "recompute": "checkpoint each of the modules that it calls by itself",
     "twice": "convert once, before the first of the ops that save it",
+    "buckets": "build it with gradient_as_bucket_view=True",
+    "autocast": (
+        "pass cache_enabled=False to torch.autocast where each weight is used once, and leave the region before "
+        "backward()"
+    ),
 }
 """What to do, by kind of finding; for the other kinds it depends on the holder."""
 
@@ -77,4 +86,7 @@ GRADIENTS: Final = "`.grad` of the parameters"
 GRAPH_WITHOUT_BACKWARD: Final = "the autograd graph of a forward without backward"
 GRAPH_AFTER_BACKWARD: Final = "the autograd graph of a forward whose backward has run"
 OPTIMIZER_STEP: Final = "the optimizer's step, which works on all parameters at once,"
+REGION: Final = "the checkpointed region"
 CONVERTED_COPY: Final = "autograd, which saves a tensor and a converted copy of it,"
+BUCKETS: Final = "DistributedDataParallel"
+AUTOCAST_CACHE: Final = "autocast's cache"

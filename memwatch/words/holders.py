@@ -55,23 +55,47 @@ PARAMETER: Final = "parameter `{name}`"
 BUFFER: Final = "buffer `{name}`"
 OPTIMIZER_STATE: Final = "optimizer state `{name}`"
 GRADIENT: Final = "attribute .grad of `{name}`"
+UNSHARDED_PARAMETER: Final = "whole parameter `{name}` of FSDP"
+UNSHARDED_GRADIENT: Final = "gradient of the whole parameter `{name}` of FSDP"
+COMMUNICATION: Final = "{name}"
+AUTOCAST_COPY: Final = "autocast's cache of converted weights, as a copy of `{name}`"
 SAVED: Final = "saved for the backward of {op}"
 SAVED_FOR_MODULE: Final = "saved for the backward of {op} on behalf of `{module}`"
 SOME_OP: Final = "an op"
+REGION_INPUT: Final = "a checkpoint, which runs its region again from it in backward"
+REGION_INPUT_OF: Final = "a checkpoint called by `{module}`, which runs its region again from it in backward"
+RECOMPUTED: Final = "a checkpoint, which ran {op} again and keeps its result until backward reads it"
+RECOMPUTED_IN: Final = (
+    "a checkpoint, which ran {op} of `{module}` again and keeps its result until backward reads it"
+)
 KERNEL: Final = "the kernel of {op}"
 RUNNING_OP: Final = "the running op {op}, whose result it is"
+NOT_SEEN: Final = "not seen"
+NOT_SEEN_MADE_BEFORE: Final = "not seen; made before the block"
+NOT_SEEN_MADE_BY: Final = "not seen; made by {op}"
 TOO_SMALL: Final = "not looked for: it is less than 0.1 % of the increase"
-MADE_BEFORE: Final = "C++, or what no running call reaches; made before the block"
-MADE_UNOBSERVED: Final = "C++, or what no running call reaches; made where no op was recorded"
-UNNAMED_IN_CALL: Final = (
-    "an unnamed value of the running call of `{function}` or of C++ that it called, made by {op}"
-)
-UNNAMED_IN_FORWARD: Final = "C++ code that runs, or an unnamed value, made by {op}"
-UNNAMED_IN_BACKWARD: Final = "gradient in flight in the autograd engine, made by {op} in the backward"
-UNNAMED_IN_BACKWARD_OF: Final = (
-    "gradient in flight in the autograd engine, made by {op} in the backward of `{module}`"
-)
-UNNAMED_IN_STEP: Final = "a temporary of the optimizer's step, made by {op}"
+MADE_BY_THREAD: Final = "not seen; made by thread `{thread}`"
+
+GRADIENT_IN_FLIGHT: Final = "gradient in flight in the autograd engine, made by {op}"
+GRADIENT_IN_FLIGHT_OF: Final = "gradient in flight in the autograd engine, made by {op} for `{module}`"
+TEMPORARY_OF_STEP: Final = "a temporary of the optimizer's step, made by {op}"
+CPP_CALLED: Final = "a call into C++ that runs, made by {op}"
+
+INFERRED: Final = "{holder} (inferred: {rule})"
+"""A holder that was not seen."""
+INFERENCES: Final[dict[str, str]] = {
+    "earlier": "seen so earlier, and it may have let go since",
+    "later": "seen so later",
+    "twin": "as another one that this line made was held",
+    "returned": "seen in a call that has returned, and the object may live on",
+    "same call": "the innermost call that made it and still runs",
+    "no variable": "it was looked for in all variables, and this call made it and still runs",
+    "role later": "seen in that role later",
+    "in flight": "made in backward, read by a later op of the same backward",
+    "within C++": "one line of Python made it and still runs",
+    "within step": "made and dropped within the step",
+}
+"""The rules that infer a holder, by `Inference`."""
 
 
 def variable_phrase(head: Edge, accessors: Sequence[Edge] = ()) -> str:

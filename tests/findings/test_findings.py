@@ -8,6 +8,7 @@ import gc
 import drag_arguments
 import drag_frames
 import drag_objects
+import drag_parallel
 import drag_programs
 import drag_python
 import drag_realistic
@@ -21,13 +22,14 @@ import memwatch
 
 MIB = 2**20
 MODULES = (
-    drag_arguments, drag_frames, drag_objects, drag_programs, drag_python, drag_realistic, drag_scopes, drag_training,
+    drag_arguments, drag_frames, drag_objects, drag_parallel, drag_programs, drag_python, drag_realistic,
+    drag_scopes, drag_training,
 )  # fmt: skip
 CASES = {name: case for module in MODULES for name, case in module.CASES.items()}
-# twins that differ in more than one reference, or free in another thread, which the allocator tells only by the clock
+# twins that differ in more than one reference
 OTHERWISE_DIFFERENT = {
     "half-made call", "recursion", "ordered dictionary", "loss history", "running sum", "GAN", "average",
-    "validation with graph", "checkpoints", "thread", "with a name", "with no name",
+    "validation with graph", "checkpoints", "with a name", "with no name",
     "*args", "**kwargs", "method", "map", "view", "graph never used",
     "average made anew", "replay with graphs", "retries", "teacher", "beams",
 }  # fmt: skip

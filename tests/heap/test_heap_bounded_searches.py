@@ -186,3 +186,21 @@ def test_a_container_that_a_collection_changes_while_it_is_named_is_named(kind, 
     finally:
         gc.set_threshold(*thresholds)
     assert edge.kind is (EdgeKind.ITEM if kind is collections.deque else EdgeKind.KEY)
+
+
+def test_a_tuple_that_is_being_filled_is_named():
+    """A tuple that C code fills has gaps for what is still to come, and gc shows it: its items are named."""
+    found = []
+
+    def the_tensor_of_five():
+        return next(obj for obj in gc.get_objects() if type(obj) is torch.Tensor and obj.shape == (5,))
+
+    def items():
+        yield torch.ones(5)
+        found.append(referrer_paths({7: the_tensor_of_five()}, set()))
+        yield 2
+
+    assert len(tuple(items())) == 2
+    (edge, *more) = found[0][7]
+    assert edge == Edge(EdgeKind.EVALUATION_STACK, "tuple")
+    assert [(step.kind, step.position) for step in more] == [(EdgeKind.ITEM, 0)]

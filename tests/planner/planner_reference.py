@@ -136,9 +136,10 @@ def _is_used(program: Program, steps: list[Step], start: int, b: int, version: i
 def _host_version(program: Program, steps: list[Step], stop: int, b: int) -> int | None:
     """Version of b that the last offload before `stop` copied out."""
     version, host = 0, None
-    for step in steps[:stop]:
+    for now, step in enumerate(steps[:stop]):
         if step.kind == StepKind.COMPUTE:
-            if b in program.makes[step.target]:
+            # a copy that the next use does not want is dropped at once, and the one before stays
+            if b in program.makes[step.target] and _next_wanted(program, steps, now + 1, b) == 0:
                 version = 0
             if b in program.writes[step.target]:
                 version = program.writes[step.target][b] + 1

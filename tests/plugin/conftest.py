@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import memwatch.leaks
-import memwatch.report
 
 INI = """
 [pytest]
@@ -26,6 +25,8 @@ def _imports():
     import hypothesis.strategies  # noqa: F401
     import torch._dynamo
     import torch.nn.utils.parametrizations  # noqa: F401
+
+    import memwatch.report  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

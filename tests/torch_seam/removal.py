@@ -103,6 +103,11 @@ def _profile_compiled() -> dict[str, object]:
     return {"notes": [text for _, text in prof.notes]}
 
 
+def _profile_with_fsdp() -> dict[str, object]:
+    importlib.import_module("torch.distributed.fsdp")
+    return _profile_by("mode", "0")()
+
+
 def _find_leaks() -> dict[str, object]:
     import memwatch
 
@@ -137,6 +142,8 @@ def steps_of(name: str) -> dict[str, Step]:
             "compiled": _profile_compiled,
             "mode": _profile_by("mode", "0"),
         }
+    if name.startswith("torch.distributed.fsdp."):
+        return {"fsdp": _profile_with_fsdp}
     steps = {"native mode": _profile_by("mode", "1"), "mode": _profile_by("mode", "0")}
     if name.startswith(_OF_THE_KEY):
         steps |= {"native": _profile_by("auto", "1"), "key": _profile_by("auto", "0")}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwatch.analysis.facts.blocks import Blocks, block_at, pair_events
+from memwatch.analysis.facts.deaths import LIVES, deaths_seen, end_blocks, last_deaths, part_from_successors
 from memwatch.analysis.facts.identity import first_on_block, unify_storages
 from memwatch.capture.schema import NONE, ORIGINS
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
-BY_OP, BASELINE, EXTERNAL, UNOBSERVED = range(len(ORIGINS))
+BY_OP, BASELINE, EXTERNAL, UNOBSERVED, BY_THREAD = range(len(ORIGINS))
 WORKSPACE = len(ORIGINS)
 
 
@@ -40,6 +41,7 @@ class Allocations:
     device: IntArray
     address: IntArray
     origin: IntArray
+    thread: IntArray  # string id of the name of the thread that allocated it, -1 for the one that recorded
     op: IntArray  # op that made it, -1 if none
     birth_ns: IntArray
     death_ns: IntArray
@@ -69,6 +71,7 @@ class _Match:
     block_of: IntArray  # per storage, -1 for none
     owner: IntArray  # per block, -1 for memory that no tensor named
     resized: IntArray  # blocks that a storage got later, by a resize
+    died_ns: IntArray  # per storage, when its memory was let go of; LIVES if that was not seen
 
 
 def join_allocations(capture: Capture) -> tuple[Capture, Allocations]:
@@ -84,7 +87,10 @@ def join_allocations(capture: Capture) -> tuple[Capture, Allocations]:
     blocks = pair_events(capture)
     block_of = block_at(blocks, births["address"], births["time_ns"])
     block_of[(births["address"] == 0) | (births["nbytes"] == 0)] = NONE
+    died_ns = deaths_seen(capture, len(order))
+    block_of = part_from_successors(block_of, births["time_ns"], died_ns)
     canonical = first_on_block(block_of)
+    died_ns = last_deaths(capture, births, canonical, died_ns)
     again = canonical != np.arange(len(order))
     block_of[again] = NONE
     births["nbytes"] = np.where(again, 0, births["nbytes"])
@@ -93,7 +99,8 @@ def join_allocations(capture: Capture) -> tuple[Capture, Allocations]:
     matched = block_of != NONE
     owner[block_of[matched]] = np.flatnonzero(matched)
     resized = _match_resizes(capture, blocks, owner)
-    return capture, _assemble(capture, _Match(births, blocks, block_of, owner, resized))
+    blocks = end_blocks(blocks, owner, capture.tables["resizes"], died_ns)
+    return capture, _assemble(capture, _Match(births, blocks, block_of, owner, resized, died_ns))
 
 
 def _in_order(capture: Capture) -> Capture:
@@ -126,12 +133,15 @@ def _assemble(capture: Capture, match: _Match) -> Allocations:
     op = _op_at(ops, blocks.birth_ns[extra])
     origin = np.where(np.arange(len(extra)) < len(match.resized), BY_OP, UNOBSERVED)
     op, origin = _place_workspace(ops, blocks, extra, op, origin)
+    by_thread = blocks.thread[extra] != NONE
+    op, origin = np.where(by_thread, NONE, op), np.where(by_thread, BY_THREAD, origin)
     unnamed = {
         "storage": match.owner[extra],
         "nbytes": blocks.nbytes[extra],
         "device": blocks.device[extra],
         "address": blocks.address[extra],
         "origin": origin,
+        "thread": blocks.thread[extra],
         "op": op,
         "birth_ns": blocks.birth_ns[extra],
         "death_ns": blocks.death_ns[extra],
@@ -150,21 +160,19 @@ def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
     named, matched = len(match.block_of), match.block_of != NONE
     start_ns = int(capture.meta.get("start_ns", 0))
     columns = {name: births[name].copy() for name in ("nbytes", "device", "address", "op")}
-    death_ns = np.full(named, NONE, dtype=np.int64)
-    deaths = capture.tables["deaths"]
-    death_ns[deaths["storage"]] = deaths["time_ns"]
+    death_ns = np.where(match.died_ns == LIVES, NONE, match.died_ns)
     birth_ns = births["time_ns"].copy()
-    birth_order, death_order = (np.full(named, NONE, dtype=np.int64) for _ in range(2))
+    birth_order, death_order, thread = (np.full(named, NONE, dtype=np.int64) for _ in range(3))
     if len(blocks):
         block = match.block_of[matched]
         birth_ns[matched], columns["nbytes"][matched] = blocks.birth_ns[block], blocks.nbytes[block]
         birth_order[matched], death_order[matched] = blocks.birth_order[block], blocks.death_order[block]
-        freed = blocks.death_ns[block]
-        death_ns[matched] = np.where(freed != NONE, freed, death_ns[matched])
-        seen_late = matched & (columns["op"] == NONE)
+        death_ns[matched], thread[matched] = blocks.death_ns[block], blocks.thread[block]
+        seen_late = matched & (columns["op"] == NONE) & (thread == NONE)
         columns["op"][seen_late] = _op_at(capture.tables["ops"], birth_ns)[seen_late]
     at_entry = ~matched & (births["origin"] == BASELINE) & (births["time_ns"] <= start_ns)
     origin = np.where(matched & (births["origin"] == BASELINE), UNOBSERVED, births["origin"])
+    origin = np.where((origin == UNOBSERVED) & (thread != NONE), BY_THREAD, origin)
     real = _is_real(births)
     reported = _covered(capture, births["time_ns"]) & real & (births["nbytes"] > 0)
     weighs = ~real if capture.meta.get("estimate") else real
@@ -174,6 +182,7 @@ def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
         "storage": np.arange(named),
         **columns,
         "origin": origin,
+        "thread": thread,
         "birth_ns": np.where(at_entry, start_ns, birth_ns),
         "death_ns": death_ns,
         "counted": (origin != EXTERNAL) & (columns["nbytes"] > 0) & weighs,

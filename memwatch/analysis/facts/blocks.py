@@ -29,10 +29,14 @@ class Blocks:
     address: IntArray
     nbytes: IntArray
     device: IntArray
+    thread: IntArray  # string id of the name of the thread that allocated, -1 for the one that recorded
     birth_ns: IntArray
     death_ns: IntArray  # -1: never freed
     birth_order: IntArray  # position among the allocator's events, which settles equal times
     death_order: IntArray
+    freed: NDArray[
+        np.bool_
+    ]  # whether the free was heard; else the block ends where its address is allocated again
 
     def __len__(self) -> int:
         """Count the blocks."""
@@ -45,16 +49,18 @@ def pair_events(capture: Capture) -> Blocks:
     open_blocks: dict[tuple[int, int], int] = {}
     births: list[int] = []
     deaths: list[int] = []
+    freed: list[bool] = []
     columns = zip(*(events[name].tolist() for name in ("device", "address", "nbytes")), strict=True)
     for order, (device, address, nbytes) in enumerate(columns):
         place = (device, address)
         block = open_blocks.pop(place, None)
         if block is not None:
-            deaths[block] = order
+            deaths[block], freed[block] = order, nbytes < 0
         if nbytes > 0:
             open_blocks[place] = len(births)
             births.append(order)
             deaths.append(NONE)
+            freed.append(False)
     birth = np.array(births, dtype=np.int64)
     death = np.array(deaths, dtype=np.int64)
     time_ns = events["time_ns"]
@@ -62,10 +68,12 @@ def pair_events(capture: Capture) -> Blocks:
         events["address"][birth],
         events["nbytes"][birth],
         events["device"][birth],
+        events["thread"][birth],
         time_ns[birth],
         np.where(death == NONE, NONE, time_ns[death] if len(time_ns) else NONE),
         birth,
         death,
+        np.array(freed, dtype=bool),
     )
 
 

@@ -1,20 +1,25 @@
 """Categories: what a piece of memory is for, and the rule that says so.
 
 Rules are tried in order; the first that applies decides. Temporaries of an optimizer's step are
-temporaries, not optimizer state: only what the optimizer keeps in its state is that.
+temporaries, not optimizer state: only what the optimizer keeps in its state is that. What is alive across iterations
+is *held*, whoever holds it: data, averaged weights, caches. A rule that infers says so.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.facts.allocations import BASELINE, EXTERNAL, UNOBSERVED, WORKSPACE
-from memwatch.capture.schema import ACCESSES, NONE, PHASES, ROLES
+from memwatch.analysis.facts.allocations import BASELINE, BY_THREAD, EXTERNAL, UNOBSERVED, WORKSPACE
+from memwatch.analysis.facts.recomputes import Recomputes
+from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, PHASES, ROLES
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from memwatch.analysis.facts.allocations import Allocations
+    from memwatch.analysis.facts.iterations import KeptAcross
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
@@ -24,82 +29,178 @@ _ROLE_RULES = {
     "optimizer state": "the optimizer keeps it in its state",
     "gradient": "it was the .grad of a parameter",
     "input": "it was an argument of the outermost module call",
+    "unsharded parameter": "FSDP gathers the whole parameter in it",
+    "unsharded gradient": "it is the gradient of a whole parameter, which FSDP has not reduced yet",
+    "bucket": "DistributedDataParallel's reducer reduces the gradients in it",
+    "communication": "DistributedDataParallel or FSDP2 made it to communicate",
 }
+_INPUT_RULES = {
+    **dict.fromkeys((BASELINE, EXTERNAL), "it was there before, made outside the block or the allocator"),
+    BY_THREAD: "another thread made it, and this one uses it",
+}
+_CATEGORY_OF_ROLE = {"unsharded gradient": "gradient", "bucket": "communication"}
+"""The category that a role gives, where it has another name."""
+_STRENGTH = (
+    "unsharded parameter",
+    "parameter",
+    "buffer",
+    "optimizer state",
+    "gradient",
+    "unsharded gradient",
+    "bucket",
+    "communication",
+    "input",
+)
+"""Roles that give a category, the strongest first."""
+_COLLECTIVES = ("c10d.", "_c10d_functional.", "c10d_functional.")
+"""How the names of the ops begin by which processes communicate."""
+_COMPUTED_AGAIN: Final = "torch.utils.checkpoint computed it again in backward"
+_COMPUTED_AGAIN_BY_HAND: Final = (
+    "inferred: the backward of a program's own autograd.Function computed it with gradients on, as a checkpoint "
+    "by hand does"
+)
 
 
 class Categories(NamedTuple):
-    """Per allocation: its category, the rule that assigned it, and the name and module that its role gives, if any."""
+    """Per allocation: its category, the rule that assigned it, its role, and the name and module that this gives."""
 
     category: list[str]
     rule: list[str]
+    role: list[str]
     role_name: list[str]
     role_module: list[int]
 
 
-def categorise(capture: Capture, allocations: Allocations) -> Categories:
+def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> Categories:
     """Return the category of every allocation."""
     roles = _roles(capture)
     saved = _saved(capture, allocations.named)
     crosses = _crosses_to_backward(capture, allocations.named)
-    found = Categories([], [], [], [])
+    recomputed = _recompute_rules(capture)
+    collective = _collective_ops(capture)
+    communicated = _communicated_in_backward(capture, collective, allocations.named)
+    found = Categories([], [], [], [], [])
     columns = zip(
-        allocations.storage.tolist(), allocations.origin.tolist(), allocations.op.tolist(), strict=True
+        allocations.storage.tolist(),
+        allocations.origin.tolist(),
+        allocations.op.tolist(),
+        kept.needed.tolist(),
+        kept.by_itself.tolist(),
+        kept.like_others.tolist(),
+        strict=True,
     )
-    for storage, origin, op in columns:
-        role_name, role_module = "", NONE
+    for storage, origin, op, needed, by_itself, like_others in columns:
+        role, role_name, role_module = "", "", NONE
         if storage != NONE and storage in roles:
-            category, role_name, role_module = roles[storage]
-            rule = _ROLE_RULES[category]
+            strongest, role, role_name, role_module = roles[storage]
+            category, rule = _CATEGORY_OF_ROLE.get(strongest, strongest), _ROLE_RULES[strongest]
+        elif storage != NONE and origin != WORKSPACE and (again := recomputed.get(op)) is not None:
+            category, rule = "recomputed", again
         else:
             is_saved, does_cross = storage != NONE and saved[storage], storage != NONE and crosses[storage]
-            category, rule = _without_role(storage, origin, op, is_saved=is_saved, crosses=does_cross)
+            is_held = by_itself if is_saved or does_cross else needed
+            category, rule = _without_role(
+                storage, origin, op, is_held=is_held, is_saved=is_saved, crosses=does_cross
+            )
+            if category in ("temporary", "input", "held") and storage != NONE:
+                if op != NONE and collective[op]:
+                    category, rule = "communication", "a collective made it"
+                elif communicated[storage]:
+                    category, rule = "communication", "a collective works on it in backward"
+            if category == "temporary" and like_others:
+                category, rule = (
+                    "held",
+                    "inferred: what the same line made before was kept into a later iteration",
+                )
         found.category.append(category)
         found.rule.append(rule)
+        found.role.append(role)
         found.role_name.append(role_name)
         found.role_module.append(role_module)
     return found
 
 
-def _without_role(storage: int, origin: int, op: int, *, is_saved: bool, crosses: bool) -> tuple[str, str]:
+def _without_role(
+    storage: int, origin: int, op: int, *, is_held: bool, is_saved: bool, crosses: bool
+) -> tuple[str, str]:
     """Return category and rule of an allocation that is no parameter, buffer, state, gradient or input."""
     if origin == WORKSPACE:
         return "workspace", "allocated and freed within one op; no tensor names it"
     if storage == NONE:
-        return "unknown", _unnamed_rule(op)
+        return "unknown", _unnamed_rule(origin, op)
+    if is_held:
+        return "held", "kept from one iteration into the next; no module and no optimizer owns it"
     if is_saved:
         return "activation", "autograd saved it for backward"
     if crosses:
-        return "activation", "made in forward and read by a backward op"
-    if origin in (BASELINE, EXTERNAL):
-        return "input", "it was there before, made outside the block or the allocator"
-    unrecorded = origin == UNOBSERVED and op == NONE
-    rule = (
-        "made where no op was recorded, used by one later"
-        if unrecorded
-        else "made by an op, in no other role"
-    )
-    return "temporary", rule
+        return "activation", "inferred: made in forward and read in backward"
+    return _of_one_iteration(origin, op)
 
 
-def _unnamed_rule(op: int) -> str:
+def _of_one_iteration(origin: int, op: int) -> tuple[str, str]:
+    """Return category and rule of what has no role, is not needed in backward, nor in another iteration."""
+    if origin in _INPUT_RULES:
+        return "input", _INPUT_RULES[origin]
+    if origin == UNOBSERVED and op == NONE:
+        return "temporary", "made where no op was recorded, used by one later"
+    return "temporary", "made by an op, in no other role, and no later iteration needs it"
+
+
+def _recompute_rules(capture: Capture) -> dict[int, str]:
+    """Return, per op that ran again in backward, how that is known: by torch's checkpoint, or inferred."""
+    found = Recomputes(capture)
+    again = np.flatnonzero(found.is_recompute)
+    rules = np.where(found.run_of_op[again] != NONE, _COMPUTED_AGAIN, _COMPUTED_AGAIN_BY_HAND)
+    return dict(zip(again.tolist(), rules.tolist(), strict=True))
+
+
+def _collective_ops(capture: Capture) -> NDArray[np.bool_]:
+    """Return, per op, whether processes communicate in it."""
+    names = capture.tables["ops"]["name"]
+    known, of_op = np.unique(names, return_inverse=True)
+    is_collective = np.array([text.startswith(_COLLECTIVES) for text in capture.text(known)], dtype=bool)
+    found: NDArray[np.bool_] = is_collective[of_op] if len(known) else np.zeros(0, dtype=bool)
+    return found
+
+
+def _communicated_in_backward(capture: Capture, collective: NDArray[np.bool_], named: int) -> IntArray:
+    """Return 1 for each storage that a collective took while a backward ran, as buckets made before the block."""
+    taken = np.zeros(named, dtype=np.int64)
+    uses, phase = capture.tables["uses"], capture.tables["ops"]["phase"]
+    if collective.any():
+        taken[uses["storage"][(collective & (phase == PHASES.index("backward")))[uses["op"]]]] = 1
+    return taken
+
+
+def _unnamed_rule(origin: int, op: int) -> str:
+    if origin == BY_THREAD:
+        return "another thread allocated it; what for was not seen"
     if op == NONE:
         return "allocated outside every recorded op (compiled code, C++ or another mode)"
     return "allocated in an op and kept after it; no tensor was seen on it"
 
 
-def _roles(capture: Capture) -> dict[int, tuple[str, str, int]]:
-    """Return, per storage, its strongest role, name and module: parameter, buffer, optimizer state, gradient, input."""
-    strength = {
-        role: rank
-        for rank, role in enumerate(("parameter", "buffer", "optimizer state", "gradient", "input"))
-    }
+def _roles(capture: Capture) -> dict[int, tuple[str, str, str, int]]:
+    """Return, per storage, its strongest role, and the role that names its holder, with its name and module.
+
+    With `gradient_as_bucket_view` a bucket is what the gradients lie in: it is theirs, and the reducer keeps it.
+    """
+    strength = {role: rank for rank, role in enumerate(_STRENGTH)}
     rows = capture.tables["roles"]
-    found: dict[int, tuple[str, str, int]] = {}
+    found: dict[int, tuple[str, str, str, int]] = {}
     columns = (rows["role"].tolist(), capture.text(rows["name"]), rows["module"].tolist())
-    for storage, role, name, module in zip(rows["storage"].tolist(), *columns, strict=True):
-        known = found.get(storage)
-        if known is None or strength[ROLES[role]] < strength[known[0]]:
-            found[storage] = (ROLES[role], name, module)
+    for storage, number, name, module in zip(rows["storage"].tolist(), *columns, strict=True):
+        role = ROLES[number]
+        if role not in strength:
+            continue
+        strongest, holding, known, owner = found.get(storage, (role, role, name, module))
+        if strength[role] < strength[strongest]:
+            strongest = role
+            if holding != "bucket":
+                holding, known, owner = role, name, module
+        elif role == "bucket":
+            holding, known, owner = role, name, module
+        found[storage] = strongest, holding, known, owner
     return found
 
 
@@ -111,7 +212,7 @@ def _saved(capture: Capture, named: int) -> IntArray:
 
 
 def _crosses_to_backward(capture: Capture, named: int) -> IntArray:
-    """Return 1 for each storage that a forward op made and a backward op read."""
+    """Return 1 for each storage that a forward op made and an op of a backward read, a recomputed one included."""
     crosses = np.zeros(named, dtype=np.int64)
     uses, births, phase = capture.tables["uses"], capture.tables["births"], capture.tables["ops"]["phase"]
     if not len(phase):
@@ -119,7 +220,7 @@ def _crosses_to_backward(capture: Capture, named: int) -> IntArray:
     made_forward = np.zeros(named, dtype=bool)
     by_op = births["op"] != NONE
     made_forward[births["storage"][by_op]] = phase[births["op"][by_op]] == PHASES.index("forward")
-    reads = (uses["access"] == ACCESSES.index("read")) & (phase[uses["op"]] == PHASES.index("backward"))
+    reads = (uses["access"] == ACCESSES.index("read")) & np.isin(phase[uses["op"]], IN_BACKWARD)
     read = uses["storage"][reads]
     crosses[read[made_forward[read]]] = 1
     return crosses

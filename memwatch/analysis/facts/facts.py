@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.analysis.facts.allocations import Allocations, join_allocations
+from memwatch.analysis.facts.autocast import autocast_copies
 from memwatch.analysis.facts.biographies import Biographies, write_biographies
 from memwatch.analysis.facts.call_stacks import CallStacks
 from memwatch.analysis.facts.categories import Categories, categorise
+from memwatch.analysis.facts.iterations import boundaries, kept_across
 from memwatch.analysis.facts.live_curve import LiveCurve, trace_live_curve
 from memwatch.analysis.facts.made_by import MadeBy, made_by
 from memwatch.analysis.facts.module_names import owning_modules, qualified
 from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
+from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.analysis.facts.uses import UseBounds, use_bounds
 from memwatch.capture.schema import NONE
 
@@ -77,16 +80,38 @@ class Facts:
     @cached_property
     def categories(self) -> Categories:
         """What every allocation is for."""
-        return categorise(self.capture, self.allocations)
+        ends_ns = boundaries(self.capture, self.places)
+        kept = kept_across(self.capture, self.allocations, self.use_bounds, ends_ns)
+        return categorise(self.capture, self.allocations, kept)
+
+    @cached_property
+    def recomputes(self) -> Recomputes:
+        """What checkpoints computed again in backward."""
+        return Recomputes(self.capture)
+
+    @cached_property
+    def autocast_copies(self) -> dict[int, str]:
+        """The name of the parameter, by the storage of a copy of it that autocast's cache held."""
+        rows = zip(self.allocations.storage.tolist(), self.categories.role, self.names, strict=True)
+        parameters = {storage: name for storage, role, name in rows if role == "parameter"}
+        return autocast_copies(self.capture, parameters)
 
     @cached_property
     def names(self) -> list[str]:
         """What each allocation is called: the name of its role, else its op and line."""
         made, roles, tree = self.made_by, self.categories, self.places.module_tree
-        rows = zip(roles.role_name, roles.role_module, made.op_name.tolist(), made.line.tolist(), strict=True)
+        threads = self.strings[self.allocations.thread]
+        rows = zip(
+            roles.role_name,
+            roles.role_module,
+            made.op_name.tolist(),
+            made.line.tolist(),
+            threads.tolist(),
+            strict=True,
+        )
         return [
-            qualified(role_name, module, tree) if role_name else _made_at(op_name, line)
-            for role_name, module, op_name, line in rows
+            qualified(role_name, module, tree) if role_name else _made_at(op_name, line, thread)
+            for role_name, module, op_name, line, thread in rows
         ]
 
     @cached_property
@@ -137,5 +162,6 @@ class Facts:
         return np.where(time_ns == NONE, NONE, np.maximum(time_ns - start_ns, 0))
 
 
-def _made_at(op_name: str, line: str) -> str:
-    return " at ".join(part for part in (op_name, line) if part) or "made outside every recorded op"
+def _made_at(op_name: str, line: str, thread: str) -> str:
+    elsewhere = f"made in thread {thread}" if thread else "made outside every recorded op"
+    return " at ".join(part for part in (op_name, line) if part) or elsewhere

@@ -46,7 +46,7 @@ def trace_live_curve(capture: Capture, allocations: Allocations) -> tuple[Alloca
     time_ns = np.concatenate([allocations.birth_ns[born], allocations.death_ns[died]])
     delta = np.concatenate([allocations.nbytes[born], -allocations.nbytes[died]])
     known = np.concatenate([allocations.birth_order[born], allocations.death_order[died]])
-    order = np.lexsort((time_ns, _position(known, time_ns)))
+    order = np.lexsort((time_ns, _position(known, time_ns, delta < 0)))
     allocation, time_ns, delta = allocation[order], time_ns[order], delta[order]
     live = baseline_bytes + np.cumsum(delta)
     positions = np.arange(1, len(allocation) + 1)
@@ -73,8 +73,15 @@ def trace_live_curve(capture: Capture, allocations: Allocations) -> tuple[Alloca
     return replace(allocations, birth_event=birth_event, death_event=death_event), curve
 
 
-def _position(order: IntArray, time_ns: IntArray) -> NDArray[np.float64]:
-    """Return sort keys that keep the allocator's own order; events that it did not report come between, by time."""
+def _position(order: IntArray, time_ns: IntArray, is_death: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return sort keys that keep the allocator's own order; events that it did not report come between, by time.
+
+    Args:
+        order: positions among the allocator's events, -1 for none.
+        time_ns: times of the events.
+        is_death: whether each is a death. A block whose free was not heard ends with the event that allocates its
+            address again, just before it.
+    """
     reported = order != NONE
     sequence = np.argsort(order[reported])
     times, positions = time_ns[reported][sequence], order[reported][sequence]
@@ -82,4 +89,4 @@ def _position(order: IntArray, time_ns: IntArray) -> NDArray[np.float64]:
         return np.zeros(len(order))
     before = np.searchsorted(times, time_ns, side="right") - 1
     between = np.where(before >= 0, positions[np.maximum(before, 0)] + 0.5, -0.5)
-    return np.where(reported, order, between)
+    return np.where(reported, order - 0.25 * is_death, between)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_call_at
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MadeBy(NamedTuple):
-    """Per allocation: its op's name, stack, lines and module; empty text or -1 where no op made it."""
+    """Per allocation: its op's name, stack, lines and module; empty text or -1 where neither op nor call is known."""
 
     op_name: Texts
     stack: IntArray
@@ -28,7 +29,7 @@ class MadeBy(NamedTuple):
 
 
 def made_by(capture: Capture, allocations: Allocations, places: Places, strings: Texts) -> MadeBy:
-    """Return what is known of the op that made each allocation."""
+    """Return what is known of the op that made each allocation, or of the call of a compiled function."""
     ops, op = capture.tables["ops"], allocations.op
     count = len(allocations)
     some: NDArray[np.bool_] = (op != NONE) & (op < len(ops["op"]))  # a killed program may lack its last op
@@ -36,4 +37,8 @@ def made_by(capture: Capture, allocations: Allocations, places: Places, strings:
     stack, module = np.full(count, NONE, dtype=np.int64), np.full(count, NONE, dtype=np.int64)
     op_name[some] = strings[ops["name"][op[some]]]
     stack[some], module[some] = places.stack_of_op[op[some]], places.module_of_op[op[some]]
+    call = np.where(some, NONE, compiled_call_at(capture, allocations.birth_ns))
+    in_call, calls = call != NONE, capture.tables["compiled_calls"]
+    op_name[in_call] = COMPILED
+    stack[in_call], module[in_call] = calls["stack"][call[in_call]], calls["module"][call[in_call]]
     return MadeBy(op_name, stack, places.lines(stack), places.own_lines(stack), places.modules(module))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
@@ -12,17 +13,32 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.module_tree import ModuleTree
     from memwatch.analysis.facts.places import Texts
 
-_OWNED: Final = ("parameter", "buffer", "gradient", "optimizer state")
+_OWNED: Final = ("parameter", "unsharded parameter", "buffer", "gradient", "optimizer state")
+
+_QUOTED: Final = re.compile("`(.*)`")
+"""The module in the name of a buffer for communication, as "all-gather buffer of `layers.3`"."""
 
 
 def owning_modules(tree: ModuleTree, categories: Categories, made: MadeBy) -> Texts:
     """Return a module per allocation: the owner of what a module owns, else the module whose op made it."""
     modules: Texts = made.module_name.copy()
+    known = set(tree.names)
     for allocation, category in enumerate(categories.category):
         if category in _OWNED:
             owner = categories.role_module[allocation]
-            modules[allocation] = "" if owner == NONE else tree.names[owner]
+            named = _owner_in(categories.role_name[allocation]) if owner == NONE else tree.names[owner]
+            modules[allocation] = named if named in known else ""
+        elif category == "communication":
+            quoted = _QUOTED.search(categories.role_name[allocation])
+            if quoted is not None and quoted[1] in known:
+                modules[allocation] = quoted[1]
     return modules
+
+
+def _owner_in(role_name: str) -> str:
+    """Return the module in a role's name, as FSDP gives it: `layer.1` of `layer.1.weight`, `grad of layer.1.weight`."""
+    parameter = role_name.removeprefix(GRADIENT_PREFIX).rpartition("[")[2].removesuffix("]")
+    return parameter.rpartition(".")[0]
 
 
 def qualified(role_name: str, module: int, tree: ModuleTree) -> str:

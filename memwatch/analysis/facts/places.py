@@ -38,7 +38,7 @@ class Places:
     line_of_stack: list[str]
     own_line_of_stack: list[str]
     function_of_stack: list[str]
-    stack_of_op: IntArray  # in backward that of the forward op, where it is known
+    stack_of_op: IntArray  # in backward that of the op that made the node, where it is known
     module_of_op: IntArray  # likewise
     module_tree: ModuleTree
 
@@ -104,10 +104,10 @@ def _lines_of_stacks(capture: Capture) -> _Lines:
 
 
 def forward_op_of(ops: dict[str, IntArray]) -> IntArray:
-    """Return, for each backward op, the forward op that made its node; -1 for all others.
+    """Return, for each backward op, the op of a forward or of a recomputation that made its node; -1 for all others.
 
-    A forward op made a node if autograd's sequence number moved when it ran; a backward op carries the
-    number of the node that runs.
+    An op made a node if autograd's sequence number moved when it ran; a backward op carries the number of the node that
+    runs. What is recomputed in backward has a place of its own.
     """
     sequence, forward = ops["sequence"], ops["phase"] != BACKWARD
     index = np.flatnonzero(forward & (sequence != NONE))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memwatch.analysis.holders import HolderKind
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.findings.kinds import FindingKind
-    from memwatch.analysis.holders import Holder
+    from memwatch.analysis.holders import Holder, HolderKey
+    from memwatch.capture.packed import IntArray
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Candidate:
     others: tuple[Holder, ...]  # who else holds the first of the allocations
     allocations: list[int]
     nbytes: int  # most of them at one event
+    spares: IntArray | None = field(default=None, repr=False, compare=False)
+    """Bytes per event that would not be live, where they are not those of the allocations' own lives."""
     spans: tuple[tuple[int, int, int], ...] = ()
     """Allocation, first event and the event after the last, where it would not be live; empty if `kind` tells."""
 
@@ -49,7 +52,7 @@ def by_holder(
         claims: an allocation and its holders, the one to name first.
         allocations: every piece of memory.
     """
-    groups: dict[str, list[tuple[int, list[Holder]]]] = {}
+    groups: dict[HolderKey, list[tuple[int, list[Holder]]]] = {}
     for claim in claims:
         groups.setdefault(claim[1][0].key, []).append(claim)
     return [_candidate(kind, group, allocations) for group in groups.values()]
@@ -70,6 +73,6 @@ def as_one(
 def _candidate(
     kind: FindingKind, group: list[tuple[int, list[Holder]]], allocations: Allocations
 ) -> Candidate:
-    _, (holder, *others) = group[0]
+    _, (holder, *others) = min(group, key=lambda claim: claim[1][0].inference is not None)
     held = [allocation for allocation, _ in group]
     return Candidate(kind, holder, tuple(others), held, int(allocations.nbytes[held].sum()))

@@ -24,8 +24,10 @@ class Finding:
             next), ``lag`` (made long before the first use), ``void`` (never used), ``gradient`` (alive in the
             next forward), ``graph`` (saved for a backward that never runs), ``retained`` (for one that ran),
             ``set_to_none`` (gradients filled with zeros instead of freed), ``output`` (a model's result, kept through
-            backward), ``optimizer`` (temporaries of a foreach step), ``workspace`` (of one op) or ``twice`` (a saved
-            tensor and a converted copy of it). A `FindingKind`, which is equal to its text.
+            backward), ``optimizer`` (temporaries of a foreach step), ``workspace`` (of one op), ``recompute`` (of a
+            large checkpointed region, all at once), ``twice`` (a saved tensor and a converted copy of it), ``buckets``
+            (gradients that DDP keeps beside its buckets) or ``autocast`` (converted weights that autocast's cache
+            keeps). A `FindingKind`, which is equal to its text.
         nbytes: bytes at the peak that it is about.
         holder: who holds them.
         site: `file:line` to edit, empty if there is none.

@@ -19,6 +19,6 @@ def find_gradient(moment: Moment) -> list[Candidate]:
     """Return the gradients that are alive in forward though nothing reads them any more."""
     if moment.op < 0 or PHASES[moment.facts.op_phase(moment.op)] != "forward":
         return []
-    holders = [Holder(HolderKind.ATTRIBUTE, GRADIENTS)]
+    holders = [Holder(HolderKind.GRADIENT, GRADIENTS)]
     held = ((allocation, holders) for allocation in moment.idle(DRAG, "gradient"))
     return by_holder(FindingKind.GRADIENT, held, moment.facts.allocations)

@@ -21,7 +21,13 @@ def find_graph(moment: Moment) -> list[Candidate]:
         (
             row,
             moment.graph_holders(
-                row, Holder(HolderKind.AUTOGRAD_NODE, GRAPH_WITHOUT_BACKWARD, str(line[row]))
+                row,
+                Holder(
+                    HolderKind.AUTOGRAD_NODE,
+                    GRAPH_WITHOUT_BACKWARD,
+                    str(line[row]),
+                    subject=(FindingKind.GRAPH,),
+                ),
             ),
         )
         for row, outcomes in moment.held_by_autograd

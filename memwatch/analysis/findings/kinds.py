@@ -21,7 +21,10 @@ class FindingKind(str, Enum):
     SET_TO_NONE = "set_to_none"  # gradients filled with zeros instead of freed
     OUTPUT = "output"  # a model's result, kept through a backward that does not need it
     WORKSPACE = "workspace"  # of one op
+    RECOMPUTE = "recompute"  # of a large checkpointed region, all at once
     TWICE = "twice"  # a saved tensor and a converted copy of it
+    BUCKETS = "buckets"  # gradients that DDP keeps beside its buckets
+    AUTOCAST = "autocast"  # converted weights that autocast's cache keeps
 
     __str__ = str.__str__
     __repr__ = str.__repr__

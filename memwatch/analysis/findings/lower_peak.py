@@ -22,6 +22,7 @@ _FREED_AFTER_LAST_USE: Final = frozenset(
         FindingKind.ITERATION,
         FindingKind.GRAPH,
         FindingKind.RETAINED,
+        FindingKind.AUTOCAST,
     }
 )
 
@@ -29,9 +30,12 @@ _FREED_AFTER_LAST_USE: Final = frozenset(
 def spared_bytes(candidate: Candidate, facts: Facts) -> IntArray:
     """Return, per event, the bytes that would not be live if the program did what the finding advises.
 
-    A candidate may say itself from when to when. Else most kinds are freed right after their last use, what waits is
-    made right before its first, and all others are not made at all.
+    A candidate may say itself from when to when. Else most kinds are freed right after their last use, gradients
+    right after they are copied into a bucket, what waits is made right before its first use, and all others are not
+    made at all.
     """
+    if candidate.spares is not None:
+        return candidate.spares
     allocations, life = facts.allocations, facts.biographies
     change = np.zeros(len(facts.curve.live_bytes) + 1, dtype=np.int64)
     for row, start, end in candidate.spans:
@@ -42,6 +46,8 @@ def spared_bytes(candidate: Candidate, facts: Facts) -> IntArray:
         end = death if death != NONE else len(change) - 1
         if candidate.kind in _FREED_AFTER_LAST_USE:
             start = max(start, int(life.last_event[row]))
+        elif candidate.kind is FindingKind.BUCKETS:
+            start = max(start, int(life.first_event[row]))
         elif candidate.kind is FindingKind.LAG:
             end = min(end, int(life.first_event[row]))
         if start < end:

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcomes
     from memwatch.analysis.saved_tensors import SavedTensors
 
-_KEPT_ON_PURPOSE: Final = ("parameter", "buffer", "optimizer state", "gradient")
+_KEPT_ON_PURPOSE: Final = (
+    "parameter",
+    "unsharded parameter",
+    "buffer",
+    "optimizer state",
+    "gradient",
+    "communication",
+)
 
 
 class Evidence(NamedTuple):
@@ -74,10 +81,11 @@ class Moment:
     def _droppable(self) -> list[tuple[int, int, list[int]]]:
         """Idle allocations that nobody keeps on purpose: allocation, phase, and the saved tensors that lie in it."""
         categories, packs_at = self.facts.categories.category, self.evidence.holders.packs_at
+        storages, cached = self.facts.allocations.storage, self.facts.autocast_copies
         return [
             (row, phase, packs_at(row, self.op))
             for row, phase in self._idle
-            if categories[row] not in _KEPT_ON_PURPOSE
+            if categories[row] not in _KEPT_ON_PURPOSE and int(storages[row]) not in cached
         ]
 
     @cached_property

@@ -104,8 +104,8 @@ def _merged(reported: list[_Spared]) -> list[_Spared]:
 
 def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_bytes: int) -> Finding:
     holder = candidate.holder
-    others = [each.words for each in candidate.others if not each.foreign and each.key != holder.key]
-    also = words.ALSO_HELD.format(holder=holder.words, others=", ".join(dict.fromkeys(others)))
+    others = [each.told for each in candidate.others if not each.foreign and each.key != holder.key]
+    also = words.ALSO_HELD.format(holder=holder.told, others=", ".join(dict.fromkeys(others)))
     last_op = int(facts.use_bounds.last_op[candidate.allocations[-1]])
     advice = advise(
         candidate.kind,
@@ -121,7 +121,7 @@ def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_byte
     return Finding(
         kind=candidate.kind,
         nbytes=candidate.nbytes,
-        holder=also if others else holder.words,
+        holder=also if others else holder.told,
         site=holder.site,
         advice=advice,
         path=holder.path,

@@ -20,7 +20,15 @@ def find_retained(moment: Moment) -> list[Candidate]:
     held = (
         (
             row,
-            moment.graph_holders(row, Holder(HolderKind.AUTOGRAD_NODE, GRAPH_AFTER_BACKWARD, str(line[row]))),
+            moment.graph_holders(
+                row,
+                Holder(
+                    HolderKind.AUTOGRAD_NODE,
+                    GRAPH_AFTER_BACKWARD,
+                    str(line[row]),
+                    subject=(FindingKind.RETAINED,),
+                ),
+            ),
         )
         for row, outcomes in moment.held_by_autograd
         if SavedTensorOutcome.OUTLIVED in outcomes

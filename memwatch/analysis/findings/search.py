@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from memwatch.analysis.findings.autocast import find_autocast
+from memwatch.analysis.findings.buckets import find_buckets
 from memwatch.analysis.findings.drag import find_drag
 from memwatch.analysis.findings.finding import LEAST_RATIO, Finding
 from memwatch.analysis.findings.gradient import find_gradient
@@ -24,6 +26,7 @@ from memwatch.analysis.findings.optimizer import find_optimizer
 from memwatch.analysis.findings.output import find_output
 from memwatch.analysis.findings.own_code import in_own_code
 from memwatch.analysis.findings.ranking import rank
+from memwatch.analysis.findings.recompute import find_recompute
 from memwatch.analysis.findings.retained import find_retained
 from memwatch.analysis.findings.set_to_none import find_set_to_none
 from memwatch.analysis.findings.twice import find_twice
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.candidate import Candidate
-    from memwatch.analysis.holders import Holders
+    from memwatch.analysis.holders import HolderKey, Holders
     from memwatch.analysis.saved_tensors import SavedTensors
 
 HELD: Final = (
@@ -45,7 +48,7 @@ HELD: Final = (
 )  # fmt: skip
 """Rules for references that outlive their use, asked at every high event; no two claim the same allocation."""
 
-AVOIDABLE: Final = (find_optimizer, find_workspace, find_twice)
+AVOIDABLE: Final = (find_optimizer, find_workspace, find_recompute, find_twice, find_buckets, find_autocast)
 """Rules for memory that another choice would not need, asked at the peak."""
 
 _MAX_ROUNDS: Final = 64
@@ -63,7 +66,7 @@ def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
     """Return the candidates of all moments, those of one kind and holder joined."""
     facts = evidence.facts
     live = facts.curve.live_bytes.astype(np.int64)
-    found: dict[tuple[FindingKind, str], Candidate] = {}
+    found: dict[tuple[FindingKind, HolderKey | None], Candidate] = {}
     taken: set[int] = set()
     for _ in range(_MAX_ROUNDS):
         event = int(np.argmax(live))
@@ -73,7 +76,7 @@ def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
         if not fresh:
             break
         for candidate in fresh:
-            key = (candidate.kind, "" if candidate.kind is FindingKind.GRAPH else candidate.holder.key)
+            key = (candidate.kind, None if candidate.kind is FindingKind.GRAPH else candidate.holder.key)
             found[key] = found[key].joined(candidate) if key in found else candidate
             taken.update(candidate.allocations)
             live = live - spared_bytes(candidate, facts)

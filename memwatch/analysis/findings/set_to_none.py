@@ -39,9 +39,11 @@ def find_set_to_none(moment: Moment) -> list[Candidate]:
         return []
     known = set(rows)
     spans = [span for span in spans if span.allocation in known]
-    holder = Holder(HolderKind.ATTRIBUTE, GRADIENTS, facts.own_line(spans[0].zero_op))
+    line = facts.own_line(spans[0].zero_op)
+    holder = Holder(HolderKind.GRADIENT, GRADIENTS, line, subject=(FindingKind.SET_TO_NONE,))
     nbytes = int(facts.allocations.nbytes[rows].sum())
-    return [Candidate(FindingKind.SET_TO_NONE, holder, (), rows, nbytes, tuple(span[:3] for span in spans))]
+    idle = tuple(span[:3] for span in spans)
+    return [Candidate(FindingKind.SET_TO_NONE, holder, (), rows, nbytes, spans=idle)]
 
 
 def _idle_spans(facts: Facts, row: int) -> list[_Span]:

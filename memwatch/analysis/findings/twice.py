@@ -26,7 +26,7 @@ def find_twice(peak: Moment) -> list[Candidate]:
     copies = _converted_copies(peak)
     largest = max(copies, key=lambda row: int(facts.allocations.nbytes[row]), default=NONE)
     line = str(made.line[largest]) if copies else ""
-    holder = Holder(HolderKind.AUTOGRAD_NODE, CONVERTED_COPY, line)
+    holder = Holder(HolderKind.AUTOGRAD_NODE, CONVERTED_COPY, line, subject=(FindingKind.TWICE,))
     return if_large(FindingKind.TWICE, holder, copies, peak, _LEAST_RATIO)
 
 

@@ -30,5 +30,10 @@ def find_workspace(peak: Moment) -> list[Candidate]:
     same = (ops["name"] == ops["name"][op]) & (lines == lines[op])
     made = allocations.op != NONE
     found = np.flatnonzero((allocations.origin == WORKSPACE) & made & same[np.maximum(allocations.op, 0)])
-    holder = Holder(HolderKind.KERNEL, KERNEL.format(op=facts.op_name(op)), facts.op_line(op))
+    holder = Holder(
+        HolderKind.KERNEL,
+        KERNEL.format(op=facts.op_name(op)),
+        facts.op_line(op),
+        subject=(facts.op_name(op),),
+    )
     return if_large(FindingKind.WORKSPACE, holder, found.tolist(), peak, _LEAST_RATIO)

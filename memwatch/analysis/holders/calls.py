@@ -40,14 +40,14 @@ def common_call(facts: Facts, allocation: int, op: int) -> StackCall | None:
             return found
         if calls_torch:
             is_own = facts.call_stacks.owner_of_file[file] == CodeOwner.PROGRAM
-            found = StackCall(file, line_now, _defined_name(function), is_own)
+            found = StackCall(file, line_now, defined_name(function), is_own)
             loop = found if function.endswith("comp>") else loop
         if line != line_now:
             return found
     return loop or found  # the same calls once more: what the first of them made is held further out
 
 
-def _defined_name(function: str) -> str:
+def defined_name(function: str) -> str:
     """Return the name of a function as its `def` has it; for a comprehension, that of the function around it."""
     *around, name = function.replace(".<locals>", "").split(".")
     return around[-1] if name.endswith(("comp>", "genexpr>")) and around else name

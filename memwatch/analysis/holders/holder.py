@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from memwatch.analysis.holders.evidence import HolderEvidence
 from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.paths import HolderPath
 from memwatch.edges import EdgeKind
@@ -13,7 +14,21 @@ from memwatch.words import holders as words
 from memwatch.words.edges import edge_phrase
 
 if TYPE_CHECKING:
+    from memwatch.analysis.holders.evidence import Inference
     from memwatch.capture.paths import Path
+    from memwatch.edges import Edge
+
+
+class HolderKey(NamedTuple):
+    """What two holders share that are one to a reader: the same variable holds all items of a list.
+
+    Attributes:
+        kind: what kind of holder it is.
+        subject: the names that tell it from others of its kind, as of the variable, its function and its file.
+    """
+
+    kind: HolderKind
+    subject: tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -22,10 +37,13 @@ class Holder:
 
     Attributes:
         kind: what kind of holder it is.
-        words: the holder as a reader is told of it.
+        words: the holder as a reader is told of it, without how it is known.
         site: `file:line` of the line to edit, empty if there is none.
         path: the retention path in words, one reference a line, empty where none was recorded.
         is_own: True if the line is the program's own code, False if it is a library's, None if nobody asked.
+        subject: the names that tell it from others of its kind.
+        evidence: how it is known.
+        inference: the rule by which it is inferred, None for what was seen or read.
         edges: the references of the path, the root's first.
     """
 
@@ -34,12 +52,22 @@ class Holder:
     site: str = ""
     path: str = ""
     is_own: bool | None = None
+    subject: tuple[object, ...] = field(default=(), repr=False)
+    evidence: HolderEvidence = HolderEvidence.STRUCTURE
+    inference: Inference | None = None
     edges: Path = field(default=(), repr=False, compare=False)
 
     @property
-    def key(self) -> str:
-        """What two holders share that are one to a reader: the same variable holds all items of a list."""
-        return self.words
+    def key(self) -> HolderKey:
+        """What two holders share that are one to a reader."""
+        return HolderKey(self.kind, self.subject)
+
+    @property
+    def told(self) -> str:
+        """The holder as a reader is told of it; what is inferred says so, and by which rule."""
+        if self.inference is None:
+            return self.words
+        return words.INFERRED.format(holder=self.words, rule=words.INFERENCES[self.inference.value])
 
     @property
     def foreign(self) -> bool:
@@ -57,10 +85,15 @@ class Holder:
         """Whether a container or an object that the holder names refers to the memory."""
         return bool(self.edges) and HolderPath(self.edges).is_inside
 
+    def inferred(self, rule: Inference) -> Holder:
+        """Return this holder as one that is inferred by a rule."""
+        return dataclasses.replace(self, evidence=HolderEvidence.INFERRED, inference=rule)
+
     def on_stack_of(self, function: str, site: str, *, is_own: bool) -> Holder:
         """Return this value of an evaluation stack as one on that of a call, to be edited at the call's line."""
         text = words.ON_STACK.format(value=self.words, function=function)
-        return dataclasses.replace(self, words=text, site=site, is_own=is_own)
+        subject = (*self.subject, function)
+        return dataclasses.replace(self, words=text, site=site, is_own=is_own, subject=subject)
 
 
 def holder_of(path: Path) -> Holder:
@@ -73,8 +106,44 @@ def holder_of(path: Path) -> Holder:
         "" if edge is None else words.site_text(edge),
         words.path_text(path),
         None if edge is None else edge.is_own,
-        path,
+        tuple(map(_identity, _told_edges(read))),
+        HolderEvidence.SEEN,
+        edges=path,
     )
+
+
+def object_holder(holder: Holder) -> Holder | None:
+    """Return the attribute of an object in place of a holder whose variable is gone; None if it named no object.
+
+    What an object refers to it still does when the call returned in whose variable the object was seen.
+    """
+    edge = HolderPath(holder.edges).last_attribute if holder.edges else None
+    if edge is None:
+        return None
+    return dataclasses.replace(
+        holder,
+        kind=HolderKind.ATTRIBUTE,
+        words=edge_phrase(edge),
+        site="",
+        path="",
+        subject=(_identity(edge),),
+    )
+
+
+def _told_edges(path: HolderPath) -> Path:
+    """Return the references that the words of a holder name."""
+    if path.accessors is not None:
+        return (path.head, *path.accessors)
+    return (path.head,) if path.telling is None else (path.head, path.telling)
+
+
+def _identity(edge: Edge) -> tuple[object, ...]:
+    """Return what tells a reference from another, whatever line its call has reached."""
+    owner = edge.owner
+    if owner is None:
+        return edge.kind, edge.name, edge.position
+    inner = None if owner.inner is None else owner.inner.name
+    return edge.kind, edge.name, edge.position, owner.kind, owner.name, owner.file, owner.thread, inner
 
 
 def _words(path: HolderPath) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from memwatch.analysis.facts.allocations import BASELINE, WORKSPACE
-from memwatch.analysis.holders.calls import common_call
+import numpy as np
+
+from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
 from memwatch.analysis.holders.kinds import HolderKind
-from memwatch.analysis.holders.samples import SMALL_RATIO, HolderSamples
-from memwatch.capture.schema import GRADIENT_PREFIX, NONE, PHASES
+from memwatch.analysis.holders.samples import HolderSamples
+from memwatch.analysis.holders.unseen import Unseen
+from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
 from memwatch.words import holders as words
 
 if TYPE_CHECKING:
@@ -18,14 +20,36 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
+    from memwatch.capture.packed import IntArray
 
 _ROLES: Final = {
     "parameter": (HolderKind.PARAMETER, words.PARAMETER),
     "buffer": (HolderKind.BUFFER, words.BUFFER),
     "optimizer state": (HolderKind.OPTIMIZER_STATE, words.OPTIMIZER_STATE),
-    "gradient": (HolderKind.ATTRIBUTE, words.GRADIENT),
+    "gradient": (HolderKind.GRADIENT, words.GRADIENT),
+    "unsharded parameter": (HolderKind.UNSHARDED_PARAMETER, words.UNSHARDED_PARAMETER),
+    "unsharded gradient": (HolderKind.COMMUNICATION, words.UNSHARDED_GRADIENT),
+    "bucket": (HolderKind.COMMUNICATION, words.COMMUNICATION),
+    "communication": (HolderKind.COMMUNICATION, words.COMMUNICATION),
 }
-"""Categories of memory that name their holder by themselves."""
+"""Roles that name their holder by themselves."""
+
+
+class _Checkpoint(NamedTuple):
+    """A checkpoint that keeps what it computed again: which run of its region that was."""
+
+    run: int
+    holder: Holder
+
+
+class _Pack(NamedTuple):
+    """A saved tensor: its number, and when autograd took hold of it and let it go, in ops started and in unix time."""
+
+    number: int
+    start_op: int
+    end_op: int  # -1 if never
+    start_ns: int
+    end_ns: int
 
 
 class Holders:
@@ -34,6 +58,7 @@ class Holders:
     def __init__(self, facts: Facts, saved: SavedTensors) -> None:
         self._facts, self._saved_tensors = facts, saved
         self._samples = HolderSamples(facts)
+        self._unseen = Unseen(facts, self._samples)
 
     def variables(self, allocation: int, op: int) -> list[Holder]:
         """Return the variables that held an allocation while an op ran, the program's own and innermost first."""
@@ -44,79 +69,123 @@ class Holders:
         return self._samples.graph_roots(allocation, op)
 
     @cached_property
-    def _packs(self) -> dict[int, list[tuple[int, int, int]]]:
-        """Packs by storage: (pack, op before which it was saved, op before which it was released)."""
-        saved = self._saved_tensors
-        found: dict[int, list[tuple[int, int, int]]] = {}
-        columns = zip(
-            saved.storage.tolist(), saved.saved_op.tolist(), saved.released_op.tolist(), strict=True
-        )
-        for pack, (storage, start, end) in enumerate(columns):
+    def _packs(self) -> dict[int, list[_Pack]]:
+        """The saved tensors that lie in each storage."""
+        saved, packs = self._saved_tensors, self._facts.capture.tables["packs"]
+        columns = (saved.storage, saved.saved_op, saved.released_op, packs["time_ns"], self._released_ns)
+        found: dict[int, list[_Pack]] = {}
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for number, (storage, *bounds) in enumerate(rows):
             if storage != NONE:
-                found.setdefault(storage, []).append((pack, start, end))
+                found.setdefault(storage, []).append(_Pack(number, *bounds))
         return found
 
+    @property
+    def _released_ns(self) -> IntArray:
+        unpacks = self._facts.capture.tables["unpacks"]
+        released, time_ns = unpacks["released"] == 1, np.full(len(self._saved_tensors), NONE, dtype=np.int64)
+        time_ns[unpacks["pack"][released]] = unpacks["time_ns"][released]
+        return time_ns
+
     def packs_at(self, allocation: int, op: int) -> list[int]:
-        """Return the saved tensors through which autograd held an allocation while an op ran."""
+        """Return the saved tensors through which autograd held an allocation by the end of an op."""
         packs = self._packs.get(int(self._facts.allocations.storage[allocation]), [])
-        return [pack for pack, start, end in packs if start <= op + 1 and (end == NONE or end > op)]
+        return [
+            pack.number
+            for pack in packs
+            if pack.start_op <= op + 1 and (pack.end_op == NONE or pack.end_op > op)
+        ]
 
-    def describe(self, allocations: Sequence[int], op: int) -> list[Holder]:
-        """Return one holder for each allocation, as seen while an op ran."""
-        return [self._one(allocation, op) for allocation in allocations]
+    def _packs_at_event(self, allocation: int, event: int) -> list[int]:
+        """Return the saved tensors through which autograd held an allocation at an event."""
+        packs = self._packs.get(int(self._facts.allocations.storage[allocation]), [])
+        now_ns = int(self._facts.curve.time_ns[event])
+        return [
+            pack.number
+            for pack in packs
+            if pack.start_ns <= now_ns and (pack.end_ns == NONE or pack.end_ns > now_ns)
+        ]
 
-    def _one(self, allocation: int, op: int) -> Holder:
-        role = _ROLES.get(self._facts.categories.category[allocation])
-        if role is not None:
-            kind, template = role
-            name = str(self._facts.names[allocation]).removeprefix(GRADIENT_PREFIX)
-            return Holder(kind, template.format(name=name))
-        packs = self.packs_at(allocation, op)
+    def describe(self, allocations: Sequence[int], event: int) -> list[Holder]:
+        """Return one holder for each allocation, at an event of the live curve."""
+        return [self._one(allocation, event) for allocation in allocations]
+
+    def _one(self, allocation: int, event: int) -> Holder:
+        running = self._unseen.running_op(allocation, event)
+        if running is not None:
+            return running
+        known = self._in_books(allocation, event)
+        if known is not None:
+            return known
+        op = int(self._facts.op_of_event[event])
+        variables = self.variables(allocation, op)
+        if variables:
+            return variables[0]
+        checkpoint = self._checkpoint(allocation)
+        return self._unseen.holder(allocation, event) if checkpoint is None else checkpoint.holder
+
+    def _in_books(self, allocation: int, event: int) -> Holder | None:
+        """Return the holder that torch's own books name: a role, a saved tensor, a checkpoint, autocast's cache."""
+        op = int(self._facts.op_of_event[event])
+        role = self._facts.categories.role[allocation]
+        if role in _ROLES:
+            return self._by_role(allocation, role, event)
+        packs = self._packs_at_event(allocation, event)
         if packs:
             return self._saved(allocation, op, packs[0])
-        variables = self.variables(allocation, op)
-        return variables[0] if variables else self._unnamed(allocation, op)
+        checkpoint = self._checkpoint(allocation)
+        if checkpoint is not None and self._facts.recomputes.is_over(checkpoint.run, op):
+            return checkpoint.holder
+        copied = self._facts.autocast_copies.get(int(self._facts.allocations.storage[allocation]))
+        if copied is None:
+            return None
+        return Holder(HolderKind.AUTOCAST_CACHE, words.AUTOCAST_COPY.format(name=copied), subject=(copied,))
+
+    def _checkpoint(self, allocation: int) -> _Checkpoint | None:
+        """Return the checkpoint that keeps what it computed again, as torch's own frame of the region says."""
+        facts = self._facts
+        run = facts.recomputes.run_of(int(facts.allocations.op[allocation]))
+        if run == NONE or not facts.recomputes.is_kept(int(facts.allocations.storage[allocation])):
+            return None
+        op_name, line, module = (
+            str(column[allocation])
+            for column in (facts.made_by.op_name, facts.made_by.line, facts.made_by.module_name)
+        )
+        template = words.RECOMPUTED_IN if module else words.RECOMPUTED
+        text = template.format(op=op_name, module=module)
+        return _Checkpoint(run, Holder(HolderKind.CHECKPOINT, text, line, subject=(op_name, module)))
+
+    def _by_role(self, allocation: int, role: str, event: int) -> Holder:
+        """Return the holder that a role names; inferred, where the storage was seen in that role only later."""
+        kind, template = _ROLES[role]
+        name = str(self._facts.names[allocation]).removeprefix(GRADIENT_PREFIX)
+        holder = Holder(kind, template.format(name=name), subject=(name,))
+        known_from = self._role_ops.get((int(self._facts.allocations.storage[allocation]), role), NONE)
+        is_known = known_from <= int(self._facts.op_of_event[event]) + 1
+        return holder if is_known else holder.inferred(Inference.ROLE_LATER)
+
+    @cached_property
+    def _role_ops(self) -> dict[tuple[int, str], int]:
+        """The ops started when each storage was first seen in each role."""
+        rows = self._facts.capture.tables["roles"]
+        columns = (rows["storage"].tolist(), rows["role"].tolist(), rows["op"].tolist())
+        found: dict[tuple[int, str], int] = {}
+        for storage, role, op in zip(*columns, strict=True):
+            found.setdefault((storage, ROLES[role]), op)
+        return found
 
     def _saved(self, allocation: int, op: int, pack: int) -> Holder:
         saved = self._saved_tensors
         node, module, line = (str(column[pack]) for column in (saved.op_name, saved.module, saved.line))
+        if saved.of_region[pack]:
+            template = words.REGION_INPUT_OF if module else words.REGION_INPUT
+            return Holder(HolderKind.CHECKPOINT, template.format(module=module), line, subject=(module, line))
         template = words.SAVED_FOR_MODULE if module else words.SAVED
-        roots = self.graph_roots(allocation, op)
+        roots = [root for root in self.graph_roots(allocation, op) if root.evidence is HolderEvidence.SEEN]
         return Holder(
             HolderKind.AUTOGRAD_NODE,
             template.format(op=node or words.SOME_OP, module=module),
             line,
             roots[0].path if roots else "",
+            subject=(node, module),
         )
-
-    def _unnamed(self, allocation: int, op: int) -> Holder:
-        """Explain what no variable held: a kernel's workspace, a gradient in flight, an unnamed value of a call."""
-        facts, allocations = self._facts, self._facts.allocations
-        made = int(allocations.op[allocation])
-        op_name, line = str(facts.made_by.op_name[allocation]), str(facts.made_by.line[allocation])
-        if int(allocations.origin[allocation]) == WORKSPACE:
-            return Holder(HolderKind.KERNEL, words.KERNEL.format(op=op_name), line)
-        if made == op and op != NONE:
-            return Holder(HolderKind.RUNNING_OP, words.RUNNING_OP.format(op=op_name), line)
-        if int(allocations.nbytes[allocation]) <= SMALL_RATIO * facts.curve.peak_increase_bytes:
-            return Holder(HolderKind.NOT_LOOKED_FOR, words.TOO_SMALL, line)
-        if made == NONE:
-            before = int(allocations.origin[allocation]) == BASELINE
-            text = words.MADE_BEFORE if before else words.MADE_UNOBSERVED
-            return Holder(HolderKind.ELSEWHERE, text, line)
-        return self._in_flight(allocation, op, made, op_name, line)
-
-    def _in_flight(self, allocation: int, op: int, made: int, op_name: str, line: str) -> Holder:
-        """Explain what an op made and nothing that Python shows refers to."""
-        phase = PHASES[self._facts.op_phase(made)]
-        call = common_call(self._facts, allocation, op) if phase == "forward" else None
-        if call is not None:
-            text = words.UNNAMED_IN_CALL.format(function=call.function, op=op_name)
-            return Holder(HolderKind.EVALUATION_STACK, text, call.site)
-        module = str(self._facts.made_by.module_name[allocation])
-        template = {
-            "forward": words.UNNAMED_IN_FORWARD,
-            "backward": words.UNNAMED_IN_BACKWARD_OF if module else words.UNNAMED_IN_BACKWARD,
-            "optimizer": words.UNNAMED_IN_STEP,
-        }[phase]
-        return Holder(HolderKind.CPP_ONLY, template.format(op=op_name, module=module), line)

@@ -27,13 +27,18 @@ class HolderKind(Enum):
     # known by the role of the memory
     PARAMETER = "module parameter"
     BUFFER = "module buffer"
+    GRADIENT = "gradient"
     OPTIMIZER_STATE = "optimizer state"
+    UNSHARDED_PARAMETER = "unsharded parameter"
+    COMMUNICATION = "communication"
+    AUTOCAST_CACHE = "autocast cache"
     AUTOGRAD_NODE = "autograd node"
+    CHECKPOINT = "checkpoint"  # activation checkpointing: the input of a region, or what ran again
     OPTIMIZER = "optimizer"
     KERNEL = "kernel"
     RUNNING_OP = "running op"
 
     # no reference was found
     CPP_ONLY = "C++ only"
-    ELSEWHERE = "elsewhere"
+    NOT_SEEN = "not seen"
     NOT_LOOKED_FOR = "not looked for"

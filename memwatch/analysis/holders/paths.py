@@ -34,6 +34,10 @@ _ACCESSORS: Final = (
     EdgeKind.SUBMODULE, EdgeKind.FIELD, EdgeKind.PARTIAL_ARGUMENT,
 )  # fmt: skip
 """References that an expression can follow, as `.cache` or `[3]`."""
+_OF_OBJECTS: Final = (
+    EdgeKind.ATTRIBUTE, EdgeKind.CLASS_ATTRIBUTE, EdgeKind.PARAMETER, EdgeKind.BUFFER, EdgeKind.FIELD,
+)  # fmt: skip
+"""References whose owner keeps them whatever variable leads to it."""
 _NOT_WRITTEN: Final = (
     VertexKind.FUNCTION, VertexKind.METHOD, VertexKind.CELL, VertexKind.FRAME, VertexKind.CTX,
     VertexKind.EXCEPTION,
@@ -140,6 +144,24 @@ class HolderPath:
             return edges[-1] if edges else None
         telling = [edge for edge in self._on_the_way if edge.kind not in _SILENT] or self._on_the_way
         return telling[-1] if telling else None
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether a variable of a call refers to the memory itself, through no container or object."""
+        return not self._on_the_way
+
+    @property
+    def ends_in_container(self) -> bool:
+        """Whether the memory is an item of a container, which keeps it when the next one is put in."""
+        return bool(self._on_the_way) and self._on_the_way[-1].kind in (*_ITEMS, EdgeKind.MEMBER)
+
+    @property
+    def last_attribute(self) -> Edge | None:
+        """The last reference on the way from an object's attribute; None where no object is on the way."""
+        named = (
+            edge for edge in reversed(self._on_the_way) if edge.kind in _OF_OBJECTS and edge.owner is not None
+        )
+        return next(named, None)
 
     @property
     def to_edit(self) -> Edge | None:

@@ -1,24 +1,25 @@
 """Which of the recorder's samples speak for an allocation at an op, and whom they saw holding it.
 
-A *sample* is one search of the recorder for the holders of everything large that was live at that moment. Samples
-are rare, so one that saw the allocation at another time, or another allocation that the same calls made (a *twin*),
-often has to speak for it.
+A *sample* is one search of the recorder for the holders of everything large that was live at that moment, in the
+middle of an op. Samples are rare, so one that saw the allocation at another time, or another allocation that the same
+calls made (a *twin*), often has to speak for it. `LastingReferences` says what then is still seen, and what inferred.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
+import dataclasses
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.holders.calls import common_call
-from memwatch.analysis.holders.holder import holder_of
+from memwatch.analysis.holders.births import Births
+from memwatch.analysis.holders.evidence import HolderEvidence, Inference
+from memwatch.analysis.holders.holder import object_holder
 from memwatch.analysis.holders.kinds import HolderKind
-from memwatch.analysis.holders.paths import HolderPath
-from memwatch.capture.paths import Path, read_paths
+from memwatch.analysis.holders.lasting import LastingReferences
+from memwatch.analysis.holders.sample_rows import SampleRows
+from memwatch.analysis.holders.twins import Twins
 from memwatch.capture.schema import NONE
-from memwatch.edges import Edge, EdgeKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
 
 SMALL_RATIO: Final = 0.001
 """Share of the peak increase below which the recorder does not look for a storage's holder."""
-_UNKNOWN: Final[Path] = (Edge(EdgeKind.EVALUATION_STACK),)
-"""What a sample told whose path was never written, for the program was killed: nothing is known of it."""
-_NO_ROWS: Final = np.zeros(0, dtype=np.int64)
+_ACROSS: Final = (Inference.EARLIER, Inference.LATER)
 
 
 class HolderSamples:
@@ -39,86 +38,115 @@ class HolderSamples:
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
-        self._table = facts.capture.tables["holders"]
-        self._known: dict[int, Holder] = {}
+        self._rows = SampleRows(facts)
+        self._table = self._rows.table
         found, first = np.unique(self._table["sample"], return_index=True)
         self._samples, self._sample_ops = found, self._table["op"][first]
+        self._births = births = Births(facts)
+        self._lasting = LastingReferences(facts, births)
+        self._twins = Twins(facts, self._rows, births, self._lasting)
 
     def variables(self, allocation: int, op: int) -> list[Holder]:
-        """Return the variables that held an allocation in the sample nearest to an op.
+        """Return the variables that held an allocation while an op ran: the program's own first, innermost first.
 
-        The program's own come first, and of these the innermost.
+        A variable of a call that does not run then is none of them, whatever a sample saw before or after. What the
+        op itself makes is in no variable yet.
         """
+        if int(self._facts.allocations.op[allocation]) == op:
+            return []
         return [holder for holder in self._holders(allocation, op) if holder.kind is not HolderKind.GRAPH]
+
+    def was_in_no_variable(self, allocation: int, op: int) -> bool:
+        """Return True if samples looked for an allocation, or for another that the same calls made, in vain."""
+        return any(self._is_looked_for_in_vain(row, op) for row in self._births.alike(allocation))
+
+    def _is_looked_for_in_vain(self, allocation: int, op: int) -> bool:
+        least_bytes = SMALL_RATIO * self._facts.curve.peak_increase_bytes
+        if self._facts.allocations.nbytes[allocation] <= least_bytes or len(self._rows.of(allocation)):
+            return False
+        alive, _ = self._telling_samples(allocation, op)
+        return bool(alive.any())
 
     def graph_roots(self, allocation: int, op: int) -> list[Holder]:
         """Return the variables whose autograd graph kept an allocation, in the nearest sample that saw one.
 
         Where no sample was taken while it was saved, the graph of a twin tells.
         """
-        for rows in (self._rows_of(allocation), self._twin_rows(allocation)):
-            graphs = rows[self._is_graph[rows]]
+        for rows, is_own in (
+            (self._rows.of(allocation), True),
+            (self._twins.of_same_size(allocation), False),
+        ):
+            graphs = rows[self._rows.is_graph[rows]]
             if len(graphs):
-                nearest = graphs[np.argmin(np.abs(self._table["op"][graphs] - op))]
-                return self._read(self._same_sample(graphs, nearest), allocation, op)
+                nearest = int(graphs[np.argmin(np.abs(self._table["op"][graphs] - op))])
+                seen_op = int(self._table["op"][nearest]) - 1
+                found = self._rows.seen_in(self._rows.same_sample(graphs, nearest))
+                placed = (
+                    self._lasting.of_itself(root, allocation, seen_op, op)
+                    if is_own
+                    else self._lasting.of_twin(root, allocation, op)
+                    for root in found
+                )
+                kept = [root for root in placed if root is not None]
+                return sorted(kept, key=lambda root: root.foreign)
         return []
-
-    @cached_property
-    def _paths(self) -> dict[int, Path]:
-        return read_paths(self._facts.capture)
-
-    def _holder(self, path: int) -> Holder:
-        """Return the holder that a path shows; the same one each time, for its words take time to make."""
-        holder = self._known.get(path)
-        if holder is None:
-            holder = self._known[path] = holder_of(self._paths.get(path, _UNKNOWN))
-        return holder
-
-    def _rows_with(self, kind: HolderKind) -> NDArray[np.bool_]:
-        """Return, for each row, whether its holder is of a kind."""
-        wanted = [number for number, path in self._paths.items() if HolderPath(path).kind is kind]
-        return np.isin(self._table["path"], wanted)
-
-    @cached_property
-    def _is_graph(self) -> NDArray[np.bool_]:
-        return self._rows_with(HolderKind.GRAPH)
-
-    @cached_property
-    def _rows_by_storage(self) -> dict[int, IntArray]:
-        found: dict[int, list[int]] = {}
-        for row, storage in enumerate(self._table["storage"].tolist()):
-            found.setdefault(storage, []).append(row)
-        return {storage: np.array(rows) for storage, rows in found.items()}
-
-    def _rows_of(self, allocation: int) -> IntArray:
-        return self._rows_by_storage.get(int(self._facts.allocations.storage[allocation]), _NO_ROWS)
-
-    def _same_sample(self, rows: IntArray, row: int) -> IntArray:
-        """Return the rows that tell of the same storage in the same sample as one of them."""
-        table = self._table
-        same = (table["sample"][rows] == table["sample"][row]) & (
-            table["storage"][rows] == table["storage"][row]
-        )
-        chosen: IntArray = rows[same]
-        return chosen
 
     def _holders(self, allocation: int, op: int) -> list[Holder]:
         """Return all holders in the sample that speaks best for an allocation while an op ran."""
-        facts, rows = self._facts, self._rows_of(allocation)
+        facts, rows = self._facts, self._rows.of(allocation)
         small = facts.allocations.nbytes[allocation] <= SMALL_RATIO * facts.curve.peak_increase_bytes
         if len(rows) and small:  # most samples leave out what is so small
-            nearest = self._table["sample"][rows][np.argmin(np.abs(self._table["op"][rows] - op))]
-        else:
-            alive, telling = self._telling_samples(allocation, op)
-            known = telling if telling.any() else alive
-            if not telling.any() and (
-                holders := self._holders_of_twin(allocation, op, seen=bool(alive.any()))
-            ):
+            return self._own(rows, np.unique(self._table["sample"][rows]), allocation, op)
+        alive, telling = self._telling_samples(allocation, op)
+        if not telling.any() and self._may_ask_twins(allocation, op, seen=bool(alive.any())):
+            holders = self._twins.holders(allocation, op)
+            if holders:
                 return holders
-            if not len(rows) or not known.any():
-                return self._stack_holder_of_twin(allocation, op)
-            nearest = self._samples[known][np.argmin(np.abs(self._sample_ops[known] - op))]
-        return self._read(rows[self._table["sample"][rows] == nearest], allocation, op)
+        known = telling if telling.any() else alive
+        if not len(rows) or not known.any():
+            return self._twins.on_stack(allocation, op)
+        return self._own(rows, self._samples[known], allocation, op)
+
+    def _may_ask_twins(self, allocation: int, op: int, *, seen: bool) -> bool:
+        """Return True if a twin speaks better than a sample that saw the allocation in another phase of its life.
+
+        That holds while it waits for its first use: what waits in a list lies in a variable when it is used.
+        """
+        allocations, first = self._facts.allocations, self._facts.use_bounds[0]
+        return int(allocations.op[allocation]) != NONE and not (seen and op >= first[allocation])
+
+    def _own(self, rows: IntArray, samples: IntArray, allocation: int, op: int) -> list[Holder]:
+        """Return the holders in the nearest of some samples; where all of these are gone, in the next nearest."""
+        ops = self._sample_ops[np.searchsorted(self._samples, samples)]
+        gone: list[Holder] = []
+        for at in np.argsort(np.abs(ops - 1 - op), kind="stable").tolist():
+            found = self._rows.seen_in(rows[self._table["sample"][rows] == samples[at]])
+            if not found:  # it was looked for, and no variable held it
+                break
+            placed = [self._lasting.of_itself(holder, allocation, int(ops[at]) - 1, op) for holder in found]
+            kept = [self._if_on_both_sides(holder, rows, op) for holder in placed if holder is not None]
+            if kept:
+                return sorted(kept, key=lambda holder: holder.foreign)
+            gone += found
+        return self._after_return(gone, allocation, op) if gone else []
+
+    def _after_return(self, gone: list[Holder], allocation: int, op: int) -> list[Holder]:
+        """Return who may hold what was seen only in variables of calls that do not run: as a twin, or an object."""
+        objects = (object_holder(holder) for holder in gone)
+        alive = [holder.inferred(Inference.RETURNED) for holder in objects if holder is not None]
+        return self._twins.holders(allocation, op) or alive[:1]
+
+    def _if_on_both_sides(self, holder: Holder, rows: IntArray, op: int) -> Holder:
+        """Return a holder as seen, if samples before and after an op saw it hold the same storage."""
+        if holder.inference not in _ACROSS:
+            return holder
+        seen_ops = self._table["op"][rows] - 1
+        same = np.array(
+            [self._rows.holder(path).key == holder.key for path in self._table["path"][rows].tolist()]
+        )
+        if (same & (seen_ops <= op)).any() and (same & (seen_ops >= op)).any():
+            return dataclasses.replace(holder, evidence=HolderEvidence.SEEN, inference=None)
+        return holder
 
     def _telling_samples(self, allocation: int, op: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return the samples taken while an allocation was alive, and those among them in the same phase as `op`.
@@ -137,84 +165,3 @@ class HolderSamples:
         if op < first:
             return alive, alive & (sample_ops <= first)
         return alive, alive & (sample_ops > last + 1 if op > last else sample_ops > first)
-
-    def _read(self, rows: IntArray, allocation: int, op: int) -> list[Holder]:
-        """Return the holders of rows as those of an allocation while an op ran."""
-        found = dict.fromkeys(map(self._holder, self._table["path"][rows].tolist()))
-        placed = [self._on_stack(holder, allocation, op) for holder in found]
-        return sorted(placed, key=lambda holder: holder.foreign)
-
-    def _on_stack(self, holder: Holder, allocation: int, op: int) -> Holder:
-        """Return a holder that names on whose stack the value lies: the innermost call that made it and still runs."""
-        call = (
-            common_call(self._facts, allocation, op) if holder.kind is HolderKind.EVALUATION_STACK else None
-        )
-        if call is None:
-            return holder
-        return holder.on_stack_of(call.function, call.site, is_own=call.is_own)
-
-    @cached_property
-    def _twins(self) -> dict[tuple[int, int], IntArray]:
-        """Rows by the stack that made the storage and its size, in the order of the ops."""
-        allocations, table = self._facts.allocations, self._table
-        made = allocations.op[table["storage"]]
-        rows = np.flatnonzero(made != NONE)
-        stacks = self._facts.capture.tables["ops"]["stack"][made[rows]].tolist()
-        sizes = allocations.nbytes[table["storage"][rows]].tolist()
-        found: dict[tuple[int, int], list[int]] = {}
-        for row, stack, nbytes in zip(rows.tolist(), stacks, sizes, strict=True):
-            if stack != NONE:
-                found.setdefault((stack, nbytes), []).append(row)
-        return {key: np.array(rows) for key, rows in found.items()}
-
-    def _twin_rows(self, allocation: int) -> IntArray:
-        """Return the rows about storages of the same size that the same calls made."""
-        made = int(self._facts.allocations.op[allocation])
-        if made == NONE:
-            return _NO_ROWS
-        stack = int(self._facts.capture.tables["ops"]["stack"][made])
-        return self._twins.get((stack, int(self._facts.allocations.nbytes[allocation])), _NO_ROWS)
-
-    def _holders_of_twin(self, allocation: int, op: int, *, seen: bool) -> list[Holder]:
-        """Return the holders of a twin, where no sample could have seen the allocation itself.
-
-        Of the items that a loop puts into a list some are born and gone between two samples. A sample that saw one
-        of them at the same age speaks for these too.
-
-        Args:
-            allocation: the piece of memory.
-            op: the op while which it is held.
-            seen: whether a sample saw it in another phase; that is better than a twin, but for lag.
-        """
-        allocations, table = self._facts.allocations, self._table
-        made, first = int(allocations.op[allocation]), self._facts.use_bounds[0]
-        if made == NONE or (seen and op >= first[allocation]):
-            return []
-        rows = self._twin_rows(allocation)
-        rows = rows[~self._is_graph[rows]]
-        if not len(rows):
-            return []
-        age = table["op"][rows] - allocations.op[table["storage"][rows]]
-        nearest = rows[np.argmin(np.abs(age - (op - made)))]
-        return self._read(self._same_sample(rows, nearest), allocation, op)
-
-    @cached_property
-    def _on_stack_by_birth(self) -> dict[int, Holder]:
-        """What gc told of unnamed storages, by the stack that made them: it is not asked for every one."""
-        rows = np.flatnonzero(self._rows_with(HolderKind.EVALUATION_STACK))
-        stacks = self._facts.capture.tables["ops"]["stack"]
-        made = self._facts.allocations.op[self._table["storage"][rows]]
-        paths = self._table["path"][rows].tolist()
-        return {
-            int(stacks[op]): self._holder(path)
-            for op, path in zip(made.tolist(), paths, strict=True)
-            if op != NONE and stacks[op] != NONE
-        }
-
-    def _stack_holder_of_twin(self, allocation: int, op: int) -> list[Holder]:
-        """Return the holder of another storage that the same calls made, where gc was asked for that one only."""
-        made = int(self._facts.allocations.op[allocation])
-        if made == NONE:
-            return []
-        holder = self._on_stack_by_birth.get(int(self._facts.capture.tables["ops"]["stack"][made]))
-        return [] if holder is None else [self._on_stack(holder, allocation, op)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from memwatch.analysis.facts.iterations import MARK
 from memwatch.analysis.tables.of_schema import table
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def step_marks(facts: Facts) -> NDArray[np.bool_]:
     """Return the rows of the recorded `steps` that are calls of `prof.step()`."""
-    marks: NDArray[np.bool_] = facts.strings[facts.capture.tables["steps"]["name"]] == "step"
+    marks: NDArray[np.bool_] = facts.strings[facts.capture.tables["steps"]["name"]] == MARK
     return marks
 
 

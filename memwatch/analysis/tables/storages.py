@@ -83,8 +83,9 @@ def at_peak(facts: Facts, holders: Holders, rows: pd.DataFrame) -> pd.DataFrame:
     columns["share_ratio"] = rows["nbytes"] / max(facts.curve.peak_bytes, 1)
     phases = facts.biographies.phase_at(facts.curve.peak_event)
     columns["phase"] = np.array(PHASE_NAMES, dtype=object)[phases][rows.index]
-    held = holders.describe(rows.index.tolist(), facts.op_at_peak)
-    columns["holder"] = [holder.words for holder in held]
+    held = holders.describe(rows.index.tolist(), facts.curve.peak_event)
+    columns["holder"] = [holder.told for holder in held]
     columns["holder_kind"] = [holder.kind.value for holder in held]
+    columns["holder_evidence"] = [holder.evidence.value for holder in held]
     columns["path"] = [holder.path for holder in held]
     return table("at_peak", columns, index=rows.index)

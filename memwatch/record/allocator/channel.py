@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +42,7 @@ class AllocatorChannel:
         self._note = note
         self._emit: Callable[[IntArray], None] = lambda rows: None
         self._patches = Patches()
+        self._thread = threading.get_ident()
         self._count = 0
 
     def start(self, emit: Callable[[IntArray], None]) -> None:
@@ -79,7 +81,14 @@ class AllocatorChannel:
         self.running = False
 
     def _program_starts(self, profiler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.running:
+        if self.running and threading.get_ident() != self._thread:
+            self._events.leave_thread()
+            name = threading.current_thread().name
+            self._note(
+                "allocator",
+                f"the program started a torch profiler in thread {name!r}: its allocator events end there",
+            )
+        elif self.running:
             with uninterrupted():
                 self._close()
             self.stepped_aside = True

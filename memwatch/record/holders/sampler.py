@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from typing import TYPE_CHECKING
 
 from memwatch._torch.overrides import disable_torch_function
@@ -37,7 +38,8 @@ class HolderSampler:
     ) -> None:
         self._state = SamplingState(storages, saved, context, strings, op_counter)
         self._schedule = self._state.schedule
-        self._is_sampling = False
+        self._is_sampling = self._is_marked = False
+        self._paced_by: weakref.ref[object] | None = None
 
     @property
     def tables(self) -> dict[str, Rows]:
@@ -68,7 +70,19 @@ class HolderSampler:
         """Take no more samples."""
         self._state.storages.watch(NEVER, self.born)
 
-    def iteration_starts(self) -> None:
+    def iteration_marked(self) -> None:
+        """Take a mark of the program for the start of an iteration; from then on nothing else is taken for one."""
+        self._is_marked = True
+        self._iteration_starts()
+
+    def step_ended(self, optimizer: object) -> None:
+        """Take the end of the first optimizer's step for that of an iteration, where the program marks none."""
+        if self._paced_by is None:
+            self._paced_by = weakref.ref(optimizer)
+        if not self._is_marked and self._paced_by() is optimizer:
+            self._iteration_starts()
+
+    def _iteration_starts(self) -> None:
         """Plan a sample at the op, in the new iteration, at which the last one had its peak."""
         self._schedule.iteration_starts(self._state.op_counter[0])
         self.start()

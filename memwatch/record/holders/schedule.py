@@ -51,7 +51,8 @@ class SamplingSchedule:
     def iteration_starts(self, op: int) -> None:
         """Plan a sample at the op, in the iteration that starts with `op`, at which the last one had its peak."""
         _, peak_op = self._iteration_high
-        self._due_op = op + peak_op - self._iteration_start if peak_op >= 0 else -1
+        is_wanted = peak_op >= 0 and (self._due_count < _FREE_DUE_SAMPLES or self._is_affordable())
+        self._due_op = op + peak_op - self._iteration_start if is_wanted else -1
         self._iteration_start, self._iteration_high = op, (0, -1)
 
     def worth_from_bytes(self) -> int:
@@ -87,7 +88,7 @@ class SamplingSchedule:
             return False
         self._due_op = -1
         self._due_count += 1
-        return self._due_count <= _FREE_DUE_SAMPLES or self._is_affordable()
+        return True
 
     def _is_fresh(self, increase_bytes: int) -> bool:
         """Return True if enough was born since the last sample, and the increase is near its highest or above."""

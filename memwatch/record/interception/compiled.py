@@ -18,7 +18,10 @@ from memwatch._torch.dynamo import (
     SET_CALLBACK,
     loaded_eval_frame,
 )
+from memwatch.capture.schema import NONE
+from memwatch.record.clock import ticks
 from memwatch.record.patches import Patches
+from memwatch.record.tables.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,13 +31,26 @@ _CALLER: Final = 2
 
 
 class CompiledCalls:
-    """Pause the interceptor while a compiled function runs in this thread, and count such calls."""
+    """Pause the interceptor while a compiled function runs in this thread, and append a row for each such call.
 
-    def __init__(self, pause: Callable[[], bool], resume: Callable[[], None], ours: Iterable[Any]) -> None:
+    Args:
+        pause: switches off what dynamo may not see; returns whether the call runs in the thread of the block.
+        resume: switches it on again.
+        place: returns the ops started, the running module and the call stack.
+        ours: functions that torch calls back, even where dynamo evaluates frames.
+    """
+
+    def __init__(
+        self, pause: Callable[[], bool], resume: Callable[[], None], place: Callable[[], tuple[int, int, int]],
+        ours: Iterable[Any],
+    ) -> None:  # fmt: skip
         self.count = 0
+        self.rows = Rows()
         self._pause = pause
         self._resume = resume
-        self._ours = tuple(ours)  # functions that torch calls back, even where dynamo evaluates frames
+        self._place = place
+        self._begun: tuple[int, int, int, int] = (0, 0, NONE, NONE)
+        self._ours = tuple(ours)
         self._patches = Patches()
         self._outermost: int | None = None  # id of the running frame of the wrapper
         self._prior: Any = None
@@ -72,11 +88,15 @@ class CompiledCalls:
         enters = callback is None and frame.f_code.co_name == COMPILED_WRAPPER and self._outermost is None
         if enters and self._pause():
             self.count += 1
+            op, module, stack = self._place()
+            self._begun = op, ticks(), module, stack
             self._outermost, self._prior = id(frame), prior
         return prior
 
     def _returning(self, maybe_set_eval_frame: Callable[[Any], Any], callback: Any) -> Any:
         if self._outermost == id(sys._getframe(_CALLER)) and callback is self._prior:
             self._outermost = self._prior = None
+            op, start, module, stack = self._begun
+            self.rows += (op, start, ticks(), module, stack)
             self._resume()
         return maybe_set_eval_frame(callback)

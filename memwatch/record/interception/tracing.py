@@ -5,11 +5,18 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from memwatch._torch.jit import TRACERS
+import torch
+
+from memwatch._torch.jit import TRACERS, tracing_state
 from memwatch.record.patches import Patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+def is_tracing() -> bool:
+    """Return True while dynamo or torch.jit writes down what runs: then nothing of ours may run."""
+    return torch.compiler.is_dynamo_compiling() or tracing_state() is not None
 
 
 class JitTracing:

@@ -1,4 +1,4 @@
-"""The allocator's own events without kineto: c10's reports, as they come.
+"""The allocator's own events without kineto: c10's reports, as they come, in each thread that has a log.
 
 There is nothing to wait for, so a window ends wherever a flush wants it to, in backward too, and an event
 takes 32 bytes where kineto keeps kilobytes for an op.
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memwatch.capture.schema import NONE
 from memwatch.record.allocator.log_level import set_log_level
 from memwatch.record.backend import Window
 from memwatch.record.clock import ticks
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NativeAllocatorEvents:
-    """Receive the events where a profiler of this thread would receive them."""
+    """Receive the events where a profiler of each thread would receive them."""
 
     def __init__(self, extension: Extension, block: Block) -> None:
         self._extension = extension
@@ -52,6 +53,14 @@ class NativeAllocatorEvents:
         self._native.close()
         set_log_level(None)
 
+    def enter_thread(self, thread: int, /) -> bool:
+        """Receive the events of this thread too, with its number; return False where a torch profiler hears it."""
+        return self._native.enter_thread(thread)
+
+    def leave_thread(self) -> None:
+        """Receive no more events of this thread."""
+        self._native.leave_thread()
+
     def _begin(self) -> None:
         self._start_ticks, self._start_op = ticks(), self._block.op_counter[0]
 
@@ -62,5 +71,6 @@ class NativeAllocatorEvents:
         names = np.array(
             [strings(self._extension.device_name(int(each))) for each in numbers], dtype=np.int64
         )
-        rows = np.column_stack([clock.to_ns(events[:, 0]), events[:, 1:3], names[device]])
+        thread = np.array([*map(strings, self._block.thread_names), NONE], dtype=np.int64)[events[:, 4]]
+        rows = np.column_stack([clock.to_ns(events[:, 0]), events[:, 1:3], names[device], thread])
         return Window(start_ns, end_ns, self._start_op, rows)

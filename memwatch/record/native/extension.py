@@ -79,7 +79,7 @@ class TensorPacker(Protocol):
 
 
 class EventLog(Protocol):
-    """Receives the allocator's events of this thread."""
+    """Receives the allocator's events of this thread, and of every thread that enters."""
 
     def open(self) -> None:
         """Begin to receive, in the place of a torch profiler of this thread."""
@@ -88,7 +88,13 @@ class EventLog(Protocol):
         """Stop receiving; any thread may call this."""
 
     def take(self) -> IntArray:
-        """Return the events since the last time: ticks, address, signed bytes, number of the device."""
+        """Return the events since the last time: ticks, address, signed bytes, numbers of the device and the thread."""
+
+    def enter_thread(self, thread: int, /) -> bool:
+        """Receive the events of this thread too, with its number; False where a torch profiler hears it."""
+
+    def leave_thread(self) -> None:
+        """Receive no more events of this thread."""
 
 
 class Extension(Protocol):

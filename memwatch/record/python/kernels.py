@@ -23,6 +23,7 @@ class PythonKernels:
     def __init__(self) -> None:
         self._libraries: Libraries = {}
         self._handler: Handler | None = None
+        self._kinds: dict[Any, OpKind] = {}
 
     def put(self) -> None:
         """Register the kernels."""
@@ -45,9 +46,14 @@ class PythonKernels:
         self._handler = None
 
     def _kernel_of(self, space: str, overload: Any) -> tuple[Any, bool]:
+        kind = self._kinds.get(overload)
+        if kind is None:
+            kind = self._kinds[overload] = OpKind(
+                overload
+            )  # kept: putting all kernels again takes half the time
         if space == "aten":
-            return functools.partial(_run, self, OpKind(overload)), False
-        return functools.partial(_run_below, self, OpKind(overload)), True
+            return functools.partial(_run, self, kind), False
+        return functools.partial(_run_below, self, kind), True
 
 
 def _run(kernels: PythonKernels, kind: OpKind, *args: Any, **kwargs: Any) -> Any:

@@ -17,6 +17,7 @@ import torch
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.profiler import is_allocation, start_allocator_events, stop_allocator_events
+from memwatch.capture.schema import NONE
 from memwatch.record.backend import Window
 from memwatch.record.clock import ticks
 
@@ -75,6 +76,13 @@ class KinetoEvents:
             )
         return windows
 
+    def enter_thread(self, thread: int, /) -> bool:  # as the native log has it
+        """Return False, because kineto hears the thread of the block alone."""
+        return False
+
+    def leave_thread(self) -> None:
+        """Do nothing, because no thread was entered."""
+
     def forget_in_child(self) -> None:
         """Let this forked child end without C++ destructors: kineto's would wait for a thread the child has not.
 
@@ -98,6 +106,7 @@ class KinetoEvents:
                 rows.append((node.start_time_ns, fields.ptr, fields.alloc_size, devices[device]))
             waiting.extend(node.children[::-1])
         events = np.array(rows, dtype=np.int64).reshape(-1, 4)
+        events = np.column_stack([events, np.full(len(events), NONE)])  # kineto hears one thread
         return events[np.argsort(events[:, 0], kind="stable")]
 
 

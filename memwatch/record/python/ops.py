@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from memwatch.record.backend import Block, CallContext, CaptureStack, Listener
     from memwatch.record.interception.interceptor import Interceptor
 
-FORWARD, BACKWARD, OPTIMIZER = (PHASES.index(phase) for phase in ("forward", "backward", "optimizer"))
+FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = map(PHASES.index, ("forward", "backward", "optimizer", "recompute"))
 
 _MAX_SEQUENCE: Final = (1 << 63) - 1
 _grad_enabled = torch.is_grad_enabled
@@ -98,11 +98,16 @@ class PythonOpRecorder:
                 if not context.in_backward:
                     context.in_backward = True
                     self._ledger.hold = self._listener.holds_in_backward()
-                phase = BACKWARD
-                node = current_node()  # none in the callbacks that run when backward is done, as FSDP's
-                sequence = NONE if node is None else sequence_nr_of(node)
-                if sequence > _MAX_SEQUENCE:  # AccumulateGrad's: the largest unsigned number
-                    sequence = NONE
+                grad = _grad_enabled()
+                if task == context.recomputing or (grad and context.recomputes_by_hand()):
+                    phase = RECOMPUTE
+                    sequence = next_sequence_nr() - 1 if grad else NONE
+                else:
+                    phase = BACKWARD
+                    node = current_node()  # none in the callbacks that run when backward is done, as FSDP's
+                    sequence = NONE if node is None else sequence_nr_of(node)
+                    if sequence > _MAX_SEQUENCE:  # AccumulateGrad's: the largest unsigned number
+                        sequence = NONE
             stack = self._capture_stack(outer, task)
         except MemwatchError:  # the limit that the program asked for
             raise

@@ -136,13 +136,14 @@ class PythonPacker:
         storage, shape, nbytes = saved_storage(self._storages, tensor)
         sequence, at_ticks = next_sequence_nr() - 1, ticks()
         op, module = self._op_counter[0], self._context.top[0]
+        needed_by = NONE if self._context.saves_inputs else sequence
         release = _Release(pack, self._storages.dead.append)
         # no call until all is written: a signal's handler may raise at any
         pack.number = release.number = number = self._count
         release.storage, release.sequence = storage, sequence
         self._count = number + 1
         self._releases[number] = release
-        self.packs += (number, storage, op, sequence, module, nbytes, shape, at_ticks)
+        self.packs += (number, storage, op, needed_by, module, nbytes, shape, at_ticks)
 
     def _unpack(self, pack: Pack) -> Tensor:
         if not self._closed:

@@ -253,6 +253,12 @@ class Storages:
             return True
         return newest is not None and newest.number >= number
 
+    def born_since(self, number: int) -> list[tuple[int, int]]:
+        """Return number and bytes of the living storages with at least that number, in the order of their births."""
+        self.record_deaths()
+        born = [each for each in list(self.live.values()) if each.number >= number]
+        return sorted((each.number, each.nbytes) for each in born)
+
     def resized(self, tensor_or_storage: Any) -> None:
         """Append a resize if the storage has another size than when it was last seen."""
         storage = tensor_or_storage

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.capture.schema import CATEGORIES
-from memwatch.report.facts import PeakInstant, bytes_by, peak_instant, saved_for_backward
+from memwatch.report.facts import (
+    PeakInstant,
+    bytes_by,
+    evidence_bytes,
+    evidence_text,
+    peak_instant,
+    saved_for_backward,
+)
 from memwatch.report.layers import repeated_layers
 from memwatch.report.meta import describe_meta
 from memwatch.report.page.code import CodeReader
@@ -60,7 +67,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         source: whether paths, source lines and the command line may be in the page.
 
     Returns:
-        A dict of plain JSON values: `title`, `facts`, `totals`, `peak`, `overview`, `categories`, `steps`,
+        A dict of plain JSON values: `title`, `facts`, `totals`, `peak`, `overview`, `categories`, `holders`, `steps`,
         `notes`, `findings`, `saved`, `plan`, `leaks`, and `blocks` (packed tables, see `columns`).
     """
     extras = extras or Extras()
@@ -81,6 +88,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "totals": _totals(reading),
         "peak": _peak(at, hide),
         "categories": _categories(reading),
+        "holders": evidence_text(evidence_bytes(reading)),
         "overview": _overview(reading),
         "steps": _steps(reading),
         "saved": {

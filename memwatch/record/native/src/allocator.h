@@ -1,7 +1,8 @@
 // The allocator's own account, taken from c10's reports as they come: the compiled twin of the kineto windows.
 //
-// It stands where a torch profiler of the thread would stand, so the threads of autograd inherit it as they would
-// one. It is no profiler for who asks, its configuration says "disabled".
+// c10 reports to the profiler of the thread that allocates or frees. So each thread has a log. It stands where a torch
+// profiler of the thread would stand, so the threads of autograd inherit it as they would one. It is no profiler for
+// who asks, its configuration says "disabled".
 #pragma once
 
 #include <atomic>
@@ -12,33 +13,29 @@
 
 namespace memwatch {
 
-class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
+/// The events of all threads of a block, in the order of the reports.
+class Events {
  public:
-  AllocatorLog()
-      : ProfilerStateBase(torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::Disabled)) {}
-
-  torch::profiler::impl::ActiveProfilerType profilerType() override {
-    return torch::profiler::impl::ActiveProfilerType::NONE;
-  }
-  bool memoryProfilingEnabled() const override { return !muted_; }
-  void reportMemoryUsage(void* block, int64_t nbytes, size_t, size_t, c10::Device device) override {
+  void add(void* block, int64_t nbytes, c10::Device device, int64_t thread) {
     const int64_t at = ticks();
     if (muted_) {  // a forked child may find the mutex held for ever
       return;
     }
     const std::lock_guard<std::mutex> guard(mutex_);
-    events_.insert(events_.end(), {at, reinterpret_cast<int64_t>(block), nbytes, number_of(device)});
+    rows_.insert(rows_.end(), {at, reinterpret_cast<int64_t>(block), nbytes, number_of(device), thread});
   }
 
-  /// Give the events since the last time: ticks, address, signed bytes, device as `number_of` tells it.
+  /// Give the events since the last time: ticks, address, signed bytes, device as `number_of` tells it, thread.
   std::vector<int64_t> take() {
     const std::lock_guard<std::mutex> guard(mutex_);
-    return std::exchange(events_, {});
+    return std::exchange(rows_, {});
   }
 
   /// Take events, or no more.
   void mute(bool muted) { muted_ = muted; }
+  bool is_muted() const { return muted_; }
 
+  static constexpr int64_t kColumns = 5;
   static int64_t number_of(c10::Device device) {
     return static_cast<int64_t>(device.type()) << 8 | (device.index() & 0xff);
   }
@@ -49,32 +46,84 @@ class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
  private:
   std::atomic<bool> muted_{false};
   std::mutex mutex_;
-  std::vector<int64_t> events_;
+  std::vector<int64_t> rows_;
 };
 
-/// Switches a log on and off in the thread that owns it.
-class Allocator {
+/// What hears c10's reports in one thread.
+class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
  public:
-  void open() {
-    log_->mute(false);
-    torch::profiler::impl::ProfilerStateBase::push(log_);
+  AllocatorLog(std::shared_ptr<Events> events, int64_t thread)
+      : ProfilerStateBase(torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::Disabled)),
+        events_(std::move(events)),
+        thread_(thread) {}
+
+  torch::profiler::impl::ActiveProfilerType profilerType() override {
+    return torch::profiler::impl::ActiveProfilerType::NONE;
+  }
+  /// c10 asks at every allocation and free. A log whose block is over leaves then: only its own thread can take it off.
+  bool memoryProfilingEnabled() const override {
+    if (events_->is_muted()) {
+      const std::shared_ptr<Events> kept = events_;  // this object goes
+      leave(kept);
+      return false;
+    }
+    return true;
+  }
+  void reportMemoryUsage(void* block, int64_t nbytes, size_t, size_t, c10::Device device) override {
+    events_->add(block, nbytes, device, thread_);
   }
 
-  /// Be quiet wherever it is still known, and leave this thread.
-  void close() {
-    log_->mute(true);
-    if (compat::profiler_of_this_thread() == log_.get()) {
-      torch::profiler::impl::ProfilerStateBase::pop(/*global=*/false);
+  /// Have a log hear this thread, unless a profiler does; return whether it does.
+  static bool enter(const std::shared_ptr<Events>& events, int64_t thread) {
+    if (compat::profiler_of_this_thread() != nullptr) {
+      return false;
+    }
+    ProfilerStateBase::push(std::make_shared<AllocatorLog>(events, thread));
+    return true;
+  }
+
+  /// Have none of these logs hear this thread.
+  static void leave(const std::shared_ptr<Events>& events) {
+    const auto* log = dynamic_cast<AllocatorLog*>(compat::profiler_of_this_thread());
+    if (log == nullptr || log->events_ != events) {
+      return;
+    }
+    try {
+      ProfilerStateBase::pop(/*global=*/false);
+    } catch (const c10::Error&) {  // state of another kind lies above it, which somebody takes off first
     }
   }
 
+ private:
+  const std::shared_ptr<Events> events_;
+  const int64_t thread_;
+};
+
+/// Switches logs on and off, each in the thread that it hears.
+class Allocator {
+ public:
+  void open() {
+    events_->mute(false);
+    AllocatorLog::enter(events_, kNone);
+  }
+
+  /// Be quiet wherever a log is, and leave this thread.
+  void close() {
+    events_->mute(true);
+    AllocatorLog::leave(events_);
+  }
+
+  bool enter_thread(int64_t thread) { return !events_->is_muted() && AllocatorLog::enter(events_, thread); }
+  void leave_thread() { AllocatorLog::leave(events_); }
+
   py::array_t<int64_t> take() {
-    const std::vector<int64_t> events = log_->take();
-    return py::array_t<int64_t>({static_cast<py::ssize_t>(events.size() / 4), py::ssize_t{4}}, events.data());
+    const std::vector<int64_t> rows = events_->take();
+    const auto count = static_cast<py::ssize_t>(rows.size()) / Events::kColumns;
+    return py::array_t<int64_t>({count, py::ssize_t{Events::kColumns}}, rows.data());
   }
 
  private:
-  std::shared_ptr<AllocatorLog> log_ = std::make_shared<AllocatorLog>();
+  std::shared_ptr<Events> events_ = std::make_shared<Events>();
 };
 
 }  // namespace memwatch

@@ -17,9 +17,10 @@ namespace memwatch {
 
 template <typename Visit>
 void each_item(PyObject* sequence, Visit&& visit) {
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence);
-  for (Py_ssize_t index = 0; index < count; ++index) {
-    visit(PySequence_Fast_GET_ITEM(sequence, index));
+  // Python may run within, and the program, in another thread or a finalizer, may take items out of its list
+  for (Py_ssize_t index = 0; index < PySequence_Fast_GET_SIZE(sequence); ++index) {
+    const py::object item = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(sequence, index));
+    visit(item.ptr());
   }
 }
 

@@ -144,7 +144,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("passed", [] { return passed.load(); }, "How many ops the kernel saw while no recorder ran");
   module.def("original_of", &original_of, "Give the tensor that a pack stands for");
   module.def("hook", &hook, "Have hooks of the program take over from a pack");
-  module.def("device_name", &AllocatorLog::name_of, "Name the device of an allocator event");
+  module.def("device_name", &Events::name_of, "Name the device of an allocator event");
   py::class_<Rows, std::shared_ptr<Rows>>(module, "Rows")
       .def(py::init<>())
       .def("__iadd__", &Rows::add_tuple, py::return_value_policy::reference)
@@ -206,5 +206,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(py::init<>())
       .def("open", &Allocator::open)
       .def("close", &Allocator::close)
+      .def("enter_thread", &Allocator::enter_thread)
+      .def("leave_thread", &Allocator::leave_thread)
       .def("take", &Allocator::take);
 }

@@ -230,8 +230,10 @@ void Recorder::begin(Call& call, int skip) {
       context_.enter_backward();
       storages_->hold = callbacks_.holds_in_backward().cast<bool>();
     }
-    call.phase = kPhaseBackward;
-    call.sequence = running_sequence();
+    const bool again = context_.recomputing() == task ||
+                       (c10::GradMode::is_enabled() && context_.recomputes_by_hand());
+    call.phase = again ? kPhaseRecompute : kPhaseBackward;
+    call.sequence = again ? last_sequence() : running_sequence();
   }
   call.stack = stacks_->capture(outer, task, skip);
 }

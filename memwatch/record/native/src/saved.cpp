@@ -117,7 +117,7 @@ void SavedTensors::append(Pack& pack, const at::Tensor& tensor, const py::object
   log_->packs->add(PacksRow{.pack = pack.number,
                             .storage = storage,
                             .op = op,
-                            .sequence = sequence,
+                            .sequence = context.saves_inputs() ? kNone : sequence,
                             .module = module,
                             .nbytes = nbytes,
                             .shape = shape,

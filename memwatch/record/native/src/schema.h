@@ -19,7 +19,7 @@ enum Phase : int64_t { kPhaseForward, kPhaseBackward, kPhaseOptimizer, kPhaseRec
 enum Access : int64_t { kAccessRead, kAccessWrite, kAccessOutput };
 
 /// How a storage came to be known.
-enum Origin : int64_t { kOriginOp, kOriginBaseline, kOriginExternal, kOriginUnobserved };
+enum Origin : int64_t { kOriginOp, kOriginBaseline, kOriginExternal, kOriginUnobserved, kOriginThread };
 
 /// A row of the table `ops`.
 struct OpsRow {

@@ -1,0 +1,43 @@
+"""Activation checkpointing: torch's own functions around what it keeps of a region, and around running it again.
+
+| torch | here |
+| --- | --- |
+| torch.utils.checkpoint._run_fn_with_dynamo_disabled | RUN_AGAIN (a place and a name) |
+| torch.utils.checkpoint._CheckpointFrame.save_inputs | SAVE_INPUTS (a place and a name) |
+| torch.utils.checkpoint.CheckpointFunction.forward, .backward | REENTRANT_FORWARD, REENTRANT_BACKWARD |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.utils import checkpoint
+
+from memwatch._torch.lookup import Part
+
+if TYPE_CHECKING:
+    Place = tuple[Any, str]
+
+_again: Final = Part("what checkpointing computes again is told as ops of the backward")
+_again.take("torch.utils.checkpoint._run_fn_with_dynamo_disabled", None)
+_Frame: Final[Any] = _again.take("torch.utils.checkpoint._CheckpointFrame", None)
+_again.take("torch.utils.checkpoint._CheckpointFrame.save_inputs", None)
+RECOMPUTES_WORK: Final = _again.complete
+"""Whether the recomputation of a region that was checkpointed without reentrance can be seen."""
+
+RUN_AGAIN: Final[Place] = (checkpoint, "_run_fn_with_dynamo_disabled")
+"""Runs a region again: called with the function that does, which is an attribute of the region's frame."""
+SAVE_INPUTS: Final[Place] = (_Frame, "save_inputs")
+"""The method of a region's frame that keeps its inputs, called once, before the forward."""
+RECOMPUTE_FUNCTION: Final = "recompute_fn"
+"""The attribute of a region's frame that runs the region again."""
+
+
+def recomputed_tensors(frame: Any) -> list[Any]:
+    """Return the tensors that a region's frame keeps since it ran again, until the backward reads them."""
+    return [tensor for kept in list(frame.recomputed.values()) for tensor in list(kept.values())]
+
+
+REENTRANT_FORWARD: Final[Place] = (checkpoint.CheckpointFunction, "forward")
+REENTRANT_BACKWARD: Final[Place] = (checkpoint.CheckpointFunction, "backward")
+"""The two halves of a region that was checkpointed with reentrance; both are given its node first."""

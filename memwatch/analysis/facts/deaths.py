@@ -1,0 +1,136 @@
+"""Deaths: when the memory of each block was given back, whichever thread freed it.
+
+A free that a log heard is exact. But c10 tells a free only to the log of the thread that frees, so another thread may
+free a block unheard. Then the storage's weak reference tells the death: the recorder notes it before its next op. The
+next allocation at the same address is the latest that a free can have been.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.capture.schema import NONE, PHASES
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.blocks import Blocks
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
+
+LIVES: Final = np.iinfo(np.int64).max
+"""The time of a death that was not seen."""
+_CLOCKS_DIFFER_NS: Final = 5_000
+"""kineto's clock differs from the recorder's by less; a heard free counts if no death was seen earlier than that."""
+_BACKWARD: Final = PHASES.index("backward")
+
+
+def deaths_seen(capture: Capture, storages: int) -> IntArray:
+    """Return when the weak reference of each storage died, `LIVES` if it did not, shape (storages,)."""
+    rows = capture.tables["deaths"]
+    died_ns = np.full(storages, LIVES, dtype=np.int64)
+    died_ns[rows["storage"]] = rows["time_ns"]
+    return died_ns
+
+
+def part_from_successors(block_of: IntArray, seen_ns: IntArray, died_ns: IntArray) -> IntArray:
+    """Return the block of each storage; -1 for one that was first seen when all earlier ones on the block were dead.
+
+    Such a storage lies in memory that another thread allocated at the same address, and that no log heard of.
+
+    Args:
+        block_of: the block at the address of each storage, -1 for none, shape (storages,).
+        seen_ns: when each storage was first seen, nanoseconds.
+        died_ns: when each storage died, nanoseconds, `LIVES` if that was not seen.
+    """
+    matched = np.flatnonzero(block_of != NONE)
+    blocks, counts = np.unique(block_of[matched], return_counts=True)
+    parted: IntArray = block_of.copy()
+    shared = matched[np.isin(block_of[matched], blocks[counts > 1])]
+    shared = shared[np.lexsort((seen_ns[shared], block_of[shared]))]
+    block = last_ns = NONE
+    columns = zip(
+        shared.tolist(), *(each[shared].tolist() for each in (block_of, seen_ns, died_ns)), strict=True
+    )
+    for storage, here, seen, died in columns:
+        if here != block:
+            block, last_ns = here, died
+        elif last_ns < seen:
+            parted[storage] = NONE
+        else:
+            last_ns = max(last_ns, died)
+    return parted
+
+
+def last_deaths(
+    capture: Capture, births: dict[str, IntArray], canonical: IntArray, died_ns: IntArray
+) -> IntArray:
+    """Return, per storage, when the last of those died that are the same memory; `LIVES` if one did not.
+
+    A storage that backward made may be watched by its first tensor alone, and then no death of it is seen. It does not
+    count where the same memory got a number again.
+
+    Args:
+        capture: the recorded tables.
+        births: the table, in the order of the storages.
+        canonical: the first storage on the same memory, per storage.
+        died_ns: when each storage died, nanoseconds, `LIVES` if that was not seen.
+    """
+    again = canonical != np.arange(len(canonical))
+    if not again.any():
+        return died_ns
+    phase = capture.tables["ops"]["phase"]
+    by_op = births["op"] != NONE
+    in_backward = np.zeros(len(canonical), dtype=bool)
+    in_backward[by_op] = phase[births["op"][by_op]] == _BACKWARD
+    numbered_again = np.zeros(len(canonical), dtype=bool)
+    numbered_again[canonical[again]] = True
+    unwatched = (died_ns == LIVES) & in_backward & numbered_again[canonical]
+    last_ns = np.full(len(canonical), NONE, dtype=np.int64)
+    np.maximum.at(last_ns, canonical[~unwatched], died_ns[~unwatched])
+    return np.where(last_ns == NONE, LIVES, last_ns)[canonical]
+
+
+def end_blocks(
+    blocks: Blocks, storage_of: IntArray, resizes: dict[str, IntArray], died_ns: IntArray
+) -> Blocks:
+    """Return the blocks, each ended when it was freed.
+
+    Args:
+        blocks: blocks that end with the free that a log heard, or with the next allocation at the address.
+        storage_of: the storage that lies in each block, -1 for none; a resized storage lies in several in turn.
+        resizes: the recorded table, with the storages' canonical numbers.
+        died_ns: when each storage died, nanoseconds, `LIVES` if that was not seen.
+    """
+    owned = storage_of != NONE
+    seen_ns = np.full(len(blocks), LIVES, dtype=np.int64)
+    seen_ns[owned] = died_ns[storage_of[owned]]
+    seen_ns = np.minimum(seen_ns, _left_by_resize(blocks, storage_of, resizes))
+    heard_ns = np.where(blocks.death_ns == NONE, LIVES, blocks.death_ns)
+    unheard = seen_ns < heard_ns - np.where(blocks.freed, _CLOCKS_DIFFER_NS, 0)
+    return replace(
+        blocks,
+        death_ns=np.where(unheard, seen_ns, blocks.death_ns),
+        death_order=np.where(unheard, NONE, blocks.death_order),
+    )
+
+
+def _left_by_resize(blocks: Blocks, storage_of: IntArray, resizes: dict[str, IntArray]) -> IntArray:
+    """Return, per block, when a resize gave its storage other memory; `LIVES` if none did."""
+    left_ns = np.full(len(blocks), LIVES, dtype=np.int64)
+    moves: dict[int, list[tuple[int, int]]] = {}
+    columns = (resizes[name].tolist() for name in ("storage", "time_ns", "address"))
+    for storage, time_ns, address in zip(*columns, strict=True):
+        moves.setdefault(storage, []).append((time_ns, address))
+    for block in np.flatnonzero(np.isin(storage_of, list(moves))).tolist():
+        rows = moves[int(storage_of[block])]
+        next_row = bisect_right(rows, (int(blocks.birth_ns[block]), LIVES))
+        if (
+            next_row < len(rows) and rows[next_row][1] == blocks.address[block]
+        ):  # the resize that made this block
+            next_row += 1
+        if next_row < len(rows):
+            left_ns[block] = rows[next_row][0]
+    return left_ns

@@ -1,0 +1,129 @@
+"""Iterations: when one ends and the next begins, and what stays alive from one into the next.
+
+The program's own marks (`prof.step()`) say it best. Without them an iteration ends with the optimizer's step, without
+steps with a backward, and where none of these ran with the next call of the outermost module, as in generation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from memwatch.capture.schema import NONE, PHASES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.analysis.facts.allocations import Allocations
+    from memwatch.analysis.facts.places import Places
+    from memwatch.analysis.facts.uses import UseBounds
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
+
+MARK = "step"
+"""Name of the rows of the recorded `steps` that are calls of `prof.step()`."""
+_IN_BACKWARD = tuple(PHASES.index(phase) for phase in ("backward", "recompute"))
+_FOREVER = np.iinfo(np.int64).max
+_FEWEST_CROSSED = 2
+
+
+class KeptAcross(NamedTuple):
+    """Per allocation: whether it is alive across iterations.
+
+    Attributes:
+        needed: alive across at least one boundary and used after that, or alive across two.
+        by_itself: alive across two boundaries, and autograd saved it across none of them.
+        like_others: made too late to be alive across two, by calls whose earlier results mostly were kept.
+    """
+
+    needed: NDArray[np.bool_]
+    by_itself: NDArray[np.bool_]
+    like_others: NDArray[np.bool_]
+
+
+def boundaries(capture: Capture, places: Places) -> IntArray:
+    """Return when iterations end, in unix time; nothing where the block shows no iterations."""
+    steps = capture.tables["steps"]
+    marks = np.array([name == MARK for name in capture.text(steps["name"])], dtype=bool)
+    if marks.any():
+        marked_ns: IntArray = steps["time_ns"][marks]
+        return marked_ns
+    if len(marks):
+        return _ends_of_steps(steps, capture.tables["ops"], places)
+    backward = _ends_of_backwards(capture.tables["ops"])
+    return backward if len(backward) else _starts_of_calls(capture)
+
+
+def kept_across(capture: Capture, allocations: Allocations, uses: UseBounds, ends_ns: IntArray) -> KeptAcross:
+    """Return which allocations are alive across the ends of iterations."""
+    death_ns = np.where(allocations.death_ns == NONE, _FOREVER, allocations.death_ns)
+    first, count = _crossed(allocations.birth_ns, death_ns, ends_ns)
+    started = np.append(capture.tables["ops"]["start_ns"], 0)
+    last_use_ns = np.where(uses.last_op == NONE, 0, started[np.minimum(uses.last_op, len(started) - 1)])
+    first_ns = np.append(ends_ns, _FOREVER)[first]
+    is_often = count >= _FEWEST_CROSSED
+    needed = is_often | ((count > 0) & (last_use_ns > first_ns))
+    by_itself = is_often & ~_saved_across(capture, allocations, ends_ns)
+    is_last = allocations.birth_ns > np.sort(ends_ns)[-_FEWEST_CROSSED : 1 - _FEWEST_CROSSED].max(initial=0)
+    return KeptAcross(needed, by_itself, _like_others(capture, allocations, needed, is_last))
+
+
+def _like_others(
+    capture: Capture, allocations: Allocations, needed: NDArray[np.bool_], is_last: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return what was made last, like what was kept of earlier iterations: its own end is not recorded."""
+    stacks = np.append(capture.tables["ops"]["stack"], NONE)[np.minimum(allocations.op, capture.rows("ops"))]
+    stacks[(allocations.op == NONE) | (allocations.storage == NONE)] = NONE
+    size = int(stacks.max(initial=0)) + 2
+    made = np.bincount(stacks[~is_last] + 1, minlength=size)
+    kept = np.bincount(stacks[~is_last & needed] + 1, minlength=size)
+    often = 2 * kept > made
+    often[0] = False  # whose calls are not known
+    like: NDArray[np.bool_] = is_last & often[stacks + 1]
+    return like
+
+
+def _crossed(start_ns: IntArray, end_ns: IntArray, ends_ns: IntArray) -> tuple[IntArray, IntArray]:
+    """Return, for each stretch of time, the first boundary in it and how many there are."""
+    first = np.searchsorted(ends_ns, start_ns, side="right")
+    return first, np.maximum(np.searchsorted(ends_ns, end_ns) - first, 0)
+
+
+def _saved_across(capture: Capture, allocations: Allocations, ends_ns: IntArray) -> NDArray[np.bool_]:
+    """Return which allocations autograd saved at the end of an iteration, and still had in the next."""
+    packs, unpacks = capture.tables["packs"], capture.tables["unpacks"]
+    end_ns = np.full(int(packs["pack"].max(initial=-1)) + 2, _FOREVER, dtype=np.int64)
+    released = unpacks["released"] == 1
+    end_ns[unpacks["pack"][released]] = unpacks["time_ns"][released]
+    _, count = _crossed(packs["time_ns"], end_ns[packs["pack"]], ends_ns)
+    storages = packs["storage"][(count > 0) & (packs["storage"] != NONE)]
+    return np.isin(allocations.storage, storages)
+
+
+def _ends_of_steps(steps: dict[str, IntArray], ops: dict[str, IntArray], places: Places) -> IntArray:
+    """Return when optimizer steps end that the line of the last one runs: a GAN has two in each iteration."""
+    order = np.argsort(steps["end_op"], kind="stable")
+    started, time_ns = steps["op"][order], steps["time_ns"][order]
+    lines = places.lines(np.append(ops["stack"], NONE)[np.minimum(started, len(ops["stack"]))])
+    ends_ns: IntArray = time_ns[lines == lines[-1]]
+    return ends_ns
+
+
+def _ends_of_backwards(ops: dict[str, IntArray]) -> IntArray:
+    inside = np.isin(ops["phase"], _IN_BACKWARD)
+    last = np.flatnonzero(inside & ~np.append(inside[1:], False)[: len(inside)])
+    ends_ns: IntArray = ops["end_ns"][last]
+    return ends_ns
+
+
+def _starts_of_calls(capture: Capture) -> IntArray:
+    """Return when the root module that ran last was called again."""
+    calls, starts_ns = capture.tables["calls"], capture.tables["ops"]["start_ns"]
+    root = np.flatnonzero(calls["depth"] == 0)
+    if not len(root):
+        return np.zeros(0, dtype=np.int64)
+    last = calls["module"][root[np.argmax(calls["start_op"][root])]]
+    again = np.sort(calls["start_op"][root][calls["module"][root] == last])[1:]
+    called_ns: IntArray = starts_ns[again[again < len(starts_ns)]]
+    return called_ns

@@ -1,0 +1,52 @@
+"""Recomputations: which region of the forward an op computed again in backward, and until when that region ran."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.capture.schema import NONE, PHASES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
+
+RECOMPUTE = PHASES.index("recompute")
+
+
+class Recomputes:
+    """The rows of the recorded table `recomputes`, one for each time that a region ran again."""
+
+    def __init__(self, capture: Capture) -> None:
+        runs, phase = capture.tables["recomputes"], capture.tables["ops"]["phase"]
+        # the outer of two nested regions is left last
+        self.module, self.stack = runs["module"], runs["stack"]
+        self.run_of_op = np.full(len(phase), NONE, dtype=np.int64)
+        """Per op: the innermost region that computed it again, -1 if none did or nobody knows."""
+        for row in range(len(runs["start_op"]) - 1, -1, -1):
+            self.run_of_op[int(runs["start_op"][row]) : int(runs["end_op"][row])] = row
+        self.is_recompute: NDArray[np.bool_] = phase == RECOMPUTE
+        self.run_of_op[~self.is_recompute] = NONE
+        self.last_op = np.full(len(self.module), NONE, dtype=np.int64)
+        """Per run: its last op; a nested backward is none of it."""
+        again = np.flatnonzero(self.run_of_op != NONE)
+        np.maximum.at(self.last_op, self.run_of_op[again], again)
+        self._kept = set(capture.tables["recomputed"]["storage"].tolist())
+        reentrant = runs["sequence"]
+        self.nodes: IntArray = np.unique(reentrant[reentrant != NONE])
+        """Sequence numbers of the nodes of reentrant regions."""
+
+    def run_of(self, op: int) -> int:
+        """Return the run that an op belongs to, -1 if none."""
+        return int(self.run_of_op[op]) if 0 <= op < len(self.run_of_op) else NONE
+
+    def is_over(self, run: int, op: int) -> bool:
+        """Return True if a region had run again by the time of an op, so that none of its calls was left."""
+        return op > int(self.last_op[run])
+
+    def is_kept(self, storage: int) -> bool:
+        """Return True for a storage that torch's frame of the region kept for the backward."""
+        return storage in self._kept

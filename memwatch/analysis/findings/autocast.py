@@ -1,0 +1,37 @@
+"""Autocast: the cache keeps converted copies of weights after their use, until the outermost region ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memwatch.analysis.findings.avoidable_memory import if_large
+from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.words.findings import AUTOCAST_CACHE
+
+if TYPE_CHECKING:
+    from memwatch.analysis.findings.candidate import Candidate
+    from memwatch.analysis.findings.moment import Moment
+
+_LEAST_RATIO: Final = 0.05
+
+
+def find_autocast(peak: Moment) -> list[Candidate]:
+    """Return the copies in the cache that no op needs after the peak, and autograd does not keep."""
+    facts, packs_at = peak.facts, peak.evidence.holders.packs_at
+    copies = [
+        row
+        for row, storage in enumerate(facts.allocations.storage.tolist())
+        if storage in facts.autocast_copies and not packs_at(row, peak.op)
+    ]
+    idle = [row for row in copies if facts.biographies.last_event[row] < peak.event]
+    largest = max(idle, key=lambda row: int(facts.allocations.nbytes[row]), default=None)
+    if largest is None:
+        return []
+    holder = Holder(
+        HolderKind.AUTOCAST_CACHE,
+        AUTOCAST_CACHE,
+        str(facts.made_by.line[largest]),
+        subject=(FindingKind.AUTOCAST,),
+    )
+    return if_large(FindingKind.AUTOCAST, holder, copies, peak, _LEAST_RATIO)

@@ -1,0 +1,52 @@
+"""Buckets: DistributedDataParallel keeps the gradients in its buckets, and each parameter keeps its own beside them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.analysis.findings.avoidable_memory import if_large
+from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.capture.schema import NONE
+from memwatch.words.findings import BUCKETS
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.findings.candidate import Candidate
+    from memwatch.analysis.findings.moment import Moment
+
+_LEAST_RATIO: Final = 0.05
+
+
+def find_buckets(peak: Moment) -> list[Candidate]:
+    """Return the gradients that were copied into a bucket that is alive at the peak."""
+    facts, categories = peak.facts, peak.facts.categories
+    buckets = [
+        row
+        for row, (role, category) in enumerate(zip(categories.role, categories.category, strict=True))
+        if role == "bucket" and category != "gradient"
+    ]
+    if not any(peak.alive[row] for row in buckets):
+        return []
+    holder = Holder(
+        HolderKind.COMMUNICATION, BUCKETS, _line_that_builds(facts, buckets), subject=(FindingKind.BUCKETS,)
+    )
+    return if_large(FindingKind.BUCKETS, holder, _gradients_in(facts, buckets), peak, _LEAST_RATIO)
+
+
+def _gradients_in(facts: Facts, buckets: list[int]) -> list[int]:
+    """Return the gradients that some op took together with a bucket: the reducer copies each into its place."""
+    uses, category = facts.capture.tables["uses"], facts.categories.category
+    copies = np.unique(uses["op"][np.isin(uses["storage"], facts.allocations.storage[buckets])])
+    copied = np.unique(uses["storage"][np.isin(uses["op"], copies)])
+    return [row for row in copied.tolist() if category[row] == "gradient"]
+
+
+def _line_that_builds(facts: Facts, buckets: list[int]) -> str:
+    """Return the line that made the largest bucket outside every module; those made anew are made in a forward."""
+    ops, made = facts.capture.tables["ops"], facts.allocations.op
+    first = [row for row in buckets if made[row] != NONE and ops["module"][made[row]] == NONE]
+    largest = max(first, key=lambda row: int(facts.allocations.nbytes[row]), default=NONE)
+    return str(facts.made_by.line[largest]) if first else ""

@@ -1,0 +1,41 @@
+"""Recompute: a checkpointed region is so large that what it computes again, all at once, makes the peak."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.analysis.findings.avoidable_memory import if_large
+from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.analysis.findings.smaller_regions import SmallerRegions
+from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.capture.schema import NONE
+from memwatch.own_code import CodeOwner
+from memwatch.words.findings import REGION
+
+if TYPE_CHECKING:
+    from memwatch.analysis.findings.candidate import Candidate
+    from memwatch.analysis.findings.moment import Moment
+
+_LEAST_RATIO: Final = 0.1
+
+
+def find_recompute(peak: Moment) -> list[Candidate]:
+    """Return what the region at the peak computes again long before its backward, if smaller regions would not."""
+    facts = peak.facts
+    made = facts.allocations.op[peak.alive]
+    runs = facts.recomputes.run_of_op[made[made != NONE]]
+    if not (runs != NONE).any():
+        return []
+    sizes = facts.allocations.nbytes[peak.alive][made != NONE]
+    largest = int(np.argmax(np.bincount(runs[runs != NONE], sizes[runs != NONE])))
+    sites = facts.places.lines(facts.recomputes.stack)
+    site = str(sites[largest])
+    if facts.call_stacks.owner_of_file.get(site.rpartition(":")[0]) != CodeOwner.PROGRAM:
+        return []  # a library's own region: nobody can make it smaller here
+    split = SmallerRegions(facts, np.flatnonzero(sites == site).tolist())
+    holder = Holder(HolderKind.CHECKPOINT, REGION, site, is_own=True, subject=(site,))
+    found = if_large(FindingKind.RECOMPUTE, holder, split.spared, peak, _LEAST_RATIO)
+    return [dataclasses.replace(candidate, spares=split.bytes_of_event()) for candidate in found]

@@ -1,0 +1,35 @@
+"""How a holder is known: seen, read in torch's books, inferred by a rule that has a name, or not at all."""
+
+from __future__ import annotations
+
+from enum import Enum, unique
+
+
+@unique
+class HolderEvidence(Enum):
+    """How a holder is known; the values are those of the column `holder_evidence`."""
+
+    SEEN = (
+        "seen"  # the reference was observed, and nothing lets one believe that it began or ended in between
+    )
+    STRUCTURE = (
+        "structure"  # torch's own books: packs, parameters, `.grad`, optimizer state, allocator events
+    )
+    INFERRED = "inferred"  # by one of the rules below
+    NONE = "none"
+
+
+@unique
+class Inference(Enum):
+    """The rules by which a holder is inferred; the words for each are in `memwatch.words.holders`."""
+
+    EARLIER = "earlier"  # seen before, and it cannot be told whether the reference ended since
+    LATER = "later"  # seen afterwards, and it cannot be told whether the reference had begun
+    TWIN = "twin"  # another one that the same line made was seen so
+    RETURNED = "returned"  # seen through a variable of a call that has returned; the object is still alive
+    SAME_CALL = "same call"  # on the evaluation stack of the innermost call that made it and still runs
+    NO_VARIABLE = "no variable"  # it, or its twin, was looked for in vain, and a call that made it still runs
+    ROLE_LATER = "role later"  # it is seen in that role only later
+    IN_FLIGHT = "in flight"  # made in backward, and a later op of the same backward reads it
+    WITHIN_CPP = "within C++"  # made and still needed by one call into C++
+    WITHIN_STEP = "within step"  # made in a step of the optimizer, and dropped before it ends

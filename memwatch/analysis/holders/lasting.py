@@ -1,0 +1,99 @@
+"""Whether a reference that a sample saw also holds its memory while another op runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memwatch.analysis.holders.calls import common_call
+from memwatch.analysis.holders.evidence import Inference
+from memwatch.analysis.holders.kinds import HolderKind
+from memwatch.analysis.holders.paths import HolderPath
+from memwatch.analysis.holders.running import CallState, RunningCalls
+from memwatch.capture.schema import NONE
+from memwatch.edges import EdgeKind
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.holders.births import Births
+    from memwatch.analysis.holders.holder import Holder
+    from memwatch.edges import Vertex
+
+_VARIABLES_OF_CALLS: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT)
+
+
+class LastingReferences:
+    """Carries what a sample saw over to another op: as seen, as inferred, or not at all."""
+
+    def __init__(self, facts: Facts, births: Births) -> None:
+        self._facts, self._births = facts, births
+        self._made = facts.allocations.op
+        self._running = RunningCalls(facts)
+
+    def of_itself(self, holder: Holder, allocation: int, seen_op: int, op: int) -> Holder | None:
+        """Return a holder of an allocation, seen in the middle of one op, as its holder while another op runs.
+
+        Returns:
+            None if its variable is of a call that does not run then, or cannot have been set yet.
+        """
+        if holder.kind is HolderKind.EVALUATION_STACK:
+            return self._on_stack(holder, allocation, op)
+        if seen_op == op:
+            return holder
+        state = self._state(holder, allocation, seen_op, op)
+        if state is CallState.ENDED:
+            return None
+        if seen_op > op:
+            return None if self._is_not_yet_set(holder, allocation, op) else holder.inferred(Inference.LATER)
+        is_kept = HolderPath(holder.edges).ends_in_container
+        again = not is_kept and self._births.made_again(allocation, seen_op, op)
+        return holder.inferred(Inference.EARLIER) if again or state is CallState.UNKNOWN else holder
+
+    def _state(self, holder: Holder, allocation: int, seen_op: int, op: int) -> CallState:
+        """Return whether the call runs while `op` does in whose variable a sample saw an allocation.
+
+        Where that is unknown, what the call itself made counts as gone with it: the next call makes its own.
+        """
+        call, made = _call_of(holder), int(self._made[allocation])
+        if call is None:
+            return CallState.RUNS
+        state = self._running.state(call, seen_op, op)
+        if state is CallState.UNKNOWN and made != NONE and self._running.is_made_in(call, seen_op, made):
+            return CallState.ENDED
+        return state
+
+    def of_twin(self, holder: Holder, allocation: int, op: int) -> Holder | None:
+        """Return a holder of another allocation that the same calls made as one of this allocation."""
+        if holder.kind is HolderKind.EVALUATION_STACK:
+            return self._on_stack(holder, allocation, op)
+        call = _call_of(holder)
+        if call is None or call.thread or not self._running.has_stack(op):
+            return holder.inferred(Inference.TWIN)
+        is_gone = not self._running.on_stack(call, op) or self._is_not_yet_set(holder, allocation, op)
+        return None if is_gone else holder.inferred(Inference.TWIN)
+
+    def _is_not_yet_set(self, holder: Holder, allocation: int, op: int) -> bool:
+        """Return True if the statement that made an allocation may still run: no local variable has its result."""
+        made, call = int(self._made[allocation]), _call_of(holder)
+        if (
+            call is None
+            or made == NONE
+            or made > op
+            or HolderPath(holder.edges).head.kind is not EdgeKind.LOCAL
+        ):
+            return False
+        again = self._births.made_again(allocation, made, op + 1)
+        return not again and self._running.is_unfinished(call, made, op)
+
+    def _on_stack(self, holder: Holder, allocation: int, op: int) -> Holder | None:
+        """Return an unnamed value as one on the stack of the innermost call that made it and still runs."""
+        call = common_call(self._facts, allocation, op)
+        if call is None:
+            return None
+        placed = holder.on_stack_of(call.function, call.site, is_own=call.is_own)
+        return placed.inferred(Inference.SAME_CALL)
+
+
+def _call_of(holder: Holder) -> Vertex | None:
+    """Return the call whose variable a holder's path starts from; None for a global and the like."""
+    head = HolderPath(holder.edges).head
+    return head.owner if head.kind in _VARIABLES_OF_CALLS else None

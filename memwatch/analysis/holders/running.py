@@ -1,0 +1,154 @@
+"""Which calls still run: whether a variable of a call that one sample saw can hold anything while another op runs.
+
+A call is followed through the call stacks of all ops in between. The stacks show no activations, so a loop around a
+call and a loop inside it look alike where the function is reached by one line: then the answer is "unknown".
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from memwatch.analysis.holders.calls import defined_name
+from memwatch.capture.schema import NONE
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.call_stacks import Call
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.capture.packed import IntArray
+    from memwatch.edges import Vertex
+
+_GONE = 0  # in place of a line: the call is not on this stack
+_ELSEWHERE = -1  # the stack is that of another thread
+
+
+class CallState(Enum):
+    """Whether a call that was seen at one op runs while another op runs."""
+
+    RUNS = "runs"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+class _Place(NamedTuple):
+    """A call on a stack: the frames around it, outermost first, and its own."""
+
+    around: tuple[Call, ...]
+    frame: Call
+
+
+class RunningCalls:
+    """Answers about calls, by the call stacks of ops."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._stacks: IntArray = facts.capture.tables["ops"]["stack"]
+        self._frames: dict[int, tuple[Call, ...]] = {}
+        self._lines: dict[tuple[_Place, int], int] = {}
+        self._states: dict[tuple[_Place, int, int], CallState] = {}
+
+    def frames(self, op: int) -> tuple[Call, ...]:
+        """Return the call stack of an op, outermost first; empty where none was recorded."""
+        if not 0 <= op < len(self._stacks):
+            return ()
+        return self._frames_of(int(self._stacks[op]))
+
+    def _frames_of(self, stack: int) -> tuple[Call, ...]:
+        if stack not in self._frames:
+            frames = () if stack == NONE else self._facts.call_stacks.frames(stack)[::-1]
+            self._frames[stack] = tuple(frames)
+        return self._frames[stack]
+
+    def has_stack(self, op: int) -> bool:
+        """Return True if the call stack of an op was recorded."""
+        return bool(self.frames(op))
+
+    def on_stack(self, call: Vertex, op: int) -> bool:
+        """Return True if a call of the same function runs while an op runs."""
+        return any(_is_of(call, frame) for frame in self.frames(op))
+
+    def state(self, call: Vertex, seen_op: int, op: int) -> CallState:
+        """Return whether a call, as it was seen while one op ran, runs while another op runs.
+
+        Args:
+            call: the frame as the sample described it, with the line that it had reached.
+            seen_op: the op in the middle of which the sample was taken.
+            op: the other op, before or after.
+        """
+        place = None if call.thread else self._place(call, seen_op)
+        if place is None or not self.has_stack(op):
+            return CallState.UNKNOWN
+        key = (place, seen_op, op)
+        if key not in self._states:
+            self._states[key] = self._follow(place, *sorted((seen_op, op)))
+        return self._states[key]
+
+    def is_made_in(self, call: Vertex, seen_op: int, made: int) -> bool:
+        """Return True if an op ran inside a call of this function, at this place of the program."""
+        place = None if call.thread else self._place(call, seen_op)
+        return place is not None and self._line(place, int(self._stacks[made])) > _GONE
+
+    def is_unfinished(self, call: Vertex, made: int, op: int) -> bool:
+        """Return True if the statement of a call in which one op ran may still run while a later op runs."""
+        frames = self.frames(op)
+        depth = next((at for at, frame in reversed(list(enumerate(frames))) if _is_of(call, frame)), None)
+        if depth is None:
+            return False
+        place = _Place(frames[:depth], frames[depth])
+        lines = self._lines_of(place, self._stacks[made : op + 1])
+        return bool((lines == frames[depth].line).all())
+
+    def _place(self, call: Vertex, op: int) -> _Place | None:
+        """Return where a call is on the stack of an op: the innermost that fits, for it returns first."""
+        frames = self.frames(op)
+        for depth, frame in reversed(list(enumerate(frames))):
+            if _is_of(call, frame) and frame.line == call.line:
+                return _Place(frames[:depth], frame)
+        return None
+
+    def _follow(self, place: _Place, first: int, last: int) -> CallState:
+        lines = self._lines_of(place, self._stacks[first : last + 1])
+        if (lines == _GONE).any():
+            return CallState.ENDED
+        back = np.flatnonzero(np.diff(lines) < 0)
+        if not len(back):
+            return CallState.RUNS
+        # A jump back is a loop inside the call, if the call had run lines before that are left out this time.
+        before = self._lines_of(place, self._stacks[: first + 1])
+        gone = np.flatnonzero(before == _GONE)
+        run = before[gone[-1] + 1 :] if len(gone) else before
+        is_loop = len(run) and run.min() < lines[back + 1].min()
+        return CallState.RUNS if is_loop else CallState.UNKNOWN
+
+    def _lines_of(self, place: _Place, stacks: IntArray) -> IntArray:
+        """Return the line that a call has reached in each of some stacks, without those of other threads."""
+        unique, inverse = np.unique(stacks, return_inverse=True)
+        lines = np.array([self._line(place, stack) for stack in unique.tolist()], dtype=np.int64)[inverse]
+        here: IntArray = lines[lines != _ELSEWHERE]
+        return here
+
+    def _line(self, place: _Place, stack: int) -> int:
+        key = (place, stack)
+        if key not in self._lines:
+            self._lines[key] = _line_in(place, self._frames_of(stack))
+        return self._lines[key]
+
+
+def _line_in(place: _Place, frames: tuple[Call, ...]) -> int:
+    around, frame = place
+    depth = len(around)
+    root = (around or (frame,))[0]
+    if not frames or (frames[0].file, frames[0].function) != (root.file, root.function):
+        return _ELSEWHERE
+    if len(frames) <= depth or frames[:depth] != around:
+        return _GONE
+    here = frames[depth]
+    return here.line if (here.file, here.function) == (frame.file, frame.function) else _GONE
+
+
+def _is_of(call: Vertex, frame: Call) -> bool:
+    """Return True if a frame of a stack is one of the function that a sample named."""
+    function = call.inner or call  # of a call of torch, the program's function that it runs
+    return call.file == frame.file and function.name == defined_name(frame.function)

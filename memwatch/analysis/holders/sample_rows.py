@@ -1,0 +1,84 @@
+"""The rows that the recorder's samples wrote: which storage was seen held, in which sample, by which path."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.analysis.holders.holder import holder_of
+from memwatch.analysis.holders.kinds import HolderKind
+from memwatch.analysis.holders.paths import HolderPath
+from memwatch.capture.paths import Path, read_paths
+from memwatch.edges import Edge, EdgeKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.holders.holder import Holder
+    from memwatch.capture.packed import IntArray
+
+_UNKNOWN: Final[Path] = (Edge(EdgeKind.EVALUATION_STACK),)
+"""What a sample told whose path was never written, for the program was killed: nothing is known of it."""
+_NO_ROWS: Final = np.zeros(0, dtype=np.int64)
+
+
+class SampleRows:
+    """The table `holders`, with each path read as a holder.
+
+    Attributes:
+        table: its columns.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self.table = facts.capture.tables["holders"]
+        self._known: dict[int, Holder] = {}
+
+    @cached_property
+    def paths(self) -> dict[int, Path]:
+        """The recorded retention paths, by number."""
+        return read_paths(self._facts.capture)
+
+    def holder(self, path: int) -> Holder:
+        """Return the holder that a path shows; the same one each time, for its words take time to make."""
+        holder = self._known.get(path)
+        if holder is None:
+            holder = self._known[path] = holder_of(self.paths.get(path, _UNKNOWN))
+        return holder
+
+    def with_kind(self, kind: HolderKind) -> NDArray[np.bool_]:
+        """Return, for each row, whether its holder is of a kind."""
+        wanted = [number for number, path in self.paths.items() if HolderPath(path).kind is kind]
+        return np.isin(self.table["path"], wanted)
+
+    @cached_property
+    def is_graph(self) -> NDArray[np.bool_]:
+        """Per row: whether a variable's autograd graph holds the storage, and not the variable."""
+        return self.with_kind(HolderKind.GRAPH)
+
+    @cached_property
+    def _rows_by_storage(self) -> dict[int, IntArray]:
+        found: dict[int, list[int]] = {}
+        for row, storage in enumerate(self.table["storage"].tolist()):
+            found.setdefault(storage, []).append(row)
+        return {storage: np.array(rows) for storage, rows in found.items()}
+
+    def of(self, allocation: int) -> IntArray:
+        """Return the rows about an allocation."""
+        return self._rows_by_storage.get(int(self._facts.allocations.storage[allocation]), _NO_ROWS)
+
+    def same_sample(self, rows: IntArray, row: int) -> IntArray:
+        """Return the rows that tell of the same storage in the same sample as one of them."""
+        table = self.table
+        same = (table["sample"][rows] == table["sample"][row]) & (
+            table["storage"][rows] == table["storage"][row]
+        )
+        chosen: IntArray = rows[same]
+        return chosen
+
+    def seen_in(self, rows: IntArray) -> list[Holder]:
+        """Return the holders that rows tell of, each once."""
+        return list(dict.fromkeys(map(self.holder, self.table["path"][rows].tolist())))

@@ -1,0 +1,109 @@
+"""Twins: other allocations that the same calls made, for those that no sample saw.
+
+Of what a loop makes, some are born and gone between two samples: an item of a list, a cache that is replaced in each
+pass. A sample that saw another one at the same age speaks for these, and the answer says that it is inferred.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.analysis.holders.kinds import HolderKind
+from memwatch.analysis.holders.paths import HolderPath
+from memwatch.capture.schema import NONE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.holders.births import Births
+    from memwatch.analysis.holders.holder import Holder
+    from memwatch.analysis.holders.lasting import LastingReferences
+    from memwatch.analysis.holders.sample_rows import SampleRows
+    from memwatch.capture.packed import IntArray
+
+_NO_ROWS: Final = np.zeros(0, dtype=np.int64)
+_MOST_ASKED: Final = 24
+
+
+class Twins:
+    """The rows of samples about storages, by the calls that made them."""
+
+    def __init__(self, facts: Facts, rows: SampleRows, births: Births, lasting: LastingReferences) -> None:
+        self._facts, self._rows, self._births, self._lasting = facts, rows, births, lasting
+        self._table = rows.table
+
+    @cached_property
+    def _rows_by_stack(self) -> dict[int, IntArray]:
+        made = self._facts.allocations.op[self._table["storage"]]
+        rows = np.flatnonzero(made != NONE)
+        stacks = self._facts.capture.tables["ops"]["stack"][made[rows]].tolist()
+        found: dict[int, list[int]] = {}
+        for row, stack in zip(rows.tolist(), stacks, strict=True):
+            if stack != NONE:
+                found.setdefault(stack, []).append(row)
+        return {stack: np.array(rows) for stack, rows in found.items()}
+
+    def rows(self, allocation: int) -> IntArray:
+        """Return the rows about storages that the same calls made."""
+        return self._rows_by_stack.get(self._births.stack(allocation), _NO_ROWS)
+
+    def of_same_size(self, allocation: int) -> IntArray:
+        """Return the rows about storages of the same size that the same calls made."""
+        rows, sizes = self.rows(allocation), self._facts.allocations.nbytes
+        same: IntArray = rows[sizes[self._table["storage"][rows]] == sizes[allocation]]
+        return same
+
+    def holders(self, allocation: int, op: int) -> list[Holder]:
+        """Return the holders of a twin, as they would hold an allocation while an op runs."""
+        for rows in self._nearest(allocation, op):
+            placed = [self._lasting.of_twin(holder, allocation, op) for holder in self._rows.seen_in(rows)]
+            kept = [holder for holder in placed if holder is not None]
+            if kept:
+                return sorted(kept, key=lambda holder: holder.foreign)
+        return []
+
+    def on_stack(self, allocation: int, op: int) -> list[Holder]:
+        """Return where gc saw a twin that no variable named; it is not asked for every one."""
+        rows = self.rows(allocation)
+        unnamed = rows[self._rows.with_kind(HolderKind.EVALUATION_STACK)[rows]]
+        if not len(unnamed):
+            return []
+        seen = self._rows.holder(int(self._table["path"][unnamed[-1]]))
+        holder = self._lasting.of_twin(seen, allocation, op)
+        return [] if holder is None else [holder]
+
+    def _nearest(self, allocation: int, op: int) -> Iterator[IntArray]:
+        """Yield the rows of one twin in one sample at a time, those that fit best first."""
+        rows = self.rows(allocation)
+        rows = rows[~self._rows.is_graph[rows]]
+        allocations, generation = self._facts.allocations, self._births.generation(allocation, op)
+        storages, seen_ops = self._table["storage"][rows], self._table["op"][rows] - 1
+        seen_at = [
+            self._births.generation(storage, seen)
+            for storage, seen in zip(storages.tolist(), seen_ops.tolist(), strict=True)
+        ]
+        replaced = np.array(seen_at, dtype=np.int64) < generation
+        fits = ~replaced | self._is_kept[rows]  # a variable has the newer one by then, a container has both
+        rows, storages, seen_ops = rows[fits], storages[fits], seen_ops[fits]
+        other_size = allocations.nbytes[storages] != allocations.nbytes[allocation]
+        age_apart = np.abs((seen_ops - allocations.op[storages]) - (op - int(allocations.op[allocation])))
+        later = np.abs(np.array(seen_at, dtype=np.int64)[fits] - generation)
+        later = np.where(self._is_kept[rows], 0, later)
+        order = np.lexsort((age_apart, later, other_size))
+        asked: set[tuple[int, int]] = set()
+        for row in rows[order].tolist():
+            key = (int(self._table["sample"][row]), int(self._table["storage"][row]))
+            if key not in asked and len(asked) < _MOST_ASKED:
+                asked.add(key)
+                yield self._rows.same_sample(rows, row)
+
+    @cached_property
+    def _is_kept(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Per row: whether the path ends in a container, which keeps what it has when another one is put in."""
+        paths = self._rows.paths
+        kept = [number for number, path in paths.items() if HolderPath(path).ends_in_container]
+        return np.isin(self._table["path"], kept)

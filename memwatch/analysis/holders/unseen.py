@@ -1,0 +1,127 @@
+"""What no sample saw anybody hold: known from the op that runs, inferred by a rule, or not seen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.analysis.facts.allocations import BASELINE, WORKSPACE
+from memwatch.analysis.holders.calls import common_call
+from memwatch.analysis.holders.evidence import HolderEvidence, Inference
+from memwatch.analysis.holders.holder import Holder
+from memwatch.analysis.holders.kinds import HolderKind
+from memwatch.analysis.holders.samples import SMALL_RATIO
+from memwatch.capture.schema import IN_BACKWARD, NONE, PHASES
+from memwatch.words import holders as words
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.holders.samples import HolderSamples
+
+_BACKWARD, _OPTIMIZER = PHASES.index("backward"), PHASES.index("optimizer")
+
+
+class Unseen:
+    """Explains memory that no role, no saved tensor and no sample explains."""
+
+    def __init__(self, facts: Facts, samples: HolderSamples) -> None:
+        self._facts, self._samples = facts, samples
+        self._ops = facts.capture.tables["ops"]
+
+    def running_op(self, allocation: int, event: int) -> Holder | None:
+        """Return the op that runs at an event as the holder of what it makes, None for all else."""
+        facts = self._facts
+        op = int(facts.op_of_event[event])
+        is_made_now = int(facts.allocations.op[allocation]) == op != NONE
+        if not is_made_now or int(facts.allocations.origin[allocation]) == WORKSPACE:
+            return None
+        if int(facts.curve.time_ns[event]) > int(self._ops["end_ns"][op]):
+            return None  # it has returned
+        op_name, line = str(facts.made_by.op_name[allocation]), str(facts.made_by.line[allocation])
+        text, seen = words.RUNNING_OP.format(op=op_name), HolderEvidence.SEEN
+        return Holder(HolderKind.RUNNING_OP, text, line, subject=(op_name,), evidence=seen)
+
+    def holder(self, allocation: int, event: int) -> Holder:
+        """Return the holder of an allocation at an event, as far as it is known."""
+        facts, allocations = self._facts, self._facts.allocations
+        op, made = int(facts.op_of_event[event]), int(allocations.op[allocation])
+        op_name, line = str(facts.made_by.op_name[allocation]), str(facts.made_by.line[allocation])
+        if int(allocations.origin[allocation]) == WORKSPACE:
+            return Holder(HolderKind.KERNEL, words.KERNEL.format(op=op_name), line, subject=(op_name,))
+        inferred = self._inferred(allocation, made, op)
+        return self._not_seen(allocation, made) if inferred is None else inferred
+
+    def _not_seen(self, allocation: int, made: int) -> Holder:
+        facts, allocations = self._facts, self._facts.allocations
+        kind, text = HolderKind.NOT_SEEN, words.NOT_SEEN
+        thread = str(facts.strings[allocations.thread[allocation]])
+        if int(allocations.nbytes[allocation]) <= SMALL_RATIO * facts.curve.peak_increase_bytes:
+            kind, text = HolderKind.NOT_LOOKED_FOR, words.TOO_SMALL
+        elif thread:
+            text = words.MADE_BY_THREAD
+        elif made != NONE:
+            text = words.NOT_SEEN_MADE_BY
+        elif int(allocations.origin[allocation]) == BASELINE:
+            text = words.NOT_SEEN_MADE_BEFORE
+        op_name, line = str(facts.made_by.op_name[allocation]), str(facts.made_by.line[allocation])
+        told = text.format(op=op_name, thread=thread)
+        return Holder(kind, told, line, subject=(op_name, thread), evidence=HolderEvidence.NONE)
+
+    def _inferred(self, allocation: int, made: int, op: int) -> Holder | None:
+        """Return a holder in C++ that a rule infers, None where no rule applies."""
+        if NONE in (made, op) or made > op:
+            return None
+        phase, phase_now = self._facts.op_phase(made), self._facts.op_phase(op)
+        op_name, line = (
+            str(self._facts.made_by.op_name[allocation]),
+            str(self._facts.made_by.line[allocation]),
+        )
+        module = str(self._facts.made_by.module_name[allocation])
+        text, rule, kind = "", Inference.IN_FLIGHT, HolderKind.CPP_ONLY
+        if (
+            phase == _BACKWARD
+            and phase_now in IN_BACKWARD
+            and self._is_read_in_this_backward(allocation, made, op)
+        ):
+            text = words.GRADIENT_IN_FLIGHT_OF if module else words.GRADIENT_IN_FLIGHT
+        elif phase == phase_now == _OPTIMIZER and self._is_dropped_in_this_step(allocation, made, op):
+            text, rule = words.TEMPORARY_OF_STEP, Inference.WITHIN_STEP
+        elif self._is_in_one_call(made, op):
+            text, rule = words.CPP_CALLED, Inference.WITHIN_CPP
+        if not text:
+            return (
+                self._in_no_variable(allocation, op) if phase_now not in (*IN_BACKWARD, _OPTIMIZER) else None
+            )
+        told = text.format(op=op_name, module=module)
+        return Holder(kind, told, line, subject=(rule, op_name, module)).inferred(rule)
+
+    def _in_no_variable(self, allocation: int, op: int) -> Holder | None:
+        """Return the evaluation stack of the call that made an allocation, if no variable was seen to hold it."""
+        call = common_call(self._facts, allocation, op)
+        if call is None or not self._samples.was_in_no_variable(allocation, op):
+            return None
+        value = Holder(HolderKind.EVALUATION_STACK, words.STACK_VALUE)
+        placed = value.on_stack_of(call.function, call.site, is_own=call.is_own)
+        return placed.inferred(Inference.NO_VARIABLE)
+
+    def _is_read_in_this_backward(self, allocation: int, made: int, op: int) -> bool:
+        """Return True if only backward ran since an allocation was made, until a later op that reads it."""
+        last = int(self._facts.use_bounds.last_op[allocation])
+        if last < op or last == made:
+            return False
+        return bool(np.isin(self._ops["phase"][made : last + 1], IN_BACKWARD).all())
+
+    def _is_dropped_in_this_step(self, allocation: int, made: int, op: int) -> bool:
+        """Return True if an allocation is made and dropped within the step of an optimizer that runs."""
+        steps, death = self._facts.capture.tables["steps"], int(self._facts.allocations.death_ns[allocation])
+        step = (steps["op"] <= made) & (op < steps["end_op"])
+        if not step.any() or death == NONE:
+            return False
+        row = int(np.flatnonzero(step)[-1])
+        return death <= int(steps["time_ns"][row])
+
+    def _is_in_one_call(self, made: int, op: int) -> bool:
+        """Return True if Python was at one instruction from the op that made it to the one that runs: C++ ran."""
+        stacks = self._ops["stack"][made : op + 1]
+        return bool(stacks[0] != NONE and (stacks == stacks[0]).all())

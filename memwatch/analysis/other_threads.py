@@ -1,0 +1,58 @@
+"""What other threads than the block's made: what the logs in those threads heard, and what nobody heard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.analysis.facts.allocations import EXTERNAL
+from memwatch.capture.schema import NONE
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.facts import Facts
+
+
+def other_threads(facts: Facts) -> list[str]:
+    """Return a sentence about the threads that were heard, and one about those that may have made what was not."""
+    return [*_heard(facts), *_unheard(facts)]
+
+
+def _heard(facts: Facts) -> list[str]:
+    allocations = facts.allocations
+    theirs = allocations.counted & (allocations.thread != NONE)
+    if not theirs.any():
+        return []
+    count = len(np.unique(allocations.thread[theirs]))
+    at_peak = int(allocations.nbytes[theirs & facts.alive_at(facts.curve.peak_event)].sum())
+    text = (
+        f"{count} other {_noun('thread', count)} allocated {format_bytes(int(allocations.nbytes[theirs].sum()))} in "
+        f"all, of which {format_bytes(at_peak)} were live at the peak: the bytes count, the ops were not recorded"
+    )
+    return [text]
+
+
+def _unheard(facts: Facts) -> list[str]:
+    """Say which threads nobody heard; those that ran before the block only if there is a sign of what they made."""
+    meta, allocations = facts.capture.meta, facts.allocations
+    started, before = int(meta.get("threads_unheard", 0)), int(meta.get("threads_before", 0))
+    sentences = []
+    if started:
+        sentences.append(
+            f"{started} other {_noun('thread', started)} started that could not be heard: what they allocate is not "
+            "counted"
+        )
+    later = (allocations.origin == EXTERNAL) & (allocations.birth_ns > int(meta.get("start_ns", 0)))
+    count = int(later.sum())
+    if before and count and meta.get("allocator"):
+        sentences.append(
+            f"{count} {_noun('storage', count)}, {format_bytes(int(allocations.nbytes[later].sum()))} in all, first "
+            f"seen inside the block were made outside torch, or by {before} other {_noun('thread', before)} that ran "
+            "before the block was entered: what such threads allocate is not counted"
+        )
+    return sentences
+
+
+def _noun(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"

@@ -1,0 +1,86 @@
+"""DistributedDataParallel's buckets: tensors of its reducer, which no binding of torch's returns.
+
+They are born while the reducer is made, and once more when it is rebuilt, in the second forward. Neither call runs
+code of the program's. So what is born in it and alive after it is the reducer's.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from memwatch._torch.distributed import BROADCAST, MAKE_REDUCER, REBUILD, Reducer, bucket_sizes
+from memwatch.record.context import BUCKET, COMMUNICATION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memwatch.record.context import Context
+    from memwatch.record.patches import Patches
+    from memwatch.record.tables.storages import Storages
+
+_FLAT_COPY: Final = "flat copy for a broadcast of many tensors"
+
+
+class ReducerBook:
+    """Note which storages are the buckets of DistributedDataParallel."""
+
+    def __init__(self, storages: Storages, context: Context) -> None:
+        self._storages, self._context = storages, context
+        self.functions = (self._making, self._rebuilding, self._broadcasting)
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    def open(self, patches: Patches) -> bool:
+        """Begin to read; torch always has it."""
+        if MAKE_REDUCER is not None:
+            patches.put(DistributedDataParallel, MAKE_REDUCER, self._making)
+        if REBUILD is not None:
+            patches.put(Reducer, REBUILD, self._rebuilding)
+        if BROADCAST is not None:
+            patches.put(torch.distributed, BROADCAST, self._broadcasting)
+        return True
+
+    def _making(self, make: Callable[..., Any], ddp: Any, *args: Any, **kwargs: Any) -> Any:
+        first = self._storages.count
+        result = make(ddp, *args, **kwargs)
+        if self._context.is_its_thread:
+            name = f"{type(ddp).__name__}({type(ddp.module).__name__})"
+            self._names[ddp.reducer] = name
+            self._note(first, name, bucket_sizes(ddp))
+        return result
+
+    def _rebuilding(self, rebuild: Callable[..., Any], reducer: Any) -> Any:
+        first = self._storages.count
+        is_rebuilt = rebuild(reducer)
+        if is_rebuilt and self._context.is_its_thread:
+            self._note(first, self._names.get(reducer, DistributedDataParallel.__name__), None)
+        return is_rebuilt
+
+    def _note(self, first: int, owner: str, sizes: list[int] | None) -> None:
+        """Note the role of what was born since `first` and lives.
+
+        Args:
+            first: number of the first storage that may be new.
+            owner: who has the buckets.
+            sizes: bytes of each bucket, in order: the reducer also keeps a map of the parameters in use. None where
+                it makes nothing but buckets.
+        """
+        count = 0
+        for number, nbytes in self._storages.born_since(first):
+            if sizes is None or (count < len(sizes) and nbytes == sizes[count]):
+                self._context.add_role(number, BUCKET, f"bucket {count} of {owner}")
+                count += 1
+            else:
+                self._context.add_role(number, COMMUNICATION, f"map of used parameters of {owner}")
+
+    def _broadcasting(self, broadcast: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        first = self._storages.count
+        result = broadcast(*args, **kwargs)
+        if self._context.is_its_thread:
+            living = dict(self._storages.born_since(first))
+            for number in range(first, self._storages.count):
+                self._context.add_role(number, COMMUNICATION, _FLAT_COPY, lives=number in living)
+        return result

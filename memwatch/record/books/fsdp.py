@@ -1,0 +1,79 @@
+"""FSDP2's parameter groups: whole parameters, their gradients, and the buffers of all-gather and reduce-scatter.
+
+A group keeps the tensors of the whole parameters for good, and takes their bytes away when it reshards. The block
+sees those changes as resizes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from memwatch._torch.distributed import (
+    REDUCE,
+    UNSHARD,
+    WAIT,
+    all_gather_output,
+    group_name,
+    loaded_parameter_group,
+    reduction_buffers,
+    sharded,
+    unsharded,
+    unsharded_gradients,
+)
+from memwatch.capture.schema import GRADIENT_PREFIX
+from memwatch.record.context import COMMUNICATION, UNSHARDED, UNSHARDED_GRADIENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from memwatch.record.context import Context
+    from memwatch.record.patches import Patches
+
+
+class ParameterGroupBook:
+    """Note what the parameter groups of FSDP2 keep, at the calls that change it."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.functions = (self._unsharding, self._waiting, self._reducing)
+        self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def open(self, patches: Patches) -> bool:
+        """Begin to read if FSDP2 is imported by now; return whether it is."""
+        group = loaded_parameter_group()
+        if group is not None:
+            patches.put(group, UNSHARD, self._unsharding)
+            patches.put(group, WAIT, self._waiting)
+            patches.put(group, REDUCE, self._reducing)
+        return group is not None
+
+    def _unsharding(self, unshard: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+        result = unshard(group, *args, **kwargs)
+        buffer = all_gather_output(group)
+        if buffer is not None:
+            self._context.note_role(buffer, COMMUNICATION, f"all-gather buffer of {_owner(group)}")
+        return result
+
+    def _waiting(self, wait: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+        result = wait(group, *args, **kwargs)
+        for name, tensor in unsharded(group):
+            self._context.note_role(tensor, UNSHARDED, name)
+        if group not in self._groups:
+            self._groups.add(group)
+            for name, tensor in sharded(group):
+                self._context.own(tensor, name)
+        return result
+
+    def _reducing(self, reduce: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+        for name, tensor in unsharded_gradients(group):
+            self._context.note_role(tensor, UNSHARDED_GRADIENT, f"{GRADIENT_PREFIX}{name}")
+        result = reduce(group, *args, **kwargs)
+        for what, tensor in reduction_buffers(group):
+            self._context.note_role(tensor, COMMUNICATION, f"{what} of {_owner(group)}")
+        return result
+
+
+def _owner(group: Any) -> str:
+    name = group_name(group)
+    return f"`{name}`" if name else "the root module"

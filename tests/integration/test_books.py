@@ -1,0 +1,230 @@
+"""What torch's own books say of memory: buckets of DDP, groups of FSDP2, autocast's cache; truth by construction.
+
+One process: a gloo group of one for DDP, and rank 0 of four imagined ranks for FSDP2, whose buffers are as large as
+those of four real ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import memwatch
+
+WIDTH = 64
+
+
+@contextlib.contextmanager
+def group(backend, world):
+    """Be a rank of a process group, and of none afterwards."""
+    store = FakeStore() if backend == "fake" else dist.HashStore()
+    dist.init_process_group(backend, store=store, rank=0, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        gc.collect()
+
+
+@pytest.fixture
+def alone():
+    """A gloo group of one process."""
+    with group("gloo", 1):
+        yield
+
+
+@pytest.fixture
+def rank_of_four():
+    """Rank 0 of four, the others imagined."""
+    with group("fake", 4):
+        yield
+
+
+def net(layers=3):
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)])
+
+
+LAYER_BYTES = WIDTH * WIDTH * 4
+
+
+def train(model, steps=1):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(2, WIDTH)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def of_category(prof, category):
+    rows = prof.storages
+    return rows[(rows["category"] == category) & rows["counted"] & (rows["nbytes"] > 64)]
+
+
+def test_buckets_of_ddp_are_communication(alone):
+    """The bucket that the reducer makes, and the one that replaces it, are told with their owner and exact size."""
+    with memwatch.profile() as prof:
+        train(DistributedDataParallel(net()), 3)
+    buckets = of_category(prof, "communication")
+    buckets = buckets[buckets["name"].str.startswith("bucket")]
+    assert buckets["nbytes"].tolist() == [3 * LAYER_BYTES] * 2
+    assert set(buckets["name"]) == {"bucket 0 of DistributedDataParallel(Sequential)"}
+    peak = prof.at_peak.set_index("name")
+    held = peak.loc["bucket 0 of DistributedDataParallel(Sequential)"]
+    assert (held["holder"], held["holder_kind"]) == (held.name, "communication")
+    assert peak[peak["category"] == "gradient"]["nbytes"].sum() >= 2 * LAYER_BYTES
+
+
+def test_many_buckets_are_counted(alone):
+    """Each bucket of a reducer has its number, and its size is that of the logger."""
+    with memwatch.profile() as prof:
+        model = DistributedDataParallel(
+            net(), bucket_cap_mb=LAYER_BYTES / (1 << 20), find_unused_parameters=True
+        )
+        sizes = [int(size) for size in model._get_ddp_logging_data()["bucket_sizes"].split(",")]
+    rows = of_category(prof, "communication")
+    rows = rows[rows["name"].str.startswith("bucket")]
+    assert len(sizes) > 1
+    assert rows["nbytes"].tolist() == sizes
+    assert rows["name"].str.extract(r"bucket (\d+)")[0].astype(int).tolist() == list(range(len(sizes)))
+
+
+def test_a_bucket_that_gradients_are_views_of_is_theirs_and_held_by_the_reducer(alone):
+    """With gradient_as_bucket_view the bucket's bytes are gradients; the reducer keeps them, also without `.grad`."""
+    with memwatch.profile() as prof:
+        train(DistributedDataParallel(net(), gradient_as_bucket_view=True), 3)
+    rows = of_category(prof, "gradient")
+    assert set(rows["nbytes"]) == {3 * LAYER_BYTES}
+    assert set(rows["rule"]) == {"it was the .grad of a parameter"}
+    held = prof.at_peak[prof.at_peak["category"] == "gradient"]
+    assert set(held["holder"]) == {"bucket 0 of DistributedDataParallel(Sequential)"}
+    assert not [finding for finding in prof.findings if finding.kind == "buckets"]
+
+
+def test_buckets_made_before_the_block_are_known_by_the_collective(alone):
+    """Nobody saw the reducer being made; that a collective works on its bucket in backward says what it is."""
+    model = DistributedDataParallel(net())
+    with memwatch.profile() as prof:
+        train(model)
+    rows = prof.storages[prof.storages["category"] == "communication"]
+    assert rows["rule"].tolist() == ["a collective works on it in backward"]
+    assert not rows["counted"].any()  # it was there before, and no object of Python's shows it
+
+
+def shard(model, **options):
+    for layer in model:
+        fully_shard(layer, **options)
+    return fully_shard(model, **options)
+
+
+def test_whole_parameters_of_fsdp2_and_their_buffers(rank_of_four):
+    """Parameters are a fourth, whole ones and buffers all of it; each has its name, and the shares add up."""
+    model = shard(net())
+    with memwatch.profile() as prof:
+        train(model)
+    parameters = of_category(prof, "parameter")
+    assert parameters["nbytes"].tolist() == [LAYER_BYTES // 4] * 3
+    whole = of_category(prof, "unsharded parameter")
+    assert set(whole["nbytes"]) == {LAYER_BYTES}
+    assert set(whole["name"]) == {"0.weight", "1.weight", "2.weight"}
+    assert set(whole["module"]) == {"0", "1", "2"}
+    buffers = of_category(prof, "communication")
+    assert set(buffers["nbytes"]) == {LAYER_BYTES}
+    expected = {
+        f"{kind} of `{layer}`" for kind in ("all-gather buffer", "reduce-scatter input") for layer in range(3)
+    }
+    assert set(buffers["name"]) == expected
+    gradients = of_category(prof, "gradient")
+    assert set(gradients["nbytes"]) == {LAYER_BYTES, LAYER_BYTES // 4}
+    assert set(gradients["name"]) == {"grad of 0.weight", "grad of 1.weight", "grad of 2.weight"}
+    seen = prof.at_peak.groupby("category")["nbytes"].sum()
+    assert seen["unsharded parameter"] % LAYER_BYTES == 0
+
+
+def test_resharded_parameters_take_no_bytes(rank_of_four):
+    """After forward without grad every whole parameter is given back: nothing of it lives at the block's end."""
+    model = shard(net())
+    with memwatch.profile() as prof, torch.no_grad():
+        model(torch.ones(2, WIDTH))
+        torch.ones(1)
+    live = prof.live_at(len(prof.timeline) - 1)
+    assert live[live["category"] == "unsharded parameter"]["nbytes"].sum() == 0
+    whole = of_category(prof, "unsharded parameter")
+    assert len(whole) == 3
+    assert (whole["death_event"] > 0).all()
+
+
+def test_a_model_sharded_in_the_block_has_names_for_its_shards(rank_of_four):
+    """Shards that no optimizer has seen are parameters by FSDP2's books, with the names that the model gives them."""
+    model = net()
+    with memwatch.profile() as prof, torch.no_grad():
+        shard(model)(torch.ones(2, WIDTH))
+    shards = of_category(prof, "parameter")
+    shards = shards[shards["nbytes"] == LAYER_BYTES // 4]
+    assert sorted(shards["name"]) == ["0.weight", "1.weight", "2.weight"]
+
+
+def test_flat_parameters_that_are_gathered(rank_of_four):
+    """FullyShardedDataParallel's whole flat parameter has the name of its shard, and goes when it is resharded."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    options = {"device_id": torch.device("cpu")}
+    model = FullyShardedDataParallel(
+        nn.Sequential(*[FullyShardedDataParallel(layer, **options) for layer in net()]), **options
+    )
+    with memwatch.profile() as prof:
+        train(model)
+    whole = of_category(prof, "unsharded parameter")
+    assert set(whole["nbytes"]) == {LAYER_BYTES}
+    shards = of_category(prof, "parameter")
+    assert set(shards["nbytes"]) == {LAYER_BYTES // 4}
+    assert set(whole["name"]) == set(shards["name"])
+    assert len(set(whole["name"])) == 3
+    assert set(of_category(prof, "communication")["nbytes"]) == {LAYER_BYTES}
+
+
+def test_what_a_collective_makes_is_communication(rank_of_four):
+    """A functional collective's result is told by the op that made it."""
+    from torch.distributed import _functional_collectives as functional
+
+    with memwatch.profile() as prof:
+        reduced = functional.all_reduce(torch.ones(4 * WIDTH), "sum", dist.group.WORLD).wait()
+    given, made = prof.storages[prof.storages["nbytes"] == reduced.nbytes].itertuples()
+    assert (made.category, made.rule) == ("communication", "a collective made it")
+    assert given.category == "temporary"
+
+
+def cast_bytes(cache, **options):
+    model = net()
+    with (
+        memwatch.profile() as prof,
+        torch.autocast("cpu", torch.bfloat16, cache_enabled=cache),
+        torch.no_grad(),
+    ):
+        model(torch.ones(2, WIDTH))
+    return prof
+
+
+def test_weights_in_the_cache_of_autocast_are_held_by_it():
+    """What dies as the region ends was in the cache: it names the weight. Without the cache nothing is named so."""
+    prof = cast_bytes(cache=True)
+    held = prof.at_peak[prof.at_peak["holder_kind"] == "autocast cache"]
+    assert held["nbytes"].tolist() == [LAYER_BYTES // 2] * 3
+    for layer in range(3):
+        assert held["holder"].str.contains(f"`{layer}.weight`").sum() == 1
+    assert not (cast_bytes(cache=False).at_peak["holder_kind"] == "autocast cache").any()
+
+
+def test_a_block_without_distributed_training_changes_nothing_of_it():
+    """The functions that are replaced while a block is open are torch's own again afterwards."""
+    before = dict(vars(DistributedDataParallel)), dict(vars(dist.Reducer)), torch.autocast.__exit__
+    with memwatch.profile():
+        assert dict(vars(DistributedDataParallel)) != before[0]
+    assert (dict(vars(DistributedDataParallel)), dict(vars(dist.Reducer)), torch.autocast.__exit__) == before

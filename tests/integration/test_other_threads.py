@@ -1,0 +1,242 @@
+"""Other threads than the block's: what they free dies then, and what they allocate counts or is told."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+import memwatch
+from memwatch.analysis.facts.blocks import Blocks
+from memwatch.analysis.facts.deaths import LIVES, end_blocks, part_from_successors
+
+WAYS = ("key", "mode", "key-python", "mode-python")
+NATIVE = ("key", "mode")
+COUNT = 100_000
+NBYTES = 4 * COUNT
+_ENOUGH_S = 30
+
+
+class Worker:
+    """A thread that does one job after the other, while the thread that gave the job waits."""
+
+    def __init__(self):
+        self._jobs, self._done = queue.Queue(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="worker", daemon=True)
+        self._thread.start()
+
+    def _work(self):
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            finally:
+                del job
+                self._done.set()
+
+    def do(self, job):
+        self._done.clear()
+        self._jobs.put(job)
+        del job
+        assert self._done.wait(_ENOUGH_S)
+
+    def end(self):
+        self._jobs.put(None)
+        self._thread.join(_ENOUGH_S)
+
+
+def clears_a_list(worker):
+    """Five tensors live at once: the worker clears the list before the next round."""
+    for _ in range(3):
+        made = [torch.ones(COUNT) for _ in range(5)]
+        worker.do(made.clear)
+
+
+def consumes_a_queue(worker):
+    """One tensor lives at once: the consumer drops each before the next is made."""
+    waiting = queue.Queue()
+    for _ in range(4):
+        waiting.put(torch.ones(COUNT))
+        worker.do(waiting.get)
+
+
+def deletes_an_attribute(worker):
+    """One tensor lives at once: the worker deletes the attribute that holds it."""
+    for _ in range(4):
+        worker.kept = torch.ones(COUNT)
+        worker.do(lambda: delattr(worker, "kept"))
+
+
+def submits_to_an_executor(worker):  # the executor has a worker of its own
+    """One tensor lives at once: each job of the pool drops what it was given."""
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(4):
+            given = [torch.ones(COUNT)]
+            pool.submit(given.clear).result()
+
+
+LIVE_AT_ONCE = {
+    clears_a_list: 5,
+    consumes_a_queue: 1,
+    deletes_an_attribute: 1,
+    submits_to_an_executor: 1,
+}
+
+
+@pytest.mark.parametrize("program", LIVE_AT_ONCE, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("intercept", WAYS, indirect=True)
+def test_what_another_thread_frees_dies_then(program, intercept):
+    """The peak is exact wherever the last reference goes: with and without the allocator, old threads and new ones."""
+    for allocator in (True, False):
+        for runs_before in (True, False):
+            worker = Worker() if runs_before else None
+            with memwatch.profile(intercept=intercept, allocator=allocator) as prof:
+                worker = worker or Worker()
+                program(worker)
+            worker.end()
+            assert prof.peak_increase_bytes == LIVE_AT_ONCE[program] * NBYTES, (allocator, runs_before)
+
+
+def _hand_over():
+    """Make five tensors in a thread that keeps them, and one that it hands here, while this thread has one more."""
+    handed, go = queue.Queue(), threading.Event()
+
+    def work():
+        kept = [torch.ones(COUNT) for _ in range(5)]
+        go.wait(_ENOUGH_S)
+        handed.put(torch.ones(2 * COUNT))
+        del kept
+        handed.put(None)
+
+    thread = threading.Thread(target=work, name="maker")
+    thread.start()
+    own = torch.ones(COUNT)
+    go.set()
+    theirs = handed.get(timeout=_ENOUGH_S)
+    handed.get(timeout=_ENOUGH_S)
+    thread.join()
+    torch.dot(theirs[:COUNT], own)
+
+
+@pytest.mark.parametrize("intercept", NATIVE, indirect=True)
+def test_what_another_thread_allocates_counts_as_its_own(intercept):
+    """The native recorder hears the threads that start in the block, and names them."""
+    with memwatch.profile(intercept=intercept) as prof:
+        _hand_over()
+    assert prof.meta["recorder"] == "native"
+    assert prof.peak_increase_bytes == 8 * NBYTES
+    theirs = prof.at_peak[prof.at_peak["origin"] == "thread"]
+    assert theirs["nbytes"].sum() == 7 * NBYTES
+    assert theirs["name"].str.contains("maker").all()
+    assert not theirs[["line", "op_name", "module"]].to_numpy().any()
+    assert sorted(theirs["category"]) == ["input"] + ["unknown"] * 5
+    assert [
+        text for kind, text in prof.notes if kind == "threads" and text.startswith("1 other thread allocated")
+    ]
+
+
+@pytest.mark.parametrize(
+    "options", [{"intercept": "mode-python"}, {"intercept": "mode", "allocator": False}], ids=str
+)
+def test_a_thread_that_cannot_be_heard_is_told(options, monkeypatch):
+    """Without a log in the thread its bytes are in no figure, and a note says so."""
+    way, _, recorder = options["intercept"].partition("-")
+    monkeypatch.setenv("MEMWATCH_NATIVE", "0" if recorder else "1")
+    with memwatch.profile(intercept=way, allocator=options.get("allocator", True)) as prof:
+        _hand_over()
+    told = [text for kind, text in prof.notes if kind == "threads"]
+    assert len(told) == 1
+    assert told[0].startswith("1 other thread started that could not be heard")
+
+
+@pytest.mark.parametrize("intercept", NATIVE, indirect=True)
+def test_what_a_thread_made_that_ran_before_is_told(intercept):
+    """A thread that ran before the block has no log; what it hands over does not count, and a note says so."""
+    worker, handed = Worker(), []
+    with memwatch.profile(intercept=intercept) as prof:
+        worker.do(lambda: handed.append(torch.ones(COUNT)))
+        handed[0].clone()
+    worker.end()
+    assert prof.peak_increase_bytes == NBYTES
+    assert any(kind == "threads" and "before the block" in text for kind, text in prof.notes)
+
+
+def test_a_program_without_threads_has_no_note_of_them():
+    """Nothing is said of threads where there is nothing to say."""
+    with memwatch.profile() as prof:
+        torch.ones(COUNT)
+    assert not [text for kind, text in prof.notes if kind == "threads"]
+
+
+@pytest.mark.parametrize("intercept", NATIVE, indirect=True)
+def test_a_profiler_in_another_thread_works(intercept):
+    """A thread has one profiler at most, so the log makes way for the program's; the block's own thread goes on."""
+    seen = []
+
+    def work():
+        with torch.autograd.profiler.profile() as theirs:
+            torch.ones(COUNT)
+        seen.extend(event.key for event in theirs.key_averages())
+
+    with memwatch.profile(intercept=intercept) as prof:
+        thread = threading.Thread(target=work, name="profiled")
+        thread.start()
+        thread.join()
+        torch.ones(3 * COUNT)
+    assert "aten::ones" in seen
+    assert prof.peak_increase_bytes == 3 * NBYTES
+    assert prof.meta["allocator"]
+    assert any(kind == "allocator" and "'profiled'" in text for kind, text in prof.notes)
+    with torch.autograd.profiler.profile():
+        torch.ones(1)
+
+
+@pytest.mark.parametrize("intercept", NATIVE, indirect=True)
+def test_a_thread_that_outlives_the_block_is_left(intercept):
+    """The log leaves a running thread at its next allocation, and then a profiler can start there."""
+    seen = []
+
+    def profiled():
+        torch.ones(1)
+        with torch.autograd.profiler.profile() as theirs:
+            torch.ones(1)
+        seen.extend(event.key for event in theirs.key_averages())
+
+    with memwatch.profile(intercept=intercept) as prof:
+        worker = Worker()
+        worker.do(lambda: torch.ones(COUNT))
+    worker.do(profiled)
+    worker.end()
+    assert "aten::ones" in seen
+    assert prof.peak_increase_bytes == NBYTES
+
+
+def _column(*values):
+    return np.array(values, dtype=np.int64)
+
+
+def test_a_storage_on_memory_that_was_given_back_is_another():
+    """What is first seen on a block after all that lay there died lies in memory that no log heard of."""
+    block_of = _column(0, 0, 0, 1)
+    seen_ns, died_ns = _column(10, 20, 40, 15), _column(30, 25, LIVES, LIVES)
+    assert part_from_successors(block_of, seen_ns, died_ns).tolist() == [0, 0, -1, 1]
+    alias_lives = _column(LIVES, 25, LIVES, LIVES)
+    assert part_from_successors(block_of, seen_ns, alias_lives).tolist() == [0, 0, 0, 1]
+
+
+def test_a_block_ends_with_what_was_heard_first():
+    """A free that was heard is exact; else the storage's death counts, and the address in use again at the latest."""
+    none = _column(-1, -1, -1, -1)
+    blocks = Blocks(
+        address=_column(1, 2, 3, 4), nbytes=_column(8, 8, 8, 8), device=_column(0, 0, 0, 0), thread=none,
+        birth_ns=_column(0, 1, 2, 3), death_ns=_column(90_000, 90_000, 90_000, -1), birth_order=_column(0, 1, 2, 3),
+        death_order=_column(7, 8, 9, -1), freed=np.array([True, False, False, False]),
+    )  # fmt: skip
+    resizes = {name: _column() for name in ("storage", "time_ns", "address")}
+    died_ns = _column(90_010, 50_000, 95_000, 60_000)
+    ended = end_blocks(blocks, _column(0, 1, 2, 3), resizes, died_ns)
+    assert ended.death_ns.tolist() == [90_000, 50_000, 90_000, 60_000]
+    assert ended.death_order.tolist() == [7, -1, 9, -1]

@@ -1,0 +1,130 @@
+"""The words in which a program declares what is true of the memory at its peak.
+
+A program is one function, written as users write it: it opens `memwatch.profile()` itself. Every tensor that matters
+has a size of its own, so its size says which one it is, and a mark `# peak: name` stands on the line that makes it.
+What is declared follows from reading the program, never from what memwatch says.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import memwatch
+
+SAVED = r"saved for the backward of (?!aten\.(rand|zeros|ones|empty|arange|full))"
+"""autograd's graph holds it, for an op that has a backward."""
+RESULT = r"the running op"
+UNNAMED = rf"evaluation stack|unnamed value|no variable names|call into C\+\+ that runs|{RESULT}"
+GRADIENT = rf"gradient in flight|call into C\+\+ that runs|{RESULT}"
+"""A value that only the running backward has."""
+GRAD = r"\.grad of"
+KERNEL = r"the kernel of"
+STEP = rf"temporary of the optimizer's step|{UNNAMED}|local variable of `_(single|multi)"
+LIBRARY = "a line of an installed package"
+"""A mark for memory that a library's own line makes."""
+
+
+def f32(*shape: int) -> int:
+    """Return the bytes of a tensor of four-byte numbers."""
+    return 4 * math.prod(shape)
+
+
+def var(expression: str, *functions: str) -> str:
+    """Return a pattern for a variable, or what Python writes after it, of one of some running functions."""
+    owners = "|".join(map(re.escape, functions)) or r"[^`]*"
+    return rf"`{re.escape(expression)}`, (local variable|argument) of `([^`]*\.)?({owners})`"
+
+
+def of_module(name: str) -> str:
+    """Return a pattern for a global variable."""
+    return rf"global `{re.escape(name)}`"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is true of the pieces of memory of one size that are alive at the peak.
+
+    Attributes:
+        nbytes: the size, which tells them from all others.
+        category: what they are for; alternatives are separated by `|`.
+        mark: the mark of the line that makes them; alternatives are separated by `|`; "" for no line.
+        holder: a pattern for everything that holds them at the peak.
+        module: the path of the module that makes them, without its root's name; "" for none.
+        op: a pattern for the op that makes them, where several things have one size.
+        most: how many there are at most; 0 for any number.
+    """
+
+    nbytes: int
+    category: str
+    mark: str
+    holder: str
+    module: str = ""
+    op: str = ""
+    most: int = 0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A program that has run: what memwatch read of it, and whose parameters are alive at the peak.
+
+    Attributes:
+        prof: the profile.
+        nets: the modules that live all the time, by the variable that holds them.
+        increase_bytes: the true peak increase, where the program says it.
+    """
+
+    prof: memwatch.Profile
+    nets: dict[str, object] = field(default_factory=dict)
+    increase_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A program with what is true of its peak."""
+
+    run: Callable[[], Ran]
+    facts: tuple[Fact, ...]
+
+    @property
+    def file(self) -> str:
+        """The source file, in which the marks stand."""
+        return inspect.getsourcefile(self.run)
+
+    def is_marked(self, line: str, marks: str) -> bool:
+        """Return True if `file:line` is a line with one of the marks; "" is the mark of no line."""
+        if LIBRARY in marks.split("|") and "site-packages" in line:
+            return True
+        return any(
+            line == f"{self.file}:{number}" if mark else not line
+            for mark in marks.split("|")
+            for number in (lines_with_marks(self.file).get(mark, ()) if mark else (0,))
+        )
+
+
+PATTERNS: dict[str, Pattern] = {}
+
+
+def pattern(*facts: Fact):
+    """Register a program with what is true of its peak."""
+
+    def register(run):
+        PATTERNS[run.__name__] = Pattern(run, facts)
+        return run
+
+    return register
+
+
+@functools.cache
+def lines_with_marks(file: str) -> dict[str, list[int]]:
+    """Return the numbers of the lines with each mark of a source file."""
+    found: dict[str, list[int]] = {}
+    for number, text in enumerate(Path(file).read_text().splitlines(), 1):
+        for mark in re.findall(r"# peak: ([^#]+)", text):
+            found.setdefault(mark.strip(), []).append(number)
+    return found

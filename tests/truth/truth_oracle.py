@@ -1,0 +1,155 @@
+"""A second opinion on who holds what: the program runs again, plainly, and its variables are seen in the peak's op.
+
+Nothing is declared here. A row of `at_peak` names a variable of a running call or a global; this looks whether that
+call runs, has the variable, and whether a tensor of that size can be reached from it.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import re
+import sys
+from collections import deque
+from types import FrameType, FunctionType, ModuleType, TracebackType
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from truth_score import CLAIMED, peak_op
+
+VARIABLE = re.compile(r"`([^`]+)`, (?:local variable|argument) of `([^`]+)`")
+GLOBAL = re.compile(r"global `([^`]+)` of module `?([\w.]+)`?")
+STACK = re.compile(r"on the evaluation stack of `([^`]+)`|the running call of `([^`]+)`")
+BACKWARD = "in the autograd engine"
+MOST_OBJECTS = 50_000
+
+
+class Oracle(TorchDispatchMode):
+    """Takes the place of `memwatch.profile` in a program, and judges what was said of one op's instant.
+
+    Args:
+        names: the ops that were recorded up to that of the peak.
+        claims: pairs of what was said of a holder and the bytes that it holds.
+    """
+
+    def __init__(self, names: list[str], claims: list[tuple[str, int]]) -> None:
+        super().__init__()
+        self._names, self._claims = names, claims
+        self._recorded = set(names)
+        self._ran: list[str] = []
+        self.false: list[str] = []
+        self.has_looked = False  # it does not look where the ops are not those that were recorded
+
+    def __call__(self, **options):
+        """Return itself for `memwatch.profile(...)`."""
+        return self
+
+    def step(self):
+        """Do nothing for `prof.step()`."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if str(func) in self._recorded and not is_view(str(func)):
+            self._ran.append(str(func))
+        if not self.has_looked and len(self._ran) == len(self._names) and self._ran == self._names:
+            self.has_looked = True
+            calls = list(running(sys._getframe(1)))
+            self.false = [
+                f"{nbytes} B: {words}" for words, nbytes in self._claims if is_false(words, nbytes, calls)
+            ]
+        return result
+
+
+def question(prof):
+    """Return the oracle for what a profile says about its peak."""
+    last = peak_op(prof)
+    if last < 0:
+        return None
+    names = [name for name in prof.ops["name"].tolist()[: last + 1] if not is_view(name)]
+    rows = prof.at_peak
+    if "holder_evidence" in rows:
+        rows = rows[rows["holder_evidence"].isin(CLAIMED)]
+    claims = list(zip(rows["holder"], rows["nbytes"].tolist()))
+    return Oracle(names, claims)
+
+
+@functools.cache
+def is_view(name: str) -> bool:
+    """Return True for an op whose results are views of its arguments: an interceptor need not see these."""
+    operator = torch.ops
+    for part in name.split("."):
+        operator = getattr(operator, part, None)
+    returns = () if operator is None else operator._schema.returns
+    return bool(returns) and all(
+        one.alias_info is not None and not one.alias_info.is_write for one in returns
+    )
+
+
+def running(frame: FrameType | None):
+    """Yield a call and its callers."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def is_false(words: str, nbytes: int, calls: list[FrameType]) -> bool:
+    """Return True for words that name a variable or a call, if they are not so."""
+    words = words.rpartition("reached from ")[2]
+    if BACKWARD in words and torch._C._current_graph_task_id() == -1:
+        return True
+    if found := GLOBAL.search(words):
+        module = sys.modules.get(found[2])
+        return module is not None and not reaches(value_in(found[1], vars(module), {}), nbytes)
+    if found := VARIABLE.search(words):
+        if "thread" in words:
+            return False  # other threads' calls are not looked at
+        owners = [call for call in calls if call.f_code.co_name == found[2].rpartition(".")[2]]
+        return not any(
+            reaches(value_in(found[1], call.f_globals, dict(call.f_locals)), nbytes) for call in owners
+        )
+    if found := STACK.search(words):
+        name = (found[1] or found[2]).rpartition(".")[2].strip("<>")
+        return not any(call.f_code.co_name.strip("<>") == name for call in calls)
+    return False
+
+
+def value_in(expression: str, global_names: dict[str, object], local_names: dict[str, object]) -> object:
+    """Return what an expression is where a call or a module has its variables, None where it has no such variable."""
+    expression = expression.lstrip("*")
+    try:
+        return eval(expression, global_names, local_names)
+    except Exception:  # a key that is not written as Python has it
+        return {**global_names, **local_names}.get(re.split(r"[.\[]", expression)[0])
+
+
+def reaches(start: object, nbytes: int) -> bool:
+    """Return True if a tensor on a storage of this size can be reached from an object."""
+    seen, waiting = set(), deque([start])
+    while waiting and len(seen) < MOST_OBJECTS:
+        obj = waiting.popleft()
+        if id(obj) in seen:
+            continue
+        seen.add(id(obj))
+        if isinstance(obj, torch.Tensor):
+            if nbytes in sizes_of(obj):
+                return True
+            waiting.append(obj.grad if obj.is_leaf else None)
+        if isinstance(obj, (FrameType, ModuleType, type)):
+            continue
+        if isinstance(obj, TracebackType):
+            waiting.extend([*obj.tb_frame.f_locals.values(), obj.tb_next])
+        elif isinstance(obj, FunctionType):
+            waiting.extend([obj.__closure__, obj.__defaults__, obj.__dict__])
+        else:
+            waiting.extend(gc.get_referents(obj))
+    return False
+
+
+def sizes_of(tensor: torch.Tensor) -> list[int]:
+    """Return the bytes of the storages that a tensor shows."""
+    if tensor.layout is torch.sparse_coo:
+        return [part.untyped_storage().nbytes() for part in (tensor._indices(), tensor._values())]
+    try:
+        return [tensor.untyped_storage().nbytes()]
+    except NotImplementedError:  # a wrapper, as torch.func has them
+        return []
