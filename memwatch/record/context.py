@@ -176,8 +176,10 @@ class Context:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a module call starts."""
-        number = self._registry.number_of(module)
-        if number == NONE:
+        known = self._registry.known.get(id(module))
+        if known is not None and known[0]() is module:
+            number = known[1]
+        else:
             number = self._registry.meet(module, self.top[0], sys._getframe(2))
         if self.top is _OUTSIDE:
             if self.before_forward is not None:
@@ -308,16 +310,12 @@ class Context:
         for owner in (CodeOwner.PROGRAM, CodeOwner.INSTALLED):
             if frame is not None and not all(map(self._is_known, tensors)):
                 self._registry.learn((), frame, owner)
+        if frame is not None and not all(map(self._is_known, tensors)):
+            self._registry.learn_from_heap()
         for group, settings in enumerate(optimizer.param_groups):
             for index, tensor in enumerate(settings["params"]):
-                if self._is_known(tensor):
-                    _, name, module = self._parameters[id(tensor)]
-                else:
-                    name, module = f"group{group}.param{index}", NONE
-                    self._parameters[id(tensor)] = (weakref.ref(tensor), name, NONE)
-                self.note_role(
-                    tensor, PARAMETER, name, module
-                )  # its memory may be new, as after `module.half()`
+                # also what is known: its memory may be new, as after `module.half()`
+                self.own(tensor, f"group{group}.param{index}")
 
     def _is_known(self, parameter: Tensor) -> bool:
         known = self._parameters.get(id(parameter))
@@ -330,8 +328,7 @@ class Context:
         for parameter, state in list(optimizer.state.items()):
             if not isinstance(state, dict):
                 continue
-            known = self._parameters.get(id(parameter)) if self._is_known(parameter) else None
-            owner, module = ("?", NONE) if known is None else known[1:]
+            owner, module = self.name_of(parameter) if self._is_known(parameter) else ("?", NONE)
             for slot, value in state.items():
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
                     if isinstance(tensor, Tensor):

@@ -21,6 +21,7 @@ from memwatch.analysis.facts.places import Places, Texts, find_places, with_empt
 from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.analysis.facts.uses import UseBounds, use_bounds
 from memwatch.capture.schema import NONE
+from memwatch.words.places import own_place
 
 if TYPE_CHECKING:
     from memwatch.capture import Capture
@@ -115,7 +116,7 @@ class Facts:
             roles.role_name,
             roles.role_module,
             made.op_name.tolist(),
-            made.line.tolist(),
+            map(own_place, made.line.tolist(), made.own_line.tolist()),
             threads.tolist(),
             strict=True,
         )
