@@ -43,6 +43,7 @@ from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.stacks import Stacks
 from memwatch.record.tables.storages import NEVER
 from memwatch.record.tables.strings import Strings
+from memwatch.record.timer import repeat_every
 from memwatch.record.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Session:
                 )
             self._schedule(FLUSH_OPS)
             if self._writer is not None:
-                self._start_timer()
+                self._timer = repeat_every(FLUSH_S, self._flush_by_timer)
             self._switch_on(self._threads.start, self._threads.stop)
             if self._want_holders:
                 self._holders = HolderSampler(
@@ -293,18 +294,9 @@ class Session:
         freed_are_seen = self._allocator is not None and self._allocator.running
         return not freed_are_seen or self.interceptor.name != "key" or self.arguments is not None
 
-    def _start_timer(self) -> None:
-        self._timer = done = threading.Event()
-
-        def flush_now_and_then() -> None:
-            while not done.wait(FLUSH_S):
-                with contextlib.suppress(
-                    Exception
-                ):  # the next flush, in the program's thread, raises it again
-                    self._process.sample()
-                    self._flush()
-
-        threading.Thread(target=flush_now_and_then, name="memwatch-flush", daemon=True).start()
+    def _flush_by_timer(self) -> None:
+        self._process.sample()
+        self._flush()  # what it raises, the next flush raises again in the program's thread
 
     def _flush(self) -> None:
         with self._flushing:
