@@ -114,6 +114,8 @@ def held(steps: int) -> list[str]:
         "",
         *table(peak.groupby("holder_kind")["nbytes"].sum(), ("holder",), total),
         "",
+        *table(peak.groupby("holder_evidence")["nbytes"].sum(), ("how it is known",), total),
+        "",
     ]
     only = peak[peak["holder_kind"] == "C++ only"]
     lines += ["What C++ alone holds:", "", *[f"- {text}" for text in dict.fromkeys(only["holder"])], ""]

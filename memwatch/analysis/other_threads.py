@@ -19,6 +19,16 @@ def other_threads(facts: Facts) -> list[str]:
     return [*_heard(facts), *_unheard(facts)]
 
 
+def another_thread_ran(facts: Facts, allocation: int) -> bool:
+    """Return True if another thread allocated during the life of an allocation, or may have, for it was not heard."""
+    if facts.capture.meta.get("threads_unheard", 0):
+        return True
+    allocations, theirs_ns = facts.allocations, facts.births_in_other_threads_ns
+    first = int(np.searchsorted(theirs_ns, allocations.birth_ns[allocation]))
+    death_ns = int(allocations.death_ns[allocation])
+    return first < len(theirs_ns) and (death_ns == NONE or int(theirs_ns[first]) <= death_ns)
+
+
 def _heard(facts: Facts) -> list[str]:
     allocations = facts.allocations
     theirs = allocations.counted & (allocations.thread != NONE)

@@ -34,6 +34,7 @@ class SavedTensors:
     released_op: (
         IntArray  # the op before which autograd, and the node that took it over, let go of it, -1 if never
     )
+    released_ns: IntArray  # the same as unix time
     of_region: NDArray[np.bool_]  # whether it is an input that a checkpoint keeps to run its region again
 
     def __len__(self) -> int:
@@ -67,6 +68,7 @@ def find_saved_tensors(facts: Facts) -> SavedTensors:
         facts.capture.tables["compiled_calls"]["stack"][call[in_call]],
     )
     op_name[some], stack[some] = facts.strings[ops["name"][op[some]]], ops["stack"][op[some]]
+    released, released_ns = _in_hands_of_node(facts, packs, released)
     return SavedTensors(
         storage=packs["storage"],
         nbytes=packs["nbytes"],
@@ -77,20 +79,27 @@ def find_saved_tensors(facts: Facts) -> SavedTensors:
         line=facts.places.lines(stack),
         saved_op=packs["op"],
         used_op=used,
-        released_op=_in_hands_of_node(facts, packs, released),
+        released_op=released,
+        released_ns=released_ns,
         of_region=of_region,
     )
 
 
-def _in_hands_of_node(facts: Facts, packs: dict[str, IntArray], released: IntArray) -> IntArray:
-    """Return when autograd let go of each saved tensor, also where a node drops them as it begins to run.
+def _in_hands_of_node(
+    facts: Facts, packs: dict[str, IntArray], released: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Return when autograd let go of each saved tensor, in ops and unix time, -1 if never.
 
-    The backward of a compiled function takes its saved tensors over, and frees each after its last use.
+    The backward of a compiled function takes its saved tensors over as it begins to run, and frees each after its last
+    use: until then they are still in the hands of its node.
     """
     ops, allocations, storage = facts.capture.tables["ops"], facts.allocations, packs["storage"]
+    unpacks = facts.capture.tables["unpacks"]
+    released_ns, rows = np.full(len(released), NONE, dtype=np.int64), unpacks["released"] == 1
+    released_ns[unpacks["pack"][rows]] = unpacks["time_ns"][rows]
     runs = np.flatnonzero((ops["phase"] == PHASES.index("backward")) & (ops["sequence"] != NONE))
     if not len(runs) or not len(storage):
-        return released
+        return released, released_ns
     nodes, at = np.unique(ops["sequence"][runs], return_inverse=True)
     last = np.full(len(nodes), NONE, dtype=np.int64)
     np.maximum.at(last, at, runs)
@@ -99,7 +108,9 @@ def _in_hands_of_node(facts: Facts, packs: dict[str, IntArray], released: IntArr
     death = np.where(storage != NONE, allocations.death_event[storage], NONE)
     freed = np.where(death != NONE, facts.op_of_event[death] + 1, np.iinfo(np.int64).max)
     taken_over = (released != NONE) & (released < end) & (storage != NONE)
-    return np.where(taken_over, np.maximum(released, np.minimum(end, freed)), released)
+    later = np.where(taken_over, np.maximum(released, np.minimum(end, freed)), released)
+    starts = np.append(ops["start_ns"], np.iinfo(np.int64).max)
+    return later, np.where(later > released, starts[np.minimum(later, len(starts) - 1)], released_ns)
 
 
 def _op_of_node(ops: dict[str, IntArray], sequence: IntArray) -> IntArray:

@@ -161,11 +161,11 @@ def position_in(
         kind: which of the three it is.
         value: what is looked for.
     """
-    if kind is tuple:
-        found = np.flatnonzero(ids_in(items) == id(value))
-        return int(found[0]) if len(found) else None
-    held_items = enumerate(copied_items(items, kind.__iter__))
-    return next((position for position, held in held_items if held is value), None)
+    if kind is deque:
+        held_items = enumerate(copied_items(items, deque.__iter__))
+        return next((position for position, held in held_items if held is value), None)
+    found = np.flatnonzero(ids_in(items) == id(value))
+    return int(found[0]) if len(found) else None
 
 
 def _extra(value: Any) -> Iterator[Chain]:

@@ -79,6 +79,7 @@ class CallContext(Protocol):
         top: numbers of the innermost running module and of the call stack above its call, each -1 for none.
         optimizing: whether an optimizer's step is running.
         in_backward: set by the recorder at the first op of a backward; `backward_ended` unsets it.
+        thread: whose module calls are seen: the block's, or one of autograd's while a region runs again in it.
         recomputing: the graph task in which a checkpointed region runs again, -2 while none does.
         saves_inputs: whether a checkpoint keeps the inputs of a region now: no node needs them.
     """
@@ -86,6 +87,7 @@ class CallContext(Protocol):
     top: tuple[int, int]
     optimizing: bool
     in_backward: bool
+    thread: int
     recomputing: int
     saves_inputs: bool
 

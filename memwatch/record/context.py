@@ -26,13 +26,13 @@ from memwatch.record.interception.tracing import is_tracing
 from memwatch.record.module_registry import ModuleRegistry
 from memwatch.record.patches import Patches
 from memwatch.record.recompute import NOTHING, Recomputes, recomputes_by_hand
-from memwatch.record.tables.parts import plain_parts
+from memwatch.record.tables.parts import plain_parts, tensors_in
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BASELINE, Storages, address_of
 from memwatch.record.tables.watched import WatchedStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from types import CodeType, FrameType
 
     from memwatch.record.backend import CaptureStack
@@ -105,6 +105,10 @@ class Context:
         self._step_code: CodeType | None = None
         self.before_forward: Callable[[], None] | None = None
         self._on_step_end: Callable[[object], None] | None = None
+        self.python_functions: tuple[Callable[..., Any], ...] = (
+            *self.recomputes.python_functions,
+            *self.gradients.python_functions,
+        )
         self.block = object()
         self._beneath: Any = module_call()
         self._call_impl = _observed(self._beneath, self.block)
@@ -167,8 +171,10 @@ class Context:
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a module call starts."""
-        number = self._registry.number_of(module)
-        if number == NONE:
+        known = self._registry.known.get(id(module))
+        if known is not None and known[0]() is module:
+            number = known[1]
+        else:
             number = self._registry.meet(module, self.top[0], sys._getframe(2))
         if self.top is _OUTSIDE:
             if self.before_forward is not None:
@@ -299,16 +305,12 @@ class Context:
         for owner in (CodeOwner.PROGRAM, CodeOwner.INSTALLED):
             if frame is not None and not all(map(self._is_known, tensors)):
                 self._registry.learn((), frame, owner)
+        if frame is not None and not all(map(self._is_known, tensors)):
+            self._registry.learn_from_heap()
         for group, settings in enumerate(optimizer.param_groups):
             for index, tensor in enumerate(settings["params"]):
-                if self._is_known(tensor):
-                    _, name, module = self._parameters[id(tensor)]
-                else:
-                    name, module = f"group{group}.param{index}", NONE
-                    self._parameters[id(tensor)] = (weakref.ref(tensor), name, NONE)
-                self.note_role(
-                    tensor, PARAMETER, name, module
-                )  # its memory may be new, as after `module.half()`
+                # also what is known: its memory may be new, as after `module.half()`
+                self.own(tensor, f"group{group}.param{index}")
 
     def _is_known(self, parameter: Tensor) -> bool:
         known = self._parameters.get(id(parameter))
@@ -321,8 +323,7 @@ class Context:
         for parameter, state in list(optimizer.state.items()):
             if not isinstance(state, dict):
                 continue
-            known = self._parameters.get(id(parameter)) if self._is_known(parameter) else None
-            owner, module = ("?", NONE) if known is None else known[1:]
+            owner, module = self.name_of(parameter) if self._is_known(parameter) else ("?", NONE)
             for slot, value in state.items():
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
                     if isinstance(tensor, Tensor):
@@ -345,7 +346,7 @@ class Context:
         return _thread() == self.thread
 
     def _note_inputs(self, module: nn.Module, values: tuple[Any, ...]) -> None:
-        for tensor in _tensors_in(values):
+        for tensor in tensors_in(values):
             self.note_role(tensor, INPUT, f"input of {type(module).__name__}")
 
     def note_watched(
@@ -387,14 +388,3 @@ class Context:
             known = self._storages.roles
             known[storage] = known.get(storage, 0) | 1 << role
         self.roles += (storage, role, self._strings(name), self._op_counter[0] if op == NONE else op, module)
-
-
-def _tensors_in(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors in the arguments of a call, also those in its lists, tuples and dicts."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif value.__class__ in (list, tuple):
-            yield from (item for item in value if isinstance(item, Tensor))
-        elif value.__class__ is dict:
-            yield from (item for item in value.values() if isinstance(item, Tensor))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.capture.schema import NONE
-from memwatch.heap.module_search import find_modules
+from memwatch.heap.module_search import find_modules, living_modules
 from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
@@ -38,25 +38,29 @@ class ModuleRegistry:
         rows: rows of `modules`.
         strings: numbers for texts.
         own: called with each module that is new, and its number.
+
+    Attributes:
+        known: a weak reference to each module and its number, by `id`; what looks there compares the module.
     """
 
     def __init__(self, rows: Rows, strings: Strings, own: Callable[[nn.Module, int], None]) -> None:
         self._rows, self._strings, self._own = rows, strings, own
-        self._known: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
+        self.known: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
         self._parents: list[int] = []
         self._names: list[str] = []
         self._root_names: set[str] = set()
         self._of_class: dict[tuple[str, int, str], int] = {}
         self._searches: dict[type, int] = {}
+        self._has_scanned_heap = False
 
     def number_of(self, module: nn.Module) -> int:
         """Return the number of a module, -1 if it is not known."""
-        known = self._known.get(id(module))
+        known = self.known.get(id(module))
         return known[1] if known is not None and known[0]() is module else NONE
 
     def alive(self) -> Iterator[tuple[nn.Module, int]]:
         """Yield the known modules that are alive, with their numbers."""
-        for reference, number in list(self._known.values()):
+        for reference, number in list(self.known.values()):
             module = reference()
             if module is not None:
                 yield module, number
@@ -76,6 +80,8 @@ class ModuleRegistry:
             self.learn((), frame)
             if self.number_of(module) == NONE:
                 self.learn((), frame, CodeOwner.INSTALLED)
+            if self.number_of(module) == NONE and _has_memory(module):
+                self.learn_from_heap(without=module)
         number = self.number_of(module)
         if number != NONE:
             return number
@@ -97,6 +103,7 @@ class ModuleRegistry:
         try:
             sightings = find_modules(frame, owner)
             everything = {id(module): module for module in modules}
+            sightings = [each for each in sightings if PARAMETERS in each.module.__dict__]  # else half-made
             for each in sightings:
                 everything[id(each.module)] = each.module
                 if each.holder is not None:
@@ -105,6 +112,19 @@ class ModuleRegistry:
         finally:
             if enabled:
                 gc.enable()
+
+    def learn_from_heap(self, without: nn.Module | None = None) -> None:
+        """Register all modules of the process, once a block, where no variable leads to the one in question.
+
+        Args:
+            without: a module that is registered only if another one holds it.
+        """
+        if not self._has_scanned_heap:
+            self._has_scanned_heap = True
+            self.learn(
+                (each for each in living_modules() if each is not without and PARAMETERS in each.__dict__),
+                None,
+            )
 
     def _register(self, modules: dict[int, nn.Module], sightings: list[Sighting]) -> None:
         held = _held_in(modules.values())
@@ -156,12 +176,12 @@ class ModuleRegistry:
         bare = not _has_memory(module)
         alike = self._of_class.get((class_name, parent, name), NONE) if bare else NONE
         if alike != NONE:  # the same variable holds another of the same kind: to a reader it is one
-            self._known[id(module)] = (reference, alike)
+            self.known[id(module)] = (reference, alike)
             return alike
         number = len(self._parents)
         self._parents.append(parent)
         self._names.append(name)
-        self._known[id(module)] = (reference, number)
+        self.known[id(module)] = (reference, number)
         if bare:
             self._of_class[class_name, parent, name] = number
         self._rows += (number, self._strings(name), self._strings(class_name), parent)

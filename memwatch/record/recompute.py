@@ -88,6 +88,7 @@ class Recomputes:
     Attributes:
         tables: the rows by table.
         python_functions: those that torch calls.
+        sees_this_thread: returns whether ops of the running thread are recorded.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Recomputes:
         self._capture_stack = capture_stack
         self._op_counter = op_counter
         self._thread = threading.get_ident()
+        self.sees_this_thread: Callable[[], bool] = lambda: False
         self._patches = Patches()
         # by the function that runs a region again, or by its node
         self._regions: weakref.WeakKeyDictionary[Any, _Region] = weakref.WeakKeyDictionary()
@@ -152,12 +154,15 @@ class Recomputes:
             return run(*args, **kwargs)
         context, start_op = self._context, self._op_counter[0]
         region = self._regions.get(key, _UNKNOWN)
-        before = context.top, context.recomputing
+        before = context.top, context.recomputing, context.thread
         context.top, context.recomputing = (region.module, context.top[1]), current_graph_task_id()
+        context.thread = (
+            threading.get_ident()
+        )  # autograd runs the backward of other devices in threads of its own
         try:
             return run(*args, **kwargs)
         finally:  # by an exception too: torch leaves a region so once it has all that it needs
-            context.top, context.recomputing = before
+            context.top, context.recomputing, context.thread = before
             self._runs += (start_op, self._op_counter[0], region.sequence, region.module, region.stack)
             self._note_kept(region.frame())
 
@@ -172,8 +177,8 @@ class Recomputes:
                         self._kept += (storage, self._op_counter[0])
 
     def _is_here(self) -> bool:
-        """Return True in the thread of the block, unless a compiler writes down what runs."""
-        return threading.get_ident() == self._thread and not is_tracing()
+        """Return True where ops are seen, unless a compiler writes down what runs."""
+        return (threading.get_ident() == self._thread or self.sees_this_thread()) and not is_tracing()
 
 
 _UNKNOWN: Final = _Region(NONE, NONE)

@@ -43,6 +43,7 @@ from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.stacks import Stacks
 from memwatch.record.tables.storages import NEVER
 from memwatch.record.tables.strings import Strings
+from memwatch.record.timer import repeat_every
 from memwatch.record.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Session:
         self.context = context.Context(self.storages, recorder.capture_stack, strings, counter)
         self.ops = recorder.ops(self.context, self)
         self.interceptor = self.ops.interceptor(by_mode=choice.by_mode)
+        self.context.recomputes.sees_this_thread = self.interceptor.sees_this_thread
         self.arguments = (
             ArgumentRecorder(self.ops, self.storages, strings, counter) if options.replay else None
         )
@@ -95,15 +97,14 @@ class Session:
         )
         self._allocator = None if events is None else AllocatorChannel(events, counter, self.note)
         self._threads = StartedThreads(block.thread_names, events)
-        self._written_strings = self._written_notes = 0
+        self._written_strings = self._written_notes = self._window_start = self._flushed = 0
         self._flushing = threading.Lock()
         self._undo: list[Callable[[], None]] = []
         self._patches = Patches()
         self._timer: threading.Event | None = None
         self._pid = os.getpid()
-        self._window_start = self._flushed = 0
         self._not_recorded: set[str] = set()
-        called_back = (self._saved, self.context.recomputes, self.context.gradients, self.interceptor)
+        called_back = (self._saved, self.context, self.interceptor)
         functions = [function for part in called_back for function in part.python_functions]
         self._compiled = CompiledCalls(
             self._compiled_starts, self._compiled_ended, self.context.place, functions
@@ -133,7 +134,7 @@ class Session:
                 )
             self._schedule(FLUSH_OPS)
             if self._writer is not None:
-                self._start_timer()
+                self._timer = repeat_every(FLUSH_S, self._flush_by_timer)
             self._switch_on(self._threads.start, self._threads.stop)
             if self._want_holders:
                 self._holders = HolderSampler(
@@ -293,18 +294,9 @@ class Session:
         freed_are_seen = self._allocator is not None and self._allocator.running
         return not freed_are_seen or self.interceptor.name != "key" or self.arguments is not None
 
-    def _start_timer(self) -> None:
-        self._timer = done = threading.Event()
-
-        def flush_now_and_then() -> None:
-            while not done.wait(FLUSH_S):
-                with contextlib.suppress(
-                    Exception
-                ):  # the next flush, in the program's thread, raises it again
-                    self._process.sample()
-                    self._flush()
-
-        threading.Thread(target=flush_now_and_then, name="memwatch-flush", daemon=True).start()
+    def _flush_by_timer(self) -> None:
+        self._process.sample()
+        self._flush()  # what it raises, the next flush raises again in the program's thread
 
     def _flush(self) -> None:
         with self._flushing:

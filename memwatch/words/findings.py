@@ -22,6 +22,7 @@ HEADLINES: Final[dict[str, str]] = {
     "twice": "keeps {nbytes} of a tensor that autograd saves in another dtype or layout too",
     "buckets": "keeps {nbytes} of gradients twice, in `.grad` and in its buckets",
     "autocast": "keeps {nbytes} of converted weights after their use, until the region of autocast ends",
+    "float32": "keeps {nbytes} of float32 copies of tensors in a lower precision",
 }
 """What a holder does, by kind of finding."""
 
@@ -42,6 +43,10 @@ ADVICE: Final[dict[str, str]] = {
     "autocast": (
         "pass cache_enabled=False to torch.autocast where each weight is used once, and leave the region before "
         "backward()"
+    ),
+    "float32": (
+        "if the lower precision is exact enough there, run this op under torch.autocast(..., enabled=False) and "
+        "without `.float()`: it then saves half as much"
     ),
 }
 """What to do, by kind of finding; for the other kinds it depends on the holder."""
@@ -90,3 +95,4 @@ REGION: Final = "the checkpointed region"
 CONVERTED_COPY: Final = "autograd, which saves a tensor and a converted copy of it,"
 BUCKETS: Final = "DistributedDataParallel"
 AUTOCAST_CACHE: Final = "autocast's cache"
+FLOAT32_COPY: Final = "autograd, which saves what was converted for an op,"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -21,6 +22,7 @@ def place(file: str | None, line: int | None) -> str:
     return f"{shown}:{line}" if line else shown
 
 
+@functools.cache
 def own_place(line: str, own_line: str) -> str:
     """Return a `file:line` that the reader can edit: `train.py:40, in transformers (trainer.py:2674)`.
 

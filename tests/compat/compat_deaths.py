@@ -10,6 +10,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 import memwatch
+from memwatch.capture.schema import NONE
 
 _NUMBER_BYTES = 8
 
@@ -31,9 +32,10 @@ def plain_order(function: Callable[[], Any]) -> list[int]:
 
 
 def observed_order(prof: memwatch.Profile) -> list[int]:
-    """Return the allocations and frees of a profiled block, in the form of `plain_order`."""
+    """Return the allocations and frees of a profiled block, in the form of `plain_order`: those of its own thread."""
     rows = prof.capture.tables["allocator"]
-    return _order(zip(rows["address"].tolist(), rows["nbytes"].tolist(), strict=True))
+    own = rows["thread"] == NONE  # torch's profiler hears no other
+    return _order(zip(rows["address"][own].tolist(), rows["nbytes"][own].tolist(), strict=True))
 
 
 def _order(events: Iterable[tuple[int, int]]) -> list[int]:

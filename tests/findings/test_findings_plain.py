@@ -230,3 +230,26 @@ def test_every_byte_at_the_peak_has_a_holder():
     assert only.str.contains("made by aten.", regex=False).all()
     saved = peak[peak["holder_kind"] == "autograd node"]
     assert saved["path"].str.contains("local variable of|argument of").any()
+
+
+def loss_under_autocast(*, in_float32):
+    model = torch.nn.Linear(64, 512, bias=False)
+    target = torch.zeros(256, 512, dtype=torch.bfloat16)
+    with memwatch.profile() as prof:
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(torch.ones(256, 64))
+            with torch.autocast("cpu", torch.bfloat16, enabled=in_float32):
+                loss = torch.nn.functional.mse_loss(out, target)
+        loss.backward()
+    return prof
+
+
+def test_float32_copies_that_autocast_makes_for_a_loss_are_found():
+    """A loss runs in float32 under autocast, and saves copies of both sides; half of them is the least to be spared."""
+    copied, plain = (loss_under_autocast(in_float32=each) for each in (True, False))
+    (found,) = [finding for finding in copied.findings if finding.kind == "float32"]
+    assert found.nbytes == 2 * 256 * 512 * 4
+    assert "enabled=False" in found.advice
+    assert found.predicted_peak_bytes == copied.peak_bytes - found.nbytes // 2
+    assert plain.peak_bytes <= found.predicted_peak_bytes
+    assert not [finding for finding in plain.findings if finding.kind == "float32"]

@@ -193,9 +193,10 @@ def test_a_cache_that_every_token_replaces_is_named(program):
     assert set(caches["holder_evidence"]) <= {"seen", "inferred"}
 
 
-def test_a_cache_that_every_call_replaces_is_held():
-    """Without steps, what is alive across calls of the root module is held; so is what the last call made likewise."""
-    peak = profiled(generate).at_peak
+@pytest.mark.parametrize("program", [decode, decode_to_a_cat, generate])
+def test_a_cache_that_every_pass_replaces_is_held(program):
+    """Without steps, what an object keeps from one call of the root module, or one pass of a loop, into the next."""
+    peak = profiled(program).at_peak
     assert set(peak.loc[peak["op_name"] == "aten.cat.default", "category"]) == {"held"}
 
 
@@ -204,6 +205,11 @@ def test_a_variable_of_a_call_that_has_returned_is_no_holder(program):
     """Whatever a sample saw while the call ran."""
     holders = set(profiled(program).at_peak["holder"])
     assert not any("of `make`" in holder for holder in holders), holders
+
+
+@pytest.mark.parametrize("program", [keep_what_a_call_makes, pass_results_on, wait_in_a_list])
+def test_without_iterations_what_local_variables_keep_is_temporary(program):
+    assert "held" not in set(profiled(program).storages["category"])
 
 
 def test_what_iterations_share_is_held_and_what_one_makes_is_not():

@@ -148,6 +148,48 @@ def test_whole_parameters_of_fsdp2_and_their_buffers(rank_of_four):
     assert seen["unsharded parameter"] % LAYER_BYTES == 0
 
 
+def after_each_op(prof):
+    """Yield the bytes of tensors by category after each op, which is when FSDPMemTracker looks."""
+    rows = prof.storages[prof.storages["counted"] & ~prof.storages["category"].isin(["workspace", "unknown"])]
+    times = prof.timeline["time_ns"].to_numpy()
+    death = rows["death_event"].where(rows["death_event"] >= 0, len(times))
+    for end_ns in (prof.ops["start_ns"] + prof.ops["duration_ns"]).tolist():
+        event = times.searchsorted(end_ns, side="right") - 1
+        alive = rows[(rows["birth_event"] <= event) & (event < death)]
+        yield alive.groupby("category")["nbytes"].sum().to_dict()
+
+
+def test_categories_have_the_bytes_of_fsdp_mem_tracker(rank_of_four):
+    """At the highest op both tools have the same bytes; what the tracker names late is Temp to it until then."""
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+
+    model = shard(net())
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    given = torch.ones(32, WIDTH)
+
+    def step():
+        model(given).pow(2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    with memwatch.profile() as prof:
+        step()
+    tracker = FSDPMemTracker(model, optimizer)
+    tracker.track_inputs((given,))
+    with tracker:
+        step()
+    rows = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
+    theirs = {str(getattr(row, "value", row)): nbytes for row, nbytes in rows.items()}
+    ours = max(after_each_op(prof), key=lambda found: sum(found.values()))
+    assert ours["parameter"] == theirs["Sharded Param"] == 3 * LAYER_BYTES // 4
+    assert ours["optimizer state"] == theirs["OptState"]
+    assert ours["unsharded parameter"] == theirs["Unsharded Param"]
+    named_late = ("Sharded Grad", "Unsharded Grad", "All Gather", "Reduce Scatter", "Activation", "Temp")
+    of_a_step = ("gradient", "communication", "activation", "temporary")
+    assert sum(ours.get(category, 0) for category in of_a_step) == sum(theirs[row] for row in named_late)
+
+
 def test_resharded_parameters_take_no_bytes(rank_of_four):
     """After forward without grad every whole parameter is given back: nothing of it lives at the block's end."""
     model = shard(net())

@@ -149,6 +149,14 @@ def test_what_a_plain_list_holds_belongs_to_its_module():
     assert parameter_bytes(prof)["scales"] == BIAS_BYTES
 
 
+def test_a_parent_that_no_variable_leads_to_is_found():
+    """Deep inside other objects lies the parent of what is called; it is found by who holds whom."""
+    with memwatch.profile() as prof:
+        deep = {"a": {"b": {"c": {"d": {"e": Lightning()}}}}}
+        deep["a"]["b"]["c"]["d"]["e"].net(torch.randn(4, 8)).sum().backward()
+    assert prof.modules.loc["net", ["class_name", "parent"]].tolist() == ["Sequential", "Lightning"]
+
+
 def test_an_item_of_a_list_is_named_as_an_item():
     """The variable of a running loop names another model in its next pass."""
     with memwatch.profile() as prof:

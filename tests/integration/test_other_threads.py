@@ -164,6 +164,32 @@ def test_what_a_thread_made_that_ran_before_is_told(intercept):
     assert any(kind == "threads" and "before the block" in text for kind, text in prof.notes)
 
 
+def test_what_another_thread_may_use_is_not_called_unused():
+    """Ops of other threads are not recorded, so a tensor without a use here may have been made for one of them."""
+    waiting, done = queue.Queue(), queue.Queue()
+
+    def consume():
+        while (given := waiting.get()) is not None:
+            done.put(float((given * 2).sum()))
+            del given
+
+    thread = threading.Thread(target=consume, name="consumer")
+    with memwatch.profile() as prof:
+        thread.start()
+        for _ in range(3):
+            batch = torch.ones(10 * COUNT)
+            waiting.put(batch)
+            done.get(timeout=_ENOUGH_S)
+        waiting.put(None)
+        thread.join()
+    assert prof.findings == []
+    with memwatch.profile() as prof:
+        batch = torch.ones(10 * COUNT)
+        torch.ones(10 * COUNT).sum()
+        del batch
+    assert [finding.kind for finding in prof.findings] == ["void"]
+
+
 def test_a_program_without_threads_has_no_note_of_them():
     """Nothing is said of threads where there is nothing to say."""
     with memwatch.profile() as prof:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import (
 )
 
 import memwatch
+from memwatch._torch.dispatch import FREE_KEY, include_key
 from memwatch.record import native
 from memwatch.report.facts import recomputed
 
@@ -343,7 +345,7 @@ def test_the_input_of_a_region_is_kept_by_its_checkpoint():
     held = prof.at_peak[prof.at_peak["holder_kind"] == "checkpoint"]
     assert (held["nbytes"] == 512 * WIDTH * 4).sum() >= 2
     assert set(held["holder"]) == {
-        "a checkpoint called by `Net`, which runs its region again from it in backward"
+        "a checkpoint called by `net`, which runs its region again from it in backward"
     }
     assert set(held["category"]) == {"activation", "input"}
     loss.backward()
@@ -436,3 +438,28 @@ def _plain():
     with memwatch.profile(holders=False) as prof:
         _plain_training()
     return prof
+
+
+@pytest.mark.parametrize("run", [again, again_reentrant], ids=["non-reentrant", "reentrant"])
+def test_a_region_may_run_again_in_a_thread_of_autograd(run):
+    """The backward of another device runs in a thread that inherits the key: its modules and lines are seen."""
+    net = Net(run)
+
+    def backward():
+        include_key(FREE_KEY, True)  # as autograd does in the threads of devices
+        try:
+            loss.backward()
+        finally:
+            include_key(FREE_KEY, False)
+
+    with memwatch.profile(intercept="key", holders=False) as prof:
+        loss = net(torch.randn(8, WIDTH, requires_grad=True)).sum()
+        thread = threading.Thread(target=backward)
+        thread.start()
+        thread.join()
+    ops = prof.ops
+    forward, recompute = (ops[ops["phase"] == phase] for phase in ("forward", "recompute"))
+    assert len(recompute) > 12
+    assert set(_places(recompute)) <= set(_places(forward))
+    gelu = ops[ops["name"] == "aten.gelu_backward.default"]
+    assert list(gelu["module"]) == ["blocks.2.act", "blocks.1.act", "blocks.0.act"]

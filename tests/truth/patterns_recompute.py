@@ -43,7 +43,14 @@ def recomputed(selected=False):
         Fact(f32(ROWS, HIDDEN), "recomputed", "gelu", HELD, block, "gelu.default"),
         Fact(f32(ROWS, HIDDEN), "temporary", "gelu", GRADIENT, block, "gelu_backward"),
         Fact(f32(ROWS, HIDDEN), "temporary", "down", GRADIENT, rf"{block}\.down", "mm.default"),
-        Fact(f32(ROWS, WIDTH), "activation|input", "down", rf"{SAVED}|checkpoint|kept", block, "add.Tensor"),
+        Fact(
+            f32(ROWS, WIDTH),
+            "activation|input|recomputed",
+            "down",
+            rf"{SAVED}|checkpoint|kept|`t_outputs`, argument of `_engine_run_backward`",  # reentrant: the result
+            block,
+            "add.Tensor",
+        ),
         Fact(
             f32(ROWS, WIDTH),
             "activation|input",
@@ -63,7 +70,7 @@ def recomputed(selected=False):
             f32(ROWS, WIDTH),
             "temporary",
             "checkpoint loss|down|up",
-            GRADIENT,
+            rf"{GRADIENT}|`\*args`, argument of `_engine_run_backward`",  # of a nested backward: reentrant
             rf"{block}(\.up|\.down)?|",
             "mm.default|add.Tensor|mul|div|pow|expand",
         ),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.capture.schema import ACCESSES, ROLES
+from memwatch.capture.schema import ACCESSES, NONE, ROLES
 
 if TYPE_CHECKING:
     from memwatch.capture import Capture
+
+_CONVERSION: Final = "aten._to_copy"
 
 
 def autocast_copies(capture: Capture, names: dict[int, str]) -> dict[int, str]:
@@ -23,8 +25,13 @@ def autocast_copies(capture: Capture, names: dict[int, str]) -> dict[int, str]:
     copies = np.unique(roles["storage"][roles["role"] == ROLES.index("autocast copy")])
     if not len(copies):
         return {}
-    is_copy = np.isin(births["storage"], copies)
-    copy_of_op = dict(zip(births["op"][is_copy].tolist(), births["storage"][is_copy].tolist(), strict=True))
+    name_of_op = capture.tables["ops"]["name"]
+    made = np.isin(births["storage"], copies) & (births["op"] != NONE) & (births["op"] < len(name_of_op))
+    copy_of_op = {
+        op: storage
+        for op, storage in zip(births["op"][made].tolist(), births["storage"][made].tolist(), strict=True)
+        if capture.strings[name_of_op[op]].startswith(_CONVERSION)
+    }
     reads = np.isin(uses["op"], list(copy_of_op)) & (uses["access"] == ACCESSES.index("read"))
     rows = zip(uses["op"][reads].tolist(), uses["storage"][reads].tolist(), strict=True)
     return {copy_of_op[op]: names[storage] for op, storage in rows if storage in names}

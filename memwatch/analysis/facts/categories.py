@@ -103,7 +103,7 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
                 storage, origin, op, is_held=is_held, is_saved=is_saved, crosses=does_cross
             )
             if category in ("temporary", "input", "held") and storage != NONE:
-                if op != NONE and collective[op]:
+                if NONE < op < len(collective) and collective[op]:
                     category, rule = "communication", "a collective made it"
                 elif communicated[storage]:
                     category, rule = "communication", "a collective works on it in backward"

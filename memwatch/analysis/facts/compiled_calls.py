@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
-COMPILED: Final = "compiled function"
+COMPILED: Final = "a compiled function"
 """What stands where an op's name would."""
 
 

@@ -12,14 +12,16 @@ from memwatch.analysis.facts.autocast import autocast_copies
 from memwatch.analysis.facts.biographies import Biographies, write_biographies
 from memwatch.analysis.facts.call_stacks import CallStacks
 from memwatch.analysis.facts.categories import Categories, categorise
-from memwatch.analysis.facts.iterations import boundaries, kept_across
+from memwatch.analysis.facts.iterations import KeptAcross, boundaries, kept_across
 from memwatch.analysis.facts.live_curve import LiveCurve, trace_live_curve
 from memwatch.analysis.facts.made_by import MadeBy, made_by
 from memwatch.analysis.facts.module_names import owning_modules, qualified
+from memwatch.analysis.facts.passes import made_for_objects, starts_of_passes
 from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
 from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.analysis.facts.uses import UseBounds, use_bounds
 from memwatch.capture.schema import NONE
+from memwatch.words.places import own_place
 
 if TYPE_CHECKING:
     from memwatch.capture import Capture
@@ -80,9 +82,18 @@ class Facts:
     @cached_property
     def categories(self) -> Categories:
         """What every allocation is for."""
-        ends_ns = boundaries(self.capture, self.places)
-        kept = kept_across(self.capture, self.allocations, self.use_bounds, ends_ns)
-        return categorise(self.capture, self.allocations, kept)
+        return categorise(self.capture, self.allocations, self._kept_across())
+
+    def _kept_across(self) -> KeptAcross:
+        """Return what is alive across iterations; across passes of a plain loop only what objects keep counts."""
+        capture, allocations = self.capture, self.allocations
+        ends_ns = boundaries(capture, self.places)
+        if len(ends_ns) or capture.rows("calls"):
+            return kept_across(capture, allocations, self.use_bounds, ends_ns)
+        passes_ns = starts_of_passes(capture, self.call_stacks)
+        in_objects = made_for_objects(capture, allocations)
+        kept = kept_across(capture, allocations, self.use_bounds, passes_ns)
+        return KeptAcross(*(column & in_objects for column in kept))
 
     @cached_property
     def recomputes(self) -> Recomputes:
@@ -105,7 +116,7 @@ class Facts:
             roles.role_name,
             roles.role_module,
             made.op_name.tolist(),
-            made.line.tolist(),
+            map(own_place, made.line.tolist(), made.own_line.tolist()),
             threads.tolist(),
             strict=True,
         )
@@ -119,6 +130,12 @@ class Facts:
         """The op that made every allocation; what a module owns is put under the module that owns it."""
         found = made_by(self.capture, self.allocations, self.places, self.strings)
         return found._replace(module_name=owning_modules(self.places.module_tree, self.categories, found))
+
+    @cached_property
+    def births_in_other_threads_ns(self) -> IntArray:
+        """When other threads allocated, in order: their ops are not recorded."""
+        allocations = self.allocations
+        return np.sort(allocations.birth_ns[allocations.thread != NONE])
 
     @cached_property
     def op_of_event(self) -> IntArray:

@@ -1,7 +1,8 @@
 """Iterations: when one ends and the next begins, and what stays alive from one into the next.
 
 The program's own marks (`prof.step()`) say it best. Without them an iteration ends with the optimizer's step, without
-steps with a backward, and where none of these ran with the next call of the outermost module, as in generation.
+steps with a backward, and where none of these ran with the next call of the outermost module, as in generation. What a
+program without all of them does is divided by the passes of its outermost loop (`passes.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class KeptAcross(NamedTuple):
 
 
 def boundaries(capture: Capture, places: Places) -> IntArray:
-    """Return when iterations end, in unix time; nothing where the block shows no iterations."""
+    """Return when iterations end, in unix time; nothing where no step, backward or module call tells."""
     steps = capture.tables["steps"]
     marks = np.array([name == MARK for name in capture.text(steps["name"])], dtype=bool)
     if marks.any():

@@ -27,12 +27,20 @@ def owning_modules(tree: ModuleTree, categories: Categories, made: MadeBy) -> Te
         if category in _OWNED:
             owner = categories.role_module[allocation]
             named = _owner_in(categories.role_name[allocation]) if owner == NONE else tree.names[owner]
-            modules[allocation] = named if named in known else ""
+            modules[allocation] = _of_a_tree(named, known)
         elif category == "communication":
             quoted = _QUOTED.search(categories.role_name[allocation])
-            if quoted is not None and quoted[1] in known:
-                modules[allocation] = quoted[1]
+            found = "" if quoted is None else _of_a_tree(quoted[1], known)
+            modules[allocation] = found or modules[allocation]
     return modules
+
+
+def _of_a_tree(name: str, known: set[str]) -> str:
+    """Return the module that FSDP calls by a name, which may follow its root's; empty where none or several are."""
+    if name in known or not name:
+        return name
+    found = [each for each in known if each.endswith(f".{name}")]
+    return found[0] if len(found) == 1 else ""
 
 
 def _owner_in(role_name: str) -> str:

@@ -71,7 +71,7 @@ def with_empty_end(texts: list[str]) -> Texts:
 def find_places(capture: Capture) -> Places:
     """Return the place of every op of a capture."""
     ops = capture.tables["ops"]
-    forward = forward_op_of(ops)
+    forward = _within_regions(capture, forward_op_of(ops))
     has = forward != NONE
     safe = np.maximum(forward, 0)
     stack = np.where(has, ops["stack"][safe], ops["stack"]) if len(forward) else ops["stack"]
@@ -120,3 +120,18 @@ def forward_op_of(ops: dict[str, IntArray]) -> IntArray:
     position = np.minimum(position, len(numbers) - 1)
     found = ~forward & (sequence != NONE) & (numbers[position] == sequence)
     return np.where(found, moved[position], NONE)
+
+
+def _within_regions(capture: Capture, forward: IntArray) -> IntArray:
+    """Return the same, but what the backward of a reentrant region ran is put down to that run of the region.
+
+    Numbers of nodes count in each thread: on another device a region runs again in a thread of autograd's.
+    """
+    ops, runs = capture.tables["ops"], capture.tables["recomputes"]
+    reentrant = runs["sequence"] != NONE
+    spans = zip(runs["start_op"][reentrant].tolist(), runs["end_op"][reentrant].tolist(), strict=True)
+    for start, end in reversed(list(spans)):  # the outer of two is left last
+        within = {name: column[start:end] for name, column in ops.items()}
+        made = forward_op_of(within)
+        forward[start:end] = np.where(made != NONE, made + start, NONE)
+    return forward

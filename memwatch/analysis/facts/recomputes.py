@@ -24,6 +24,7 @@ class Recomputes:
         runs, phase = capture.tables["recomputes"], capture.tables["ops"]["phase"]
         # the outer of two nested regions is left last
         self.module, self.stack = runs["module"], runs["stack"]
+        self._start_op, self._end_op = runs["start_op"], runs["end_op"]
         self.run_of_op = np.full(len(phase), NONE, dtype=np.int64)
         """Per op: the innermost region that computed it again, -1 if none did or nobody knows."""
         for row in range(len(runs["start_op"]) - 1, -1, -1):
@@ -42,6 +43,11 @@ class Recomputes:
     def run_of(self, op: int) -> int:
         """Return the run that an op belongs to, -1 if none."""
         return int(self.run_of_op[op]) if 0 <= op < len(self.run_of_op) else NONE
+
+    def share_a_run(self, one_op: int, other_op: int) -> bool:
+        """Return True if a run of some region lasted during both ops; the nested backward of one belongs to it."""
+        lasts = [(self._start_op <= op) & (op < self._end_op) for op in (one_op, other_op)]
+        return bool((lasts[0] & lasts[1]).any())
 
     def is_over(self, run: int, op: int) -> bool:
         """Return True if a region had run again by the time of an op, so that none of its calls was left."""

@@ -46,7 +46,7 @@ def _gradients_in(facts: Facts, buckets: list[int]) -> list[int]:
 
 def _line_that_builds(facts: Facts, buckets: list[int]) -> str:
     """Return the line that made the largest bucket outside every module; those made anew are made in a forward."""
-    ops, made = facts.capture.tables["ops"], facts.allocations.op
-    first = [row for row in buckets if made[row] != NONE and ops["module"][made[row]] == NONE]
+    module, made = facts.capture.tables["ops"]["module"], facts.allocations.op
+    first = [row for row in buckets if NONE < made[row] < len(module) and module[made[row]] == NONE]
     largest = max(first, key=lambda row: int(facts.allocations.nbytes[row]), default=NONE)
     return str(facts.made_by.line[largest]) if first else ""

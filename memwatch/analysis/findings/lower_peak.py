@@ -50,7 +50,10 @@ def spared_bytes(candidate: Candidate, facts: Facts) -> IntArray:
             start = max(start, int(life.first_event[row]))
         elif candidate.kind is FindingKind.LAG:
             end = min(end, int(life.first_event[row]))
+        nbytes = int(allocations.nbytes[row])
+        if candidate.kind is FindingKind.FLOAT32:
+            nbytes //= 2  # the tensor in the lower precision is saved in its place
         if start < end:
-            change[start] += allocations.nbytes[row]
-            change[end] -= allocations.nbytes[row]
+            change[start] += nbytes
+            change[end] -= nbytes
     return np.cumsum(change)[:-1]

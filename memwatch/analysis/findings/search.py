@@ -14,6 +14,7 @@ from memwatch.analysis.findings.autocast import find_autocast
 from memwatch.analysis.findings.buckets import find_buckets
 from memwatch.analysis.findings.drag import find_drag
 from memwatch.analysis.findings.finding import LEAST_RATIO, Finding
+from memwatch.analysis.findings.float32 import find_float32
 from memwatch.analysis.findings.gradient import find_gradient
 from memwatch.analysis.findings.graph import find_graph
 from memwatch.analysis.findings.iteration import find_iteration
@@ -48,7 +49,9 @@ HELD: Final = (
 )  # fmt: skip
 """Rules for references that outlive their use, asked at every high event; no two claim the same allocation."""
 
-AVOIDABLE: Final = (find_optimizer, find_workspace, find_recompute, find_twice, find_buckets, find_autocast)
+AVOIDABLE: Final = (
+    find_optimizer, find_workspace, find_recompute, find_twice, find_buckets, find_autocast, find_float32,
+)  # fmt: skip
 """Rules for memory that another choice would not need, asked at the peak."""
 
 _MAX_ROUNDS: Final = 64

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-
 from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
 from memwatch.analysis.holders.kinds import HolderKind
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
-    from memwatch.capture.packed import IntArray
 
 _ROLES: Final = {
     "parameter": (HolderKind.PARAMETER, words.PARAMETER),
@@ -72,20 +69,13 @@ class Holders:
     def _packs(self) -> dict[int, list[_Pack]]:
         """The saved tensors that lie in each storage."""
         saved, packs = self._saved_tensors, self._facts.capture.tables["packs"]
-        columns = (saved.storage, saved.saved_op, saved.released_op, packs["time_ns"], self._released_ns)
+        columns = (saved.storage, saved.saved_op, saved.released_op, packs["time_ns"], saved.released_ns)
         found: dict[int, list[_Pack]] = {}
         rows = zip(*(column.tolist() for column in columns), strict=True)
         for number, (storage, *bounds) in enumerate(rows):
             if storage != NONE:
                 found.setdefault(storage, []).append(_Pack(number, *bounds))
         return found
-
-    @property
-    def _released_ns(self) -> IntArray:
-        unpacks = self._facts.capture.tables["unpacks"]
-        released, time_ns = unpacks["released"] == 1, np.full(len(self._saved_tensors), NONE, dtype=np.int64)
-        time_ns[unpacks["pack"][released]] = unpacks["time_ns"][released]
-        return time_ns
 
     def packs_at(self, allocation: int, op: int) -> list[int]:
         """Return the saved tensors through which autograd held an allocation by the end of an op."""
@@ -134,12 +124,18 @@ class Holders:
         if packs:
             return self._saved(allocation, op, packs[0])
         checkpoint = self._checkpoint(allocation)
-        if checkpoint is not None and self._facts.recomputes.is_over(checkpoint.run, op):
+        if checkpoint is not None and self._is_waiting(allocation, checkpoint.run, op):
             return checkpoint.holder
         copied = self._facts.autocast_copies.get(int(self._facts.allocations.storage[allocation]))
         if copied is None:
             return None
         return Holder(HolderKind.AUTOCAST_CACHE, words.AUTOCAST_COPY.format(name=copied), subject=(copied,))
+
+    def _is_waiting(self, allocation: int, run: int, op: int) -> bool:
+        """Return True if what a region computed again is for the backward alone: its calls are over, a read is not."""
+        return self._facts.recomputes.is_over(run, op) and op <= int(
+            self._facts.use_bounds.last_op[allocation]
+        )
 
     def _checkpoint(self, allocation: int) -> _Checkpoint | None:
         """Return the checkpoint that keeps what it computed again, as torch's own frame of the region says."""

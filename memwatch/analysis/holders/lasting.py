@@ -44,9 +44,11 @@ class LastingReferences:
             return None
         if seen_op > op:
             return None if self._is_not_yet_set(holder, allocation, op) else holder.inferred(Inference.LATER)
-        is_kept = HolderPath(holder.edges).ends_in_container
-        again = not is_kept and self._births.made_again(allocation, seen_op, op)
-        return holder.inferred(Inference.EARLIER) if again or state is CallState.UNKNOWN else holder
+        path = HolderPath(holder.edges)
+        if path.ends_in_container or not self._births.made_again(allocation, seen_op, op):
+            return holder.inferred(Inference.EARLIER) if state is CallState.UNKNOWN else holder
+        is_rebound = path.is_direct and not path.is_graph
+        return None if is_rebound else holder.inferred(Inference.EARLIER)
 
     def _state(self, holder: Holder, allocation: int, seen_op: int, op: int) -> CallState:
         """Return whether the call runs while `op` does in whose variable a sample saw an allocation.
@@ -61,15 +63,27 @@ class LastingReferences:
             return CallState.ENDED
         return state
 
-    def of_twin(self, holder: Holder, allocation: int, op: int) -> Holder | None:
-        """Return a holder of another allocation that the same calls made as one of this allocation."""
+    def of_twin(
+        self, holder: Holder, allocation: int, op: int, *, twin_age: int | None = None
+    ) -> Holder | None:
+        """Return a holder of another allocation that the same calls made as one of this allocation.
+
+        Args:
+            holder: who was seen to hold the other one.
+            allocation: the piece of memory.
+            op: the op while which it is held.
+            twin_age: ops from the birth of the other one to the sample. What held it so early has this one too, if
+                this one is as old.
+        """
         if holder.kind is HolderKind.EVALUATION_STACK:
             return self._on_stack(holder, allocation, op)
         call = _call_of(holder)
         if call is None or call.thread or not self._running.has_stack(op):
             return holder.inferred(Inference.TWIN)
-        is_gone = not self._running.on_stack(call, op) or self._is_not_yet_set(holder, allocation, op)
-        return None if is_gone else holder.inferred(Inference.TWIN)
+        is_as_old = twin_age is not None and op - int(self._made[allocation]) >= twin_age
+        is_gone = not self._running.on_stack(call, op)
+        is_early = not is_as_old and self._is_not_yet_set(holder, allocation, op)
+        return None if is_gone or is_early else holder.inferred(Inference.TWIN)
 
     def _is_not_yet_set(self, holder: Holder, allocation: int, op: int) -> bool:
         """Return True if the statement that made an allocation may still run: no local variable has its result."""

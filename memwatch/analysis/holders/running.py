@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from memwatch.edges import Vertex
 
 _GONE = 0  # in place of a line: the call is not on this stack
+_CHECKPOINT = "torch/utils/checkpoint.py"  # whose calls are around every call in a region
 _ELSEWHERE = -1  # the stack is that of another thread
 
 
@@ -80,10 +81,21 @@ class RunningCalls:
         place = None if call.thread else self._place(call, seen_op)
         if place is None or not self.has_stack(op):
             return CallState.UNKNOWN
+        if self._is_of_left_region(place, seen_op, op):
+            return CallState.ENDED
         key = (place, seen_op, op)
         if key not in self._states:
             self._states[key] = self._follow(place, *sorted((seen_op, op)))
         return self._states[key]
+
+    def _is_of_left_region(self, place: _Place, seen_op: int, op: int) -> bool:
+        """Return True for a call in a checkpointed region that ran again, and had been left by the time of `op`.
+
+        The next region may begin with no op in between, and its calls look the same.
+        """
+        recomputes = self._facts.recomputes
+        inside = any(frame.file.endswith(_CHECKPOINT) for frame in place.around)
+        return inside and recomputes.share_a_run(seen_op, seen_op) and not recomputes.share_a_run(seen_op, op)
 
     def is_made_in(self, call: Vertex, seen_op: int, made: int) -> bool:
         """Return True if an op ran inside a call of this function, at this place of the program."""

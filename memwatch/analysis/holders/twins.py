@@ -59,8 +59,13 @@ class Twins:
 
     def holders(self, allocation: int, op: int) -> list[Holder]:
         """Return the holders of a twin, as they would hold an allocation while an op runs."""
+        made = self._facts.allocations.op
         for rows in self._nearest(allocation, op):
-            placed = [self._lasting.of_twin(holder, allocation, op) for holder in self._rows.seen_in(rows)]
+            age = int(self._table["op"][rows[0]]) - 1 - int(made[self._table["storage"][rows[0]]])
+            placed = [
+                self._lasting.of_twin(holder, allocation, op, twin_age=age)
+                for holder in self._rows.seen_in(rows)
+            ]
             kept = [holder for holder in placed if holder is not None]
             if kept:
                 return sorted(kept, key=lambda holder: holder.foreign)

@@ -28,6 +28,9 @@ class Interceptor(Protocol):
     def stop(self) -> None:
         """Leave torch as it was before `start`."""
 
+    def sees_this_thread(self) -> bool:
+        """Return True in the thread of the block, and in a thread of autograd's that runs a backward for it."""
+
     def pause(self) -> bool:
         """Be out of the way of compiled code in this thread until `resume`; return whether it was on."""
 

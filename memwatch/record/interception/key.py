@@ -117,6 +117,10 @@ class KeyInterceptor:
         """Hide the key from operators that torch dispatches in Python, which find no kernel of theirs on it."""
         return key_extractor(tensors, mask.remove(FREE_KEY))
 
+    def sees_this_thread(self) -> bool:
+        """Return whether this thread includes the key; autograd hands it on to the threads of other devices."""
+        return bool(is_key_included(FREE_KEY))
+
     def pause(self) -> bool:
         """Exclude the key in this thread; return whether it was included."""
         included = is_key_included(FREE_KEY)

@@ -87,6 +87,10 @@ class ModeInterceptor(UncompiledMode):
         if back and not started_again:
             self._take_off()
 
+    def sees_this_thread(self) -> bool:
+        """Return whether the mode is on in this thread; autograd hands it on to the threads of other devices."""
+        return self._is_pushed()
+
     def pause(self) -> bool:
         """Stay on, because dynamo ignores this mode; return True."""
         return True

@@ -33,6 +33,17 @@ def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
         yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
 
 
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors in the arguments of a call, also those in its lists, tuples and dicts."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif value.__class__ in (list, tuple):
+            yield from (item for item in value if isinstance(item, Tensor))
+        elif value.__class__ is dict:
+            yield from (item for item in value.values() if isinstance(item, Tensor))
+
+
 def kind_without_storage(tensor: Tensor) -> str:
     """Return what to call a tensor that shows no storage: its layout, or its class."""
     if tensor.layout is not torch.strided:

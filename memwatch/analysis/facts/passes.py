@@ -1,0 +1,59 @@
+"""Passes of the outermost loop, for programs without steps, backwards and modules: when one begins, by call stacks.
+
+A loop shows as a jump back: a function runs an earlier line than before, or calls anew what it had left.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.capture.schema import NONE
+from memwatch.edges import EdgeKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.analysis.facts.allocations import Allocations
+    from memwatch.analysis.facts.call_stacks import CallStacks
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
+
+_DEEPEST: Final = 64
+_OF_OBJECTS: Final = (EdgeKind.ATTRIBUTE.value, EdgeKind.CLASS_ATTRIBUTE.value)
+
+
+def starts_of_passes(capture: Capture, call_stacks: CallStacks) -> IntArray:
+    """Return when the passes of the outermost loop begin, but for the first, in unix time."""
+    ops = capture.tables["ops"]
+    unique, which = np.unique(ops["stack"], return_inverse=True)
+    frames = [call_stacks.frames(stack)[::-1] if stack != NONE else [] for stack in unique.tolist()]
+    chosen = np.flatnonzero(ops["stack"] != NONE)
+    for depth in range(_DEEPEST):
+        lines = np.array([stack[depth].line if len(stack) > depth else 0 for stack in frames])
+        here = lines[which[chosen]]
+        if not here.any():
+            break
+        back = np.flatnonzero(np.diff(here) < 0)
+        if len(back):
+            starts_ns: IntArray = ops["start_ns"][chosen[back + 1]]
+            return starts_ns
+        found, count = np.unique(here, return_counts=True)
+        chosen = chosen[here == found[np.argmax(np.where(found > 0, count, 0))]]
+    return np.zeros(0, dtype=np.int64)
+
+
+def made_for_objects(capture: Capture, allocations: Allocations) -> NDArray[np.bool_]:
+    """Return what was made by calls whose results samples saw in attributes, or in a container that is a global."""
+    edges, rows, stacks = capture.tables["edges"], capture.tables["holders"], capture.tables["ops"]["stack"]
+    longer = edges["path"][edges["depth"] > 0]
+    in_global = edges["path"][(edges["depth"] == 0) & (edges["kind"] == EdgeKind.GLOBAL.value)]
+    of_objects = edges["path"][np.isin(edges["kind"], _OF_OBJECTS)]
+    lasting = np.union1d(of_objects, np.intersect1d(in_global, longer))
+    stack_of = np.full(len(allocations), NONE, dtype=np.int64)
+    known = (allocations.op != NONE) & (allocations.op < len(stacks)) & (allocations.storage != NONE)
+    stack_of[known] = stacks[allocations.op[known]]
+    seen = np.unique(stack_of[rows["storage"][np.isin(rows["path"], lasting)]])
+    made: NDArray[np.bool_] = np.isin(stack_of, seen[seen != NONE])
+    return made

@@ -1,0 +1,71 @@
+"""Float32: autograd saves a float32 copy of a tensor in a lower precision, as autocast makes for losses and norms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memwatch.analysis.findings.avoidable_memory import if_large
+from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.capture.schema import ACCESSES, NONE
+from memwatch.own_code import CodeOwner
+from memwatch.words.findings import FLOAT32_COPY
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.findings.candidate import Candidate
+    from memwatch.analysis.findings.moment import Moment
+
+_LEAST_RATIO: Final = 0.1
+_CONVERSION: Final = "aten._to_copy"
+_LOWER: Final = ("bfloat16[", "float16[")
+_FUNCTIONAL: Final = ("torch/nn/functional.py", "torch\\nn\\functional.py")
+
+
+def find_float32(peak: Moment) -> list[Candidate]:
+    """Return the float32 copies that autograd keeps for an op that the program itself calls.
+
+    Where a library calls the op, its user cannot change the precision. Where autograd saves the tensor itself too,
+    the copy is another rule's.
+    """
+    facts, packs_at = peak.facts, peak.evidence.holders.packs_at
+    saved = set(peak.evidence.saved.storage.tolist()) - {NONE}
+    shape_of, source_of = _shapes(facts), _sources(facts)
+    copies = [
+        row
+        for row in saved
+        if facts.made_by.op_name[row].startswith(_CONVERSION)
+        and shape_of.get(row, "").startswith("float32[")
+        and (source := source_of.get(int(facts.allocations.op[row]), NONE)) not in saved
+        and shape_of.get(source, "").startswith(_LOWER)
+        and packs_at(row, peak.op)
+        and _is_called_directly(facts, int(facts.made_by.stack[row]))
+    ]
+    largest = max(copies, key=lambda row: int(facts.allocations.nbytes[row]), default=NONE)
+    line = str(facts.made_by.line[largest]) if copies else ""
+    holder = Holder(HolderKind.AUTOGRAD_NODE, FLOAT32_COPY, line, subject=(FindingKind.FLOAT32,))
+    return if_large(FindingKind.FLOAT32, holder, copies, peak, _LEAST_RATIO)
+
+
+def _shapes(facts: Facts) -> dict[int, str]:
+    births = facts.capture.tables["births"]
+    return dict(zip(births["storage"].tolist(), facts.strings[births["shape"]], strict=True))
+
+
+def _sources(facts: Facts) -> dict[int, int]:
+    """Return what each op read; of several storages, one."""
+    uses = facts.capture.tables["uses"]
+    reads = uses["access"] == ACCESSES.index("read")
+    return dict(zip(uses["op"][reads].tolist(), uses["storage"][reads].tolist(), strict=True))
+
+
+def _is_called_directly(facts: Facts, stack: int) -> bool:
+    """Return True if the program's own code called the op, at most through torch.nn.functional."""
+    if stack == NONE:
+        return False
+    for call in facts.call_stacks.frames(stack):
+        if facts.call_stacks.owner_of_file[call.file] == CodeOwner.PROGRAM:
+            return True
+        if not call.file.endswith(_FUNCTIONAL):
+            return False
+    return False
