@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
+
+_ADDRESS_BYTES: Final = ctypes.sizeof(ctypes.c_void_p)
 
 
 def ids_of(objects: Iterable[object]) -> NDArray[np.int64]:
@@ -31,7 +33,8 @@ def ids_in(items: tuple[object, ...] | list[object]) -> NDArray[np.int64]:
     count = (tuple if is_tuple else list).__len__(items)  # type: ignore[arg-type]  # a subclass may say another
     if not count:
         return np.empty(0, dtype=np.int64)
-    start = id(items) + tuple.__basicsize__  # where a list has the address of the piece
-    if not is_tuple:
-        start = ctypes.c_void_p.from_address(start).value or 0
-    return np.frombuffer(ctypes.string_at(start, count * ctypes.sizeof(ctypes.c_void_p)), dtype=np.int64)
+    start = id(items) + tuple.__basicsize__
+    if not is_tuple:  # the address of the piece and its room are a list's last two fields
+        field = id(items) + list.__basicsize__ - 2 * _ADDRESS_BYTES
+        start = ctypes.c_void_p.from_address(field).value or 0
+    return np.frombuffer(ctypes.string_at(start, count * _ADDRESS_BYTES), dtype=np.int64)

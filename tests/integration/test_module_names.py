@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -24,13 +25,31 @@ def train(step, *optimizers):
             optimizer.zero_grad()
 
 
+@pytest.fixture(autouse=True)
+def others():
+    """Return the modules of models that other tests left alive in this process."""
+    with memwatch.profile() as prof:
+        pass
+    OTHERS.clear()
+    OTHERS.update(prof.modules.index)
+    yield
+    OTHERS.clear()
+
+
+OTHERS = set()
+
+
+def own_modules(prof):
+    return prof.modules.drop(index=OTHERS)
+
+
 def parameter_bytes(prof):
-    bytes_of = prof.modules["parameter_bytes"]
+    bytes_of = own_modules(prof)["parameter_bytes"]
     return bytes_of[bytes_of > 0].to_dict()
 
 
 def owners(prof, category):
-    return set(prof.storages.loc[prof.storages["category"] == category, "module"])
+    return set(prof.storages.loc[prof.storages["category"] == category, "module"]) - OTHERS
 
 
 class Adversaries:
@@ -105,7 +124,8 @@ def test_models_in_attributes_are_named_by_the_way_to_them():
     with memwatch.profile() as prof:
         pair = Adversaries()
         train(pair.step)
-    roots = prof.modules[prof.modules["parent"] == ""]
+    modules = own_modules(prof)
+    roots = modules[modules["parent"] == ""]
     assert list(roots.index) == ["pair.gen", "pair.disc"]
     assert (roots["inclusive_bytes"] > 0).all()
 
@@ -120,7 +140,7 @@ def test_a_parent_that_is_never_called_is_the_parent():
     assert set(parameter_bytes(prof)) == {"net.0", "net.2", "idle"}
     assert (
         prof.modules.loc["model", "inclusive_bytes"]
-        == prof.at_peak.loc[prof.at_peak["module"] != "", "nbytes"].sum()
+        == prof.at_peak.loc[~prof.at_peak["module"].isin({"", *OTHERS}), "nbytes"].sum()
     )
 
 
@@ -142,7 +162,7 @@ def test_what_a_plain_list_holds_belongs_to_its_module():
     with memwatch.profile() as prof:
         model = Mixture()
         train(lambda: model(torch.randn(4, 8)).sum())
-    modules = prof.modules
+    modules = own_modules(prof)
     assert set(modules.index) == {"model", "scales", "experts[0]", "experts[1]", "GELU"}
     assert set(modules.loc[modules["parent"] == "model"].index) == set(modules.index) - {"model"}
     assert modules.loc["GELU", "calls"] == 2
@@ -163,7 +183,7 @@ def test_an_item_of_a_list_is_named_as_an_item():
         nets = {"first": nn.Linear(8, 8), "second": nn.Linear(8, 8)}
         for net in nets.values():
             net(torch.randn(4, 8))
-    assert list(prof.modules.index) == ["nets['first']", "nets['second']"]
+    assert list(own_modules(prof).index) == ["nets['first']", "nets['second']"]
 
 
 def test_a_wrapper_made_later_is_the_parent():
