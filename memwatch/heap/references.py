@@ -19,13 +19,11 @@ from itertools import islice
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.heap.frames import read_locals
-from memwatch.heap.ids import ids_in
 from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import is_node_type, mro_of, type_dict
 from memwatch.own_code import is_program_code
@@ -154,18 +152,25 @@ def copied_items(
 def position_in(
     items: Any, kind: type[tuple[Any, ...] | list[Any] | deque[Any]], value: object
 ) -> int | None:
-    """Return the position of a value in a tuple, list or deque, None where it is not in it (any more).
+    """Return the position of a value in a tuple, list or deque, None where it cannot be told.
 
     Args:
         items: the container, also one that gc showed while C code was filling it.
         kind: which of the three it is.
         value: what is looked for.
     """
-    if kind is deque:
-        held_items = enumerate(copied_items(items, deque.__iter__))
-        return next((position for position, held in held_items if held is value), None)
-    found = np.flatnonzero(ids_in(items) == id(value))
-    return int(found[0]) if len(found) else None
+    if _is_half_made(items):
+        return None
+    held_items = enumerate(copied_items(items, kind.__iter__))
+    return next((position for position, held in held_items if held is value), None)
+
+
+def _is_half_made(container: Any) -> bool:
+    """Return True for a tuple or list that C code is still filling, as for `f(*(g(x) for x in xs))`.
+
+    gc lists such a container, and to iterate over a place without an object ends the process. gc leaves those out.
+    """
+    return type(container) in (tuple, list) and len(gc.get_referents(container)) < len(container)
 
 
 def _extra(value: Any) -> Iterator[Chain]:
