@@ -68,7 +68,7 @@ class Twins:
             ]
             kept = [holder for holder in placed if holder is not None]
             if kept:
-                return sorted(kept, key=lambda holder: holder.foreign)
+                return sorted(kept, key=lambda holder: holder.order)
         return []
 
     def on_stack(self, allocation: int, op: int) -> list[Holder]:
