@@ -107,7 +107,9 @@ class Twins:
         age_apart = np.abs((seen_ops - allocations.op[storages]) - (op - int(allocations.op[allocation])))
         later = np.abs(np.array(seen_at, dtype=np.int64)[fits] - generation)
         later = np.where(self._is_kept[rows], 0, later)
-        order = np.lexsort((age_apart, later, other_size))
+        module = self._facts.places.module_of_op
+        other_module = module[allocations.op[storages]] != module[allocations.op[allocation]]
+        order = np.lexsort((age_apart, later, other_size, other_module))
         asked: set[tuple[int, int]] = set()
         for row in rows[order].tolist():
             key = (int(self._table["sample"][row]), int(self._table["storage"][row]))
