@@ -9,6 +9,7 @@ import numpy as np
 
 from memwatch._torch.profiler import STARTERS, is_running
 from memwatch.record.allocator.log_level import LOG_ERRORS_ONLY, set_log_level
+from memwatch.record.allocator.threads import name_of
 from memwatch.record.patches import Patches
 from memwatch.record.tables.rows import Rows
 from memwatch.record.uninterrupted import uninterrupted
@@ -54,9 +55,15 @@ class AllocatorChannel:
                 "allocator", "a torch profiler was already running: allocator events were not recorded"
             )
             return
+        if not self._open():
+            self.stepped_aside = True
+            self._note(
+                "allocator",
+                "something else hears the allocator in this thread: its events were not recorded",
+            )
+            return
         for module, name in STARTERS:
             self._patches.put(module, name, self._program_starts)
-        self._open()
 
     def stop(self) -> None:
         """Close the window and undo every patch."""
@@ -81,24 +88,27 @@ class AllocatorChannel:
         self.running = False
 
     def _program_starts(self, profiler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.running and threading.get_ident() != self._thread:
-            self._events.leave_thread()
-            name = threading.current_thread().name
-            self._note(
-                "allocator",
-                f"the program started a torch profiler in thread {name!r}: its allocator events end there",
-            )
-        elif self.running:
+        if not self.running:
+            pass
+        elif self._events.hears_each_thread and threading.get_ident() != self._thread:
+            if self._events.leave_thread():
+                name = name_of(threading.current_thread())
+                self._note(
+                    "allocator",
+                    f"the program started a torch profiler in thread {name!r}: its allocator events end there",
+                )
+        else:
             with uninterrupted():
                 self._close()
             self.stepped_aside = True
             self._note("allocator", "the program started a torch profiler: allocator events end there")
         return profiler(*args, **kwargs)
 
-    def _open(self) -> None:
-        self._events.open()
-        set_log_level(LOG_ERRORS_ONLY)
-        self.running = True
+    def _open(self) -> bool:
+        self.running = self._events.open()
+        if self.running:
+            set_log_level(LOG_ERRORS_ONLY)
+        return self.running
 
     def _close(self) -> None:
         if self.running:

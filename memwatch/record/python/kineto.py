@@ -35,18 +35,21 @@ _SENTINELS: Final = 8
 class KinetoEvents:
     """Receive the allocator's events of this thread by starting and stopping torch's profiler."""
 
+    hears_each_thread: Final = False
+
     def __init__(self, block: Block) -> None:
         self._block = block
         self._start = self._start_sentinel = self._start_op = 0
         self.is_open = False
 
-    def open(self) -> None:
-        """Begin a window."""
+    def open(self) -> bool:
+        """Begin a window; return True."""
         with _quiet():
             start_allocator_events()
         self.is_open = True
         self._start, self._start_sentinel = _sentinels()
         self._start_op = self._block.op_counter[0]
+        return True
 
     def close(self) -> list[Window]:
         """End it and return it; an empty list if its events were lost."""
@@ -76,12 +79,12 @@ class KinetoEvents:
             )
         return windows
 
-    def enter_thread(self, thread: int, /) -> bool:  # as the native log has it
-        """Return False, because kineto hears the thread of the block alone."""
-        return False
+    def enter_thread(self, thread: int, /) -> None:  # as the native log has it
+        """Return None, because kineto hears the thread of the block alone."""
 
-    def leave_thread(self) -> None:
-        """Do nothing, because no thread was entered."""
+    def leave_thread(self) -> bool:
+        """Return False, because no thread was entered."""
+        return False
 
     def forget_in_child(self) -> None:
         """Let this forked child end without C++ destructors: kineto's would wait for a thread the child has not.
