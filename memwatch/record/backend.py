@@ -205,6 +205,9 @@ class AllocatorEvents(Protocol):
     def cut(self) -> list[Window] | None:
         """End the window, return it and begin the next; None if no window can end here."""
 
+    def drop(self) -> None:
+        """End the window, whose events are lost: a profiler has begun in another thread since."""
+
     def enter_thread(self, thread: int, /) -> Callable[[], object] | None:
         """Receive the events of this thread too, with its number; return what ends that, None if it cannot be heard.
 

@@ -269,13 +269,18 @@ def test_a_profiler_in_a_thread_without_a_log_ends_nothing(intercept):
 
 
 def test_kineto_steps_aside_for_a_profiler_in_another_thread():
-    """The process has one session of kineto, so the recorder's ends before the program's begins."""
+    """The process has one session of kineto: the program's takes it, and may start in the block's thread later."""
     program = """
         import threading, torch, memwatch
 
-        def work():
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        over = threading.Event()
+        seen = []
+
+        def work(wait=lambda: None):
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
                 torch.ones(10)
+                wait()
+            seen.append(any(event.key == "aten::ones" for event in theirs.key_averages()))
 
         with memwatch.profile() as prof:
             torch.ones(1000)
@@ -284,12 +289,31 @@ def test_kineto_steps_aside_for_a_profiler_in_another_thread():
             thread.join()
             torch.ones(10**5)
         print(prof.meta["recorder"], prof.meta["allocator"], prof.peak_increase_bytes)
+        work()
+        with memwatch.profile() as prof:
+            torch.ones(10**5)
+        print(prof.meta["allocator"], prof.peak_increase_bytes)
+        with memwatch.profile() as prof:  # theirs runs on
+            thread, begun = threading.Thread(target=work, args=(lambda: begun.set() or over.wait(),)), threading.Event()
+            thread.start()
+            begun.wait()
+            torch.ones(10**5)
+        print(prof.meta["allocator"], prof.peak_increase_bytes)
+        over.set()
+        thread.join()
+        with memwatch.profile() as prof:
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            work()
+        print(seen)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False,
         env={**os.environ, "MEMWATCH_NATIVE": "0"},
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "python False 400000\n"), done.stderr
+    told = "python False 400000\nTrue 400000\nFalse 400000\n[True, True, True, True, True]\n"
+    assert (done.returncode, done.stdout) == (0, told), done.stderr
 
 
 @pytest.mark.parametrize("intercept", NATIVE, indirect=True)

@@ -44,6 +44,7 @@ class AllocatorChannel:
         self._emit: Callable[[IntArray], None] = lambda rows: None
         self._patches = Patches()
         self._thread = threading.get_ident()
+        self._lost = False  # a window is open whose events are lost; only its own thread can end it
         self._count = 0
 
     def start(self, emit: Callable[[IntArray], None]) -> None:
@@ -68,6 +69,7 @@ class AllocatorChannel:
     def stop(self) -> None:
         """Close the window and undo every patch."""
         self._close()
+        self._drop()
         self._patches.take_off()
 
     def cut(self) -> bool:
@@ -83,14 +85,17 @@ class AllocatorChannel:
 
     def forget_in_child(self) -> None:
         """Be off in a forked child."""
-        if self.running:
+        if self.running or self._lost:
             self._events.forget_in_child()
-        self.running = False
+        self.running = self._lost = False
 
     def _program_starts(self, profiler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        is_here = threading.get_ident() == self._thread
+        if is_here:
+            self._drop()
         if not self.running:
             pass
-        elif self._events.hears_each_thread and threading.get_ident() != self._thread:
+        elif self._events.hears_each_thread and not is_here:
             if self._events.leave_thread():
                 name = name_of(threading.current_thread())
                 self._note(
@@ -99,7 +104,10 @@ class AllocatorChannel:
                 )
         else:
             with uninterrupted():
-                self._close()
+                if is_here:
+                    self._close()
+                else:
+                    self._lose()
             self.stepped_aside = True
             self._note("allocator", "the program started a torch profiler: allocator events end there")
         return profiler(*args, **kwargs)
@@ -116,6 +124,16 @@ class AllocatorChannel:
             windows = self._events.close()
             set_log_level(None)
             self._write(windows)
+
+    def _lose(self) -> None:
+        self.running, self._lost = False, True
+        self._note("allocator", "torch's profiler lost the allocator events of a part of the block")
+
+    def _drop(self) -> None:
+        if self._lost:
+            self._lost = False
+            self._events.drop()
+            set_log_level(None)
 
     def _write(self, windows: list[Window]) -> None:
         for window in windows:

@@ -46,6 +46,11 @@ class NativeAllocatorEvents:
         self.is_open = False
         return [self._window()]
 
+    def drop(self) -> None:
+        """Listen no more."""
+        self._native.close()
+        self.is_open = False
+
     def cut(self) -> list[Window] | None:
         """End the window, return it and begin the next."""
         window = self._window()

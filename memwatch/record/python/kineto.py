@@ -16,7 +16,12 @@ import numpy as np
 import torch
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
-from memwatch._torch.profiler import is_allocation, start_allocator_events, stop_allocator_events
+from memwatch._torch.profiler import (
+    drop_allocator_events,
+    is_allocation,
+    start_allocator_events,
+    stop_allocator_events,
+)
 from memwatch.capture.schema import NONE
 from memwatch.record.backend import Window
 from memwatch.record.clock import ticks
@@ -65,6 +70,12 @@ class KinetoEvents:
             return []
         events = _in_our_time(events, ours, (start_ns, self._start_sentinel), (end_ns, end_sentinel))
         return [Window(start_ns, end_ns, self._start_op, events)]
+
+    def drop(self) -> None:
+        """End the window in its own thread, once a profiler of another thread has taken its session."""
+        with _quiet():
+            drop_allocator_events()
+        self.is_open = False
 
     def cut(self) -> list[Window] | None:
         """End the window, return it and begin the next; None in backward, with which what it opens would end."""
