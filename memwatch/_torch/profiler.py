@@ -7,6 +7,7 @@
 | torch._C._autograd._profiler_enabled | is_running() |
 | _prepare_profiler, _enable_profiler with a ProfilerConfig | start_allocator_events() |
 | _disable_profiler().experimental_event_tree() | stop_allocator_events() |
+| _prepare_profiler, _disable_profiler | drop_allocator_events() |
 | node.tag == _EventType.Allocation | is_allocation(event) |
 | (profiler, "_prepare_profiler"), ... that a program starts a profiler by | STARTERS |
 """
@@ -83,7 +84,7 @@ def start_allocator_events() -> None:
         MemwatchError: this torch lacks a name that this needs.
     """
     _events.require()
-    config = _Config(_KINETO, False, True, False, False, False, _ExperimentalConfig())
+    config = _memory_only()
     _prepare(config, {_CPU})
     _enable(config, {_CPU}, {_NO_OPS})
 
@@ -92,6 +93,19 @@ def stop_allocator_events() -> list[Any]:
     """Stop the profiler; return the roots of the tree of its events."""
     roots: list[Any] = _disable().experimental_event_tree()
     return roots
+
+
+def drop_allocator_events() -> None:
+    """Stop the profiler of this thread where one of another thread began since, whether that has ended or not.
+
+    kineto has one session in a process. Theirs took the place of ours, and to stop without any is a crash.
+    """
+    _prepare(_memory_only(), {_CPU})
+    _disable()
+
+
+def _memory_only() -> Any:
+    return _Config(_KINETO, False, True, False, False, False, _ExperimentalConfig())
 
 
 def is_allocation(event: Any) -> bool:

@@ -192,8 +192,12 @@ class AllocatorEvents(Protocol):
     def is_open(self) -> bool:
         """Whether a window is open; False after a `cut` that could not begin the next."""
 
-    def open(self) -> None:
-        """Begin a window."""
+    @property
+    def hears_each_thread(self) -> bool:
+        """Whether each thread has a log: a profiler in one leaves the others alone. Else all of the process is one."""
+
+    def open(self) -> bool:
+        """Begin a window; return False if the events of this thread go to somebody else."""
 
     def close(self) -> list[Window]:
         """End it and return it; an empty list if its events were lost."""
@@ -201,11 +205,17 @@ class AllocatorEvents(Protocol):
     def cut(self) -> list[Window] | None:
         """End the window, return it and begin the next; None if no window can end here."""
 
-    def enter_thread(self, thread: int, /) -> bool:
-        """Receive the events of this thread too, with its number; return False if it cannot be heard."""
+    def drop(self) -> None:
+        """End the window, whose events are lost: a profiler has begun in another thread since."""
 
-    def leave_thread(self) -> None:
-        """Receive no more events of this thread, which is not the one of the block."""
+    def enter_thread(self, thread: int, /) -> Callable[[], object] | None:
+        """Receive the events of this thread too, with its number; return what ends that, None if it cannot be heard.
+
+        The thread may outlive the block, so what is returned holds nothing of the recording.
+        """
+
+    def leave_thread(self) -> bool:
+        """Receive no more events of this thread, which is not the one of the block; return whether they were."""
 
     def forget_in_child(self) -> None:
         """Be off in a forked child, where no window can be ended."""

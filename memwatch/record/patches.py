@@ -1,7 +1,8 @@
 """Functions of torch that are replaced while a block is open, and put back when it ends.
 
-A program may keep a replacement: whoever imports a module of torch inside the block gets it. So the replacement
-refers to its recorder weakly, and when the block is over it does what the original does.
+A program may keep a replacement: whoever imports a module of torch inside the block gets it, and so does who puts one
+of its own around it. So the replacement refers to its recorder weakly, and when the block is over it does what the
+original does.
 """
 
 from __future__ import annotations
@@ -14,15 +15,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType
 
-
 _INHERITED: Final = object()
+
+
+class _Switch:
+    """Whether replacements call the methods they were put for."""
+
+    __slots__ = ("on",)
+
+    def __init__(self) -> None:
+        self.on = True
 
 
 class Patches:
     """The functions that one object replaced."""
 
     def __init__(self) -> None:
-        self._put: list[tuple[Any, str, Any]] = []
+        self._put: list[tuple[Any, str, Any, Any]] = []
+        self._switch = _Switch()
 
     def __len__(self) -> int:
         """Return how many functions are replaced now."""
@@ -39,31 +49,69 @@ class Patches:
         Returns:
             The code of the replacement, and that of the method.
         """
-        own = vars(place).get(name, _INHERITED)
-        replacement = _replacement(getattr(place, name), method)
-        self._put.append((place, name, own))
-        setattr(place, name, staticmethod(replacement) if isinstance(own, staticmethod) else replacement)
+        replacement = _replacement(getattr(place, name), method, self._switch)
+        self._place(place, name, replacement)
         return replacement.__code__, method.__func__.__code__
 
+    def put_around(self, place: Any, name: str, method: Any) -> None:
+        """Replace a function that may run on when the block is over, so that a running call keeps nothing alive.
+
+        Args:
+            place: the module or class that has it.
+            name: its name there.
+            method: a bound method that is called with the arguments, before the original; it returns what to call
+                after the original, or None. Only that is kept meanwhile.
+        """
+        self._place(place, name, _surrounded(getattr(place, name), method, self._switch))
+
+    def _place(self, place: Any, name: str, replacement: Any) -> None:
+        own = vars(place).get(name, _INHERITED)
+        ours = staticmethod(replacement) if isinstance(own, staticmethod) else replacement
+        self._put.append((place, name, own, ours))
+        setattr(place, name, ours)
+
     def take_off(self) -> None:
-        """Put every original back."""
+        """Put every original back, but where the program has put something of its own since."""
+        self._switch.on = False
+        self._switch = _Switch()
         while self._put:
-            place, name, own = self._put.pop()
+            place, name, own, ours = self._put.pop()
+            if vars(place).get(name) is not ours:
+                continue
             if own is _INHERITED:
                 delattr(place, name)
             else:
                 setattr(place, name, own)
 
 
-def _replacement(original: Callable[..., Any], method: Any) -> Any:
+def _replacement(original: Callable[..., Any], method: Any, switch: _Switch) -> Any:
     # no weakref.WeakMethod: it is Python code, which dynamo would compile where it evaluates our frames
     reference, function = weakref.ref(method.__self__), method.__func__
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        recorder = reference()
+        recorder = reference() if switch.on else None
         return (
             original(*args, **kwargs) if recorder is None else function(recorder, original, *args, **kwargs)
         )
+
+    return replacement
+
+
+def _surrounded(original: Callable[..., Any], method: Any, switch: _Switch) -> Any:
+    reference, function = weakref.ref(method.__self__), method.__func__
+
+    def enter(*args: Any, **kwargs: Any) -> Callable[[], object] | None:
+        recorder = reference() if switch.on else None
+        return None if recorder is None else function(recorder, *args, **kwargs)
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        leave = enter(*args, **kwargs)  # no name here for the recorder
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if leave is not None:
+                leave()
 
     return replacement

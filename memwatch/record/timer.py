@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+class RepeatingThread(threading.Thread):
+    """A thread of memwatch's own."""
+
+
 def repeat_every(seconds: float, act: Callable[[], None]) -> threading.Event:
     """Call a function every so often in a thread of its own, until the result is set; its errors are dropped."""
     done = threading.Event()
@@ -19,5 +23,5 @@ def repeat_every(seconds: float, act: Callable[[], None]) -> threading.Event:
             with contextlib.suppress(Exception):
                 act()
 
-    threading.Thread(target=run, name="memwatch-flush", daemon=True).start()
+    RepeatingThread(target=run, name="memwatch-flush", daemon=True).start()
     return done

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import queue
+import subprocess
+import sys
+import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +18,10 @@ import torch
 import memwatch
 from memwatch.analysis.facts.blocks import Blocks
 from memwatch.analysis.facts.deaths import LIVES, end_blocks, part_from_successors
+from memwatch.record.allocator import channel
+from memwatch.record.allocator.threads import name_of
+from memwatch.record.patches import Patches
+from memwatch.record.session import Session
 
 WAYS = ("key", "mode", "key-python", "mode-python")
 NATIVE = ("key", "mode")
@@ -215,7 +224,9 @@ def test_a_profiler_in_another_thread_works(intercept):
     assert "aten::ones" in seen
     assert prof.peak_increase_bytes == 3 * NBYTES
     assert prof.meta["allocator"]
-    assert any(kind == "allocator" and "'profiled'" in text for kind, text in prof.notes)
+    told = [text for kind, text in prof.notes if kind == "allocator"]
+    assert len(told) == 1
+    assert "'profiled'" in told[0]
     with torch.autograd.profiler.profile():
         torch.ones(1)
 
@@ -238,6 +249,237 @@ def test_a_thread_that_outlives_the_block_is_left(intercept):
     worker.end()
     assert "aten::ones" in seen
     assert prof.peak_increase_bytes == NBYTES
+
+
+def _profile_with_torch():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        torch.ones(10)
+
+
+@pytest.mark.parametrize("intercept", NATIVE, indirect=True)
+def test_a_profiler_in_a_thread_without_a_log_ends_nothing(intercept):
+    """A thread that ran before the block has no events to lose, so there is nothing to tell."""
+    worker = Worker()
+    with memwatch.profile(intercept=intercept) as prof:
+        worker.do(_profile_with_torch)
+        torch.ones(3 * COUNT)
+    worker.end()
+    assert prof.peak_increase_bytes == 3 * NBYTES
+    assert not [text for kind, text in prof.notes if kind == "allocator"]
+
+
+def test_kineto_steps_aside_for_a_profiler_in_another_thread():
+    """The process has one session of kineto: the program's takes it, and may start in the block's thread later."""
+    program = """
+        import threading, torch, memwatch
+
+        over = threading.Event()
+        seen = []
+
+        def work(wait=lambda: None):
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+                torch.ones(10)
+                wait()
+            seen.append(any(event.key == "aten::ones" for event in theirs.key_averages()))
+
+        with memwatch.profile() as prof:
+            torch.ones(1000)
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            torch.ones(10**5)
+        print(prof.meta["recorder"], prof.meta["allocator"], prof.peak_increase_bytes)
+        work()
+        with memwatch.profile() as prof:
+            torch.ones(10**5)
+        print(prof.meta["allocator"], prof.peak_increase_bytes)
+        with memwatch.profile() as prof:  # theirs runs on
+            thread, begun = threading.Thread(target=work, args=(lambda: begun.set() or over.wait(),)), threading.Event()
+            thread.start()
+            begun.wait()
+            torch.ones(10**5)
+        print(prof.meta["allocator"], prof.peak_increase_bytes)
+        over.set()
+        thread.join()
+        with memwatch.profile() as prof:
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            work()
+        print(seen)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False,
+        env={**os.environ, "MEMWATCH_NATIVE": "0"},
+    )  # fmt: skip
+    told = "python False 400000\nTrue 400000\nFalse 400000\n[True, True, True, True, True]\n"
+    assert (done.returncode, done.stdout) == (0, told), done.stderr
+
+
+@pytest.mark.parametrize("intercept", NATIVE, indirect=True)
+def test_a_thread_of_one_block_may_open_the_next(intercept):
+    """The log of a block that is over makes way for the next, where nothing was allocated between."""
+    worker = None
+    with memwatch.profile(intercept=intercept):
+        worker = Worker()
+    blocks = []
+
+    def profiled():
+        with memwatch.profile(intercept=intercept) as prof:
+            torch.ones(COUNT)
+        blocks.append(prof)
+
+    worker.do(profiled)
+    worker.end()
+    assert [prof.peak_bytes for prof in blocks] == [NBYTES]
+    assert blocks[0].meta["allocator"]
+
+
+@pytest.mark.parametrize("intercept", NATIVE, indirect=True)
+def test_a_block_that_cannot_hear_the_allocator_says_so(intercept, monkeypatch):
+    """Whatever stands in the place of a torch profiler, the block goes by its storages and a note tells."""
+    monkeypatch.setattr(channel, "is_running", lambda: False)  # as for a profiler that calls itself disabled
+    with torch.autograd.profiler.profile(), memwatch.profile(intercept=intercept) as prof:
+        torch.ones(COUNT)
+    assert prof.peak_increase_bytes == NBYTES
+    assert not prof.meta["allocator"]
+    assert [text for kind, text in prof.notes if kind == "allocator"]
+
+
+class _Unready(threading.Thread):
+    @property
+    def name(self):
+        """Raise unless the thread is already up: its own attributes are set later."""
+        assert self.is_alive()
+        raise AttributeError("no name yet")
+
+
+class _Labelled(threading.Thread):
+    name = "labelled"
+
+
+@pytest.mark.parametrize("intercept", WAYS, indirect=True)
+def test_a_thread_starts_whatever_its_name_is(intercept):
+    """The name of a thread is read without the program's code, for whoever starts it waits for it."""
+    threads = [
+        _Unready(target=torch.ones, args=(COUNT,), daemon=True),
+        _Labelled(target=torch.ones, args=(1,)),
+    ]
+    with memwatch.profile(intercept=intercept):
+        starter = threading.Thread(target=lambda: [each.start() for each in threads], daemon=True)
+        starter.start()
+        starter.join(_ENOUGH_S)
+        started = not starter.is_alive()
+    assert started
+    for each in threads:
+        each.join(_ENOUGH_S)
+    assert [name_of(each) == "labelled" for each in threads] == [False, True]
+
+
+@pytest.mark.parametrize("intercept", WAYS, indirect=True)
+def test_a_thread_that_outlives_the_block_keeps_no_recording(intercept):
+    """While its body runs, nothing of the block's is held for the thread."""
+    gc.collect()
+    before = {id(each) for each in gc.get_objects() if type(each) is Session}
+    with memwatch.profile(intercept=intercept) as prof:
+        worker = Worker()
+        worker.do(lambda: torch.ones(COUNT))
+    assert prof.peak_increase_bytes >= 0
+    del prof
+    gc.collect()
+    left = [each for each in gc.get_objects() if type(each) is Session and id(each) not in before]
+    kept = bool(left)
+    del left
+    worker.end()
+    assert not kept
+
+
+def test_the_threads_of_the_recorder_are_not_the_programs(tmp_path):
+    """What writes the file now and then is no thread that the program ran before the block."""
+    for each in ("first", "second"):  # the thread of the first may still be ending
+        with memwatch.profile(tmp_path / f"{each}.mw") as prof:
+            torch.ones(1)
+        assert prof.meta["threads_before"] == 0
+    worker = Worker()
+    with memwatch.profile(tmp_path / "third.mw") as prof:
+        torch.ones(1)
+    worker.end()
+    assert prof.meta["threads_before"] == 1
+
+
+class _Place:
+    """Has functions that a program replaces too."""
+
+    def own(self):
+        return "original"
+
+    @staticmethod
+    def static():
+        return "original"
+
+
+class _Inherits(_Place):
+    pass
+
+
+class _Recorder:
+    def called(self, original, *args):
+        return "recorded " + original(*args)
+
+    def entered(self, *args):
+        return lambda: None
+
+
+@pytest.mark.parametrize("place", [_Place, _Inherits])
+@pytest.mark.parametrize("name", ["own", "static"])
+def test_a_replacement_of_the_programs_stays(place, name, monkeypatch):
+    """What the program put over ours in the block stays, and through it the original is called afterwards."""
+    monkeypatch.setattr(place, name, vars(_Place)[name])
+    recorder, patches = _Recorder(), Patches()
+    patches.put(place, name, recorder.called)
+    ours = getattr(place, name)
+    theirs = staticmethod(lambda *args: "theirs " + ours(*args))
+    monkeypatch.setattr(place, name, theirs)
+    assert getattr(place, name)(place()) if name == "own" else getattr(place, name)()
+    patches.take_off()
+    assert vars(place)[name] is theirs
+    arguments = (place(),) if name == "own" else ()
+    assert getattr(place, name)(*arguments) == "theirs original"
+    patches.put(place, name, recorder.called)
+    assert getattr(place, name)(*arguments) == "recorded theirs original"
+    patches.take_off()
+    assert vars(place)[name] is theirs
+
+
+def test_an_inherited_function_is_put_back_by_removing_ours():
+    """A class that had no function of its own has none afterwards, and a running call ends with its original."""
+    patches = Patches()
+    recorder = _Recorder()
+    patches.put_around(_Inherits, "own", recorder.entered)
+    assert "own" in vars(_Inherits)
+    assert _Inherits().own() == "original"
+    patches.take_off()
+    assert "own" not in vars(_Inherits)
+
+
+@pytest.mark.parametrize("intercept", NATIVE, indirect=True)
+def test_a_programs_own_bootstrap_of_threads_stays(intercept, monkeypatch):
+    """A replacement that the program makes of a function of Python in the block is there after it."""
+    begun = []
+    with memwatch.profile(intercept=intercept):
+        ours = threading.Thread._bootstrap_inner
+
+        def theirs(thread):
+            begun.append(thread)
+            ours(thread)
+
+        threading.Thread._bootstrap_inner = theirs
+    try:
+        assert threading.Thread._bootstrap_inner is theirs
+        Worker().end()
+        assert len(begun) == 1
+    finally:
+        threading.Thread._bootstrap_inner = ours.__wrapped__
 
 
 def _column(*values):

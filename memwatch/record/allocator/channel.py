@@ -9,6 +9,7 @@ import numpy as np
 
 from memwatch._torch.profiler import STARTERS, is_running
 from memwatch.record.allocator.log_level import LOG_ERRORS_ONLY, set_log_level
+from memwatch.record.allocator.threads import name_of
 from memwatch.record.patches import Patches
 from memwatch.record.tables.rows import Rows
 from memwatch.record.uninterrupted import uninterrupted
@@ -43,6 +44,7 @@ class AllocatorChannel:
         self._emit: Callable[[IntArray], None] = lambda rows: None
         self._patches = Patches()
         self._thread = threading.get_ident()
+        self._lost = False  # a window is open whose events are lost; only its own thread can end it
         self._count = 0
 
     def start(self, emit: Callable[[IntArray], None]) -> None:
@@ -54,13 +56,20 @@ class AllocatorChannel:
                 "allocator", "a torch profiler was already running: allocator events were not recorded"
             )
             return
+        if not self._open():
+            self.stepped_aside = True
+            self._note(
+                "allocator",
+                "something else hears the allocator in this thread: its events were not recorded",
+            )
+            return
         for module, name in STARTERS:
             self._patches.put(module, name, self._program_starts)
-        self._open()
 
     def stop(self) -> None:
         """Close the window and undo every patch."""
         self._close()
+        self._drop()
         self._patches.take_off()
 
     def cut(self) -> bool:
@@ -76,29 +85,38 @@ class AllocatorChannel:
 
     def forget_in_child(self) -> None:
         """Be off in a forked child."""
-        if self.running:
+        if self.running or self._lost:
             self._events.forget_in_child()
-        self.running = False
+        self.running = self._lost = False
 
     def _program_starts(self, profiler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.running and threading.get_ident() != self._thread:
-            self._events.leave_thread()
-            name = threading.current_thread().name
-            self._note(
-                "allocator",
-                f"the program started a torch profiler in thread {name!r}: its allocator events end there",
-            )
-        elif self.running:
+        is_here = threading.get_ident() == self._thread
+        if is_here:
+            self._drop()
+        if not self.running:
+            pass
+        elif self._events.hears_each_thread and not is_here:
+            if self._events.leave_thread():
+                name = name_of(threading.current_thread())
+                self._note(
+                    "allocator",
+                    f"the program started a torch profiler in thread {name!r}: its allocator events end there",
+                )
+        else:
             with uninterrupted():
-                self._close()
+                if is_here:
+                    self._close()
+                else:
+                    self._lose()
             self.stepped_aside = True
             self._note("allocator", "the program started a torch profiler: allocator events end there")
         return profiler(*args, **kwargs)
 
-    def _open(self) -> None:
-        self._events.open()
-        set_log_level(LOG_ERRORS_ONLY)
-        self.running = True
+    def _open(self) -> bool:
+        self.running = self._events.open()
+        if self.running:
+            set_log_level(LOG_ERRORS_ONLY)
+        return self.running
 
     def _close(self) -> None:
         if self.running:
@@ -106,6 +124,16 @@ class AllocatorChannel:
             windows = self._events.close()
             set_log_level(None)
             self._write(windows)
+
+    def _lose(self) -> None:
+        self.running, self._lost = False, True
+        self._note("allocator", "torch's profiler lost the allocator events of a part of the block")
+
+    def _drop(self) -> None:
+        if self._lost:
+            self._lost = False
+            self._events.drop()
+            set_log_level(None)
 
     def _write(self, windows: list[Window]) -> None:
         for window in windows:

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from memwatch.record.patches import Patches
+from memwatch.record.timer import RepeatingThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_RUNS_A_THREAD = "_bootstrap_inner"
+_RUNS_A_THREAD: Final = "_bootstrap_inner"
 """The method of `threading.Thread` in which a thread of Python spends its life, whatever its class."""
 
 
 class ThreadLogs(Protocol):
     """Logs of the allocator's events, one for each thread."""
 
-    def enter_thread(self, thread: int, /) -> bool:
-        """Hear this thread, whose events carry a number; return False if it cannot be heard."""
+    def enter_thread(self, thread: int, /) -> Callable[[], object] | None:
+        """Hear this thread, whose events carry a number; return what ends that, None if it cannot be heard."""
 
-    def leave_thread(self) -> None:
-        """Hear this thread no longer."""
+
+def name_of(thread: threading.Thread) -> str:
+    """Return the name of a thread; no code of the program's runs, for the thread may not be ready for it."""
+    name = inspect.getattr_static(thread, "name", None)
+    if isinstance(name, property):
+        name = threading.Thread.name.__get__(thread)
+    return name if type(name) is str else "unnamed"
 
 
 class StartedThreads:
@@ -32,7 +39,7 @@ class StartedThreads:
         logs: makes the logs; None where nothing can be heard.
 
     Attributes:
-        before: how many threads ran already at the start, beside the one that called it.
+        before: how many threads of the program's ran already at the start, beside the one that called it.
         unheard: how many have started that have no log.
     """
 
@@ -45,29 +52,28 @@ class StartedThreads:
 
     def start(self) -> None:
         """Begin to enter new threads."""
-        self.before = threading.active_count() - 1
+        here = threading.current_thread()
+        self.before = sum(
+            each is not here and not isinstance(each, RepeatingThread) for each in threading.enumerate()
+        )
         if hasattr(threading.Thread, _RUNS_A_THREAD):
-            self._patches.put(threading.Thread, _RUNS_A_THREAD, self._run)
+            self._patches.put_around(threading.Thread, _RUNS_A_THREAD, self._enter)
 
     def stop(self) -> None:
         """Enter no more; a log leaves a thread that runs on when that ends, or at its next allocation."""
         self._patches.take_off()
 
-    def _run(self, run: Callable[..., Any], thread: threading.Thread) -> Any:
-        logs = self._enter(thread.name)
-        if logs is None:
-            return run(thread)
-        try:
-            return run(thread)
-        finally:
-            logs.leave_thread()
-
-    def _enter(self, name: str) -> ThreadLogs | None:
+    def _enter(self, thread: threading.Thread) -> Callable[[], object] | None:
         """Number this thread and give it a log; return what takes that off again."""
-        with self._numbering:
-            number = len(self._names)
-            self._names.append(name if name not in self._names else f"{name} #{number}")
-            if self._logs is not None and self._logs.enter_thread(number):
-                return self._logs
-            self.unheard += 1
-            return None
+        try:  # whoever started the thread waits for it to come up, so nothing may be raised
+            name = name_of(thread)
+            with self._numbering:
+                number = len(self._names)
+                self._names.append(name if name not in self._names else f"{name} #{number}")
+            leave = None if self._logs is None else self._logs.enter_thread(number)
+        except Exception:
+            leave = None
+        if leave is None:
+            with self._numbering:
+                self.unheard += 1
+        return leave

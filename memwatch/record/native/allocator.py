@@ -6,7 +6,7 @@ takes 32 bytes where kineto keeps kilobytes for an op.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -16,12 +16,16 @@ from memwatch.record.backend import Window
 from memwatch.record.clock import ticks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from memwatch.record.backend import Block
     from memwatch.record.native.extension import Extension
 
 
 class NativeAllocatorEvents:
     """Receive the events where a profiler of each thread would receive them."""
+
+    hears_each_thread: Final = True
 
     def __init__(self, extension: Extension, block: Block) -> None:
         self._extension = extension
@@ -30,17 +34,22 @@ class NativeAllocatorEvents:
         self._start_ticks = self._start_op = 0
         self.is_open = False
 
-    def open(self) -> None:
-        """Begin a window."""
-        self._native.open()
-        self.is_open = True
+    def open(self) -> bool:
+        """Begin a window; return False where something else stands in the place of a torch profiler."""
+        self.is_open = self._native.open()
         self._begin()
+        return self.is_open
 
     def close(self) -> list[Window]:
         """End the window, listen no more, and return the window."""
         self._native.close()
         self.is_open = False
         return [self._window()]
+
+    def drop(self) -> None:
+        """Listen no more."""
+        self._native.close()
+        self.is_open = False
 
     def cut(self) -> list[Window] | None:
         """End the window, return it and begin the next."""
@@ -53,13 +62,13 @@ class NativeAllocatorEvents:
         self._native.close()
         set_log_level(None)
 
-    def enter_thread(self, thread: int, /) -> bool:
-        """Receive the events of this thread too, with its number; return False where a torch profiler hears it."""
-        return self._native.enter_thread(thread)
+    def enter_thread(self, thread: int, /) -> Callable[[], object] | None:
+        """Receive the events of this thread too, with its number; return None where a torch profiler hears it."""
+        return self._native.leave_thread if self._native.enter_thread(thread) else None
 
-    def leave_thread(self) -> None:
-        """Receive no more events of this thread."""
-        self._native.leave_thread()
+    def leave_thread(self) -> bool:
+        """Receive no more events of this thread; return whether they were received."""
+        return self._native.leave_thread()
 
     def _begin(self) -> None:
         self._start_ticks, self._start_op = ticks(), self._block.op_counter[0]

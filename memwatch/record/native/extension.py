@@ -81,8 +81,8 @@ class TensorPacker(Protocol):
 class EventLog(Protocol):
     """Receives the allocator's events of this thread, and of every thread that enters."""
 
-    def open(self) -> None:
-        """Begin to receive, in the place of a torch profiler of this thread."""
+    def open(self) -> bool:
+        """Begin to receive, in the place of a torch profiler of this thread; return False where one stands there."""
 
     def close(self) -> None:
         """Stop receiving; any thread may call this."""
@@ -93,8 +93,8 @@ class EventLog(Protocol):
     def enter_thread(self, thread: int, /) -> bool:
         """Receive the events of this thread too, with its number; False where a torch profiler hears it."""
 
-    def leave_thread(self) -> None:
-        """Receive no more events of this thread."""
+    def leave_thread(self) -> bool:
+        """Receive no more events of this thread; return whether they were received."""
 
 
 class Extension(Protocol):

@@ -16,7 +16,12 @@ import numpy as np
 import torch
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
-from memwatch._torch.profiler import is_allocation, start_allocator_events, stop_allocator_events
+from memwatch._torch.profiler import (
+    drop_allocator_events,
+    is_allocation,
+    start_allocator_events,
+    stop_allocator_events,
+)
 from memwatch.capture.schema import NONE
 from memwatch.record.backend import Window
 from memwatch.record.clock import ticks
@@ -35,18 +40,21 @@ _SENTINELS: Final = 8
 class KinetoEvents:
     """Receive the allocator's events of this thread by starting and stopping torch's profiler."""
 
+    hears_each_thread: Final = False
+
     def __init__(self, block: Block) -> None:
         self._block = block
         self._start = self._start_sentinel = self._start_op = 0
         self.is_open = False
 
-    def open(self) -> None:
-        """Begin a window."""
+    def open(self) -> bool:
+        """Begin a window; return True."""
         with _quiet():
             start_allocator_events()
         self.is_open = True
         self._start, self._start_sentinel = _sentinels()
         self._start_op = self._block.op_counter[0]
+        return True
 
     def close(self) -> list[Window]:
         """End it and return it; an empty list if its events were lost."""
@@ -63,6 +71,12 @@ class KinetoEvents:
         events = _in_our_time(events, ours, (start_ns, self._start_sentinel), (end_ns, end_sentinel))
         return [Window(start_ns, end_ns, self._start_op, events)]
 
+    def drop(self) -> None:
+        """End the window in its own thread, once a profiler of another thread has taken its session."""
+        with _quiet():
+            drop_allocator_events()
+        self.is_open = False
+
     def cut(self) -> list[Window] | None:
         """End the window, return it and begin the next; None in backward, with which what it opens would end."""
         if current_graph_task_id() != NO_TASK:
@@ -76,12 +90,12 @@ class KinetoEvents:
             )
         return windows
 
-    def enter_thread(self, thread: int, /) -> bool:  # as the native log has it
-        """Return False, because kineto hears the thread of the block alone."""
-        return False
+    def enter_thread(self, thread: int, /) -> None:  # as the native log has it
+        """Return None, because kineto hears the thread of the block alone."""
 
-    def leave_thread(self) -> None:
-        """Do nothing, because no thread was entered."""
+    def leave_thread(self) -> bool:
+        """Return False, because no thread was entered."""
+        return False
 
     def forget_in_child(self) -> None:
         """Let this forked child end without C++ destructors: kineto's would wait for a thread the child has not.

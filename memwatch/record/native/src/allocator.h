@@ -17,12 +17,11 @@ namespace memwatch {
 class Events {
  public:
   void add(void* block, int64_t nbytes, c10::Device device, int64_t thread) {
-    const int64_t at = ticks();
     if (muted_) {  // a forked child may find the mutex held for ever
       return;
     }
-    const std::lock_guard<std::mutex> guard(mutex_);
-    rows_.insert(rows_.end(), {at, reinterpret_cast<int64_t>(block), nbytes, number_of(device), thread});
+    const std::lock_guard<std::mutex> guard(mutex_);  // of the time too, or the rows of two threads may change places
+    rows_.insert(rows_.end(), {ticks(), reinterpret_cast<int64_t>(block), nbytes, number_of(device), thread});
   }
 
   /// Give the events since the last time: ticks, address, signed bytes, device as `number_of` tells it, thread.
@@ -75,6 +74,11 @@ class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
 
   /// Have a log hear this thread, unless a profiler does; return whether it does.
   static bool enter(const std::shared_ptr<Events>& events, int64_t thread) {
+    const auto* log = of_this_thread();
+    if (log != nullptr && log->events_->is_muted()) {  // its block is over, and nothing was allocated here since
+      const std::shared_ptr<Events> kept = log->events_;
+      leave(kept);
+    }
     if (compat::profiler_of_this_thread() != nullptr) {
       return false;
     }
@@ -82,19 +86,22 @@ class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
     return true;
   }
 
-  /// Have none of these logs hear this thread.
-  static void leave(const std::shared_ptr<Events>& events) {
-    const auto* log = dynamic_cast<AllocatorLog*>(compat::profiler_of_this_thread());
+  /// Have none of these logs hear this thread; return whether one did.
+  static bool leave(const std::shared_ptr<Events>& events) {
+    const auto* log = of_this_thread();
     if (log == nullptr || log->events_ != events) {
-      return;
+      return false;
     }
     try {
       ProfilerStateBase::pop(/*global=*/false);
     } catch (const c10::Error&) {  // state of another kind lies above it, which somebody takes off first
     }
+    return true;
   }
 
  private:
+  static AllocatorLog* of_this_thread() { return dynamic_cast<AllocatorLog*>(compat::profiler_of_this_thread()); }
+
   const std::shared_ptr<Events> events_;
   const int64_t thread_;
 };
@@ -102,9 +109,12 @@ class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
 /// Switches logs on and off, each in the thread that it hears.
 class Allocator {
  public:
-  void open() {
+  /// Hear this thread, that of the block, unless a profiler does; return whether it is heard.
+  bool open() {
     events_->mute(false);
-    AllocatorLog::enter(events_, kNone);
+    const bool heard = AllocatorLog::enter(events_, kNone);
+    events_->mute(!heard);
+    return heard;
   }
 
   /// Be quiet wherever a log is, and leave this thread.
@@ -114,7 +124,7 @@ class Allocator {
   }
 
   bool enter_thread(int64_t thread) { return !events_->is_muted() && AllocatorLog::enter(events_, thread); }
-  void leave_thread() { AllocatorLog::leave(events_); }
+  bool leave_thread() { return AllocatorLog::leave(events_); }
 
   py::array_t<int64_t> take() {
     const std::vector<int64_t> rows = events_->take();
