@@ -4,6 +4,7 @@
 | --- | --- |
 | torch.utils.checkpoint._run_fn_with_dynamo_disabled | RUN_AGAIN (a place and a name) |
 | torch.utils.checkpoint._CheckpointFrame.save_inputs | SAVE_INPUTS (a place and a name) |
+| frame.recompute_fn, frame.recomputed | recompute_function(frame), recomputed_tensors(frame) |
 | torch.utils.checkpoint.CheckpointFunction.forward, .backward | REENTRANT_FORWARD, REENTRANT_BACKWARD |
 """
 
@@ -29,13 +30,17 @@ RUN_AGAIN: Final[Place] = (checkpoint, "_run_fn_with_dynamo_disabled")
 """Runs a region again: called with the function that does, which is an attribute of the region's frame."""
 SAVE_INPUTS: Final[Place] = (_Frame, "save_inputs")
 """The method of a region's frame that keeps its inputs, called once, before the forward."""
-RECOMPUTE_FUNCTION: Final = "recompute_fn"
-"""The attribute of a region's frame that runs the region again."""
+
+
+def recompute_function(frame: Any) -> Any:
+    """Return the function by which a region's frame runs the region again, None if unknown."""
+    return getattr(frame, "recompute_fn", None)
 
 
 def recomputed_tensors(frame: Any) -> list[Any]:
     """Return the tensors that a region's frame keeps since it ran again, until the backward reads them."""
-    return [tensor for kept in list(frame.recomputed.values()) for tensor in list(kept.values())]
+    kept_by_task = getattr(frame, "recomputed", None) or {}
+    return [tensor for kept in list(kept_by_task.values()) for tensor in list(kept.values())]
 
 
 REENTRANT_FORWARD: Final[Place] = (checkpoint.CheckpointFunction, "forward")

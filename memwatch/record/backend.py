@@ -80,7 +80,7 @@ class CallContext(Protocol):
         optimizing: whether an optimizer's step is running.
         in_backward: set by the recorder at the first op of a backward; `backward_ended` unsets it.
         thread: whose module calls are seen: the block's, or one of autograd's while a region runs again in it.
-        recomputing: the graph task in which a checkpointed region runs again, -2 while none does.
+        recomputing: the graph task in which a checkpointed region runs again in that thread, -2 while none does.
         saves_inputs: whether a checkpoint keeps the inputs of a region now: no node needs them.
     """
 
@@ -93,7 +93,10 @@ class CallContext(Protocol):
 
     @property
     def recomputes_by_hand(self) -> Callable[[], bool]:
-        """Return True if a Function's own backward computes its forward again; asked in backward, with gradients on."""
+        """Return True if a Function's own backward computes its forward again.
+
+        Asked in a backward that keeps no graph, with gradients on.
+        """
 
     def backward_ended(self) -> None:
         """Note the gradients; a recorder calls it at the first op after a backward."""

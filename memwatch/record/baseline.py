@@ -38,14 +38,14 @@ def scan(storages: Storages, context: Context) -> None:
     with disable_torch_function(), disable_torch_dispatch():
         for tensor in found[Tensor]:
             _number(storages, tensor)
-    context.learn_modules(
+    context.owners.learn_modules(
         (module for module in found[nn.Module] if PARAMETERS in module.__dict__), sys._getframe()
     )
     for optimizer in found[Optimizer]:
         if isinstance(optimizer.__dict__.get("state"), dict) and "param_groups" in optimizer.__dict__:
             with contextlib.suppress(AttributeError, KeyError, TypeError):  # a half-made optimizer
-                context.learn_parameters(optimizer)
-            context.learn_state(optimizer)
+                context.owners.learn_parameters(optimizer)
+            context.owners.learn_state(optimizer)
     context.backward_ended()
 
 

@@ -6,12 +6,14 @@ A program may drop its gradients before any op runs after backward, so the end o
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from memwatch._torch.autograd import call_at_end_of_backward
 from memwatch._torch.dynamo import frame_callback
 from memwatch._torch.overrides import disable_torch_function
-from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
+from memwatch.capture.schema import GRADIENT_PREFIX, NONE
+from memwatch.record.harmless import Harmless
+from memwatch.record.roles import GRADIENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,17 +23,16 @@ if TYPE_CHECKING:
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.storages import Storages
 
-GRADIENT: Final = ROLES.index("gradient")
-
 
 class Gradients:
     """Note the gradients of the parameters that a context knows.
 
     Args:
-        note: appends the role of a tensor; see `Context.note_watched`.
+        note: appends the role of a tensor; see `Roles.note_watched`.
         storages: the storages that are alive.
         op_counter: how many ops have started.
-        parameters: the context's: a weak reference, name and module of each parameter, by its `id`.
+        parameters: those that the owners know: a weak reference, name and module of each parameter, by its `id`.
+        could_not_record: called with what fails at the end of a backward.
 
     Attributes:
         python_functions: those that torch calls.
@@ -43,10 +44,12 @@ class Gradients:
         storages: Storages,
         op_counter: OpCounter,
         parameters: dict[int, tuple[weakref.ref[Tensor], str, int]],
+        could_not_record: Callable[[str, Exception], None],
     ) -> None:
         self._note, self._storages = note, storages
         self._op_counter, self._parameters = op_counter, parameters
         self._is_stopped = False
+        self.harmless = Harmless(could_not_record, "the end of a backward")
         self._op_of_new = NONE
         self.python_functions: tuple[Callable[..., Any], ...] = (_AtEnd.__call__,)
 
@@ -75,10 +78,13 @@ class Gradients:
         all_are_new = op == NONE
         with disable_torch_function():
             for key in list(self._parameters):
-                reference, name, module = self._parameters[key]
+                known = self._parameters.get(key)
+                if known is None:  # another thread let go of it just now
+                    continue
+                reference, name, module = known
                 parameter = reference()
                 if parameter is None:
-                    del self._parameters[key]
+                    self._parameters.pop(key, None)
                 elif parameter.is_leaf and (grad := parameter.grad) is not None:
                     template = f"{GRADIENT_PREFIX}{{}}"
                     is_new = self._note(grad, GRADIENT, module, template, name, op=op)
@@ -105,4 +111,5 @@ class _AtEnd:
             self._again = False
             call_at_end_of_backward(self)
         else:
-            gradients.note()
+            with gradients.harmless:
+                gradients.note()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.capture.schema import NONE
@@ -23,12 +23,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from memwatch.heap.module_search import Sighting
+    from memwatch.record.search_budget import SearchBudget
     from memwatch.record.tables.rows import Rows
     from memwatch.record.tables.strings import Strings
-
-_MAX_SEARCHES: Final = 64
-_MAX_SEARCHES_OF_CLASS: Final = 8
-"""A loss or an activation that is made anew in each step is soon known as one of its class."""
 
 
 class ModuleRegistry:
@@ -38,19 +35,22 @@ class ModuleRegistry:
         rows: rows of `modules`.
         strings: numbers for texts.
         own: called with each module that is new, and its number.
+        budget: how often the variables may be searched.
 
     Attributes:
         known: a weak reference to each module and its number, by `id`; what looks there compares the module.
     """
 
-    def __init__(self, rows: Rows, strings: Strings, own: Callable[[nn.Module, int], None]) -> None:
+    def __init__(
+        self, rows: Rows, strings: Strings, own: Callable[[nn.Module, int], None], budget: SearchBudget
+    ) -> None:
         self._rows, self._strings, self._own = rows, strings, own
+        self._budget = budget
         self.known: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
         self._parents: list[int] = []
         self._names: list[str] = []
         self._root_names: set[str] = set()
         self._of_class: dict[tuple[str, int, str], int] = {}
-        self._searches: dict[type, int] = {}
         self._has_scanned_heap = False
 
     def number_of(self, module: nn.Module) -> int:
@@ -73,10 +73,7 @@ class ModuleRegistry:
             caller: number of the module whose call is running, -1 for none.
             frame: the call that calls it.
         """
-        cls = type(module)
-        count = self._searches.get(cls, 0)
-        if count < _MAX_SEARCHES_OF_CLASS and sum(self._searches.values()) < _MAX_SEARCHES:
-            self._searches[cls] = count + 1
+        if self._budget.spend(type(module)):
             self.learn((), frame)
             if self.number_of(module) == NONE:
                 self.learn((), frame, CodeOwner.INSTALLED)
@@ -224,7 +221,7 @@ def _container(item: str) -> str:
 
 
 def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for key, child in (module.__dict__.get(MODULES) or {}).items():
+    for key, child in list((module.__dict__.get(MODULES) or {}).items()):
         if child is not None:
             yield key, child
 
@@ -248,7 +245,7 @@ def _has_memory(module: nn.Module) -> bool:
     while waiting:
         part = waiting.pop()
         tables = (part.__dict__.get(table) or {} for table in (PARAMETERS, BUFFERS))
-        if any(tensor is not None for table in tables for tensor in table.values()):
+        if any(tensor is not None for table in tables for tensor in list(table.values())):
             return True
         if id(part) not in met:
             met.add(id(part))

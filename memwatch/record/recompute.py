@@ -19,20 +19,20 @@ from memwatch._torch.autograd import (
     FunctionBase,
     current_graph_task_id,
     current_node,
-    keeps_graph,
     sequence_nr_of,
 )
 from memwatch._torch.checkpoint import (
-    RECOMPUTE_FUNCTION,
     RECOMPUTES_WORK,
     REENTRANT_BACKWARD,
     REENTRANT_FORWARD,
     RUN_AGAIN,
     SAVE_INPUTS,
+    recompute_function,
     recomputed_tensors,
 )
 from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import NONE
+from memwatch.record.harmless import Harmless
 from memwatch.record.interception.tracing import is_tracing
 from memwatch.record.patches import Patches
 from memwatch.record.tables.parts import plain_parts
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 NOTHING: Final = -2
 """The graph task in which nothing is computed again; -1 is the number of no graph task."""
+_REGION: Final = "a checkpointed region"
 _apply: Final[Any] = BackwardCFunction.apply
 _APPLY_CODE: Final = _apply.__code__
 
@@ -61,9 +62,9 @@ def recomputes_by_hand() -> bool:
     """Return True if a Function's own backward, and no hook, builds a graph where the engine wants none.
 
     That is inferred to be a checkpoint by hand: it computes its forward again and differentiates that. A recorder asks
-    for the ops of a backward that run with gradients on.
+    for the ops of a backward that run with gradients on, where the engine was not told to keep its graph.
     """
-    if keeps_graph() or not isinstance(current_node(), FunctionBase):
+    if not isinstance(current_node(), FunctionBase):
         return False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not ENGINE_CODE:
@@ -82,6 +83,14 @@ class _Region(NamedTuple):
     frame: Callable[[], Any] = _nothing
 
 
+class _Run(NamedTuple):
+    """A region that runs again, and what the context said before, None where another thread's region is its."""
+
+    region: _Region
+    start_op: int
+    before: tuple[Any, ...] | None
+
+
 class Recomputes:
     """Note in the context when a checkpointed region runs again, and what torch keeps of it.
 
@@ -92,8 +101,9 @@ class Recomputes:
     """
 
     def __init__(
-        self, context: CallContext, storages: Storages, capture_stack: CaptureStack, op_counter: OpCounter
-    ) -> None:
+        self, context: CallContext, storages: Storages, capture_stack: CaptureStack, op_counter: OpCounter,
+        could_not_record: Callable[[str, Exception], None],
+    ) -> None:  # fmt: skip
         self._runs, self._kept = Rows(), Rows()
         self.tables = {"recomputes": self._runs, "recomputed": self._kept}
         self._context = context
@@ -102,13 +112,16 @@ class Recomputes:
         self._op_counter = op_counter
         self._thread = threading.get_ident()
         self.sees_this_thread: Callable[[], bool] = lambda: False
+        self._could_not_record = could_not_record
+        self._harmless = Harmless(could_not_record, _REGION)
+        self._has_context = threading.RLock()
         self._patches = Patches()
         # by the function that runs a region again, or by its node
         self._regions: weakref.WeakKeyDictionary[Any, _Region] = weakref.WeakKeyDictionary()
         cls = Recomputes
         self.python_functions: tuple[Callable[..., Any], ...] = (
             cls._save_inputs, cls._run_again, cls._reentrant_forward, cls._reentrant_backward, cls._region,
-            cls._again, cls._note_kept, cls._is_here,
+            cls._again, cls._begin, cls._end, cls._note_kept, cls._is_here,
         )  # fmt: skip
 
     def start(self) -> None:
@@ -124,47 +137,69 @@ class Recomputes:
         self._patches.take_off()
         self._regions.clear()
 
-    def _save_inputs(self, save_inputs: Callable[..., None], frame: Any, *args: Any) -> None:
-        if not self._is_here():
-            return save_inputs(frame, *args)
-        self._regions[getattr(frame, RECOMPUTE_FUNCTION)] = self._region(frame=weakref.ref(frame))
+    def _save_inputs(self, save_inputs: Callable[..., None], frame: Any, *args: Any, **kwargs: Any) -> None:
+        is_here = False
+        with self._harmless:
+            is_here = self._is_here()
+            if is_here and (function := recompute_function(frame)) is not None:
+                self._regions[function] = self._region(frame=weakref.ref(frame))
+        if not is_here:
+            return save_inputs(frame, *args, **kwargs)
         self._context.saves_inputs = True
         try:
-            return save_inputs(frame, *args)
+            return save_inputs(frame, *args, **kwargs)
         finally:
             self._context.saves_inputs = False
 
     def _run_again(self, run: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
         return self._again(function, run, (function, *args), kwargs)
 
-    def _reentrant_forward(self, forward: Callable[..., Any], node: Any, *args: Any) -> Any:
-        if self._is_here():
-            self._regions[node] = self._region(sequence=sequence_nr_of(node))
-        return forward(node, *args)
+    def _reentrant_forward(self, forward: Callable[..., Any], node: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._harmless:
+            if self._is_here():
+                self._regions[node] = self._region(sequence=sequence_nr_of(node))
+        return forward(node, *args, **kwargs)
 
-    def _reentrant_backward(self, backward: Callable[..., Any], node: Any, *args: Any) -> Any:
-        return self._again(node, backward, (node, *args), {})
+    def _reentrant_backward(self, backward: Callable[..., Any], node: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._again(node, backward, (node, *args), kwargs)
 
     def _region(self, **books: Any) -> _Region:
         module, outer = self._context.top
         return _Region(module, self._capture_stack(outer, NONE), **books)
 
     def _again(self, key: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self._is_here():
-            return run(*args, **kwargs)
-        context, start_op = self._context, self._op_counter[0]
-        region = self._regions.get(key, _UNKNOWN)
-        before = context.top, context.recomputing, context.thread
-        context.top, context.recomputing = (region.module, context.top[1]), current_graph_task_id()
-        context.thread = (
-            threading.get_ident()
-        )  # autograd runs the backward of other devices in threads of its own
+        begun: _Run | None = None
+        with self._harmless:
+            if self._is_here():
+                begun = self._begin(self._regions.get(key, _UNKNOWN))
         try:
             return run(*args, **kwargs)
         finally:  # by an exception too: torch leaves a region so once it has all that it needs
-            context.top, context.recomputing, context.thread = before
-            self._runs += (start_op, self._op_counter[0], region.sequence, region.module, region.stack)
-            self._note_kept(region.frame())
+            if begun is not None:
+                with self._harmless:
+                    self._end(begun)
+
+    def _begin(self, region: _Region) -> _Run:
+        """Note in the context that a region runs again in this thread, unless one does so in another thread.
+
+        Autograd runs the backward of each device in a thread of its own, and may run regions in several at once.
+        """
+        context, start_op, task = self._context, self._op_counter[0], current_graph_task_id()
+        if not self._has_context.acquire(blocking=False):
+            self._could_not_record(_REGION, RuntimeError("another ran again meanwhile in another thread"))
+            return _Run(region, start_op, None)
+        before = context.top, context.recomputing, context.thread
+        context.top, context.recomputing = (region.module, context.top[1]), task
+        context.thread = threading.get_ident()
+        return _Run(region, start_op, before)
+
+    def _end(self, run: _Run) -> None:
+        if run.before is not None:
+            self._context.top, self._context.recomputing, self._context.thread = run.before
+            self._has_context.release()
+        region = run.region
+        self._runs += (run.start_op, self._op_counter[0], region.sequence, region.module, region.stack)
+        self._note_kept(region.frame())
 
     def _note_kept(self, frame: Any) -> None:
         if frame is None:

@@ -79,7 +79,9 @@ class Session:
         self.storages = recorder.storages
         if options.limit_bytes is not None:
             self.storages.limit(options.limit_bytes)
-        self.context = context.Context(self.storages, recorder.capture_stack, strings, counter)
+        self.context = context.Context(
+            self.storages, recorder.capture_stack, strings, counter, self.could_not_record
+        )
         self.ops = recorder.ops(self.context, self)
         self.interceptor = self.ops.interceptor(by_mode=choice.by_mode)
         self.context.recomputes.sees_this_thread = self.interceptor.sees_this_thread
@@ -176,18 +178,17 @@ class Session:
             raise MemwatchError(
                 "the block was entered before a fork; leave it in the process that entered it"
             )
-        here = threading.get_ident()
-        if here != self.context.thread:
+        if not self.context.is_its_thread:
             raise MemwatchError(
-                f"the block was entered in thread {self.context.thread} and is still open; "
-                f"leave it in that thread, not in {here}"
+                f"the block was entered in thread {self.context.home} and is still open; "
+                f"leave it in that thread, not in {threading.get_ident()}"
             )
 
     def stop(self) -> Recording:
         """Switch everything off and return what was recorded."""
         try:
             with disable_torch_function():
-                self.context.look_again()
+                self.context.owners.look_again()
                 self.context.backward_ended()
         finally:
             self._switch_off()
@@ -263,7 +264,7 @@ class Session:
 
     def _compiled_starts(self) -> bool:
         """Be out of the way of compiled code, if it runs in the thread of the block; return whether it does."""
-        here = threading.get_ident() == self.context.thread and self.interceptor.pause()
+        here = self.context.is_its_thread and self.interceptor.pause()
         if here:
             self.context.pause()
         return here
@@ -306,13 +307,13 @@ class Session:
                 "packs": self._packer.packs,
                 "deaths": self.storages.deaths,
                 "resizes": self.storages.resizes,
-                "roles": self.context.roles,
+                "roles": self.context.roles.rows,
                 **(self._holders.tables if self._holders is not None else {}),
                 "uses": self.ops.uses,
                 "calls": self.context.calls,
                 "compiled_calls": self._compiled.rows,
                 **self.context.recomputes.tables,
-                "modules": self.context.modules,
+                "modules": self.context.owners.modules,
                 "steps": self.context.steps,
                 "process": self._process.rows,
                 "windows": self._allocator.windows if self._allocator is not None else Rows(),
@@ -367,9 +368,7 @@ class Session:
             "holders": self._holders is not None,
             "holder_samples": 0 if self._holders is None else self._holders.count,
             "holder_samples_cut": 0 if self._holders is None else self._holders.cut_count,
-            "holder_samples_ns": 0
-            if self._holders is None
-            else self._clock.duration_ns(self._holders.cost_ticks),
+            "holder_samples_ns": self._clock.duration_ns(self._holders.cost_ticks) if self._holders else 0,
             "allocator": self._allocator is not None and not self._allocator.stepped_aside,
         }
 

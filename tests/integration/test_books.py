@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import memwatch
+from memwatch.record.books import ddp
 
 WIDTH = 64
 
@@ -270,3 +271,13 @@ def test_a_block_without_distributed_training_changes_nothing_of_it():
     with memwatch.profile():
         assert dict(vars(DistributedDataParallel)) != before[0]
     assert (dict(vars(DistributedDataParallel)), dict(vars(dist.Reducer)), torch.autocast.__exit__) == before
+
+
+def test_a_reducer_whose_logger_says_nothing_has_memory_and_no_named_part(alone, monkeypatch):
+    """Without the sizes of the buckets nobody knows which of the reducer's storages is one."""
+    monkeypatch.setattr(ddp, "bucket_sizes", lambda model: [])
+    with memwatch.profile() as prof:
+        model = DistributedDataParallel(net(), find_unused_parameters=True)
+    names = set(of_category(prof, "communication")["name"]) - {"flat copy for a broadcast of many tensors"}
+    assert names == {"memory of the reducer of DistributedDataParallel(Sequential)"}
+    assert model is not None

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memwatch.record.context import AUTOCAST_COPY
+from memwatch.record.harmless import Harmless
+from memwatch.record.roles import AUTOCAST_COPY
 from memwatch.record.tables.watched import Watched
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class AutocastBook:
 
     def __init__(self, storages: Storages, context: Context) -> None:
         self._storages, self._context = storages, context
+        self._harmless = Harmless(context.could_not_record, "autocast's cache")
         self.functions = (self._leaving,)
 
     def open(self, patches: Patches) -> bool:
@@ -33,12 +35,16 @@ class AutocastBook:
         patches.put(torch.autocast, "__exit__", self._leaving)
         return True
 
-    def _leaving(self, leave: Callable[..., Any], *args: Any) -> Any:
+    def _leaving(self, leave: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not self._context.is_its_thread:
-            return leave(*args)
-        self._storages.record_deaths()
-        result = leave(*args)
-        for gone in tuple(self._storages.dead):
-            if isinstance(gone, Watched):
-                self._context.add_role(gone.number, AUTOCAST_COPY, "", lives=False)
+            return leave(*args, **kwargs)
+        try:
+            with self._harmless:
+                self._storages.record_deaths()
+        finally:  # also at an interrupt: autocast must not stay switched on
+            result = leave(*args, **kwargs)
+        with self._harmless:
+            for gone in tuple(self._storages.dead):
+                if isinstance(gone, Watched):
+                    self._context.roles.add(gone.number, AUTOCAST_COPY, "", lives=False)
         return result

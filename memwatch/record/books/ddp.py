@@ -13,7 +13,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from memwatch._torch.distributed import BROADCAST, MAKE_REDUCER, REBUILD, Reducer, bucket_sizes
-from memwatch.record.context import BUCKET, COMMUNICATION
+from memwatch.record.harmless import Harmless
+from memwatch.record.roles import BUCKET, COMMUNICATION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,7 @@ class ReducerBook:
 
     def __init__(self, storages: Storages, context: Context) -> None:
         self._storages, self._context = storages, context
+        self._harmless = Harmless(context.could_not_record, DistributedDataParallel.__name__)
         self.functions = (self._making, self._rebuilding, self._broadcasting)
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -46,17 +48,19 @@ class ReducerBook:
     def _making(self, make: Callable[..., Any], ddp: Any, *args: Any, **kwargs: Any) -> Any:
         first = self._storages.count
         result = make(ddp, *args, **kwargs)
-        if self._context.is_its_thread:
-            name = f"{type(ddp).__name__}({type(ddp.module).__name__})"
-            self._names[ddp.reducer] = name
-            self._note(first, name, bucket_sizes(ddp))
+        with self._harmless:
+            if self._context.is_its_thread:
+                name = f"{type(ddp).__name__}({type(ddp.module).__name__})"
+                self._names[ddp.reducer] = name
+                self._note(first, name, bucket_sizes(ddp))
         return result
 
-    def _rebuilding(self, rebuild: Callable[..., Any], reducer: Any) -> Any:
+    def _rebuilding(self, rebuild: Callable[..., Any], reducer: Any, *args: Any, **kwargs: Any) -> Any:
         first = self._storages.count
-        is_rebuilt = rebuild(reducer)
-        if is_rebuilt and self._context.is_its_thread:
-            self._note(first, self._names.get(reducer, DistributedDataParallel.__name__), None)
+        is_rebuilt = rebuild(reducer, *args, **kwargs)
+        with self._harmless:
+            if is_rebuilt and self._context.is_its_thread:
+                self._note(first, self._names.get(reducer, DistributedDataParallel.__name__), None)
         return is_rebuilt
 
     def _note(self, first: int, owner: str, sizes: list[int] | None) -> None:
@@ -66,21 +70,24 @@ class ReducerBook:
             first: number of the first storage that may be new.
             owner: who has the buckets.
             sizes: bytes of each bucket, in order: the reducer also keeps a map of the parameters in use. None where
-                it makes nothing but buckets.
+                it makes nothing but buckets, empty where the logger says nothing.
         """
         count = 0
         for number, nbytes in self._storages.born_since(first):
             if sizes is None or (count < len(sizes) and nbytes == sizes[count]):
-                self._context.add_role(number, BUCKET, f"bucket {count} of {owner}")
+                self._context.roles.add(number, BUCKET, f"bucket {count} of {owner}")
                 count += 1
+            elif not sizes:
+                self._context.roles.add(number, COMMUNICATION, f"memory of the reducer of {owner}")
             else:
-                self._context.add_role(number, COMMUNICATION, f"map of used parameters of {owner}")
+                self._context.roles.add(number, COMMUNICATION, f"map of used parameters of {owner}")
 
     def _broadcasting(self, broadcast: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         first = self._storages.count
         result = broadcast(*args, **kwargs)
-        if self._context.is_its_thread:
-            living = dict(self._storages.born_since(first))
-            for number in range(first, self._storages.count):
-                self._context.add_role(number, COMMUNICATION, _FLAT_COPY, lives=number in living)
+        with self._harmless:
+            if self._context.is_its_thread:
+                living = dict(self._storages.born_since(first))
+                for number in range(first, self._storages.count):
+                    self._context.roles.add(number, COMMUNICATION, _FLAT_COPY, lives=number in living)
         return result

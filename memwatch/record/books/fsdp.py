@@ -22,7 +22,8 @@ from memwatch._torch.distributed import (
     unsharded_gradients,
 )
 from memwatch.capture.schema import GRADIENT_PREFIX
-from memwatch.record.context import COMMUNICATION, UNSHARDED, UNSHARDED_GRADIENT
+from memwatch.record.harmless import Harmless
+from memwatch.record.roles import COMMUNICATION, UNSHARDED, UNSHARDED_GRADIENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +37,7 @@ class ParameterGroupBook:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._harmless = Harmless(context.could_not_record, "fully_shard")
         self.functions = (self._unsharding, self._waiting, self._reducing)
         self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -50,27 +52,31 @@ class ParameterGroupBook:
 
     def _unsharding(self, unshard: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
         result = unshard(group, *args, **kwargs)
-        buffer = all_gather_output(group)
-        if buffer is not None:
-            self._context.note_role(buffer, COMMUNICATION, f"all-gather buffer of {_owner(group)}")
+        with self._harmless:
+            buffer = all_gather_output(group)
+            if buffer is not None:
+                self._context.roles.note(buffer, COMMUNICATION, f"all-gather buffer of {_owner(group)}")
         return result
 
     def _waiting(self, wait: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
         result = wait(group, *args, **kwargs)
-        for name, tensor in unsharded(group):
-            self._context.note_role(tensor, UNSHARDED, name)
-        if group not in self._groups:
-            self._groups.add(group)
-            for name, tensor in sharded(group):
-                self._context.own(tensor, name)
+        with self._harmless:
+            for name, tensor in unsharded(group):
+                self._context.roles.note(tensor, UNSHARDED, name)
+            if group not in self._groups:
+                self._groups.add(group)
+                for name, tensor in sharded(group):
+                    self._context.owners.own(tensor, name)
         return result
 
     def _reducing(self, reduce: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
-        for name, tensor in unsharded_gradients(group):
-            self._context.note_role(tensor, UNSHARDED_GRADIENT, f"{GRADIENT_PREFIX}{name}")
+        with self._harmless:
+            for name, tensor in unsharded_gradients(group):
+                self._context.roles.note(tensor, UNSHARDED_GRADIENT, f"{GRADIENT_PREFIX}{name}")
         result = reduce(group, *args, **kwargs)
-        for what, tensor in reduction_buffers(group):
-            self._context.note_role(tensor, COMMUNICATION, f"{what} of {_owner(group)}")
+        with self._harmless:
+            for what, tensor in reduction_buffers(group):
+                self._context.roles.note(tensor, COMMUNICATION, f"{what} of {_owner(group)}")
         return result
 
 

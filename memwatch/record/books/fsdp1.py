@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memwatch._torch.distributed import UNSHARD, flat_parameter, gathered, loaded_flat_handle
-from memwatch.record.context import UNSHARDED
+from memwatch.record.harmless import Harmless
+from memwatch.record.roles import UNSHARDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +20,7 @@ class FlatParameterBook:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._harmless = Harmless(context.could_not_record, "FullyShardedDataParallel")
         self.functions = (self._unsharding,)
 
     def open(self, patches: Patches) -> bool:
@@ -30,8 +32,9 @@ class FlatParameterBook:
 
     def _unsharding(self, unshard: Callable[..., Any], handle: Any, *args: Any, **kwargs: Any) -> Any:
         result = unshard(handle, *args, **kwargs)
-        flat, names = flat_parameter(handle)
-        name, module = self._context.name_of(flat)
-        for tensor in gathered(flat):
-            self._context.note_role(tensor, UNSHARDED, name or names, module)
+        with self._harmless:
+            flat, names = flat_parameter(handle)
+            name, module = self._context.owners.name_of(flat)
+            for tensor in gathered(flat):
+                self._context.roles.note(tensor, UNSHARDED, name or names, module)
         return result

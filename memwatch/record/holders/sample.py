@@ -174,7 +174,7 @@ class Sample:
             if alive.__class__ is WatchedStorage and alive.number >= state.first_number
             and alive.nbytes >= self._smallest_bytes
             and alive.number not in self._holder_counts and alive.number not in explained
-            and not state.context.owns(alive.number)
+            and not state.context.roles.owns(alive.number)
         }  # fmt: skip
         before, state.unnamed = state.unnamed, {alive.number for alive in missing.values()}
         untold_bytes = sum(alive.nbytes for alive in missing.values() if alive.number not in state.told)

@@ -7,6 +7,7 @@ Budget: less than an empty TorchDispatchMode costs (reports/overhead.py).
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -16,6 +17,7 @@ from memwatch._torch.autograd import (
     NO_TASK,
     current_graph_task_id,
     current_node,
+    keeps_graph,
     next_sequence_nr,
     sequence_nr_of,
 )
@@ -44,6 +46,7 @@ _MAX_SEQUENCE: Final = (1 << 63) - 1
 _grad_enabled = torch.is_grad_enabled
 _Parameter: Final = torch.nn.Parameter
 _strided: Final = torch.strided
+_thread: Final = threading.get_ident
 
 
 class PythonOpRecorder:
@@ -99,7 +102,9 @@ class PythonOpRecorder:
                     context.in_backward = True
                     self._ledger.hold = self._listener.backward_begins()
                 grad = _grad_enabled()
-                if task == context.recomputing or (grad and context.recomputes_by_hand()):
+                if (task == context.recomputing and _thread() == context.thread) or (
+                    grad and not keeps_graph() and context.recomputes_by_hand()
+                ):
                     phase = RECOMPUTE
                     sequence = next_sequence_nr() - 1 if grad else NONE
                 else:

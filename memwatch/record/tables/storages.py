@@ -10,6 +10,7 @@ tensor seen on it is watched until backward has ended, and the allocator's event
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -176,6 +177,8 @@ class Storages:
         watched.key = key
         watched.nbytes = weight = nbytes if address or self.estimate else 0
         ledger.count = number + 1
+        if key in self.live:  # of what died unseen; the table is in the order of the births
+            del self.live[key]
         self.live[key] = watched
         ledger.live_bytes = live = ledger.live_bytes + weight
         self.births += (number, op, at_ticks, address, nbytes, device, origin, shape)
@@ -255,9 +258,15 @@ class Storages:
 
     def born_since(self, number: int) -> list[tuple[int, int]]:
         """Return number and bytes of the living storages with at least that number, in the order of their births."""
+        if number == self.count:
+            return []
         self.record_deaths()
-        born = [each for each in list(self.live.values()) if each.number >= number]
-        return sorted((each.number, each.nbytes) for each in born)
+        try:
+            newest = itertools.takewhile(lambda each: each.number >= number, reversed(self.live.values()))
+            born = [(each.number, each.nbytes) for each in newest]
+        except RuntimeError:  # one was born or died in another thread, just now
+            born = [(each.number, each.nbytes) for each in list(self.live.values()) if each.number >= number]
+        return sorted(born)
 
     def resized(self, tensor_or_storage: Any) -> None:
         """Append a resize if the storage has another size than when it was last seen."""

@@ -93,9 +93,10 @@ class CallContext {
   }
   bool is_optimizing() const { return optimizing_.truth_of(context_.ptr()); }
   bool is_in_backward() const { return in_backward_.truth_of(context_.ptr()); }
-  /// Return the graph task in which a checkpointed region runs again, or what is the number of none.
+  /// Return the graph task in which a checkpointed region runs again in `thread`, or what is the number of none.
   int64_t recomputing() const { return integer(recomputing_.of(context_.ptr()).ptr()); }
-  bool recomputes_by_hand() const { return context_.attr("recomputes_by_hand")().cast<bool>(); }
+  int64_t thread() const { return integer(thread_.of(context_.ptr()).ptr()); }
+  bool recomputes_by_hand() const { return recomputes_by_hand_.of(context_.ptr())().cast<bool>(); }
   bool saves_inputs() const { return saves_inputs_.truth_of(context_.ptr()); }
   void enter_backward() const { in_backward_.set(context_.ptr(), Py_True); }
   void leave_backward() const { context_.attr("backward_ended")(); }
@@ -103,7 +104,7 @@ class CallContext {
 
  private:
   const Name top_{"top"}, in_backward_{"in_backward"}, optimizing_{"optimizing"}, recomputing_{"recomputing"},
-      saves_inputs_{"saves_inputs"};
+      recomputes_by_hand_{"recomputes_by_hand"}, saves_inputs_{"saves_inputs"}, thread_{"thread"};
   py::object context_;
 };
 

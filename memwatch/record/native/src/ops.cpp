@@ -21,6 +21,9 @@ int64_t running_sequence() {
   return is_one ? static_cast<int64_t>(sequence) : kNone;  // AccumulateGrad's is the largest
 }
 
+/// The number of this thread, as `threading.get_ident()` gives it.
+int64_t this_thread() { return static_cast<int64_t>(PyThread_get_thread_ident()); }
+
 /// The sequence number of the node that was made last.
 int64_t last_sequence() {
   return c10::GradMode::is_enabled() ? static_cast<int64_t>(at::sequence_number::peek()) - 1 : kNone;
@@ -230,8 +233,9 @@ void Recorder::begin(Call& call, int skip) {
       context_.enter_backward();
       storages_->hold = callbacks_.holds_in_backward().cast<bool>();
     }
-    const bool again = context_.recomputing() == task ||
-                       (c10::GradMode::is_enabled() && context_.recomputes_by_hand());
+    const bool again = (context_.recomputing() == task && context_.thread() == this_thread()) ||
+                       (c10::GradMode::is_enabled() && !torch::autograd::get_current_graph_task_keep_graph() &&
+                        context_.recomputes_by_hand());
     call.phase = again ? kPhaseRecompute : kPhaseBackward;
     call.sequence = again ? last_sequence() : running_sequence();
   }

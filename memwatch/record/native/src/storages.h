@@ -120,9 +120,7 @@ class Storages {
     const int64_t weight = address != 0 || table_.is_estimate ? nbytes : 0;
     watched_.nbytes.set(reference.ptr(), weight);
     count = number + 1;
-    if (PyDict_SetItem(table_.live.ptr(), owned(PyLong_FromLongLong(key)).ptr(), reference.ptr()) != 0) {
-      throw py::error_already_set();
-    }
+    put_last(owned(PyLong_FromLongLong(key)), reference);
     live_bytes += weight;
     table_.births->add(BirthsRow{.storage = number,
                                  .op = op,
@@ -192,6 +190,15 @@ class Storages {
   py::object weakly(const py::object& type, const py::object& referent) const {
     PyObject* arguments[] = {referent.ptr(), table_.note_death.ptr()};
     return owned(PyObject_Vectorcall(type.ptr(), arguments, 2, nullptr));
+  }
+
+  /// Put what watches a storage at the end of the table, which is in the order of the births.
+  void put_last(const py::object& key, const py::object& reference) const {
+    PyObject* live = table_.live.ptr();
+    const bool replaces = PyDict_Contains(live, key.ptr()) == 1;  // what died unseen
+    if ((replaces && PyDict_DelItem(live, key.ptr()) != 0) || PyDict_SetItem(live, key.ptr(), reference.ptr()) != 0) {
+      throw py::error_already_set();
+    }
   }
 
   void record_death(PyObject* gone, int64_t op, int64_t at) {

@@ -1,0 +1,173 @@
+"""Whose storages are whose: which modules own parameters and buffers, and what optimizers step and keep.
+
+Nothing of the user's is held but by weak reference.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from memwatch._torch.modules import BUFFERS, PARAMETERS
+from memwatch.capture.schema import NONE
+from memwatch.own_code import CodeOwner
+from memwatch.record.module_registry import ModuleRegistry
+from memwatch.record.roles import BUFFER, PARAMETER, STATE, Roles
+from memwatch.record.search_budget import SearchBudget
+from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.storages import Storages, address_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import FrameType
+
+    from memwatch.record.harmless import Harmless
+    from memwatch.record.tables.strings import Strings
+
+
+class Owners:
+    """Note the roles of what modules and optimizers own.
+
+    Args:
+        storages: the storages that are alive.
+        strings: numbers for texts.
+        roles: where their roles are noted.
+        harmless: around what runs in a call of the program's.
+
+    Attributes:
+        parameters: a weak reference, name and module of each parameter, by its `id`.
+        modules: rows of `modules`.
+        registry: the modules that are known.
+    """
+
+    def __init__(self, storages: Storages, strings: Strings, roles: Roles, harmless: Harmless) -> None:
+        self._storages, self._roles, self._harmless = storages, roles, harmless
+        self._budget = SearchBudget()
+        self.modules = Rows()
+        self.registry = ModuleRegistry(self.modules, strings, self._own, self._budget)
+        self.parameters: dict[int, tuple[weakref.ref[Tensor], str, int]] = {}
+        self._stepped: dict[int, weakref.ref[Any]] = {}
+        self._ends = False
+
+    def swap(self, swap_tensors: Callable[..., Any], t1: Tensor, t2: Tensor) -> Any:
+        """Let go of parameters while torch swaps them: it refuses tensors that anybody refers to weakly."""
+        tensors = t1, t2
+        known = {id(tensor): self.parameters.pop(id(tensor), (None,))[1:] for tensor in tensors}
+        try:
+            return swap_tensors(t1, t2)
+        finally:
+            for tensor in tensors:
+                before = known[id(tensor)]
+                if before:
+                    self.parameters[id(tensor)] = (weakref.ref(tensor), *before)
+
+    def learn_modules(self, modules: Iterable[nn.Module], frame: FrameType | None) -> None:
+        """Number and name the trees of modules, and note the roles of their parameters and buffers.
+
+        Args:
+            modules: modules that are alive.
+            frame: the innermost call whose variables may name them.
+        """
+        self.registry.learn(modules, frame)
+
+    def own(self, parameter: Tensor, name: str) -> None:
+        """Note that a tensor is a parameter, so that its gradient and its optimizer's state get its name."""
+        if not self._is_known(parameter):
+            self.parameters[id(parameter)] = (weakref.ref(parameter), name, NONE)
+        self._roles.note(parameter, PARAMETER, *self.name_of(parameter))
+
+    def name_of(self, parameter: Tensor) -> tuple[str, int]:
+        """Return the name of a parameter and the number of its module, empty and -1 if it has none."""
+        return self.parameters[id(parameter)][1:] if self._is_known(parameter) else ("", NONE)
+
+    def look_again(self) -> None:
+        """Look at the end for modules that were never called, and for parameters whose memory is new.
+
+        After `module.half()` a parameter lies in other memory. What is not known by now was not made by an op: to
+        number it would count it as alive at entry.
+        """
+        self._ends = True
+        with self._harmless:
+            self.registry.learn((), sys._getframe())
+            for module, number in self.registry.alive():
+                for role, table in ((PARAMETER, PARAMETERS), (BUFFER, BUFFERS)):
+                    for key, tensor in list((module.__dict__.get(table) or {}).items()):
+                        self._note_again(tensor, role, key, number)
+
+    def _note_again(self, tensor: Tensor | None, role: int, key: str, module: int) -> None:
+        try:
+            watched = None if tensor is None else self._storages.live.get(address_of(tensor))
+        except (RuntimeError, NotImplementedError):
+            return
+        if watched is not None and not self._storages.roles.get(watched.number, 0) >> role & 1:
+            self._roles.add(watched.number, role, key, module)
+
+    def _own(self, module: nn.Module, number: int) -> None:
+        """Note the roles of a module's own parameters and buffers."""
+        if self._ends:
+            return
+        for key, tensor in list((module.__dict__.get(PARAMETERS) or {}).items()):
+            if tensor is not None:
+                self._roles.note(tensor, PARAMETER, key, number)
+                known = self.parameters.get(id(tensor))
+                if known is None or known[0]() is not tensor or known[2] == NONE:  # an id may be in use again
+                    self.parameters[id(tensor)] = (weakref.ref(tensor), key, number)
+        for key, tensor in list((module.__dict__.get(BUFFERS) or {}).items()):
+            if tensor is not None:
+                self._roles.note(tensor, BUFFER, key, number)
+
+    def learn_parameters(self, optimizer: Any, frame: FrameType | None = None) -> None:
+        """Note what an optimizer steps.
+
+        Args:
+            optimizer: the optimizer.
+            frame: the call that steps it, whose variables may lead to modules that are not known.
+        """
+        tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        if self._has_stepped(optimizer) and all(map(self._is_known, tensors)):
+            return
+        if frame is not None:
+            self._stepped[id(optimizer)] = weakref.ref(optimizer)
+            with self._harmless:
+                self._search(type(optimizer), tensors, frame)
+        for group, settings in enumerate(optimizer.param_groups):
+            for index, tensor in enumerate(settings["params"]):
+                # also what is known: its memory may be new, as after `module.half()`
+                self.own(tensor, f"group{group}.param{index}")
+
+    def _search(self, cls: type, tensors: list[Tensor], frame: FrameType) -> None:
+        """Look for the modules that own what an optimizer of a class steps, where that may still help."""
+        unknown = len(tensors) - sum(map(self._is_known, tensors))
+        if not unknown or not self._budget.spend(cls):
+            return
+        for owner in (CodeOwner.PROGRAM, CodeOwner.INSTALLED):
+            if not all(map(self._is_known, tensors)):
+                self.registry.learn((), frame, owner)
+        if not all(map(self._is_known, tensors)):
+            self.registry.learn_from_heap()
+        if sum(map(self._is_known, tensors)) == len(tensors) - unknown:
+            self._budget.found_nothing(cls)
+
+    def _has_stepped(self, optimizer: Any) -> bool:
+        known = self._stepped.get(id(optimizer))
+        return known is not None and known() is optimizer
+
+    def _is_known(self, parameter: Tensor) -> bool:
+        known = self.parameters.get(id(parameter))
+        return known is not None and known[0]() is parameter
+
+    def learn_state(self, optimizer: Any) -> None:
+        """Note the role of every tensor in the optimizer's state, named as ``adamw.exp_avg[layers.0.weight]``."""
+        self._storages.record_deaths()
+        kind = type(optimizer).__name__.lower()
+        for parameter, state in list(optimizer.state.items()):
+            if not isinstance(state, dict):
+                continue
+            owner, module = self.name_of(parameter) if self._is_known(parameter) else ("?", NONE)
+            for slot, value in list(state.items()):
+                for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                    if isinstance(tensor, Tensor):
+                        self._roles.note_watched(tensor, STATE, module, "{}.{}[{}]", kind, slot, owner)

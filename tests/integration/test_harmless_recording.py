@@ -1,0 +1,170 @@
+"""The program never meets what goes wrong in code of ours, nor pays for what is known already; its classes may go."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import memwatch
+from memwatch.record import module_registry, recompute
+from memwatch.record.tables.storages import Storages
+
+
+def fail(*args, **kwargs):
+    raise RuntimeError("dictionary changed size during iteration")
+
+
+def notes(prof):
+    return [text for kind, text in prof.notes if kind == "recorder"]
+
+
+def run_trial():
+    """Call a module whose class closes over a tensor; return weak references to both."""
+    scale = torch.ones(8)
+
+    class Trial(nn.Module):
+        def forward(self, x):
+            return x * scale
+
+    Trial()(torch.ones(8))
+    return weakref.ref(Trial), weakref.ref(scale)
+
+
+def test_a_class_made_for_one_trial_is_let_go():
+    """A class that closes over a tensor is gone, with the tensor, when the program has let go of both."""
+    with memwatch.profile():
+        gone = run_trial()
+        gc.collect()
+        assert [each() for each in gone] == [None, None]
+
+
+def test_optimizers_of_plain_tensors_are_searched_for_once(monkeypatch):
+    """An optimizer that is made anew in each iteration, for a tensor of no module, costs one search, not one each."""
+    searches, search = [], module_registry.find_modules
+    with memwatch.profile():
+        monkeypatch.setattr(
+            module_registry, "find_modules", lambda *args: searches.append(args) or search(*args)
+        )
+        for _ in range(10):
+            z = torch.zeros(4, requires_grad=True)
+            optimizer = torch.optim.SGD([z], lr=0.1)
+            (z * z).sum().backward()
+            optimizer.step()
+        within = len(searches)
+    assert 0 < within <= 3  # of the program, of installed packages, of the heap
+
+
+def test_tables_of_modules_may_change_while_they_are_read():
+    """Another thread may add a module while the children of one are read."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    met = []
+    for name, _ in module_registry._children(model):
+        model.add_module(f"beside {name}", nn.Identity())
+        met.append(name)
+    assert met == ["0", "1"]
+
+
+def test_a_module_that_cannot_be_noted_runs(monkeypatch):
+    """What is raised while a module is looked into is noted once; the module is called, and the optimizer steps."""
+    model, optimizer = nn.Linear(4, 4), None
+    with memwatch.profile() as prof:
+        monkeypatch.setattr(module_registry.ModuleRegistry, "meet", fail)
+        monkeypatch.setattr(module_registry.ModuleRegistry, "learn", fail)
+        head = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+        for _ in range(2):
+            loss = head(model(torch.ones(1, 4))).sum()
+            loss.backward()
+            optimizer.step()
+    assert sum(text.startswith("Linear is not recorded whole") for text in notes(prof)) == 1
+    assert sum(text.startswith("a call of a module or an optimizer") for text in notes(prof)) == 1
+    assert {"forward", "backward", "optimizer"} <= set(prof.ops["phase"])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_that_cannot_be_noted_runs(monkeypatch, reentrant):
+    """What is raised while a region is noted changes nothing of the backward."""
+    monkeypatch.setattr(recompute.Recomputes, "_begin", fail)
+    x = torch.ones(4, requires_grad=True)
+    with memwatch.profile() as prof:
+        checkpoint(torch.sin, x, use_reentrant=reentrant).sum().backward()
+    assert torch.equal(x.grad, torch.ones(4).cos())
+    assert sum(text.startswith("a checkpointed region is not recorded whole") for text in notes(prof)) == 1
+
+
+def test_regions_that_run_again_in_two_threads_leave_the_context_as_it_was():
+    """Of two threads that run a region again at once one has the context, and the other takes nothing from it."""
+    with memwatch.profile() as prof:
+        context = prof._session.context
+        recomputes, before = context.recomputes, (context.top, context.recomputing, context.thread)
+        recomputes.sees_this_thread = lambda: True
+        first_runs, second_runs, first_is_done = threading.Event(), threading.Event(), threading.Event()
+
+        def first():
+            first_runs.set()
+            second_runs.wait(10)
+
+        def second():
+            second_runs.set()
+            first_is_done.wait(10)
+
+        threads = [
+            threading.Thread(target=recomputes._again, args=(recomputes, run, (), {}))
+            for run in (first, second)
+        ]
+        threads[0].start()
+        first_runs.wait(10)
+        threads[1].start()
+        threads[0].join()
+        first_is_done.set()
+        threads[1].join()
+        assert (context.top, context.recomputing, context.thread) == before
+    assert any("another ran again meanwhile" in text for text in notes(prof))
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_a_backward_that_keeps_its_graph_is_not_asked_for_recomputation(monkeypatch, native):
+    """With create_graph every op runs with gradients on, and none of them costs a call of Python's."""
+    monkeypatch.setenv("MEMWATCH_NATIVE", native)
+    asked = []
+    x = torch.ones(4, requires_grad=True)
+    with memwatch.profile() as prof:
+        prof._session.context.recomputes_by_hand = lambda: bool(asked.append(1))
+        (grad,) = torch.autograd.grad((x * x).sin().sum(), x, create_graph=True)
+        assert not asked
+        grad.sum().backward()
+    assert set(prof.ops["phase"]) == {"forward", "backward"}
+
+
+def test_autocast_ends_whatever_is_raised_when_its_cache_is_read(monkeypatch):
+    """Neither an error of ours nor an interrupt leaves autocast switched on."""
+    with memwatch.profile() as prof:
+        region = torch.autocast("cpu", dtype=torch.bfloat16)
+        with monkeypatch.context() as patch:
+            region.__enter__()
+            patch.setattr(Storages, "record_deaths", fail)
+            region.__exit__(None, None, None)
+        assert not torch.is_autocast_enabled("cpu")
+    assert any(text.startswith("autocast's cache") for text in notes(prof))
+
+
+def test_storages_born_since_a_number_are_found_from_the_youngest(monkeypatch):
+    """They are told in the order of their births; where there are none, nothing is looked at."""
+    with memwatch.profile() as prof:
+        storages = prof._session.storages
+        kept = [torch.ones(4) for _ in range(3)]
+        first = storages.count
+        with monkeypatch.context() as patch:
+            patch.setattr(Storages, "record_deaths", fail)
+            assert storages.born_since(first) == []
+        kept += [torch.ones(size) for size in (8, 16, 32)]
+        del kept[4]
+        assert storages.born_since(first) == [(first, 32), (first + 2, 128)]
+        numbers = [each.number for each in storages.live.values()]
+        assert numbers == sorted(numbers)
