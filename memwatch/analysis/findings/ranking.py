@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 
-_ONE_DEL: Final = (FindingKind.OUTPUT, FindingKind.ITERATION, FindingKind.DRAG)
+_ONE_DEL: Final = (FindingKind.OUTPUT, FindingKind.DRAG, FindingKind.ITERATION)
 """Kinds that one `del` of a variable mends together, the earliest `del` first."""
 
 
