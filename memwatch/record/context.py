@@ -155,14 +155,14 @@ class Context:
     def _swap(self, swap_tensors: Callable[..., Any], t1: Tensor, t2: Tensor) -> Any:
         """Let go of parameters while torch swaps them: it refuses tensors that anybody refers to weakly."""
         tensors = t1, t2
-        known = {id(tensor): self._parameters.pop(id(tensor), None) for tensor in tensors}
+        known = {id(tensor): self._parameters.pop(id(tensor), (None,))[1:] for tensor in tensors}
         try:
             return swap_tensors(t1, t2)
         finally:
             for tensor in tensors:
                 before = known[id(tensor)]
-                if before is not None:
-                    self._parameters[id(tensor)] = (weakref.ref(tensor), *before[1:])
+                if before:
+                    self._parameters[id(tensor)] = (weakref.ref(tensor), *before)
 
     def place(self) -> tuple[int, int, int]:
         """Return how many ops have started, the running module and the running call stack."""

@@ -70,6 +70,7 @@ RECOMPUTED_IN: Final = (
 )
 KERNEL: Final = "the kernel of {op}"
 RUNNING_OP: Final = "the running op {op}, whose result it is"
+READING_OP: Final = "the running op {op}, whose argument it is"
 NOT_SEEN: Final = "not seen"
 NOT_SEEN_MADE_BEFORE: Final = "not seen; made before the block"
 NOT_SEEN_MADE_BY: Final = "not seen; made by {op}"

@@ -212,15 +212,15 @@ def test_modules_fold_by_mouse(shown, planned):
     """A click on the arrow hides all that is below a module, another shows it again; the address knows."""
     shown.click("#tab-modules")
     everything = shown.row_keys()
-    assert everything[0] == "TinyGPT"
+    assert everything[0] == "model"
     shown.click("[aria-label='Fold blocks.0']")
     assert shown.row_keys() == [name for name in everything if not name.startswith("blocks.0.")]
     assert shown.state()["fold"] == str(planned.reading.modules.index.get_loc("blocks.0"))
     shown.act(shown.driver.back)
     assert shown.row_keys() == everything
     shown.click("#fold-modules")
-    class_of = planned.reading.modules["class_name"]
-    roots = [name for name in everything if name.partition("#")[0] == class_of[name]]
+    parent = planned.reading.modules["parent"]
+    roots = [name for name in everything if not parent[name]]
     assert shown.row_keys() == roots
     shown.click("#unfold-modules")
     assert shown.row_keys() == everything
@@ -231,7 +231,7 @@ def test_modules_fold_by_keyboard(shown):
     shown.click("#tab-modules")
     everything = shown.row_keys()
     focused = "return document.activeElement.getAttribute('aria-label')"
-    shown.js("document.querySelector(\"[aria-label='Fold TinyGPT']\").focus()")
+    shown.js("document.querySelector(\"[aria-label='Fold model']\").focus()")
     shown.driver.switch_to.active_element.send_keys(Keys.ARROW_DOWN)
     assert shown.js(focused) == "Fold blocks"
     shown.act(lambda: shown.driver.switch_to.active_element.send_keys(Keys.ARROW_LEFT))
@@ -240,7 +240,7 @@ def test_modules_fold_by_keyboard(shown):
     shown.act(lambda: shown.driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT))
     assert shown.row_keys() == everything
     shown.driver.switch_to.active_element.send_keys(Keys.ARROW_UP)
-    assert shown.js(focused) == "Fold TinyGPT"
+    assert shown.js(focused) == "Fold model"
 
 
 def test_a_filter_looks_into_folded_modules(quiet, page):
@@ -254,14 +254,12 @@ def test_the_icicle_puts_the_root_module_on_top(quiet, page, planned):
     """In the order by module the root's cell is as large as its row in the tree, and lists the same storages."""
     quiet.open(page, "#order=module")
     tops = "document.querySelector('#flame g.frame').__data__.data.children.map((cell) => cell.name)"
-    cell = quiet.js(f"return {tops}").index(
-        "TinyGPT"
-    )  # beside it stands what other tests left in the process
+    cell = quiet.js(f"return {tops}").index("model")  # beside it stands what other tests left in the process
     quiet.open(page, f"#order=module&cell={cell}")
     modules = planned.reading.modules
-    assert quiet.live_bytes() == modules["inclusive_bytes"]["TinyGPT"]
+    assert quiet.live_bytes() == modules["inclusive_bytes"]["model"]
     labels = quiet.js(TEXTS, "#flame .d3-flame-graph-label")
-    assert "TinyGPT" in labels
+    assert "model" in labels
     assert "blocks.0" in labels
 
 

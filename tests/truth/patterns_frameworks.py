@@ -91,7 +91,7 @@ def ddp_with_gradients_as_views():
             ("unsharded parameter", "unshard|all-gather|FSDP"),
             ("communication", "reduce-scatter|all-gather|FSDP"),
             ("temporary", GRADIENT),
-            ("gradient", GRAD),
+            ("gradient", f"{GRAD}|gradient of the whole parameter"),  # before it is reduced, and after
         )
     ),
     *ACTIVATIONS,

@@ -132,7 +132,7 @@ class Preallocated(Attention):
         f32(BATCH, 211, WIDTH + VALUES),
         "held",
         "preallocated",
-        f"{var('self.cache')}|{var('net.cache')}|{RESULT}",
+        f"{var('self.cache')}|{var('net.cache')}|attribute .cache of|{RESULT}",
         "net|Preallocated",
     ),
 )

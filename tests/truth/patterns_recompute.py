@@ -218,11 +218,21 @@ def checkpoint_of_a_function_whose_local_is_dead():
     Fact(f32(8, 32, 431), "temporary", f"train llama|{LIBRARY}", GRADIENT, r".*\.mlp.*", "silu_backward"),
     Fact(
         f32(8, 32, 32),
-        "recomputed",
+        "activation",
         f"train llama|{LIBRARY}",
-        HELD,
-        r"model\.layers\.\d.*",
-        r"add\.Tensor|attention",
+        "checkpoint",
+        r"model\.embed_tokens",
+        "embedding",
+    ),
+    Fact(f32(8, 32, 32), "temporary", f"train llama|{LIBRARY}", GRADIENT, r"model\.norm", "mul", most=1),
+    *(
+        Fact(f32(8, 32, 32), "recomputed", f"train llama|{LIBRARY}", HELD, rf"model\.layers\.\d{child}", op)
+        for child, op in (
+            (r"\.(input|post_attention)_layernorm", "mul"),
+            (r"\.self_attn", "add|attention"),
+            (r"\.self_attn\.[qkv]_proj", "mm"),
+            ("", "add"),
+        )
     ),
     *(
         Fact(

@@ -87,9 +87,10 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
         kept.needed.tolist(),
         kept.by_itself.tolist(),
         kept.like_others.tolist(),
+        kept.lasting.tolist(),
         strict=True,
     )
-    for storage, origin, op, needed, by_itself, like_others in columns:
+    for storage, origin, op, needed, by_itself, like_others, lasting in columns:
         role, role_name, role_module = "", "", NONE
         if storage != NONE and storage in roles:
             strongest, role, role_name, role_module = roles[storage]
@@ -107,6 +108,11 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
                     category, rule = "communication", "a collective made it"
                 elif communicated[storage]:
                     category, rule = "communication", "a collective works on it in backward"
+            if category == "temporary" and lasting:
+                category, rule = (
+                    "held",
+                    "a global, a class or a cache was seen to keep it, whichever call returns",
+                )
             if category == "temporary" and like_others:
                 category, rule = (
                     "held",

@@ -16,7 +16,7 @@ from memwatch.analysis.facts.iterations import KeptAcross, boundaries, kept_acro
 from memwatch.analysis.facts.live_curve import LiveCurve, trace_live_curve
 from memwatch.analysis.facts.made_by import MadeBy, made_by
 from memwatch.analysis.facts.module_names import owning_modules, qualified
-from memwatch.analysis.facts.passes import made_for_objects, starts_of_passes
+from memwatch.analysis.facts.passes import made_for_objects, seen_in_lasting, starts_of_passes
 from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
 from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.analysis.facts.uses import UseBounds, use_bounds
@@ -93,7 +93,8 @@ class Facts:
         passes_ns = starts_of_passes(capture, self.call_stacks)
         in_objects = made_for_objects(capture, allocations)
         kept = kept_across(capture, allocations, self.use_bounds, passes_ns)
-        return KeptAcross(*(column & in_objects for column in kept))
+        kept = KeptAcross(*(column & in_objects for column in kept))
+        return kept._replace(lasting=seen_in_lasting(capture, allocations))
 
     @cached_property
     def recomputes(self) -> Recomputes:

@@ -36,11 +36,13 @@ class KeptAcross(NamedTuple):
         needed: alive across at least one boundary and used after that, or alive across two.
         by_itself: alive across two boundaries, and autograd saved it across none of them.
         like_others: made too late to be alive across two, by calls whose earlier results mostly were kept.
+        lasting: no iteration tells, but what no call's return ends was seen to keep it.
     """
 
     needed: NDArray[np.bool_]
     by_itself: NDArray[np.bool_]
     like_others: NDArray[np.bool_]
+    lasting: NDArray[np.bool_]
 
 
 def boundaries(capture: Capture, places: Places) -> IntArray:
@@ -67,7 +69,8 @@ def kept_across(capture: Capture, allocations: Allocations, uses: UseBounds, end
     needed = is_often | ((count > 0) & (last_use_ns > first_ns))
     by_itself = is_often & ~_saved_across(capture, allocations, ends_ns)
     is_last = allocations.birth_ns > np.sort(ends_ns)[-_FEWEST_CROSSED : 1 - _FEWEST_CROSSED].max(initial=0)
-    return KeptAcross(needed, by_itself, _like_others(capture, allocations, needed, is_last))
+    like_others = _like_others(capture, allocations, needed, is_last)
+    return KeptAcross(needed, by_itself, like_others, np.zeros(len(allocations), dtype=bool))
 
 
 def _like_others(

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 _DEEPEST: Final = 64
-_OF_OBJECTS: Final = (EdgeKind.ATTRIBUTE.value, EdgeKind.CLASS_ATTRIBUTE.value)
+_OF_OBJECTS: Final = (
+    EdgeKind.ATTRIBUTE.value, EdgeKind.CLASS_ATTRIBUTE.value, EdgeKind.CLOSURE_CELL.value,
+    EdgeKind.CELL_CONTENTS.value,
+)  # fmt: skip
+_LASTING: Final = (EdgeKind.CLASS_ATTRIBUTE.value, EdgeKind.CACHE_RESULT.value, EdgeKind.CACHE_ARGUMENT.value)
+_ITEMS: Final = (EdgeKind.ITEM.value, EdgeKind.VALUE.value, EdgeKind.MEMBER.value, EdgeKind.KEY.value)
+_SCRIPT: Final = "__main__"
 
 
 def starts_of_passes(capture: Capture, call_stacks: CallStacks) -> IntArray:
@@ -45,7 +51,7 @@ def starts_of_passes(capture: Capture, call_stacks: CallStacks) -> IntArray:
 
 
 def made_for_objects(capture: Capture, allocations: Allocations) -> NDArray[np.bool_]:
-    """Return what was made by calls whose results samples saw in attributes, or in a container that is a global."""
+    """Return what was made by calls whose results samples saw in attributes, closures, or in a global container."""
     edges, rows, stacks = capture.tables["edges"], capture.tables["holders"], capture.tables["ops"]["stack"]
     longer = edges["path"][edges["depth"] > 0]
     in_global = edges["path"][(edges["depth"] == 0) & (edges["kind"] == EdgeKind.GLOBAL.value)]
@@ -57,3 +63,23 @@ def made_for_objects(capture: Capture, allocations: Allocations) -> NDArray[np.b
     seen = np.unique(stack_of[rows["storage"][np.isin(rows["path"], lasting)]])
     made: NDArray[np.bool_] = np.isin(stack_of, seen[seen != NONE])
     return made
+
+
+def seen_in_lasting(capture: Capture, allocations: Allocations) -> NDArray[np.bool_]:
+    """Return what samples saw in a class, a cache, or a container that is a global.
+
+    No call's return ends that. A script's own globals do not count: they are its local variables.
+    """
+    edges, vertices, rows = (capture.tables[name] for name in ("edges", "vertices", "holders"))
+    scripts = vertices["vertex"][
+        np.array([name == _SCRIPT for name in capture.text(vertices["name"])], dtype=bool)
+    ]
+    is_global = (edges["depth"] == 0) & (edges["kind"] == EdgeKind.GLOBAL.value)
+    in_modules = edges["path"][is_global & ~np.isin(edges["owner"], scripts)]
+    containers = edges["path"][(edges["depth"] > 0) & np.isin(edges["kind"], _ITEMS)]
+    lasting = np.union1d(
+        edges["path"][np.isin(edges["kind"], _LASTING)], np.intersect1d(in_modules, containers)
+    )
+    seen = rows["storage"][np.isin(rows["path"], lasting)]
+    found: NDArray[np.bool_] = np.isin(allocations.storage, seen[seen != NONE])
+    return found

@@ -75,6 +75,15 @@ class Holder:
         return self.is_own is False
 
     @property
+    def order(self) -> tuple[bool, bool]:
+        """What sorts holders: the program's own first, and of those that are inferred objects before variables.
+
+        What an object refers to outlasts a call: more likely it did so at another time as well.
+        """
+        is_brief = self.inference is not None and self.kind in (HolderKind.LOCAL, HolderKind.ARGUMENT)
+        return self.foreign, is_brief
+
+    @property
     def may_be_cut(self) -> bool:
         """Whether a program can let go of it: of what torch or a library keeps on an evaluation stack it cannot."""
         known = [edge.is_own for edge in self.edges if edge.is_own is not None]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from memwatch.analysis.holders.evidence import Inference
+from memwatch.analysis.holders.holder import object_holder
 from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.paths import HolderPath
 from memwatch.capture.schema import NONE
@@ -62,14 +64,21 @@ class Twins:
         made = self._facts.allocations.op
         for rows in self._nearest(allocation, op):
             age = int(self._table["op"][rows[0]]) - 1 - int(made[self._table["storage"][rows[0]]])
-            placed = [
-                self._lasting.of_twin(holder, allocation, op, twin_age=age)
-                for holder in self._rows.seen_in(rows)
-            ]
+            placed = [self._placed(holder, rows, allocation, op, age) for holder in self._rows.seen_in(rows)]
             kept = [holder for holder in placed if holder is not None]
             if kept:
-                return sorted(kept, key=lambda holder: holder.foreign)
+                return sorted(kept, key=lambda holder: holder.order)
         return []
+
+    def _placed(self, holder: Holder, rows: IntArray, allocation: int, op: int, age: int) -> Holder | None:
+        """Return a holder that was seen in some rows as one of an allocation, None if it cannot be one then."""
+        placed = self._lasting.of_twin(holder, allocation, op, twin_age=age)
+        if self._table["storage"][rows[0]] != self._facts.allocations.storage[allocation]:
+            return placed
+        lasting = placed or object_holder(
+            holder
+        )  # it is no twin: it was itself seen so, before its first use
+        return None if lasting is None else lasting.inferred(Inference.LATER)
 
     def on_stack(self, allocation: int, op: int) -> list[Holder]:
         """Return where gc saw a twin that no variable named; it is not asked for every one."""
@@ -98,7 +107,9 @@ class Twins:
         age_apart = np.abs((seen_ops - allocations.op[storages]) - (op - int(allocations.op[allocation])))
         later = np.abs(np.array(seen_at, dtype=np.int64)[fits] - generation)
         later = np.where(self._is_kept[rows], 0, later)
-        order = np.lexsort((age_apart, later, other_size))
+        module = self._facts.places.module_of_op
+        other_module = module[allocations.op[storages]] != module[allocations.op[allocation]]
+        order = np.lexsort((age_apart, later, other_size, other_module))
         asked: set[tuple[int, int]] = set()
         for row in rows[order].tolist():
             key = (int(self._table["sample"][row]), int(self._table["storage"][row]))

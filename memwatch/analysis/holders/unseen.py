@@ -12,13 +12,14 @@ from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
 from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.samples import SMALL_RATIO
-from memwatch.capture.schema import IN_BACKWARD, NONE, PHASES
+from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, PHASES
 from memwatch.words import holders as words
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.holders.samples import HolderSamples
 
+_OUTPUT = ACCESSES.index("output")
 _BACKWARD, _OPTIMIZER = PHASES.index("backward"), PHASES.index("optimizer")
 
 
@@ -42,6 +43,22 @@ class Unseen:
         text, seen = words.RUNNING_OP.format(op=op_name), HolderEvidence.SEEN
         return Holder(HolderKind.RUNNING_OP, text, line, subject=(op_name,), evidence=seen)
 
+    def _reading_op(self, allocation: int, event: int) -> Holder | None:
+        """Return the op that runs at an event as the holder of what it was given: torch holds it until it returns."""
+        facts, op = self._facts, int(self._facts.op_of_event[event])
+        if op == NONE or int(facts.curve.time_ns[event]) > int(self._ops["end_ns"][op]):
+            return None
+        if int(facts.allocations.storage[allocation]) not in self._storages_given_to(op):
+            return None
+        op_name = facts.op_name(op)
+        text, seen = words.READING_OP.format(op=op_name), HolderEvidence.SEEN
+        return Holder(HolderKind.RUNNING_OP, text, facts.op_line(op), subject=(op_name,), evidence=seen)
+
+    def _storages_given_to(self, op: int) -> set[int]:
+        uses = self._facts.capture.tables["uses"]
+        given = (uses["op"] == op) & (uses["access"] != _OUTPUT)
+        return set(uses["storage"][given].tolist())
+
     def holder(self, allocation: int, event: int) -> Holder:
         """Return the holder of an allocation at an event, as far as it is known."""
         facts, allocations = self._facts, self._facts.allocations
@@ -49,8 +66,9 @@ class Unseen:
         op_name, line = str(facts.made_by.op_name[allocation]), str(facts.made_by.line[allocation])
         if int(allocations.origin[allocation]) == WORKSPACE:
             return Holder(HolderKind.KERNEL, words.KERNEL.format(op=op_name), line, subject=(op_name,))
-        inferred = self._inferred(allocation, made, op)
-        return self._not_seen(allocation, made) if inferred is None else inferred
+        known = self._inferred(allocation, made, op) or self._reading_op(allocation, event)
+        known = known or self._in_no_variable(allocation, made, op)
+        return self._not_seen(allocation, made) if known is None else known
 
     def _not_seen(self, allocation: int, made: int) -> Holder:
         facts, allocations = self._facts, self._facts.allocations
@@ -90,14 +108,14 @@ class Unseen:
         elif self._is_in_one_call(made, op):
             text, rule = words.CPP_CALLED, Inference.WITHIN_CPP
         if not text:
-            return (
-                self._in_no_variable(allocation, op) if phase_now not in (*IN_BACKWARD, _OPTIMIZER) else None
-            )
+            return None
         told = text.format(op=op_name, module=module)
         return Holder(kind, told, line, subject=(rule, op_name, module)).inferred(rule)
 
-    def _in_no_variable(self, allocation: int, op: int) -> Holder | None:
+    def _in_no_variable(self, allocation: int, made: int, op: int) -> Holder | None:
         """Return the evaluation stack of the call that made an allocation, if no variable was seen to hold it."""
+        if NONE in (made, op) or made > op or self._facts.op_phase(op) in (*IN_BACKWARD, _OPTIMIZER):
+            return None
         call = common_call(self._facts, allocation, op)
         if call is None or not self._samples.was_in_no_variable(allocation, op):
             return None

@@ -67,7 +67,7 @@ class Sample:
         spaces: dict[int, dict[str, Any]] = {}
         self._search_near(frame, spaces)
         fresh = self._unnamed()
-        if fresh or self._state.is_time_to_search_again():
+        if fresh or self._state.is_time_to_search_again() or self._state.is_much_unnamed_again():
             self._search_deep(frame, spaces)
             if fresh:
                 self._ask_gc(fresh, frame)
@@ -177,6 +177,9 @@ class Sample:
             and not state.context.owns(alive.number)
         }  # fmt: skip
         before, state.unnamed = state.unnamed, {alive.number for alive in missing.values()}
+        untold_bytes = sum(alive.nbytes for alive in missing.values() if alive.number not in state.told)
+        is_much = untold_bytes >= _UNNAMED_RATIO * state.increase_bytes
+        state.note_unnamed(untold_bytes if is_much else 0)
         fresh = {}
         for key, alive in missing.items():
             paths = state.told.get(alive.number)

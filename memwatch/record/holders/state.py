@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memwatch.record.tables.strings import Strings
 
 _SAMPLES_BETWEEN_SEARCHES: Final = 4
+_GROWTH_BETWEEN_SEARCHES: Final = 3
 
 
 class SamplingState:
@@ -56,7 +57,8 @@ class SamplingState:
         self.unnamed: set[int] = set()
         self.barren: set[int] = set()
         self.op_counter = op_counter
-        self._count_at_search = 0
+        self._count_at_search = self._searched_bytes = 0
+        self._unnamed_bytes = (0, 0)
 
     @property
     def increase_bytes(self) -> int:
@@ -78,3 +80,19 @@ class SamplingState:
             self._count_at_search = self.schedule.count
             return True
         return False
+
+    def note_unnamed(self, nbytes: int) -> None:
+        """Note how much of what lives had no holder in this sample, whatever it is; 0 where that is not much."""
+        self._unnamed_bytes = self._unnamed_bytes[1], nbytes
+
+    def is_much_unnamed_again(self) -> bool:
+        """Return True when much had no holder in two samples, though perhaps no storage twice.
+
+        A cache that is replaced in each pass is so. The next such search waits until it has grown several times.
+        """
+        context, nbytes = self.context, min(self._unnamed_bytes)
+        is_worth_it = nbytes > self._searched_bytes * _GROWTH_BETWEEN_SEARCHES
+        if not is_worth_it or context.in_backward or context.optimizing:
+            return False
+        self._searched_bytes = nbytes
+        return True
