@@ -177,7 +177,7 @@ def _holders(reading: Reading, rows: int, line: int) -> Table:
         largest = bytes_by(peak[peak["holder_kind"] == kind], "holder")["nbytes"]
         told = "".join(map(str, largest.index[:1]))
         if len(largest) > 1:
-            told = f"{format_bytes(largest.iloc[0])} by {told}"
+            told = f"{format_bytes(largest.iloc[0])}: {told}"
         words = (f"{row['count']:,}", head(str(kind), 18), head(told, room))
         table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), *words)
     return table
@@ -216,8 +216,7 @@ def _findings(reading: Reading, rows: int) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
     for finding in list(reading.findings)[:rows]:
-        words = Text(clip(f"{finding.kind}: {finding.holder}"), style="bold")
-        words.append(clip(f" at {finding.site}" if finding.site else ""), style="not bold")
+        words = Text(clip(f"{finding.kind}: {finding.holder_at(finding.site)}"), style="bold")
         words.append(f"\n{clip(finding.advice)}", style="not bold")
         table.add_row(format_bytes(finding.nbytes), words)
     if len(reading.findings) > rows:

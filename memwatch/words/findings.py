@@ -84,7 +84,7 @@ TOGETHER: Final = "{headline}; {advice}; the peak would fall to {together} with 
 """A finding's advice, by whether the peak falls when it alone is mended, and further with all others."""
 
 FINDING: Final = "{holder}, {advice}"
-FINDING_AT: Final = "{holder} at {site}, {advice}"
+HOLDER_AT: Final = "{holder} at {site}{remark}"
 ALSO_HELD: Final = "{holder} (also held by {others})"
 
 GRADIENTS: Final = "`.grad` of the parameters"

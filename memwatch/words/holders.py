@@ -79,7 +79,7 @@ MADE_BY_THREAD: Final = "not seen; made by thread `{thread}`"
 
 GRADIENT_IN_FLIGHT: Final = "gradient in flight in the autograd engine, made by {op}"
 GRADIENT_IN_FLIGHT_OF: Final = "gradient in flight in the autograd engine, made by {op} for `{module}`"
-TEMPORARY_OF_STEP: Final = "a temporary of the optimizer's step, made by {op}"
+VALUE_OF_STEP: Final = "a value within the optimizer's step, made by {op}"
 CPP_CALLED: Final = "a call into C++ that runs, made by {op}"
 
 INFERRED: Final = "{holder} (inferred: {rule})"
@@ -90,7 +90,7 @@ INFERENCES: Final[dict[str, str]] = {
     "twin": "as another one that this line made was held",
     "returned": "seen in a call that has returned, and the object may live on",
     "same call": "the innermost call that made it and still runs",
-    "no variable": "it was looked for in all variables, and this call made it and still runs",
+    "no variable": "a look found it in no variable, and this call made it and still runs",
     "role later": "seen in that role later",
     "in flight": "made in backward, read by a later op of the same backward",
     "within C++": "one line of Python made it and still runs",

@@ -54,6 +54,8 @@ _STRENGTH = (
 """Roles that give a category, the strongest first."""
 _COLLECTIVES = ("c10d.", "_c10d_functional.", "c10d_functional.")
 """How the names of the ops begin by which processes communicate."""
+_TEMPORARY: Final = "made by an op, in no other role, and no later iteration needs it"
+_TEMPORARY_OF_ALL: Final = "made by an op, in no other role; no iteration was marked"
 _COMPUTED_AGAIN: Final = "torch.utils.checkpoint computed it again in backward"
 _COMPUTED_AGAIN_BY_HAND: Final = (
     "inferred: the backward of a program's own autograd.Function computed it with gradients on, as a checkpoint "
@@ -103,6 +105,8 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
             category, rule = _without_role(
                 storage, origin, op, is_held=is_held, is_saved=is_saved, crosses=does_cross
             )
+            if rule == _TEMPORARY and not kept.are_told:
+                rule = _TEMPORARY_OF_ALL
             if category in ("temporary", "input", "held") and storage != NONE:
                 if NONE < op < len(collective) and collective[op]:
                     category, rule = "communication", "a collective made it"
@@ -149,7 +153,7 @@ def _of_one_iteration(origin: int, op: int) -> tuple[str, str]:
         return "input", _INPUT_RULES[origin]
     if origin == UNOBSERVED and op == NONE:
         return "temporary", "made where no op was recorded, used by one later"
-    return "temporary", "made by an op, in no other role, and no later iteration needs it"
+    return "temporary", _TEMPORARY
 
 
 def _recompute_rules(capture: Capture) -> dict[int, str]:

@@ -37,12 +37,14 @@ class KeptAcross(NamedTuple):
         by_itself: alive across two boundaries, and autograd saved it across none of them.
         like_others: made too late to be alive across two, by calls whose earlier results mostly were kept.
         lasting: no iteration tells, but what no call's return ends was seen to keep it.
+        are_told: whether a step, a backward or a call of a module tells where any iteration ends.
     """
 
     needed: NDArray[np.bool_]
     by_itself: NDArray[np.bool_]
     like_others: NDArray[np.bool_]
     lasting: NDArray[np.bool_]
+    are_told: bool
 
 
 def boundaries(capture: Capture, places: Places) -> IntArray:
@@ -70,7 +72,8 @@ def kept_across(capture: Capture, allocations: Allocations, uses: UseBounds, end
     by_itself = is_often & ~_saved_across(capture, allocations, ends_ns)
     is_last = allocations.birth_ns > np.sort(ends_ns)[-_FEWEST_CROSSED : 1 - _FEWEST_CROSSED].max(initial=0)
     like_others = _like_others(capture, allocations, needed, is_last)
-    return KeptAcross(needed, by_itself, like_others, np.zeros(len(allocations), dtype=bool))
+    lasting = np.zeros(len(allocations), dtype=bool)
+    return KeptAcross(needed, by_itself, like_others, lasting, are_told=len(ends_ns) > 0)
 
 
 def _like_others(

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def find_drag(moment: Moment) -> list[Candidate]:
     """Return what variables hold after its last use, by variable.
 
-    What a later pass of a loop needs is no drag; what a later pass makes anew is the rule `iteration`.
+    What a later pass of a loop needs is no drag. What an earlier pass made, and each pass makes anew, is the rule
+    `iteration`, or nothing: the pass that replaces it has just read it. Nor can a `del` stand inside a statement.
     """
     loops, op = moment.evidence.loops, moment.op
     held = (
@@ -23,6 +24,7 @@ def find_drag(moment: Moment) -> list[Candidate]:
         for allocation, variables in moment.held_by_variables(DRAG)
         if not moment.is_output(allocation)
         and not loops.is_needed_in_another_pass(allocation, op)
-        and not loops.is_made_anew(allocation, op)
+        and not loops.is_last_used_in_same_statement(allocation, op)
+        and not (loops.is_made_anew(allocation, op) and loops.is_of_earlier_pass(allocation, op))
     )
     return by_holder(FindingKind.DRAG, held, moment.facts.allocations)

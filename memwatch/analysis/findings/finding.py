@@ -36,6 +36,7 @@ class Finding:
         predicted_peak_bytes: what the peak would fall to if this alone were done.
         together_peak_bytes: what the peak would fall to if all findings were.
         storages: the storages concerned, by index of `prof.storages`.
+        remark: the end of `holder`: how it is known, and who else holds them.
     """
 
     kind: FindingKind
@@ -47,11 +48,18 @@ class Finding:
     predicted_peak_bytes: int
     together_peak_bytes: int
     storages: tuple[int, ...] = field(repr=False)
+    remark: str = field(default="", repr=False)
 
     def __str__(self) -> str:
         """Return one line: the variable, what it keeps, what to do and what that would bring."""
-        template = words.FINDING_AT if self.site else words.FINDING
-        return template.format(holder=self.holder, site=short_site(self.site), advice=self.advice)
+        return words.FINDING.format(holder=self.holder_at(short_site(self.site)), advice=self.advice)
+
+    def holder_at(self, site: str) -> str:
+        """Return the holder with its site, which stands before what is remarked of it."""
+        if not site:
+            return self.holder
+        named = self.holder.removesuffix(self.remark)
+        return words.HOLDER_AT.format(holder=named, site=site, remark=self.remark)
 
 
 def short_site(site: str) -> str:

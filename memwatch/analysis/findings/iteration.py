@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def find_iteration(moment: Moment) -> list[Candidate]:
-    """Return what variables hold from one pass of a loop into the next, by variable."""
+    """Return what variables hold from one pass of a loop into the next, by variable.
+
+    Its last use lies before the pass that runs: what this pass still uses, as a running average, cannot go sooner.
+    """
     loops, op = moment.evidence.loops, moment.op
     held = (
         (allocation, variables)
@@ -21,5 +24,6 @@ def find_iteration(moment: Moment) -> list[Candidate]:
         if not moment.is_output(allocation)
         and not loops.is_needed_in_another_pass(allocation, op)
         and loops.is_made_anew(allocation, op)
+        and loops.is_left_over(allocation, op)
     )
     return by_holder(FindingKind.ITERATION, held, moment.facts.allocations)

@@ -19,12 +19,17 @@ _LEAST_WAITING: Final = 2
 
 
 def find_lag(moment: Moment) -> list[Candidate]:
-    """Return computed results that wait, by what they wait in."""
+    """Return computed results that wait, by what they wait in.
+
+    What one pass of a loop makes for another does not wait, as averaged weights: nothing could make it later.
+    """
+    loops, category = moment.evidence.loops, moment.facts.categories.category
     held = (
         (allocation, _waiting_places(moment, allocation, variables))
         for allocation, variables in moment.held_by_variables(LAG)
+        if category[allocation] != "held" and not loops.is_needed_in_another_pass(allocation, moment.op)
     )
-    found = ((row, waits) for row, waits in held if waits and moment.evidence.loops.is_computed(row))
+    found = ((row, waits) for row, waits in held if waits and loops.is_computed(row))
     return by_holder(FindingKind.LAG, found, moment.facts.allocations)
 
 

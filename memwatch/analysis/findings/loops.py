@@ -12,6 +12,7 @@ from memwatch.capture.schema import ACCESSES, NONE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from memwatch.analysis.facts.call_stacks import Call
     from memwatch.analysis.facts.facts import Facts
     from memwatch.capture.packed import IntArray
 
@@ -25,6 +26,7 @@ class Loops:
         self._facts = facts
         self._allocations = facts.allocations
         self._needed: dict[tuple[int, int], bool] = {}
+        self._lines: dict[int, list[tuple[int, IntArray]]] = {}
 
     @cached_property
     def _stacks(self) -> IntArray:
@@ -63,6 +65,62 @@ class Loops:
         later &= (allocations.birth_event <= end) if end != NONE else True
         rows = np.flatnonzero(later)
         return bool((self._stacks[allocations.op[rows]] == self._stacks[made]).any())
+
+    def is_left_over(self, allocation: int, op: int) -> bool:
+        """Return True if a new pass of the loop that made it began after its last use, by the time `op` runs."""
+        last = int(self._facts.use_bounds.last_op[allocation])
+        return last != NONE and self._jumps_back(int(self._allocations.op[allocation]), last, op)
+
+    def is_of_earlier_pass(self, allocation: int, op: int) -> bool:
+        """Return True if a new pass of the loop that made it has begun by the time `op` runs."""
+        made = int(self._allocations.op[allocation])
+        return self._jumps_back(made, made, op)
+
+    def is_last_used_in_same_statement(self, allocation: int, op: int) -> bool:
+        """Return True if the line that used it last still runs while `op` does, which the same line runs."""
+        last = int(self._facts.use_bounds.last_op[allocation])
+        if not NONE < last < op or NONE in (self._stacks[last], self._stacks[op]):
+            return False
+        if self._frames[int(self._stacks[last])] != self._frames[int(self._stacks[op])]:
+            return False
+        line, lines_of_stack = self._lines_around(int(self._stacks[op]))[-1]
+        return bool((lines_of_stack[self._stacks[last : op + 1]] == line).all())
+
+    def _jumps_back(self, made: int, first: int, last: int) -> bool:
+        """Return True if Python went back to the line that ran op `made`, or to an earlier one, between two ops.
+
+        The line is that of any call around the op: a function that is called again begins anew as well.
+        """
+        if made == NONE:
+            return False
+        for line, lines_of_stack in self._lines_around(int(self._stacks[made])):
+            lines = lines_of_stack[self._stacks[first : last + 1]]
+            lines = lines[lines > 0]
+            if ((np.diff(lines) < 0) & (lines[1:] <= line)).any():
+                return True
+        return False
+
+    def _lines_around(self, stack: int) -> list[tuple[int, IntArray]]:
+        """Return, for each call on a stack, its line there, and per stack its line, 0 where it does not run."""
+        if stack == NONE:
+            return []
+        if stack not in self._lines:
+            around = self._frames[stack]
+            lines = np.zeros((len(around), len(self._frames) + 1), dtype=np.int64)  # the last is of no stack
+            for number, frames in enumerate(self._frames):
+                for depth, (mine, other) in enumerate(zip(around, frames, strict=False)):
+                    if (mine.file, mine.function) == (other.file, other.function):
+                        lines[depth, number] = other.line
+                    if mine != other:
+                        break
+            self._lines[stack] = [(call.line, lines[depth]) for depth, call in enumerate(around)]
+        return self._lines[stack]
+
+    @cached_property
+    def _frames(self) -> list[list[Call]]:
+        """The frames of every stack, outermost first."""
+        count = int(self._stacks.max(initial=NONE)) + 1
+        return [self._facts.call_stacks.frames(stack)[::-1] for stack in range(count)]
 
     def is_needed_in_another_pass(self, allocation: int, op: int) -> bool:
         """Return True if it, or another that the same calls made, is read both before and after this place of a loop.

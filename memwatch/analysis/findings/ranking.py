@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 
-_ONE_DEL: Final = (FindingKind.OUTPUT, FindingKind.ITERATION, FindingKind.DRAG)
+_ONE_DEL: Final = (FindingKind.OUTPUT, FindingKind.DRAG, FindingKind.ITERATION)
 """Kinds that one `del` of a variable mends together, the earliest `del` first."""
 
 
@@ -106,6 +106,7 @@ def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_byte
     holder = candidate.holder
     others = [each.told for each in candidate.others if not each.foreign and each.key != holder.key]
     also = words.ALSO_HELD.format(holder=holder.told, others=", ".join(dict.fromkeys(others)))
+    told = also if others else holder.told
     last_op = int(facts.use_bounds.last_op[candidate.allocations[-1]])
     advice = advise(
         candidate.kind,
@@ -121,11 +122,12 @@ def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_byte
     return Finding(
         kind=candidate.kind,
         nbytes=candidate.nbytes,
-        holder=also if others else holder.told,
+        holder=told,
         site=holder.site,
         advice=advice,
         path=holder.path,
         predicted_peak_bytes=alone_bytes,
         together_peak_bytes=together_bytes,
         storages=tuple(candidate.allocations),
+        remark=told.removeprefix(holder.words),
     )

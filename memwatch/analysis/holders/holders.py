@@ -110,7 +110,8 @@ class Holders:
         op = int(self._facts.op_of_event[event])
         variables = self.variables(allocation, op)
         if variables:
-            return variables[0]
+            is_held = self._facts.categories.category[allocation] == "held"
+            return min(variables, key=_lasts_less) if is_held else variables[0]
         checkpoint = self._checkpoint(allocation)
         return self._unseen.holder(allocation, event) if checkpoint is None else checkpoint.holder
 
@@ -188,3 +189,9 @@ class Holders:
             roots[0].path if roots else "",
             subject=(node, module),
         )
+
+
+def _lasts_less(holder: Holder) -> tuple[bool, bool, bool]:
+    """Return what sorts the holders of memory that outlives calls: seen ones first, and variables of calls last."""
+    is_variable = holder.kind in (HolderKind.LOCAL, HolderKind.ARGUMENT, HolderKind.EVALUATION_STACK)
+    return holder.foreign, holder.evidence is not HolderEvidence.SEEN, is_variable and not holder.is_inside

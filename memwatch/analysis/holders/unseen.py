@@ -87,7 +87,7 @@ class Unseen:
         return Holder(kind, told, line, subject=(op_name, thread), evidence=HolderEvidence.NONE)
 
     def _inferred(self, allocation: int, made: int, op: int) -> Holder | None:
-        """Return a holder in C++ that a rule infers, None where no rule applies."""
+        """Return a holder that a rule about backwards, steps and calls into C++ infers, None where none applies."""
         if NONE in (made, op) or made > op:
             return None
         phase, phase_now = self._facts.op_phase(made), self._facts.op_phase(op)
@@ -104,7 +104,7 @@ class Unseen:
         ):
             text = words.GRADIENT_IN_FLIGHT_OF if module else words.GRADIENT_IN_FLIGHT
         elif phase == phase_now == _OPTIMIZER and self._is_dropped_in_this_step(allocation, made, op):
-            text, rule = words.TEMPORARY_OF_STEP, Inference.WITHIN_STEP
+            text, rule, kind = words.VALUE_OF_STEP, Inference.WITHIN_STEP, HolderKind.OPTIMIZER_STEP
         elif self._is_in_one_call(made, op):
             text, rule = words.CPP_CALLED, Inference.WITHIN_CPP
         if not text:
@@ -113,8 +113,13 @@ class Unseen:
         return Holder(kind, told, line, subject=(rule, op_name, module)).inferred(rule)
 
     def _in_no_variable(self, allocation: int, made: int, op: int) -> Holder | None:
-        """Return the evaluation stack of the call that made an allocation, if no variable was seen to hold it."""
-        if NONE in (made, op) or made > op or self._facts.op_phase(op) in (*IN_BACKWARD, _OPTIMIZER):
+        """Return the evaluation stack of the call that made an allocation, if no variable was seen to hold it.
+
+        What backward made is left out: autograd may hand it on in a new tensor, which no look recognises.
+        """
+        if NONE in (made, op) or made > op:
+            return None
+        if self._facts.op_phase(made) in IN_BACKWARD or self._facts.op_phase(op) in (*IN_BACKWARD, _OPTIMIZER):
             return None
         call = common_call(self._facts, allocation, op)
         if call is None or not self._samples.was_in_no_variable(allocation, op):
