@@ -6,12 +6,12 @@ import inspect
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.own_code import is_memwatch_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from types import CodeType, FrameType
 
 _HELD_BY_FRAME_ONLY: Final = 3  # the frame, our name, the argument of getrefcount
@@ -21,8 +21,8 @@ def read_locals(frame: FrameType) -> dict[str, object]:
     """Return the local variables of a call, by name.
 
     Up to Python 3.12 ``frame.f_locals`` is a dictionary that the frame keeps, with a reference to every
-    value: a
-    later ``del x`` in the program would free nothing. It is emptied again unless the program holds it itself.
+    value: a later ``del x`` in the program would free nothing. It is emptied again unless the program holds it
+    itself. Who calls this must not hold it: see `without_empty_dictionaries`.
 
     Args:
         frame: a running or suspended call.
@@ -36,6 +36,15 @@ def read_locals(frame: FrameType) -> dict[str, object]:
     if owned_by_call and type(view) is dict and sys.getrefcount(view) <= _HELD_BY_FRAME_ONLY:
         view.clear()
     return values
+
+
+def without_empty_dictionaries(objects: Iterable[object]) -> list[Any]:
+    """Return the objects without the dictionaries that hold nothing: they lead nowhere.
+
+    One may be what a frame keeps since `read_locals` read and emptied it. In a list of ours it would look as if
+    the program held it, and the next look would leave it filled.
+    """
+    return [obj for obj in objects if type(obj) is not dict or obj]
 
 
 def running_frames() -> Iterator[tuple[FrameType, str]]:

@@ -233,7 +233,11 @@ def _object(value: Any) -> Iterator[Chain]:
         for held in list(attributes.values()):
             yield attributes, held
     for held in gc.get_referents(value):
-        if held is not attributes and type(held) is not FrameType and type not in mro_of(type(held)):
+        if held is attributes or type(held) is FrameType or type in mro_of(type(held)):
+            continue
+        if (
+            type(held) is not dict or held
+        ):  # an empty one may be what a suspended call keeps: see `read_locals`
             yield (held,)
 
 

@@ -17,7 +17,7 @@ import torch
 
 from memwatch._torch.tensors import USE_COUNT
 from memwatch.edges import Edge, EdgeKind
-from memwatch.heap.frames import is_own_code, read_locals
+from memwatch.heap.frames import is_own_code, read_locals, without_empty_dictionaries
 from memwatch.heap.names import type_name
 from memwatch.heap.paths import name_chain
 from memwatch.heap.tensors import mro_of
@@ -42,7 +42,7 @@ def young_objects() -> list[Any]:
     """
     if gc.get_count()[0] > _MAX_YOUNG:
         return []
-    objects = gc.get_objects(generation=0) + gc.get_objects(generation=1)
+    objects = without_empty_dictionaries(gc.get_objects(generation=0) + gc.get_objects(generation=1))
     return objects if len(objects) <= _MAX_YOUNG else []
 
 

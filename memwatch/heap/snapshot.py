@@ -14,6 +14,7 @@ import torch
 
 from memwatch.heap.autograd import NativeEdge, autograd_edges
 from memwatch.heap.c_held import c_held_edges, keeps_in_c, untracked
+from memwatch.heap.frames import without_empty_dictionaries
 from memwatch.heap.ids import ids_of
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.roots import Held, Root, RootKind, find_roots, is_own_module, is_runner_module
@@ -55,9 +56,9 @@ class Snapshot:
             resume_gc()
 
     def _take(self, extra: Iterable[object], held: Iterable[Held], *, deep: bool) -> None:
-        self.objects: list[Any] = gc.get_objects()
+        self.objects: list[Any] = without_empty_dictionaries(gc.get_objects())
         self.young = set(map(id, gc.get_objects(0)))  # ids stay theirs: the list above holds the objects
-        self.objects += _frozen(self.objects, ours=[self.objects, self.young])
+        self.objects += without_empty_dictionaries(_frozen(self.objects, ours=[self.objects, self.young]))
         self.objects += extra
         types = list(map(type, self.objects))
         self._type_ids = ids_of(types)

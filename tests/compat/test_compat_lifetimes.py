@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import types
 import weakref
 
 import pytest
@@ -133,3 +134,53 @@ def test_many_blocks_leave_the_process_as_small(intercept):
         block()
     after = census()
     assert {kind: count for kind, count in after.items() if count > before.get(kind, 0)} == {}
+
+
+def _generator():
+    for number in range(3):
+        kept = torch.full((500, 500), float(number))
+        yield kept
+
+
+@types.coroutine
+def _pause(value):
+    yield value
+
+
+async def _coroutine():
+    for number in range(3):
+        kept = torch.full((500, 500), float(number))
+        await _pause(kept)
+
+
+@pytest.mark.parametrize("make", [_generator, _coroutine])
+def test_a_look_leaves_nothing_in_a_suspended_call(make):
+    """What a suspended call holds dies when the call binds its variable anew."""
+    with memwatch.profile() as prof:
+        call = make()
+        value = call.send(None)
+        high = torch.zeros(500, 3000)
+        higher = high + 1
+        reference = weakref.ref(value)
+        del value
+        call.send(None)
+        assert reference() is None
+    assert prof.meta["holder_samples"] > 0
+    del high, higher
+
+
+def test_a_look_leaves_nothing_in_a_running_call():
+    """What a running call holds dies when the call unbinds its variable."""
+
+    def lives_after_sample() -> bool:
+        value = torch.full((500, 500), 1.0)
+        reference = weakref.ref(value)
+        high = torch.zeros(500, 3000)
+        high + 1
+        del value
+        return reference() is not None
+
+    with memwatch.profile() as prof:
+        lives = [lives_after_sample() for _ in range(3)]
+    assert lives == [False] * 3
+    assert prof.meta["holder_samples"] > 0

@@ -179,3 +179,22 @@ def test_one_search_names_the_references_of_a_training_step():
     assert local.file.endswith("test_heap_graph.py")
     assert (held[EdgeKind.PARAMETER].name, held[EdgeKind.VALUE].name) == ("weight", "'exp_avg'")
     assert paths[-1][0].edge.name == "outputs"
+
+
+def test_a_second_snapshot_leaves_the_calls_as_it_found_them():
+    """The first one's look at the variables of a call is no reference of the program's to the second."""
+
+    def numbers():
+        for _ in range(2):
+            kept = torch.zeros(5)
+            yield kept
+
+    call = numbers()
+    suspended = weakref.ref(next(call))
+    value = torch.zeros(5)
+    running = weakref.ref(value)
+    for _ in range(2):
+        why_alive(suspended())
+    del value
+    next(call)
+    assert (suspended(), running()) == (None, None)
