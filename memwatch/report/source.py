@@ -36,9 +36,6 @@ class Finding(Protocol):
     def advice(self) -> str:
         """What to change, in one sentence."""
 
-    def holder_at(self, site: str) -> str:
-        """Return the holder with a place to edit, before the remark how it is known."""
-
     @property
     def path(self) -> Sequence[str] | str:
         """The chain of references from a root to the memory, an edge per item or per line."""

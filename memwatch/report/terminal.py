@@ -23,6 +23,7 @@ from memwatch.report.meta import format_duration
 from memwatch.report.plan.places import Places
 from memwatch.report.plan.terminal import plan_parts
 from memwatch.sizes import format_bytes
+from memwatch.words.findings import holder_at
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -216,7 +217,8 @@ def _findings(reading: Reading, rows: int) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
     for finding in list(reading.findings)[:rows]:
-        words = Text(clip(f"{finding.kind}: {finding.holder_at(finding.site)}"), style="bold")
+        held = holder_at(finding.holder, finding.site, getattr(finding, "remark", ""))
+        words = Text(clip(f"{finding.kind}: {held}"), style="bold")
         words.append(f"\n{clip(finding.advice)}", style="not bold")
         table.add_row(format_bytes(finding.nbytes), words)
     if len(reading.findings) > rows:

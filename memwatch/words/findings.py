@@ -96,3 +96,10 @@ CONVERTED_COPY: Final = "autograd, which saves a tensor and a converted copy of 
 BUCKETS: Final = "DistributedDataParallel"
 AUTOCAST_CACHE: Final = "autocast's cache"
 FLOAT32_COPY: Final = "autograd, which saves what was converted for an op,"
+
+
+def holder_at(holder: str, site: str, remark: str) -> str:
+    """Return a holder with its site, which stands before what is remarked of it: how it is known."""
+    if not site:
+        return holder
+    return HOLDER_AT.format(holder=holder.removesuffix(remark), site=site, remark=remark)

@@ -52,14 +52,8 @@ class Finding:
 
     def __str__(self) -> str:
         """Return one line: the variable, what it keeps, what to do and what that would bring."""
-        return words.FINDING.format(holder=self.holder_at(short_site(self.site)), advice=self.advice)
-
-    def holder_at(self, site: str) -> str:
-        """Return the holder with its site, which stands before what is remarked of it."""
-        if not site:
-            return self.holder
-        named = self.holder.removesuffix(self.remark)
-        return words.HOLDER_AT.format(holder=named, site=site, remark=self.remark)
+        held = words.holder_at(self.holder, short_site(self.site), self.remark)
+        return words.FINDING.format(holder=held, advice=self.advice)
 
 
 def short_site(site: str) -> str:

@@ -119,7 +119,10 @@ class Unseen:
         """
         if NONE in (made, op) or made > op:
             return None
-        if self._facts.op_phase(made) in IN_BACKWARD or self._facts.op_phase(op) in (*IN_BACKWARD, _OPTIMIZER):
+        if self._facts.op_phase(made) in IN_BACKWARD or self._facts.op_phase(op) in (
+            *IN_BACKWARD,
+            _OPTIMIZER,
+        ):
             return None
         call = common_call(self._facts, allocation, op)
         if call is None or not self._samples.was_in_no_variable(allocation, op):
