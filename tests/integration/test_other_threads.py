@@ -173,6 +173,25 @@ def test_what_a_thread_made_that_ran_before_is_told(intercept):
     assert any(kind == "threads" and "before the block" in text for kind, text in prof.notes)
 
 
+@pytest.mark.parametrize("intercept", NATIVE, indirect=True)
+def test_the_events_of_all_threads_are_in_the_order_of_their_times(intercept):
+    """A row has the time at which it was put behind the others, however many threads allocate at once."""
+
+    def work():
+        for _ in range(5000):
+            torch.empty(1)
+
+    with memwatch.profile(intercept=intercept) as prof:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    time_ns = prof.capture.tables["allocator"]["time_ns"]
+    assert len(time_ns) == 4 * 5000 * 2
+    assert (np.diff(time_ns) >= 0).all()
+
+
 def test_what_another_thread_may_use_is_not_called_unused():
     """Ops of other threads are not recorded, so a tensor without a use here may have been made for one of them."""
     waiting, done = queue.Queue(), queue.Queue()

@@ -27,7 +27,7 @@ def name_of(thread: threading.Thread) -> str:
     """Return the name of a thread; no code of the program's runs, for the thread may not be ready for it."""
     name = inspect.getattr_static(thread, "name", None)
     if isinstance(name, property):
-        name = getattr(threading.Thread, "name").__get__(thread)  # noqa: B009 - a property; typed as str
+        name = vars(threading.Thread)["name"].__get__(thread)
     return name if type(name) is str else "unnamed"
 
 

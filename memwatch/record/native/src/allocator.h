@@ -5,6 +5,7 @@
 // who asks, its configuration says "disabled".
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 
@@ -20,8 +21,9 @@ class Events {
     if (muted_) {  // a forked child may find the mutex held for ever
       return;
     }
-    const std::lock_guard<std::mutex> guard(mutex_);  // of the time too, or the rows of two threads may change places
-    rows_.insert(rows_.end(), {ticks(), reinterpret_cast<int64_t>(block), nbytes, number_of(device), thread});
+    const std::lock_guard<std::mutex> guard(mutex_);
+    last_ = std::max(last_, ticks());  // the processor may read its counter before it has the lock
+    rows_.insert(rows_.end(), {last_, reinterpret_cast<int64_t>(block), nbytes, number_of(device), thread});
   }
 
   /// Give the events since the last time: ticks, address, signed bytes, device as `number_of` tells it, thread.
@@ -45,6 +47,7 @@ class Events {
  private:
   std::atomic<bool> muted_{false};
   std::mutex mutex_;
+  int64_t last_ = 0;  // time of the last row: the rows of all threads are in the order of their times
   std::vector<int64_t> rows_;
 };
 
