@@ -40,6 +40,8 @@ class HolderKind(Enum):
 
     # no reference was found
     CPP_ONLY = "C++ only"
-    OPTIMIZER_STEP = "optimizer step"  # variables, an evaluation stack or C++, within the step: which is not known
+    OPTIMIZER_STEP = (
+        "optimizer step"  # variables, an evaluation stack or C++, within the step: which is not known
+    )
     NOT_SEEN = "not seen"
     NOT_LOOKED_FOR = "not looked for"
