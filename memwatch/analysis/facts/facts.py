@@ -93,8 +93,13 @@ class Facts:
         passes_ns = starts_of_passes(capture, self.call_stacks)
         in_objects = made_for_objects(capture, allocations)
         kept = kept_across(capture, allocations, self.use_bounds, passes_ns)
-        columns = (column & in_objects for column in (kept.needed, kept.by_itself, kept.like_others))
-        return KeptAcross(*columns, seen_in_lasting(capture, allocations), are_told=False)
+        return KeptAcross(
+            kept.needed & in_objects,
+            kept.by_itself & in_objects,
+            kept.like_others & in_objects,
+            seen_in_lasting(capture, allocations),
+            are_told=False,
+        )
 
     @cached_property
     def recomputes(self) -> Recomputes:
