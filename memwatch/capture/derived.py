@@ -135,7 +135,7 @@ DERIVED: Final = (
         (
             "own_bytes",
             "int",
-            "bytes at the peak made by its own ops or owned as parameter, gradient or state",
+            "bytes at the peak that it owns (parameter, buffer, gradient, state) or its ops made, without its children",
         ),
         ("inclusive_bytes", "int", "the same with its children"),
         ("saved_bytes", "int", "bytes at the peak saved for backward by it and its children"),

@@ -212,7 +212,13 @@ def hostile() -> HandMade:
         notes=[("hostile", text) for text in HOSTILE],
         findings=[
             SimpleNamespace(
-                kind=text, nbytes=1, holder=text, site=f"{text}:1", advice=text, path=[text, text]
+                kind=text,
+                nbytes=1,
+                holder=text,
+                holder_at=text.__add__,
+                site=f"{text}:1",
+                advice=text,
+                path=[text, text],
             )
             for text in HOSTILE
         ],

@@ -127,6 +127,7 @@ def test_findings_and_notes_end_the_summary(training):
             kind="drag",
             nbytes=2048,
             holder="`xs`, argument of `f`",
+            holder_at=lambda site: f"`xs`, argument of `f` at {site}",
             site="train.py:41",
             advice="Drop it.",
             path=["a", "b"],

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memwatch.analysis.facts.categories import Categories
     from memwatch.analysis.facts.made_by import MadeBy
     from memwatch.analysis.facts.module_tree import ModuleTree
@@ -22,25 +24,27 @@ _QUOTED: Final = re.compile("`(.*)`")
 def owning_modules(tree: ModuleTree, categories: Categories, made: MadeBy) -> Texts:
     """Return a module per allocation: the owner of what a module owns, else the module whose op made it."""
     modules: Texts = made.module_name.copy()
-    known = set(tree.names)
+    known = _by_suffix(tree.names)
     for allocation, category in enumerate(categories.category):
         if category in _OWNED:
             owner = categories.role_module[allocation]
             named = _owner_in(categories.role_name[allocation]) if owner == NONE else tree.names[owner]
-            modules[allocation] = _of_a_tree(named, known)
+            modules[allocation] = known.get(named, "")
         elif category == "communication":
             quoted = _QUOTED.search(categories.role_name[allocation])
-            found = "" if quoted is None else _of_a_tree(quoted[1], known)
+            found = "" if quoted is None else known.get(quoted[1], "")
             modules[allocation] = found or modules[allocation]
     return modules
 
 
-def _of_a_tree(name: str, known: set[str]) -> str:
-    """Return the module that FSDP calls by a name, which may follow its root's; empty where none or several are."""
-    if name in known or not name:
-        return name
-    found = [each for each in known if each.endswith(f".{name}")]
-    return found[0] if len(found) == 1 else ""
+def _by_suffix(names: Sequence[str]) -> dict[str, str]:
+    """Return modules by what FSDP may call them: the whole name, or what follows its root's, if that is one's alone."""
+    known: dict[str, str] = {}
+    for name in names:
+        for at in (at for at, sign in enumerate(name) if sign == "."):
+            suffix = name[at + 1 :]
+            known[suffix] = name if known.get(suffix, name) == name else ""
+    return {**known, **{name: name for name in names}}
 
 
 def _owner_in(role_name: str) -> str:

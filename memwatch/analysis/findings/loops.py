@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.capture.schema import ACCESSES, NONE
+from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,6 +40,14 @@ class Loops:
         reads[uses["op"][uses["access"] == ACCESSES.index("read")]] = True
         return reads
 
+    @cached_property
+    def _uses(self) -> tuple[IntArray, IntArray]:
+        """The storages that ops read or write, in order, and those ops."""
+        uses = self._facts.capture.tables["uses"]
+        touched = np.flatnonzero(uses["access"] != ACCESSES.index("output"))
+        touched = touched[np.argsort(uses["storage"][touched], kind="stable")]
+        return uses["storage"][touched], uses["op"][touched]
+
     def is_computed(self, allocation: int) -> bool:
         """Return True if an op computed it from other tensors, so that it could be computed later."""
         op = int(self._allocations.op[allocation])
@@ -54,13 +62,13 @@ class Loops:
         return bool((self._stacks[made[rows]] == self._stacks[made[allocation]]).any())
 
     def is_made_anew(self, allocation: int, op: int) -> bool:
-        """Return True if the same line makes the same again after `op`, and this one is still alive then."""
+        """Return True if the same line makes the same again, in `op` or after it, and this one is still alive then."""
         allocations = self._allocations
         made = int(allocations.op[allocation])
         if made == NONE or self._stacks[made] == NONE:
             return False
         end = int(allocations.death_event[allocation])
-        later = (allocations.op > max(op, made)) & (allocations.nbytes == allocations.nbytes[allocation])
+        later = (allocations.op >= max(op, made + 1)) & (allocations.nbytes == allocations.nbytes[allocation])
         later &= allocations.storage != NONE
         later &= (allocations.birth_event <= end) if end != NONE else True
         rows = np.flatnonzero(later)
@@ -80,6 +88,8 @@ class Loops:
         """Return True if the line that used it last still runs while `op` does, which the same line runs."""
         last = int(self._facts.use_bounds.last_op[allocation])
         if not NONE < last < op or NONE in (self._stacks[last], self._stacks[op]):
+            return False
+        if self._facts.op_phase(last) in IN_BACKWARD:  # not the variable's: autograd had the tensor itself
             return False
         if self._frames[int(self._stacks[last])] != self._frames[int(self._stacks[op])]:
             return False
@@ -151,9 +161,8 @@ class Loops:
 
     def _is_used_on_both_sides(self, storage: int, places: IntArray) -> bool:
         """Return True if the same calls use a storage before and after one of some ops."""
-        uses = self._facts.capture.tables["uses"]
-        made = uses["access"] == ACCESSES.index("output")
-        used = np.unique(uses["op"][(uses["storage"] == storage) & ~made])
+        storages, ops = self._uses
+        used = np.unique(ops[slice(*np.searchsorted(storages, (storage, storage + 1)))])
         by = self._stacks[used]
         return any(
             not set(by[used < place].tolist()).isdisjoint(by[used > place].tolist())

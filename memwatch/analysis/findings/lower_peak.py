@@ -38,9 +38,10 @@ def spared_bytes(candidate: Candidate, facts: Facts) -> IntArray:
         return candidate.spares
     allocations, life = facts.allocations, facts.biographies
     change = np.zeros(len(facts.curve.live_bytes) + 1, dtype=np.int64)
-    for row, start, end in candidate.spans:
-        change[start] += allocations.nbytes[row]
-        change[end] -= allocations.nbytes[row]
+    if candidate.spans:
+        rows, starts, ends = np.array(candidate.spans, dtype=np.int64).T
+        np.add.at(change, starts, allocations.nbytes[rows])
+        np.subtract.at(change, ends, allocations.nbytes[rows])
     for row in () if candidate.spans else candidate.allocations:
         start, death = int(allocations.birth_event[row]), int(allocations.death_event[row])
         end = death if death != NONE else len(change) - 1

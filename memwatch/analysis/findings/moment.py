@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator
 
     from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.findings.idle_gradients import IdleGradients
     from memwatch.analysis.findings.loops import Loops
     from memwatch.analysis.holders import Holder, Holders
     from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcomes
@@ -38,6 +39,7 @@ class Evidence(NamedTuple):
     saved: SavedTensors
     outcomes: SavedTensorOutcomes
     loops: Loops
+    idle_gradients: IdleGradients
 
 
 class Moment:

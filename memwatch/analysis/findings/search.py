@@ -17,6 +17,7 @@ from memwatch.analysis.findings.finding import LEAST_RATIO, Finding
 from memwatch.analysis.findings.float32 import find_float32
 from memwatch.analysis.findings.gradient import find_gradient
 from memwatch.analysis.findings.graph import find_graph
+from memwatch.analysis.findings.idle_gradients import IdleGradients
 from memwatch.analysis.findings.iteration import find_iteration
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.findings.lag import find_lag
@@ -60,7 +61,8 @@ _LEAST_PART: Final = 8  # a candidate of one event is at least this part of what
 
 def find(facts: Facts, holders: Holders, saved: SavedTensors) -> list[Finding]:
     """Return what would lower the peak, largest first."""
-    evidence = Evidence(facts, holders, saved, SavedTensorOutcomes(facts, saved), Loops(facts))
+    outcomes = SavedTensorOutcomes(facts, saved)
+    evidence = Evidence(facts, holders, saved, outcomes, Loops(facts), IdleGradients(facts))
     least_bytes = max(int(facts.curve.peak_increase_bytes * LEAST_RATIO), 1)
     return rank(_candidates(evidence, least_bytes), facts, least_bytes)
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _GONE = 0  # in place of a line: the call is not on this stack
 _CHECKPOINT = "torch/utils/checkpoint.py"  # whose calls are around every call in a region
 _ELSEWHERE = -1  # the stack is that of another thread
+_UNREAD = -2  # nobody asked yet
+_FIRST_LOOK_OPS = 4096
 
 
 class CallState(Enum):
@@ -47,7 +49,7 @@ class RunningCalls:
         self._facts = facts
         self._stacks: IntArray = facts.capture.tables["ops"]["stack"]
         self._frames: dict[int, tuple[Call, ...]] = {}
-        self._lines: dict[tuple[_Place, int], int] = {}
+        self._lines: dict[_Place, IntArray] = {}
         self._states: dict[tuple[_Place, int, int], CallState] = {}
 
     def frames(self, op: int) -> tuple[Call, ...]:
@@ -128,24 +130,43 @@ class RunningCalls:
         if not len(back):
             return CallState.RUNS
         # A jump back is a loop inside the call, if the call had run lines before that are left out this time.
-        before = self._lines_of(place, self._stacks[: first + 1])
-        gone = np.flatnonzero(before == _GONE)
-        run = before[gone[-1] + 1 :] if len(gone) else before
+        run = self._since_call(place, first)
         is_loop = len(run) and run.min() < lines[back + 1].min()
         return CallState.RUNS if is_loop else CallState.UNKNOWN
 
+    def _since_call(self, place: _Place, op: int) -> IntArray:
+        """Return the lines that a call has run from its begin to an op; most calls are short, so few ops are asked."""
+        count = _FIRST_LOOK_OPS
+        while True:
+            lines = self._lines_of(place, self._stacks[max(op + 1 - count, 0) : op + 1])
+            gone = np.flatnonzero(lines == _GONE)
+            if len(gone):
+                return lines[gone[-1] + 1 :]
+            if count > op:
+                return lines
+            count *= 4
+
     def _lines_of(self, place: _Place, stacks: IntArray) -> IntArray:
         """Return the line that a call has reached in each of some stacks, without those of other threads."""
-        unique, inverse = np.unique(stacks, return_inverse=True)
-        lines = np.array([self._line(place, stack) for stack in unique.tolist()], dtype=np.int64)[inverse]
+        lines = self._lines_by_stack(place)[stacks]
+        if (lines == _UNREAD).any():
+            for stack in np.unique(stacks[lines == _UNREAD]).tolist():
+                self._line(place, stack)
+            lines = self._lines_by_stack(place)[stacks]
         here: IntArray = lines[lines != _ELSEWHERE]
         return here
 
+    def _lines_by_stack(self, place: _Place) -> IntArray:
+        """Return the line that a call has reached in each stack, so far as it was asked; the last is of no stack."""
+        if place not in self._lines:
+            self._lines[place] = np.full(int(self._stacks.max(initial=NONE)) + 2, _UNREAD, dtype=np.int32)
+        return self._lines[place]
+
     def _line(self, place: _Place, stack: int) -> int:
-        key = (place, stack)
-        if key not in self._lines:
-            self._lines[key] = _line_in(place, self._frames_of(stack))
-        return self._lines[key]
+        lines = self._lines_by_stack(place)
+        if lines[stack] == _UNREAD:
+            lines[stack] = _line_in(place, self._frames_of(stack))
+        return int(lines[stack])
 
 
 def _line_in(place: _Place, frames: tuple[Call, ...]) -> int:

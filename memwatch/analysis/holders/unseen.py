@@ -29,6 +29,7 @@ class Unseen:
     def __init__(self, facts: Facts, samples: HolderSamples) -> None:
         self._facts, self._samples = facts, samples
         self._ops = facts.capture.tables["ops"]
+        self._given: dict[int, set[int]] = {}
 
     def running_op(self, allocation: int, event: int) -> Holder | None:
         """Return the op that runs at an event as the holder of what it makes, None for all else."""
@@ -55,9 +56,11 @@ class Unseen:
         return Holder(HolderKind.RUNNING_OP, text, facts.op_line(op), subject=(op_name,), evidence=seen)
 
     def _storages_given_to(self, op: int) -> set[int]:
-        uses = self._facts.capture.tables["uses"]
-        given = (uses["op"] == op) & (uses["access"] != _OUTPUT)
-        return set(uses["storage"][given].tolist())
+        if op not in self._given:
+            uses = self._facts.capture.tables["uses"]
+            given = (uses["op"] == op) & (uses["access"] != _OUTPUT)
+            self._given[op] = set(uses["storage"][given].tolist())
+        return self._given[op]
 
     def holder(self, allocation: int, event: int) -> Holder:
         """Return the holder of an allocation at an event, as far as it is known."""

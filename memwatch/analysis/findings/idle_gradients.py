@@ -1,0 +1,83 @@
+"""When gradients are idle: from the optimizer's end over the op that zeroes one to the op that adds to it.
+
+Computed for all gradients at once, for a long run zeroes each of them in every iteration.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from memwatch.capture.schema import ACCESSES, NONE, PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.capture.packed import IntArray
+
+_ZEROING: Final = ("aten.zero_", "aten._foreach_zero_")
+_OPTIMIZER: Final = PHASES.index("optimizer")
+
+
+class Spans(NamedTuple):
+    """Idle times, in the order of the storages: the events at which each begins and ends, and the op that zeroes."""
+
+    storage: IntArray
+    start: IntArray
+    end: IntArray
+    zero_op: IntArray
+
+
+class IdleGradients:
+    """The idle times of all gradients of a capture."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+
+    def of(self, storages: Iterable[int]) -> Spans:
+        """Return the idle times of some storages."""
+        chosen = np.isin(self._spans.storage, list(storages))
+        return Spans(*(column[chosen] for column in self._spans))
+
+    @cached_property
+    def _spans(self) -> Spans:
+        """The idle times: the storage is used by ops before and after the one that zeroes it."""
+        storage, op = self._uses()
+        names, number = np.unique(self._facts.capture.tables["ops"]["name"], return_inverse=True)
+        texts = self._facts.capture.text(names)
+        zeroes = np.array([text.startswith(_ZEROING) for text in texts], dtype=bool)[number]
+        at = np.flatnonzero(zeroes[op])
+        at = at[(at > 0) & (at < len(op) - 1)]
+        at = at[(storage[at - 1] == storage[at]) & (storage[at + 1] == storage[at])]
+        return Spans(storage[at], *self._events(op[at - 1], op[at], op[at + 1]), op[at])
+
+    def _uses(self) -> tuple[IntArray, IntArray]:
+        """Return the storages of gradients and the ops that use them, by storage and op, each pair once."""
+        facts, uses = self._facts, self._facts.capture.tables["uses"]
+        is_gradient = np.array([category == "gradient" for category in facts.categories.category], dtype=bool)
+        storages = facts.allocations.storage[is_gradient]
+        wanted = np.isin(uses["storage"], storages[storages != NONE])
+        chosen = np.flatnonzero(wanted & (uses["access"] != ACCESSES.index("output")))
+        storage, op = uses["storage"][chosen], uses["op"][chosen]
+        order = np.lexsort((op, storage))
+        storage, op = storage[order], op[order]
+        is_new = np.ones(len(op), dtype=bool)
+        is_new[1:] = (np.diff(storage) != 0) | (np.diff(op) != 0)
+        return storage[is_new], op[is_new]
+
+    def _events(self, before: IntArray, zeroing: IntArray, after: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the events between which gradients are idle.
+
+        The gradient that is added goes right after the op that adds it; without the old one it would stay.
+        """
+        ops, times_ns = self._facts.capture.tables["ops"], self._facts.curve.time_ns
+        last_op = len(ops["op"]) - 1
+        outside = np.append(np.flatnonzero(ops["phase"] != _OPTIMIZER), last_op + 1)
+        stepped = outside[np.searchsorted(outside, before + 1)]  # the first op that is not the optimizer's
+        start_op = np.where(stepped <= zeroing, stepped, before + 1)
+        start = np.searchsorted(times_ns, ops["start_ns"][start_op], side="left")
+        end = np.searchsorted(times_ns, ops["start_ns"][np.minimum(after + 1, last_op)], side="left")
+        return start, np.maximum(start, end)

@@ -1,0 +1,105 @@
+"""What is told of loops is true of the pass that runs: what it made itself, what the last one left, what it reads."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import memwatch
+
+WIDE = 200
+
+
+def found(prof):
+    return {(str(finding.kind), finding.holder.split("`")[1]) for finding in prof.findings}
+
+
+def distill(*, drops):
+    teacher, student = nn.Linear(WIDE, WIDE).requires_grad_(False), nn.Linear(WIDE, WIDE)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    with memwatch.profile() as prof:
+        for _ in range(3):
+            x = torch.randn(2 * WIDE, WIDE)
+            told, said = teacher(x), student(x)
+            loss = nn.functional.kl_div(said.log_softmax(-1), told.softmax(-1), reduction="batchmean")
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            prof.step()
+            if drops:
+                del told, said
+    return prof
+
+
+def test_what_a_pass_made_itself_is_not_of_the_last_pass():
+    """Dropping it at the loop's end changes nothing, and the finding stays the same: it is to go after its last use."""
+    kept, dropped = distill(drops=False), distill(drops=True)
+    assert kept.peak_bytes == dropped.peak_bytes
+    assert found(kept) == found(dropped)
+    assert ("drag", "told") in found(kept)
+    assert "iteration" not in {kind for kind, _ in found(kept)}
+
+
+def test_what_the_last_pass_left_is_of_the_last_pass():
+    """Its last use was before this pass began; without it the peak is the one that the finding foretells."""
+
+    def run(*, drops):
+        with memwatch.profile() as prof:
+            for _ in range(3):
+                x = torch.ones(WIDE, WIDE)
+                big = torch.cat([x * 2, x * 3])
+                big.sum()
+                if drops:
+                    del big
+        return prof
+
+    kept, dropped = run(drops=False), run(drops=True)
+    assert "iteration" in {kind for kind, _ in found(kept)}
+    assert "iteration" not in {kind for kind, _ in found(dropped)}
+
+
+def test_an_average_that_each_pass_reads_and_replaces_is_no_finding():
+    """A `del` after its last use would stand inside the statement that gives it its next value."""
+    data = torch.ones(50, WIDE)
+    with memwatch.profile() as prof:
+        running = torch.zeros(WIDE, WIDE)
+        for _ in range(4):
+            running = running * 0.9 + (data.t() @ data) * 0.1
+            prof.step()
+    assert not prof.findings
+
+
+def test_averaged_weights_do_not_wait_for_the_next_pass():
+    """They are made in one pass for the next: nothing could make them later."""
+    weights = {name: torch.ones(WIDE, WIDE) for name in "ab"}
+    with memwatch.profile() as prof:
+        for _ in range(4):
+            for name, value in list(weights.items()):
+                weights[name] = value * 0.99 + 0.01
+            extra = torch.ones(WIDE, WIDE) * 2
+            del extra
+            prof.step()
+    assert "lag" not in {str(finding.kind) for finding in prof.findings}
+
+
+def test_the_site_of_a_finding_stands_before_what_is_remarked_of_its_holder():
+    """So the line is that of the holder, and not of the rule by which it is inferred."""
+    for finding in distill(drops=False).findings:
+        assert finding.holder.endswith(finding.remark)
+        named = finding.holder.removesuffix(finding.remark)
+        assert finding.holder_at("file.py:1") == f"{named} at file.py:1{finding.remark}"
+
+
+def test_gradients_are_idle_from_the_step_over_their_zeroing_to_the_next_addition():
+    """In every iteration but the last, each by itself; the last is followed by no addition."""
+    net = nn.Linear(WIDE, WIDE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with memwatch.profile() as prof:
+        for number in range(4):
+            x = torch.ones(8, WIDE)
+            (net(x) * 2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            if number < 3:
+                torch.ones(4 * WIDE, WIDE)
+    assert "set_to_none" in {str(finding.kind) for finding in prof.findings}

@@ -1,0 +1,103 @@
+"""The words of a holder claim no more than is known: which kind it is, what a look may miss, what lasts."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import memwatch
+from memwatch.analysis.facts.module_names import _by_suffix
+
+WIDE = 200
+
+
+class Cache:
+    keys = None
+
+    def extended(self, more):
+        self.keys = more if self.keys is None else torch.cat([self.keys, more], 1)
+        return self.keys
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(64, 128)
+
+    def forward(self, x, cache):
+        query, new = self.project(x).chunk(2, -1)
+        keys = cache.extended(new)
+        return torch.softmax(query @ keys.transpose(1, 2), -1) @ keys
+
+
+def test_what_is_held_is_told_with_the_object_that_keeps_it():
+    """A view in a local variable ends with the call; the cache is why it is alive in the next."""
+    attention, cache = Attention(), Cache()
+    with memwatch.profile() as prof, torch.no_grad():
+        x = torch.ones(8, 100, 64)
+        for _ in range(6):
+            x = attention(x, cache)[:, -1:]
+    held = prof.at_peak[prof.at_peak["category"] == "held"]
+    assert len(held)
+    assert held["holder"].str.contains("keys").all(), held["holder"].tolist()
+
+
+def test_within_a_step_of_an_optimizer_no_word_says_where_a_value_is():
+    """It may be in a variable of the optimizer's, on an evaluation stack or in C++."""
+    net = nn.Linear(WIDE, WIDE)
+    optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
+    with memwatch.profile(holders=False) as prof:
+        for _ in range(3):
+            net(torch.ones(8, WIDE)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    within = prof.at_peak[prof.at_peak["holder"].str.contains("optimizer's step")]
+    assert len(within)
+    assert set(within["holder_kind"]) == {"optimizer step"}
+
+
+def test_a_gradient_that_a_hook_takes_is_not_said_to_be_in_no_variable():
+    """Autograd hands it on in a new tensor, which a look does not recognise: it lies in a list."""
+    net, taken = nn.Linear(WIDE, WIDE), []
+
+    def take(parameter):
+        taken.append(parameter.grad)
+        parameter.grad = None
+
+    net.weight.register_post_accumulate_grad_hook(take)
+    with memwatch.profile() as prof:
+        for _ in range(3):
+            net(torch.ones(8, WIDE)).sum().backward()
+        large = torch.zeros(WIDE, WIDE * 6)
+        large * 2
+    gradients = prof.at_peak[prof.at_peak["op_name"] == "aten.mm.default"]
+    assert len(gradients) == len(taken)
+    assert "evaluation stack" not in set(gradients["holder_kind"])
+
+
+def test_where_no_iteration_is_marked_no_rule_speaks_of_one():
+    """A plain loop that keeps what it makes has no later iteration that could need it."""
+    kept = []
+    with memwatch.profile() as prof:
+        for number in range(4):
+            kept.append(torch.full((WIDE, WIDE), float(number)) * 2)
+    temporary = prof.at_peak[prof.at_peak["category"] == "temporary"]
+    assert len(temporary)
+    assert set(temporary["rule"]) == {"made by an op, in no other role; no iteration was marked"}
+
+
+def test_the_largest_of_a_kind_stands_behind_a_colon():
+    """A holder's words are no noun in every case: "by saved for the backward of" is no English."""
+    net = nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, 2 * WIDE), nn.Tanh())
+    with memwatch.profile() as prof:
+        net(torch.ones(8 * WIDE, WIDE)).sum().backward()
+    assert "iB: saved for the backward" in prof.summary(color=False, width=160)
+
+
+def test_a_module_is_known_by_the_end_of_its_name_that_is_its_alone():
+    """FSDP names modules from its own root; what two modules end in is neither's."""
+    known = _by_suffix(["net", "net.head", "other.head", "net.layers.0", "layers.0"])
+    assert known["net.head"] == "net.head"
+    assert known["0"] == ""
+    assert known["head"] == ""
+    assert known["layers.0"] == "layers.0"
