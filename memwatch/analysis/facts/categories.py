@@ -55,6 +55,7 @@ _STRENGTH = (
 _COLLECTIVES = ("c10d.", "_c10d_functional.", "c10d_functional.")
 """How the names of the ops begin by which processes communicate."""
 _KEPT_LIKE_OTHERS: Final = "inferred: what the same line made before was kept into a later iteration"
+_KEPT_BY_OBJECTS: Final = "a global, a class or a cache was seen to keep it, whichever call returns"
 _TEMPORARY: Final = "made by an op, in no other role, and no later iteration needs it"
 _TEMPORARY_OF_ALL: Final = "made by an op, in no other role; no iteration was marked"
 _COMPUTED_AGAIN: Final = "torch.utils.checkpoint computed it again in backward"
@@ -118,10 +119,7 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
                 elif communicated[storage]:
                     category, rule = "communication", "a collective works on it in backward"
             if category == "temporary" and lasting:
-                category, rule = (
-                    "held",
-                    "a global, a class or a cache was seen to keep it, whichever call returns",
-                )
+                category, rule = "held", _KEPT_BY_OBJECTS
             if category == "temporary" and like_others:
                 category, rule = "held", _KEPT_LIKE_OTHERS
         found.category.append(category)
