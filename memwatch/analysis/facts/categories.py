@@ -54,6 +54,8 @@ _STRENGTH = (
 """Roles that give a category, the strongest first."""
 _COLLECTIVES = ("c10d.", "_c10d_functional.", "c10d_functional.")
 """How the names of the ops begin by which processes communicate."""
+_KEPT_LIKE_OTHERS: Final = "inferred: what the same line made before was kept into a later iteration"
+_KEPT_BY_OBJECTS: Final = "a global, a class or a cache was seen to keep it, whichever call returns"
 _TEMPORARY: Final = "made by an op, in no other role, and no later iteration needs it"
 _TEMPORARY_OF_ALL: Final = "made by an op, in no other role; no iteration was marked"
 _COMPUTED_AGAIN: Final = "torch.utils.checkpoint computed it again in backward"
@@ -103,25 +105,23 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
             is_saved, does_cross = storage != NONE and saved[storage], storage != NONE and crosses[storage]
             is_held = by_itself if is_saved or does_cross else needed
             category, rule = _without_role(
-                storage, origin, op, is_held=is_held, is_saved=is_saved, crosses=does_cross
+                storage,
+                origin,
+                op,
+                is_held=is_held,
+                is_saved=is_saved,
+                crosses=does_cross,
+                told=kept.are_told,
             )
-            if rule == _TEMPORARY and not kept.are_told:
-                rule = _TEMPORARY_OF_ALL
             if category in ("temporary", "input", "held") and storage != NONE:
                 if NONE < op < len(collective) and collective[op]:
                     category, rule = "communication", "a collective made it"
                 elif communicated[storage]:
                     category, rule = "communication", "a collective works on it in backward"
             if category == "temporary" and lasting:
-                category, rule = (
-                    "held",
-                    "a global, a class or a cache was seen to keep it, whichever call returns",
-                )
+                category, rule = "held", _KEPT_BY_OBJECTS
             if category == "temporary" and like_others:
-                category, rule = (
-                    "held",
-                    "inferred: what the same line made before was kept into a later iteration",
-                )
+                category, rule = "held", _KEPT_LIKE_OTHERS
         found.category.append(category)
         found.rule.append(rule)
         found.role.append(role)
@@ -131,7 +131,7 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
 
 
 def _without_role(
-    storage: int, origin: int, op: int, *, is_held: bool, is_saved: bool, crosses: bool
+    storage: int, origin: int, op: int, *, is_held: bool, is_saved: bool, crosses: bool, told: bool
 ) -> tuple[str, str]:
     """Return category and rule of an allocation that is no parameter, buffer, state, gradient or input."""
     if origin == WORKSPACE:
@@ -144,16 +144,16 @@ def _without_role(
         return "activation", "autograd saved it for backward"
     if crosses:
         return "activation", "inferred: made in forward and read in backward"
-    return _of_one_iteration(origin, op)
+    return _of_one_iteration(origin, op, told=told)
 
 
-def _of_one_iteration(origin: int, op: int) -> tuple[str, str]:
+def _of_one_iteration(origin: int, op: int, *, told: bool) -> tuple[str, str]:
     """Return category and rule of what has no role, is not needed in backward, nor in another iteration."""
     if origin in _INPUT_RULES:
         return "input", _INPUT_RULES[origin]
     if origin == UNOBSERVED and op == NONE:
         return "temporary", "made where no op was recorded, used by one later"
-    return "temporary", _TEMPORARY
+    return "temporary", _TEMPORARY if told else _TEMPORARY_OF_ALL
 
 
 def _recompute_rules(capture: Capture) -> dict[int, str]:
