@@ -28,9 +28,6 @@ class Finding(Protocol):
     def holder(self) -> str:
         """What keeps the memory alive, in words."""
 
-    def holder_at(self, site: str) -> str:
-        """Return the holder with its site, before what is remarked of it."""
-
     @property
     def site(self) -> str:
         """`file:line` of the line to edit."""
