@@ -83,7 +83,7 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
     recomputed = _recompute_rules(capture)
     collective = _collective_ops(capture)
     communicated = _communicated_in_backward(capture, collective, allocations.named)
-    found = Categories([], [], [], [], [])
+    found, told = Categories([], [], [], [], []), kept.are_told
     columns = zip(
         allocations.storage.tolist(),
         allocations.origin.tolist(),
@@ -105,13 +105,7 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
             is_saved, does_cross = storage != NONE and saved[storage], storage != NONE and crosses[storage]
             is_held = by_itself if is_saved or does_cross else needed
             category, rule = _without_role(
-                storage,
-                origin,
-                op,
-                is_held=is_held,
-                is_saved=is_saved,
-                crosses=does_cross,
-                told=kept.are_told,
+                storage, origin, op, is_held=is_held, is_saved=is_saved, crosses=does_cross, told=told
             )
             if category in ("temporary", "input", "held") and storage != NONE:
                 if NONE < op < len(collective) and collective[op]:
