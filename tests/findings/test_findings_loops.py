@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import memwatch
+from memwatch.words.findings import holder_at
 
 WIDE = 200
 
@@ -87,7 +88,8 @@ def test_the_site_of_a_finding_stands_before_what_is_remarked_of_its_holder():
     for finding in distill(drops=False).findings:
         assert finding.holder.endswith(finding.remark)
         named = finding.holder.removesuffix(finding.remark)
-        assert finding.holder_at("file.py:1") == f"{named} at file.py:1{finding.remark}"
+        told = holder_at(finding.holder, "file.py:1", finding.remark)
+        assert told == f"{named} at file.py:1{finding.remark}"
 
 
 def test_gradients_are_idle_from_the_step_over_their_zeroing_to_the_next_addition():
