@@ -350,7 +350,7 @@ def test_a_thread_of_one_block_may_open_the_next(intercept):
 
     worker.do(profiled)
     worker.end()
-    assert [prof.peak_bytes for prof in blocks] == [NBYTES]
+    assert [prof.peak_increase_bytes for prof in blocks] == [NBYTES]
     assert blocks[0].meta["allocator"]
 
 
