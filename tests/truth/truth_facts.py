@@ -25,7 +25,7 @@ GRADIENT = rf"gradient in flight|call into C\+\+ that runs|{RESULT}"
 """A value that only the running backward has."""
 GRAD = r"\.grad of"
 KERNEL = r"the kernel of"
-STEP = rf"temporary of the optimizer's step|{UNNAMED}|local variable of `_(single|multi)"
+STEP = rf"within the optimizer's step|{UNNAMED}|local variable of `_(single|multi)"
 LIBRARY = "a line of an installed package"
 """A mark for memory that a library's own line makes."""
 

@@ -150,7 +150,7 @@ def what_is_wrong_of_owned(row, owner: Owned) -> list[str]:
         "category": row.category in (owner.category, "gradient", "optimizer state"),
         "module": row.module == owner.module or row.module.endswith(f".{owner.module}") or not owner.module,
         "name of the module": bool(row.module),
-        "holder": row.holder_kind not in ("C++ only", "elsewhere", "evaluation stack"),
+        "holder": row.holder_kind not in ("C++ only", "optimizer step", "not seen", "evaluation stack"),
     }
     if row.category == "gradient":
         says["size"] = row.nbytes == owner.nbytes
