@@ -20,7 +20,7 @@ from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
 from memwatch.record.clock import ticks
 from memwatch.record.gradients import Gradients
-from memwatch.record.harmless import Harmless
+from memwatch.record.harmless import Harmless, weakly
 from memwatch.record.interception.tracing import is_tracing
 from memwatch.record.owners import Owners
 from memwatch.record.patches import Patches
@@ -92,7 +92,7 @@ class Context:
         self._strings = strings
         self._op_counter = op_counter
         self.running: list[tuple[tuple[int, int], bool, int, int]] = []
-        self.could_not_record = could_not_record
+        self.could_not_record = could_not_record = weakly(could_not_record)
         self._harmless = Harmless(could_not_record, "a call of a module or an optimizer")
         self.roles = Roles(storages, strings, op_counter)
         self.owners = Owners(storages, strings, self.roles, self._harmless)

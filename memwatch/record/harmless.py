@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 from memwatch._torch.dynamo import leave_alone
@@ -34,6 +35,18 @@ class Harmless:
             return False
         self._could_not_record(self._what, error)
         return True
+
+
+def weakly(could_not_record: Callable[[str, Exception], None]) -> Callable[[str, Exception], None]:
+    """Return a function that calls a method and does not keep its object alive: torch may keep who calls it."""
+    reference = weakref.WeakMethod(could_not_record)
+
+    def note(what: str, error: Exception) -> None:
+        method = reference()
+        if method is not None:
+            method(what, error)
+
+    return note
 
 
 for _function in (Harmless.__enter__, Harmless.__exit__):  # they may run where dynamo evaluates frames
