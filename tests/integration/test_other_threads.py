@@ -156,7 +156,7 @@ def test_a_thread_that_cannot_be_heard_is_told(options, monkeypatch):
     monkeypatch.setenv("MEMWATCH_NATIVE", "0" if recorder else "1")
     with memwatch.profile(intercept=way, allocator=options.get("allocator", True)) as prof:
         _hand_over()
-    told = [text for kind, text in prof.notes if kind == "threads"]
+    told = [text for kind, text in prof.notes if kind == "threads" and "could not be heard" in text]
     assert len(told) == 1
     assert told[0].startswith("1 other thread started that could not be heard")
 
@@ -415,15 +415,16 @@ def test_a_thread_that_outlives_the_block_keeps_no_recording(intercept):
 
 def test_the_threads_of_the_recorder_are_not_the_programs(tmp_path):
     """What writes the file now and then is no thread that the program ran before the block."""
+    others = threading.active_count() - 1  # of other tests and of libraries
     for each in ("first", "second"):  # the thread of the first may still be ending
         with memwatch.profile(tmp_path / f"{each}.mw") as prof:
             torch.ones(1)
-        assert prof.meta["threads_before"] == 0
+        assert prof.meta["threads_before"] == others
     worker = Worker()
     with memwatch.profile(tmp_path / "third.mw") as prof:
         torch.ones(1)
     worker.end()
-    assert prof.meta["threads_before"] == 1
+    assert prof.meta["threads_before"] == others + 1
 
 
 class _Place:
