@@ -88,7 +88,7 @@ def planned() -> dict[str, float]:
         step()
     start = time.thread_time()
     plan = memwatch.plan(prof, budget=BUDGET)
-    return {"plan_s": time.thread_time() - start, "plan_peak_bytes": plan.peak_bytes}
+    return {"plan_s": time.thread_time() - start, "plan_peak_increase_bytes": plan.peak_increase_bytes}
 
 
 def child(top: pathlib.Path, *arguments: str) -> dict[str, float]:
@@ -122,7 +122,7 @@ def write(found: dict[tuple[str, ...], dict[str, list[dict[str, float]]]], commi
         f"# This commit beside {commit}",
         "",
         f"Written by `python reports/side_by_side.py {commit} --rounds {rounds}`: a process for each sample, the two",
-        "in turn, medians of the rounds; the ratio is now to before. Times of steps are tenth percentiles of a process.",
+        "in turn, medians of the rounds; the ratio is now to before. Times of steps are tenth percentiles.",
         "",
         "| program | figure | before | now | ratio |",
         "| --- | --- | --- | --- | --- |",

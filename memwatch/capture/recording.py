@@ -59,7 +59,7 @@ class Recording:
                 }
             )
         except CaptureError as error:
-            self.failure = error
+            self.failure = _without_traceback(error)
             return False
         self._written_strings += len(texts)
         self._written_notes += len(notes)
@@ -91,7 +91,7 @@ class Recording:
             if self.failure is None:
                 self._writer.write_meta(meta)
         except CaptureError as error:
-            self.failure = error
+            self.failure = _without_traceback(error)
         self._writer.close()
         if self.failure is not None:
             text = f"{self.failure}; the file lacks the end, which is in memory only"
@@ -117,3 +117,8 @@ class Recording:
         """Forget the file without closing it: a forked child shares it with its parent."""
         with contextlib.suppress(AttributeError):
             self._writer = None
+
+
+def _without_traceback(error: CaptureError) -> CaptureError:
+    """Return an error that can be kept: a traceback holds the program's frames, and so its tensors."""
+    return CaptureError(str(error))

@@ -33,8 +33,10 @@ def work(ops):
     return x
 
 
-def test_a_full_disk_does_not_stop_the_program_and_loses_no_row(tmp_path, monkeypatch):
-    """What does not fit into the file is in memory; the user is warned, and the notes say so."""
+@pytest.mark.parametrize("native", ["1", "0"], ids=["native", "python"])
+def test_a_full_disk_does_not_stop_the_program_and_loses_no_row(native, tmp_path, monkeypatch):
+    """What does not fit into the file is in memory; the user is warned, the notes say so, no tensor lives longer."""
+    monkeypatch.setenv("MEMWATCH_NATIVE", native)
     monkeypatch.setattr(session, "FLUSH_OPS", 200)
     path = tmp_path / "full.memwatch"
     with (
