@@ -12,7 +12,7 @@ from typing import Final, Literal
 from memwatch.own_code import CodeOwner
 
 FORMAT_VERSION: Final = 3
-"""Raised when an older memwatch could not read the file."""
+"""Raised with every change of a recorded table; a file of another format is refused."""
 
 Kind = Literal["int", "text", "float", "bool"]
 
