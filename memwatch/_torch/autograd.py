@@ -79,8 +79,6 @@ sequence_nr_of: Final[Callable[[Any], int]] = (
     operator.methodcaller(SEQUENCE_NR) if _numbered else lambda node: -1
 )
 """Return the number of a node, -1 if unknown; a forward op and its node share it."""
-NODES_WORK: Final = _nodes.complete
-"""Whether ops can be put down to autograd nodes."""
 
 AccumulateGrad: Final[Any] = Part("the walk along a graph visits the nodes of its leaves too").take(
     "torch._C._functions.AccumulateGrad", NoSuchClass

@@ -41,6 +41,10 @@ ROLES: Final = (
 )
 GRADIENT_PREFIX: Final = "grad of "
 """How the name of a gradient in `roles` begins; the name of its parameter follows."""
+KEPT_ON_PURPOSE: Final = (
+    "parameter", "unsharded parameter", "buffer", "gradient", "optimizer state", "communication",
+)  # fmt: skip
+"""Categories that stay alive whether or not anything else holds them."""
 EVIDENCE: Final = ("seen", "structure", "inferred", "none")
 """How memwatch knows what it says: observed, read in torch's own books, by a rule that names itself, not at all."""
 CATEGORIES: Final = (

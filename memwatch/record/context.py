@@ -126,6 +126,7 @@ class Context:
         """Leave torch as it was before `start`."""
         _active.remove(self)
         self.gradients.stop()
+        self.owners.close()
         self.recomputes.stop()
         self._patches.take_off()
         self.pause()
@@ -233,9 +234,10 @@ class Context:
     def backward_ended(self) -> None:
         """Note the gradients, if there may be others by now, and watch what backward left by Python objects."""
         self.in_backward = False
-        self.gradients.note_others()
-        if current_graph_task_id() == NO_TASK:
-            self._storages.rewatch()
+        with self._harmless:
+            self.gradients.note_others()
+            if current_graph_task_id() == NO_TASK:
+                self._storages.rewatch()
 
     @property
     def is_its_thread(self) -> bool:

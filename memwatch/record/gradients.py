@@ -6,7 +6,10 @@ A program may drop its gradients before any op runs after backward, so the end o
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from inspect import getattr_static
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import Tensor
 
 from memwatch._torch.autograd import call_at_end_of_backward
 from memwatch._torch.dynamo import frame_callback
@@ -18,10 +21,11 @@ from memwatch.record.roles import GRADIENT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
-
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.storages import Storages
+
+_grad_of: Final[Callable[[Tensor], Tensor | None]] = getattr_static(Tensor, "grad").__get__
+"""Read `.grad` past a property of the same name in the program's own class of parameters."""
 
 
 class Gradients:
@@ -85,7 +89,7 @@ class Gradients:
                 parameter = reference()
                 if parameter is None:
                     self._parameters.pop(key, None)
-                elif parameter.is_leaf and (grad := parameter.grad) is not None:
+                elif parameter.is_leaf and (grad := _grad_of(parameter)) is not None:
                     template = f"{GRADIENT_PREFIX}{{}}"
                     is_new = self._note(grad, GRADIENT, module, template, name, op=op)
                     all_are_new = all_are_new and is_new

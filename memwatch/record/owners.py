@@ -52,6 +52,11 @@ class Owners:
         self._stepped: dict[int, weakref.ref[Any]] = {}
         self._ends = False
 
+    def close(self) -> None:
+        """Refer to no tensor any more, even weakly: torch refuses to swap tensors that anybody refers to weakly."""
+        self.parameters.clear()
+        self._stepped.clear()
+
     def swap(self, swap_tensors: Callable[..., Any], t1: Tensor, t2: Tensor) -> Any:
         """Let go of parameters while torch swaps them: it refuses tensors that anybody refers to weakly."""
         tensors = t1, t2

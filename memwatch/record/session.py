@@ -116,7 +116,7 @@ class Session:
         """Switch everything on; on any failure switch off what was on."""
         with _entering:
             if _running:
-                raise MemwatchError("a memwatch.profile() block was opened in another thread just now")
+                raise MemwatchError("a memwatch.profile() block is open in another thread; wait for its end")
             _running.append(self)
         try:
             baseline.scan(self.storages, self.context)
@@ -287,7 +287,8 @@ class Session:
         """Note once per op that its tensors could not be looked into."""
         if op not in self._not_recorded:
             self._not_recorded.add(op)
-            self.note("recorder", f"{op} is not recorded whole: {type(error).__name__}: {error}")
+            with contextlib.suppress(Exception):  # the words of the program's own error may fail
+                self.note("recorder", f"{op} is not recorded whole: {type(error).__name__}: {error}")
 
     def backward_begins(self) -> bool:
         """Return True if storages are watched from birth in backward too, not by the allocator's events alone."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
-from memwatch.capture.schema import EVIDENCE
+from memwatch.capture.schema import EVIDENCE, KEPT_ON_PURPOSE
 from memwatch.words.places import own_place
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from memwatch.report.source import Reading
 
-HELD_ANYWAY: Final = ("parameter", "buffer", "gradient", "optimizer state", "input", "held")
+HELD_ANYWAY: Final = (*KEPT_ON_PURPOSE, "input", "held")
 """Categories whose storages stay alive with or without backward."""
 
 BLANK: Final = {

@@ -20,6 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import memwatch
 from memwatch.record.books import ddp
+from memwatch.report.facts import saved_for_backward
 
 WIDTH = 72  # no other test has parameters of this size
 
@@ -296,3 +297,14 @@ def test_a_reducer_whose_logger_says_nothing_has_memory_and_no_named_part(alone,
     names = set(of_category(prof, "communication")["name"]) - {"flat copy for a broadcast of many tensors"}
     assert names == {"memory of the reducer of DistributedDataParallel(Sequential)"}
     assert model is not None
+
+
+def test_whole_parameters_are_not_there_only_for_backward(rank_of_four):
+    """What FSDP2 keeps whole from forward to backward is weights: the summary's share of saved tensors omits it."""
+    model = shard(net(), reshard_after_forward=False)
+    given = torch.ones(1, WIDTH)
+    with memwatch.profile() as prof:
+        model(given).sum().backward()
+    saved = saved_for_backward(prof)
+    assert saved.nbytes > LAYER_BYTES  # backward reads weights
+    assert saved.nbytes - saved.held_anyway_bytes < LAYER_BYTES

@@ -168,3 +168,52 @@ def test_storages_born_since_a_number_are_found_from_the_youngest(monkeypatch):
         assert storages.born_since(first) == [(first, 32), (first + 2, 128)]
         numbers = [each.number for each in storages.live.values()]
         assert numbers == sorted(numbers)
+
+
+class SecretGradient(nn.Parameter):
+    @property
+    def grad(self):
+        raise ValueError("the program's own")
+
+
+@pytest.mark.parametrize("native", ["1", "0"], ids=["native", "python"])
+def test_a_parameters_own_property_grad_is_not_asked(monkeypatch, native):
+    """A class of parameters may have a property `grad` that raises: the block is entered and left as ever."""
+    monkeypatch.setenv("MEMWATCH_NATIVE", native)
+    net = nn.Linear(4, 4)
+    net.secret = SecretGradient(torch.ones(4, 4))
+    with memwatch.profile() as prof:
+        net(torch.ones(4, 4)).sum().backward()
+    assert len(prof.ops) > 0
+    assert not notes(prof)
+
+
+@pytest.mark.parametrize("native", ["1", "0"], ids=["native", "python"])
+def test_parameters_may_be_swapped_after_the_block(monkeypatch, native):
+    """Torch swaps no tensor that anybody refers to weakly: what a closed block knew of parameters is gone at once."""
+    monkeypatch.setenv("MEMWATCH_NATIVE", native)
+    net = nn.Linear(4, 4)
+    gc.disable()
+    try:
+        with memwatch.profile():
+            net(torch.ones(4, 4)).sum().backward()
+        assert not weakref.getweakrefs(net.weight)
+    finally:
+        gc.enable()
+
+
+class MuteError(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+def test_an_error_that_has_no_words_stays_ours(monkeypatch):
+    """What is raised by the text of an error never reaches the program."""
+
+    def raise_mute(*args, **kwargs):
+        raise MuteError
+
+    with memwatch.profile():
+        monkeypatch.setattr(module_registry.ModuleRegistry, "meet", raise_mute)
+        out = nn.Linear(4, 4)(torch.ones(4, 4))
+    assert out.shape == (4, 4)

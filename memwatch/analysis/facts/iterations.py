@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.capture.schema import NONE, PHASES
+from memwatch.capture.schema import IN_BACKWARD, NONE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 MARK = "step"
 """Name of the rows of the recorded `steps` that are calls of `prof.step()`."""
-_IN_BACKWARD = tuple(PHASES.index(phase) for phase in ("backward", "recompute"))
 _FOREVER = np.iinfo(np.int64).max
 _FEWEST_CROSSED = 2
 
@@ -118,7 +117,7 @@ def _ends_of_steps(steps: dict[str, IntArray], ops: dict[str, IntArray], places:
 
 
 def _ends_of_backwards(ops: dict[str, IntArray]) -> IntArray:
-    inside = np.isin(ops["phase"], _IN_BACKWARD)
+    inside = np.isin(ops["phase"], IN_BACKWARD)
     last = np.flatnonzero(inside & ~np.append(inside[1:], False)[: len(inside)])
     ends_ns: IntArray = ops["end_ns"][last]
     return ends_ns

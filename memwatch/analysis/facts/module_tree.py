@@ -15,7 +15,7 @@ from memwatch.capture.schema import NONE, ROLES
 if TYPE_CHECKING:
     from memwatch.capture import Capture
 
-_PARAMETER, _BUFFER = ROLES.index("parameter"), ROLES.index("buffer")
+_PARAMETER = ROLES.index("parameter")
 
 
 class ModuleTree(NamedTuple):

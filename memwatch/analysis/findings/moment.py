@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from memwatch.analysis.facts.biographies import LAG, USE
 from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcome
-from memwatch.capture.schema import NONE, PHASES
+from memwatch.capture.schema import KEPT_ON_PURPOSE, NONE, PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from memwatch.analysis.holders import Holder, Holders
     from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcomes
     from memwatch.analysis.saved_tensors import SavedTensors
-
-_KEPT_ON_PURPOSE: Final = (
-    "parameter",
-    "unsharded parameter",
-    "buffer",
-    "optimizer state",
-    "gradient",
-    "communication",
-)
 
 
 class Evidence(NamedTuple):
@@ -87,7 +78,7 @@ class Moment:
         return [
             (row, phase, packs_at(row, self.op))
             for row, phase in self._idle
-            if categories[row] not in _KEPT_ON_PURPOSE and int(storages[row]) not in cached
+            if categories[row] not in KEPT_ON_PURPOSE and int(storages[row]) not in cached
         ]
 
     @cached_property

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.record.harmless import Harmless
 from memwatch.record.roles import AUTOCAST_COPY
 from memwatch.record.tables.watched import Watched
@@ -42,7 +43,11 @@ class AutocastBook:
             with self._harmless:
                 self._storages.record_deaths()
         finally:  # also at an interrupt: autocast must not stay switched on
-            result = leave(*args, **kwargs)
+            pause_gc()  # what gc frees was not the cache's
+            try:
+                result = leave(*args, **kwargs)
+            finally:
+                resume_gc()
         with self._harmless:
             for gone in tuple(self._storages.dead):
                 if isinstance(gone, Watched):

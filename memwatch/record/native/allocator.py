@@ -1,7 +1,7 @@
 """The allocator's own events without kineto: c10's reports, as they come, in each thread that has a log.
 
 There is nothing to wait for, so a window ends wherever a flush wants it to, in backward too, and an event
-takes 32 bytes where kineto keeps kilobytes for an op.
+takes 40 bytes where kineto keeps kilobytes for an op.
 """
 
 from __future__ import annotations
