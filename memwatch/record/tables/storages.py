@@ -99,6 +99,7 @@ class Storages:
         self.ledger = ledger
         self._limit_bytes = self._on_birth_bytes = NEVER
         self._on_birth: Callable[[int], None] | None = None
+        self._rewatched_count = 0
         self._strings = strings
         self._op_counter = op_counter
         self._cpu = strings("cpu")
@@ -235,8 +236,8 @@ class Storages:
         """Watch by their Python objects the storages that backward made: after it, one more owner does no harm."""
         self.record_deaths()
         self.ledger.hold = True
-        # of keys and values no tuples are made, which gc might collect at
-        for known in list(self.live.values()):
+        since, self._rewatched_count = self._rewatched_count, self.ledger.count
+        for known in self._newest(since):
             key = known.key
             if known.__class__ is WatchedTensor:
                 tensor, live = known(), self.live
@@ -261,12 +262,14 @@ class Storages:
         if number == self.count:
             return []
         self.record_deaths()
+        return sorted((each.number, each.nbytes) for each in self._newest(number))
+
+    def _newest(self, number: int) -> list[WatchedStorage | WatchedTensor]:
+        """Return the living storages with at least that number."""
         try:
-            newest = itertools.takewhile(lambda each: each.number >= number, reversed(self.live.values()))
-            born = [(each.number, each.nbytes) for each in newest]
+            return list(itertools.takewhile(lambda each: each.number >= number, reversed(self.live.values())))
         except RuntimeError:  # one was born or died in another thread, just now
-            born = [(each.number, each.nbytes) for each in list(self.live.values()) if each.number >= number]
-        return sorted(born)
+            return [each for each in list(self.live.values()) if each.number >= number]
 
     def resized(self, tensor_or_storage: Any) -> None:
         """Append a resize if the storage has another size than when it was last seen."""
