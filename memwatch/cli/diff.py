@@ -35,11 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print the comparison; return 1 if the peak grew by more than allowed."""
-    from memwatch.analysis import DerivedTables
+    from memwatch.analysis import ByDevice
     from memwatch.analysis.compare import compare
     from memwatch.capture import load
 
-    compared = compare(DerivedTables(load(options.old)), DerivedTables(load(options.new)))
+    compared = compare(ByDevice(load(options.old)).tables(), ByDevice(load(options.new)).tables())
     emit(_as_json(compared) if options.json else _as_text(compared, options.rows))
     return int(options.fail_above is not None and compared.growth_ratio > options.fail_above)
 

@@ -360,7 +360,6 @@ class Session:
             "threads": torch.get_num_threads(),
             "threads_before": self._threads.before,
             "threads_unheard": self._threads.unheard,
-            "device": "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu",
             "estimate": self._choice.is_estimate,
             "intercept": self.interceptor.name,
             "recorder": self._choice.backend.name,
