@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from memwatch.capture import Capture
     from memwatch.capture.recording import Recording
-    from memwatch.encoding.replay_inputs import ReplayInputs
 
 __all__ = ["Profile", "allocator_only", "build_recorder", "profile"]
 
@@ -42,7 +41,6 @@ class Profile(Reading):
         self._session: Session | None = None
         self._recording: Recording | None = None
         self._unpacked: Capture | None = None
-        self._replay_inputs: ReplayInputs | None = None
 
     def __enter__(self) -> Profile:
         """Start recording."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.derived_tables import DerivedTables
     from memwatch.analysis.findings.finding import Finding
+    from memwatch.encoding.replay_inputs import ReplayInputs
 
 _UNFINISHED = (
     "The block has not ended in this capture: the program was killed or still runs. "
@@ -34,6 +35,7 @@ class Reading:
     _recorded: Capture
     _read: ByDevice | None = None
     _device: str = ""
+    _replay_inputs: ReplayInputs | None = None
 
     def __init__(self, capture: Capture) -> None:
         self._recorded = capture
@@ -74,6 +76,7 @@ class Reading:
         """
         other = Reading(self.capture)
         other._read, other._device = self._by_device, self._by_device.resolve(str(device))
+        other._replay_inputs = self._replay_inputs
         return other
 
     @property
