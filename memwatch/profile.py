@@ -13,15 +13,15 @@ import torch
 from memwatch.errors import MemoryLimitError, MemwatchError
 from memwatch.reading import Reading
 from memwatch.record.allocator_only import allocator_only
+from memwatch.record.limits import read_limits
 from memwatch.record.native.building import build_recorder
 from memwatch.record.options import Options
 from memwatch.record.session import Session
 from memwatch.record.uninterrupted import uninterrupted
-from memwatch.sizes import parse_bytes
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from memwatch.capture import Capture
@@ -136,7 +136,7 @@ def profile(
     allocator: bool = True,
     intercept: str = "auto",
     replay: bool = False,
-    limit_bytes: int | str | None = None,
+    limit_bytes: int | str | Mapping[str, int | str] | None = None,
 ) -> Profile:
     """Record every allocation of a block, its life and who holds it.
 
@@ -149,7 +149,8 @@ def profile(
             takes the key where it works.
         replay: record what replaying the ops needs. It keeps the inputs of the block and holds storages, so
             autograd sums gradients out of place: the same values, other versions, a higher peak.
-        limit_bytes: raise at the op that lifts the live bytes above this limit (bytes, or text as `"2 GiB"`).
+        limit_bytes: raise at the op that lifts the live bytes of any one device above this limit (bytes, or text as
+            `"2 GiB"`), or those of a device above its own: `{"cuda": "20 GiB"}`.
 
     Returns:
         A context manager and decorator; after the block it reads the capture.
@@ -166,6 +167,6 @@ def profile(
             allocator=allocator,
             intercept=intercept,
             replay=replay,
-            limit_bytes=None if limit_bytes is None else parse_bytes(limit_bytes),
+            limits=read_limits(limit_bytes),
         )
     )

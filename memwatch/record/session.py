@@ -77,8 +77,8 @@ class Session:
         self._stacks = Stacks(strings, context.CALL_CODE, enabled=options.stacks)
         recorder = choice.backend.recorder(block, self._stacks)
         self.storages = recorder.storages
-        if options.limit_bytes is not None:
-            self.storages.limit(options.limit_bytes)
+        if options.limits is not None:
+            self.storages.limit(options.limits.of)
         self.context = context.Context(
             self.storages, recorder.capture_stack, strings, counter, self.could_not_record
         )
