@@ -8,8 +8,7 @@ import inspect
 import warnings
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-import torch
-
+from memwatch.devices import is_out_of_memory
 from memwatch.errors import MemoryLimitError, MemwatchError
 from memwatch.reading import Reading
 from memwatch.record.allocator_only import allocator_only
@@ -66,7 +65,9 @@ class Profile(Reading):
                 if self.failure is not None:
                     text = f"memwatch: {self.failure}; the profile is whole in this process only"
                     warnings.warn(text, RuntimeWarning, stacklevel=2)
-        if session is None or error is None or not _is_out_of_memory(error):
+        if session is None or not (
+            isinstance(error, MemoryLimitError) or (error and is_out_of_memory(error))
+        ):
             return
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(self.summary(color=False))
@@ -119,13 +120,6 @@ class Profile(Reading):
         if self._unpacked is None:  # unpacked when it is asked for: recording stays small
             self._unpacked = self._recording.capture()
         return self._unpacked
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Return True for an allocator's failure, on any device, and for the block's own limit."""
-    if isinstance(error, (MemoryError, MemoryLimitError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def profile(
