@@ -23,7 +23,7 @@ from memwatch.capture.file import CaptureWriter
 from memwatch.capture.packed import as_rows
 from memwatch.capture.recording import Recording
 from memwatch.capture.schema import RECORDED_BY_NAME
-from memwatch.devices import adapter_of, devices_in_use
+from memwatch.devices import reserved_by_device
 from memwatch.errors import MemwatchError
 from memwatch.record import baseline, context
 from memwatch.record.allocator.channel import AllocatorChannel
@@ -361,7 +361,7 @@ class Session:
             "threads": torch.get_num_threads(),
             "threads_before": self._threads.before,
             "threads_unheard": self._threads.unheard,
-            "reserved_bytes": _reserved_bytes(),
+            "reserved_bytes": reserved_by_device(),
             "estimate": self._choice.is_estimate,
             "intercept": self.interceptor.name,
             "recorder": self._choice.backend.name,
@@ -382,12 +382,6 @@ class Session:
         self._flushing = threading.Lock()
         self._switch_off()
         self._let_go()
-
-
-def _reserved_bytes() -> dict[str, int]:
-    """Return what the allocator of each accelerator in use holds of its memory, handed out or not."""
-    reserved = {name: adapter_of(name).reserved_bytes(name) for name in devices_in_use()}
-    return {name: nbytes for name, nbytes in reserved.items() if nbytes}
 
 
 def _forget_in_child() -> None:
