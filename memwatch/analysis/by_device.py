@@ -6,7 +6,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from memwatch.analysis.derived_tables import DerivedTables
-from memwatch.analysis.facts.devices import CPU, devices_of
+from memwatch.analysis.facts.devices import devices_of
+from memwatch.device_names import CPU, kind_of
 from memwatch.errors import MemwatchError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class ByDevice:
         Raises:
             UnknownDeviceError: no such device had bytes, or several had.
         """
-        matching = [name for name in self.names if device in (name, name.partition(":")[0])]
+        matching = [name for name in self.names if device in (name, kind_of(name))]
         if len(matching) == 1:
             return matching[0]
         problem = "means several of the" if matching else "is none of the"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from memwatch.cli.numbers import positive, share
 from memwatch.cli.output import emit
 from memwatch.cli.reading import add_device
+from memwatch.device_names import is_host
 from memwatch.errors import MemwatchError
 from memwatch.sizes import format_bytes
 
@@ -72,7 +73,7 @@ def _as_text(compared: Comparison, rows: int) -> str:
     grown = compared.new_peak_bytes - compared.old_peak_bytes
     share = f" ({100 * compared.growth_ratio:+.1f} %)" if compared.old_peak_bytes else ""
     sizes = f"{format_bytes(compared.old_peak_bytes)} -> {format_bytes(compared.new_peak_bytes)}"
-    where = f" on {compared.device}" if compared.device != "cpu" else ""
+    where = f" on {compared.device}" if not is_host(compared.device) else ""
     headline = Text(f"Peak{where} {sizes}, {_signed(grown)}{share}", style="bold")
     changed = compared.sites[compared.sites["delta_bytes"] != 0]
     if changed.empty:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from memwatch.device_names import CPU, kind_of
 from memwatch.devices.accelerator import Accelerator
-from memwatch.devices.cpu import CPU, Cpu
+from memwatch.devices.cpu import Cpu
 from memwatch.devices.cuda import Cuda
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def adapter_of(name: str) -> Adapter:
     """Return the adapter of a device, such as `cpu` or `cuda:0`."""
-    return _adapter_of_kind(name.partition(":")[0])
+    return _adapter_of_kind(kind_of(name))
 
 
 @cache

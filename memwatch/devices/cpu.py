@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
+
+from memwatch.device_names import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CPU: Final = "cpu"
 _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()  # noqa: SIM905
 
 

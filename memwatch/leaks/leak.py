@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memwatch._torch import missing
+from memwatch.device_names import CPU
 from memwatch.errors import MemwatchError
 from memwatch.leaks.kinds import LeakKind
 from memwatch.words import leaks as words
@@ -63,7 +64,7 @@ class Leak:
     cut: Edge | None = None
     cycle_length: int = 0
     branch: int = 0
-    device: str = words.HOST
+    device: str = CPU
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))

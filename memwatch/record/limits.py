@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from memwatch.device_names import kind_of
 from memwatch.errors import MemwatchError
 from memwatch.sizes import parse_bytes
 
@@ -30,7 +31,7 @@ class DeviceLimits:
 
     def of(self, device: str) -> int:
         """Return the limit of a device."""
-        return self.named.get(device, self.named.get(device.partition(":")[0], self.every))
+        return self.named.get(device, self.named.get(kind_of(device), self.every))
 
 
 def read_limits(limit: Size | Mapping[str, Size] | None) -> DeviceLimits | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
+from memwatch.device_names import is_host
 from memwatch.sizes import format_bytes
 from memwatch.words.edges import edge_line, edge_phrase
 from memwatch.words.places import place
@@ -46,7 +47,6 @@ TEXT_TITLES: Final[dict[str, str]] = {
 }
 """The title of a leak's path in the terminal."""
 
-HOST: Final = "cpu"
 ON_DEVICE: Final = "{size} on {device}"
 AND: Final = " and "
 HEADLINE: Final = "{kind}: {size} in {count} {tensors}{each}, {held_by} {holder}"
@@ -144,14 +144,14 @@ class OnDevice(Protocol):
 def sizes_of(leaks: Iterable[OnDevice]) -> dict[str, int]:
     """Return the leaked bytes of each device, the accelerators first."""
     sums: dict[str, int] = {}
-    for leak in sorted(leaks, key=lambda leak: (leak.device == HOST, leak.device)):
+    for leak in sorted(leaks, key=lambda leak: (is_host(leak.device), leak.device)):
         sums[leak.device] = sums.get(leak.device, 0) + leak.nbytes
     return sums
 
 
 def sizes_phrase(sizes: Mapping[str, int]) -> str:
     """Return bytes by device in words; the host alone is not named."""
-    if set(sizes) <= {HOST}:
+    if all(map(is_host, sizes)):
         return format_bytes(sum(sizes.values()))
     return AND.join(
         ON_DEVICE.format(size=format_bytes(nbytes), device=name) for name, nbytes in sizes.items()

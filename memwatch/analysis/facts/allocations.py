@@ -15,9 +15,9 @@ import numpy as np
 
 from memwatch.analysis.facts.blocks import Blocks, block_at, pair_events
 from memwatch.analysis.facts.deaths import LIVES, deaths_seen, end_blocks, last_deaths, part_from_successors
-from memwatch.analysis.facts.devices import CPU, META
 from memwatch.analysis.facts.identity import first_on_block, unify_storages
 from memwatch.capture.schema import NONE, ORIGINS
+from memwatch.device_names import CPU, META
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

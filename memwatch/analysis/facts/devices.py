@@ -8,11 +8,12 @@ are numbered anew, for the tables of analysis have a row for each number.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memwatch.capture.schema import NONE
+from memwatch.device_names import META
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
     Columns = dict[str, IntArray]
-
-CPU: Final = "cpu"
-META: Final = "meta"
-"""The device of tensors that never have memory: they count on no device."""
 
 
 def devices_of(capture: Capture) -> list[str]:

@@ -21,6 +21,7 @@ from memwatch._torch.storages import address_of as storage_address
 from memwatch._torch.storages import address_of_storage_of as address_of
 from memwatch._torch.storages import data_address_of
 from memwatch.capture.schema import NONE, ORIGINS
+from memwatch.device_names import CPU, META
 from memwatch.errors import MemoryLimitError
 from memwatch.record.clock import ticks
 from memwatch.record.tables.parts import address_or_zero, kind_without_storage, known_bytes, tensor_bytes
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["BASELINE", "BY_OP", "NEVER", "Ledger", "Storages", "address_of"]
 
 NEVER: Final = 1 << 62
-_META: Final = "meta"
-"""The device of tensors that never have memory."""
 BY_OP, BASELINE = ORIGINS.index("op"), ORIGINS.index("baseline")
 
 
@@ -116,7 +115,7 @@ class Storages:
         self._on_birth: Callable[[int, int], None] | None = None
         self._strings = strings
         self._op_counter = op_counter
-        self._cpu = strings("cpu")
+        self._cpu = strings(CPU)
         self._devices: dict[torch.device, int] = {}
         self._shapes: dict[tuple[Any, ...], int] = {}
         ledger.keep_for(self)
@@ -232,7 +231,7 @@ class Storages:
         limit_bytes = self._limits.setdefault(device, self._limit_of(name))
         told_from = NEVER if self._on_birth is None else self._told_from.get(device, 0)
         watch_bytes = min(told_from - account.entry_gone_bytes, limit_bytes)
-        account.watch_bytes = NEVER if name == _META else watch_bytes
+        account.watch_bytes = NEVER if name == META else watch_bytes
 
     def above_watched(self, device: int, nbytes: int) -> None:
         """Call who waits for a birth like this one, of `nbytes` bytes, or raise the error of the limit."""
