@@ -13,6 +13,7 @@ from memwatch.errors import MemoryLimitError, MemwatchError
 from memwatch.reading import Reading
 from memwatch.record.allocator_only import allocator_only
 from memwatch.record.limits import read_limits
+from memwatch.record.native import remark as unbuilt_remark
 from memwatch.record.native.building import build_recorder
 from memwatch.record.options import Options
 from memwatch.record.session import Session
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.recording import Recording
 
-__all__ = ["Profile", "allocator_only", "build_recorder", "profile"]
+__all__ = ["Profile", "allocator_only", "build_recorder", "profile", "unbuilt_remark"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -229,9 +229,9 @@ class Session:
     def _note_missing(self) -> None:
         """Note each name that torch lacks once; some are looked up when dynamo is loaded, within the block."""
         noted = {note.text for note in self._notes}
-        for sentence in missing():
+        for kind, sentence in [*(("torch", each) for each in missing()), *self._choice.remarks]:
             if sentence not in noted:
-                self.note("torch", sentence)
+                self.note(kind, sentence)
 
     def _patch_resize(self) -> None:
         self._patches.put(torch.UntypedStorage, "resize_", self._resize)
