@@ -157,7 +157,7 @@ def test_another_device_is_refused_with_the_known_ones(fake):
     with memwatch.profile() as prof:
         kept = floats(KIB, "cuda:0"), floats(KIB, "cuda:1"), floats(KIB, "cpu")
     del kept
-    with pytest.raises(memwatch.MemwatchError, match=r"'xpu'.*cuda:0, cuda:1, cpu"):
+    with pytest.raises(memwatch.UnknownDeviceError, match=r"'xpu'.*cuda:0, cuda:1, cpu"):
         prof.on("xpu")
     with pytest.raises(memwatch.MemwatchError, match="'cuda' means several"):
         prof.on("cuda")
