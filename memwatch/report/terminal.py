@@ -100,7 +100,18 @@ def _headline(reading: Reading) -> Text:
     entered, grown = format_bytes(reading.baseline_bytes), format_bytes(reading.peak_increase_bytes)
     text.append(f" = {entered} at entry + {grown} increase ({clip(reading.device, 40)})\n")
     text.append(clip(f"{at}, {format_duration(at.time_ns)} after entry"))
-    return text.append_text(_other_devices(reading))
+    return text.append_text(_reserved(reading)).append_text(_other_devices(reading))
+
+
+def _reserved(reading: Reading) -> Text:
+    """Return a line about what the allocator of an accelerator keeps, empty where none says so."""
+    nbytes = dict(reading.meta.get("reserved_bytes", {})).get(reading.device)
+    if not nbytes:
+        return Text()
+    live = format_bytes(reading.timeline["live_bytes"].iloc[-1])
+    return Text(
+        f"\nReserved by its allocator when the block ended: {format_bytes(nbytes)}, of which {live} live"
+    )
 
 
 def _other_devices(reading: Reading) -> Text:
