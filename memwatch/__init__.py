@@ -12,6 +12,7 @@ from memwatch.errors import MemoryLimitError, MemwatchError
 
 if TYPE_CHECKING:
     from memwatch import planner, replay
+    from memwatch.analysis import UnknownDeviceError
     from memwatch.analysis.findings.finding import Finding
     from memwatch.capture.file import CaptureError
     from memwatch.leaks import Leak, TensorLeakError, check_leaks, find_leaks, why_alive
@@ -34,6 +35,7 @@ _HOMES = {
     "Reading": "memwatch.reading",
     "ReplayResult": "memwatch.replay.result",
     "TensorLeakError": "memwatch.leaks",
+    "UnknownDeviceError": "memwatch.analysis",
     "UnsupportedOpError": "memwatch.replay.errors",
     "check_leaks": "memwatch.leaks",
     "find_leaks": "memwatch.leaks",
@@ -60,6 +62,7 @@ __all__ = [
     "Reading",
     "ReplayResult",
     "TensorLeakError",
+    "UnknownDeviceError",
     "UnsupportedOpError",
     "check_leaks",
     "find_leaks",

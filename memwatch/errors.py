@@ -8,4 +8,4 @@ class MemwatchError(Exception):
 
 
 class MemoryLimitError(MemwatchError):
-    """The live bytes of a `profile(limit_bytes=...)` block went above the limit."""
+    """The live bytes of a device went above the limit of a `profile(limit_bytes=...)` block."""

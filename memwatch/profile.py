@@ -8,27 +8,26 @@ import inspect
 import warnings
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-import torch
-
+from memwatch.devices import is_out_of_memory
 from memwatch.errors import MemoryLimitError, MemwatchError
 from memwatch.reading import Reading
 from memwatch.record.allocator_only import allocator_only
+from memwatch.record.limits import read_limits
+from memwatch.record.native import remark as unbuilt_remark
 from memwatch.record.native.building import build_recorder
 from memwatch.record.options import Options
 from memwatch.record.session import Session
 from memwatch.record.uninterrupted import uninterrupted
-from memwatch.sizes import parse_bytes
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from memwatch.capture import Capture
     from memwatch.capture.recording import Recording
-    from memwatch.encoding.replay_inputs import ReplayInputs
 
-__all__ = ["Profile", "allocator_only", "build_recorder", "profile"]
+__all__ = ["Profile", "allocator_only", "build_recorder", "profile", "unbuilt_remark"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +41,6 @@ class Profile(Reading):
         self._session: Session | None = None
         self._recording: Recording | None = None
         self._unpacked: Capture | None = None
-        self._replay_inputs: ReplayInputs | None = None
 
     def __enter__(self) -> Profile:
         """Start recording."""
@@ -68,7 +66,9 @@ class Profile(Reading):
                 if self.failure is not None:
                     text = f"memwatch: {self.failure}; the profile is whole in this process only"
                     warnings.warn(text, RuntimeWarning, stacklevel=2)
-        if session is None or error is None or not _is_out_of_memory(error):
+        if session is None or not (
+            isinstance(error, MemoryLimitError) or (error and is_out_of_memory(error))
+        ):
             return
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(self.summary(color=False))
@@ -123,13 +123,6 @@ class Profile(Reading):
         return self._unpacked
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Return True for an allocator's failure, on any device, and for the block's own limit."""
-    if isinstance(error, (MemoryError, MemoryLimitError, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
-
-
 def profile(
     path: str | os.PathLike[str] | None = None,
     *,
@@ -138,7 +131,7 @@ def profile(
     allocator: bool = True,
     intercept: str = "auto",
     replay: bool = False,
-    limit_bytes: int | str | None = None,
+    limit_bytes: int | str | Mapping[str, int | str] | None = None,
 ) -> Profile:
     """Record every allocation of a block, its life and who holds it.
 
@@ -151,7 +144,8 @@ def profile(
             takes the key where it works.
         replay: record what replaying the ops needs. It keeps the inputs of the block and holds storages, so
             autograd sums gradients out of place: the same values, other versions, a higher peak.
-        limit_bytes: raise at the op that lifts the live bytes above this limit (bytes, or text as `"2 GiB"`).
+        limit_bytes: raise at the op that lifts the live bytes of any one device above this limit (bytes, or text as
+            `"2 GiB"`), or those of a device above its own: `{"cuda": "20 GiB"}`.
 
     Returns:
         A context manager and decorator; after the block it reads the capture.
@@ -168,6 +162,6 @@ def profile(
             allocator=allocator,
             intercept=intercept,
             replay=replay,
-            limit_bytes=None if limit_bytes is None else parse_bytes(limit_bytes),
+            limits=read_limits(limit_bytes),
         )
     )

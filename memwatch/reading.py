@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from memwatch.analysis import DerivedTables
+from memwatch.analysis import ByDevice
 from memwatch.analysis.observer import not_memory, observer_effects, unrecorded
 from memwatch.analysis.other_threads import other_threads
 from memwatch.capture import Capture
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from memwatch.analysis.derived_tables import DerivedTables
     from memwatch.analysis.findings.finding import Finding
+    from memwatch.encoding.replay_inputs import ReplayInputs
 
 _UNFINISHED = (
     "The block has not ended in this capture: the program was killed or still runs. "
@@ -25,10 +27,15 @@ _UNFINISHED = (
 
 
 class Reading:
-    """A capture as its readers see it: totals in bytes, tables as DataFrames, summary, page and file."""
+    """A capture as its readers see it: totals in bytes, tables as DataFrames, summary, page and file.
+
+    Every figure and every table is about one device, `device`; `on` gives the reading of another.
+    """
 
     _recorded: Capture
-    _read: DerivedTables | None = None
+    _read: ByDevice | None = None
+    _device: str = ""
+    _replay_inputs: ReplayInputs | None = None
 
     def __init__(self, capture: Capture) -> None:
         self._recorded = capture
@@ -39,10 +46,38 @@ class Reading:
         return self._recorded
 
     @property
-    def _tables(self) -> DerivedTables:
+    def _by_device(self) -> ByDevice:
         if self._read is None or self._read.source is not self.capture:
-            self._read = DerivedTables(self.capture)
+            self._read = ByDevice(self.capture)
         return self._read
+
+    @property
+    def _tables(self) -> DerivedTables:
+        return self._by_device.tables(self._device)
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices that had bytes in the block, most at the peak first; `cpu` where none had."""
+        return list(self._by_device.names)
+
+    @property
+    def device(self) -> str:
+        """The device that figures and tables are about: the accelerator if the block used one, else `cpu`."""
+        return self._device or self._by_device.main
+
+    def on(self, device: str) -> Reading:
+        """Return the same reading of another device. Ops have the same numbers there, storages have others.
+
+        Args:
+            device: one of `devices`; `"cuda"` will do where only one of them had bytes.
+
+        Raises:
+            UnknownDeviceError: the device had no bytes in the block, or several of that name had.
+        """
+        other = Reading(self.capture)
+        other._read, other._device = self._by_device, self._by_device.resolve(str(device))
+        other._replay_inputs = self._replay_inputs
+        return other
 
     @property
     def peak_bytes(self) -> int:
@@ -60,13 +95,8 @@ class Reading:
         return self._tables.facts.curve.peak_increase_bytes
 
     @property
-    def device(self) -> str:
-        """The device that the tables are about, as `cpu` or `cuda`."""
-        return str(self.meta.get("device", "cpu"))
-
-    @property
     def ops(self) -> pd.DataFrame:
-        """The ops, in order; columns in `memwatch.capture.derived`."""
+        """The ops, in order, on whichever device they ran; columns in `memwatch.capture.derived`."""
         return self._tables.ops
 
     @property
@@ -111,7 +141,7 @@ class Reading:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What was recorded where: versions, argv, device, threads, interceptor."""
+        """What was recorded where: versions, argv, threads, interceptor."""
         return self.capture.meta
 
     @property

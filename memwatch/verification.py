@@ -57,10 +57,10 @@ def verify(function: Callable[..., Any], *args: Any, intercept: str = "auto", **
         MemwatchError: a torch profiler is already running, so that the allocator's events cannot be had.
     """
     capture = allocator_only(lambda: function(*args, **kwargs))
-    plain = Facts(capture).curve.peak_increase_bytes
     prof = profile(intercept=intercept)
     with prof:
         result = function(*args, **kwargs)
     del result
+    plain = Facts(capture, prof.device).curve.peak_increase_bytes
     effects = tuple(effect.text for effect in observer_effects(prof._tables.facts))
     return Verification(plain, prof.peak_increase_bytes, effects)

@@ -1,11 +1,11 @@
 """Pure functions from a capture to tables: what the peak is made of, when and where.
 
 Everything flows one way: `facts` (columns of numbers) to saved tensors and holders, to `tables` and `findings`
-(one rule a file), to `DerivedTables`, which readers use.
+(one rule a file), to `DerivedTables`, and these to `ByDevice`, which readers use.
 """
 
 from __future__ import annotations
 
-from memwatch.analysis.derived_tables import DerivedTables
+from memwatch.analysis.by_device import ByDevice, UnknownDeviceError
 
-__all__ = ["DerivedTables"]
+__all__ = ["ByDevice", "UnknownDeviceError"]

@@ -20,6 +20,7 @@ class Comparison:
     """Two captures side by side.
 
     Attributes:
+        device: the device of all figures, by its name in the new capture.
         old_peak_bytes: most live bytes of the old capture.
         new_peak_bytes: most live bytes of the new one.
         sites: what was alive at either peak. One row per (category, module, site), largest change
@@ -27,6 +28,7 @@ class Comparison:
             `new_count` (storages).
     """
 
+    device: str
     old_peak_bytes: int
     new_peak_bytes: int
     sites: pd.DataFrame
@@ -46,7 +48,7 @@ def compare(old: DerivedTables, new: DerivedTables) -> Comparison:
     line: an edit moves the lines below it, and all of them would look changed.
 
     Args:
-        old: the capture to compare with.
+        old: the capture to compare with, as seen by a device.
         new: the capture that is judged.
 
     Returns:
@@ -57,7 +59,8 @@ def compare(old: DerivedTables, new: DerivedTables) -> Comparison:
     sites["delta_bytes"] = sites["new_bytes"] - sites["old_bytes"]
     sites = sites[["old_bytes", "new_bytes", "delta_bytes", "old_count", "new_count"]]
     order = sites["delta_bytes"].abs().sort_values(ascending=False, kind="stable").index
-    return Comparison(old.facts.curve.peak_bytes, new.facts.curve.peak_bytes, sites.loc[order])
+    peaks = old.facts.curve.peak_bytes, new.facts.curve.peak_bytes
+    return Comparison(new.facts.device, *peaks, sites.loc[order])
 
 
 def _by_site(tables: DerivedTables) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Everything that can be read off one capture: its facts, tables and findings, each computed once when asked for."""
+"""What one capture tells of a device: facts, tables and findings, each computed once when asked for."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 
 class DerivedTables:
-    """The derived tables of the schema. A facade for readers: nothing that it is built from imports it."""
+    """The derived tables of the schema. A facade for readers: nothing that it is built from imports it.
 
-    def __init__(self, capture: Capture) -> None:
-        self.source = capture
-        self.facts = Facts(capture)
+    Args:
+        capture: what was recorded.
+        device: the device that the tables are about.
+    """
+
+    def __init__(self, capture: Capture, device: str) -> None:
+        self.facts = Facts(capture, device)
 
     @cached_property
     def _saved_tensors(self) -> SavedTensors:

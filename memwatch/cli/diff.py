@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 
 from memwatch.cli.numbers import positive, share
 from memwatch.cli.output import emit
+from memwatch.cli.reading import add_device
+from memwatch.device_names import is_host
+from memwatch.errors import MemwatchError
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -31,21 +34,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON; sizes in bytes")
     parser.add_argument("-n", "--rows", type=positive, default=15, help="sites to list (default %(default)s)")
+    add_device(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Print the comparison; return 1 if the peak grew by more than allowed."""
-    from memwatch.analysis import DerivedTables
+    from memwatch.analysis import ByDevice
     from memwatch.analysis.compare import compare
     from memwatch.capture import load
 
-    compared = compare(DerivedTables(load(options.old)), DerivedTables(load(options.new)))
+    old, new = ByDevice(load(options.old)), ByDevice(load(options.new))
+    if options.device is None and old.main != new.main:
+        raise MemwatchError(
+            f"{options.old} is about {old.main} and {options.new} about {new.main}; name one with --device"
+        )
+    device = options.device or old.main
+    compared = compare(old.tables(device), new.tables(device))
     emit(_as_json(compared) if options.json else _as_text(compared, options.rows))
     return int(options.fail_above is not None and compared.growth_ratio > options.fail_above)
 
 
 def _as_json(compared: Comparison) -> str:
     figures = {
+        "device": compared.device,
         "old_peak_bytes": compared.old_peak_bytes,
         "new_peak_bytes": compared.new_peak_bytes,
         "sites": compared.sites.reset_index().to_dict("records"),
@@ -62,7 +73,8 @@ def _as_text(compared: Comparison, rows: int) -> str:
     grown = compared.new_peak_bytes - compared.old_peak_bytes
     share = f" ({100 * compared.growth_ratio:+.1f} %)" if compared.old_peak_bytes else ""
     sizes = f"{format_bytes(compared.old_peak_bytes)} -> {format_bytes(compared.new_peak_bytes)}"
-    headline = Text(f"Peak {sizes}, {_signed(grown)}{share}", style="bold")
+    where = f" on {compared.device}" if not is_host(compared.device) else ""
+    headline = Text(f"Peak{where} {sizes}, {_signed(grown)}{share}", style="bold")
     changed = compared.sites[compared.sites["delta_bytes"] != 0]
     if changed.empty:
         return to_text(headline, "No site changed.")

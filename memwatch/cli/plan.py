@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from memwatch.cli.files import make_room
 from memwatch.cli.numbers import positive
 from memwatch.cli.output import emit, say
+from memwatch.cli.reading import add_device, read
 
 if TYPE_CHECKING:
     import argparse
@@ -38,22 +39,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="write the plan, for `memwatch replay`"
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace the file if it exists")
+    add_device(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Print the plan, and write it to a file if asked to; return 1 if the budget cannot be reached."""
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
-    from memwatch.reading import load
     from memwatch.replay.api import plan
     from memwatch.report import plan_summary
 
     if options.output is not None:
         make_room(options.output, force=options.force)
-    code = 0
+    code, reading = 0, read(options.capture, options.device)
     try:
         found = plan(
-            options.capture,
+            reading,
             budget=options.budget,
             recompute=not options.no_recompute,
             offload=options.offload,
@@ -65,7 +66,7 @@ def execute(options: argparse.Namespace) -> int:
         if not isinstance(error.best, Plan):
             return 1
         found, code = error.best, 1
-    emit(plan_summary(found, reading=load(options.capture)))
+    emit(plan_summary(found, reading=reading))
     if options.output is not None:
         found.save(options.output)
     return code

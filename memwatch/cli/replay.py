@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memwatch.cli.output import emit
+from memwatch.cli.reading import add_device, read
 
 if TYPE_CHECKING:
     import argparse
@@ -24,16 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan", type=Path, required=True, metavar="FILE", help="a plan that `memwatch plan -o` wrote"
     )
+    add_device(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Print the result of the replay; return 1 if the peak is above the plan's."""
     from memwatch.planner.plan import load_plan
-    from memwatch.reading import load
     from memwatch.replay.api import replay
     from memwatch.report import plan_summary
 
     plan = load_plan(options.plan)
-    result = replay(plan, options.capture)
-    emit(plan_summary(plan, result, reading=load(options.capture)))
+    reading = read(options.capture, options.device)
+    result = replay(plan, reading)
+    emit(plan_summary(plan, result, reading=reading))
     return int(result.peak_increase_bytes > result.planned_bytes)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from memwatch.cli.files import make_room
 from memwatch.cli.output import emit
+from memwatch.cli.reading import add_device, read
 
 if TYPE_CHECKING:
     import argparse
@@ -28,14 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-source", action="store_true", help="leave out paths, source lines and the command line"
     )
+    add_device(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Write the page and print its path; return 0."""
-    from memwatch.reading import load
-
     page = options.output or options.capture.with_suffix(".html")
     make_room(page, force=options.force)
-    load(options.capture).report(page, source=not options.no_source, force=options.force)
+    reading = read(options.capture, options.device)
+    reading.report(page, source=not options.no_source, force=options.force)
     emit(f"{page}\n")
     return 0

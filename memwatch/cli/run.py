@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int | BaseException:
     """Run and record the program; return the exception that it raised, or 0."""
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
-    from memwatch.profile import profile
+    from memwatch.profile import profile, unbuilt_remark
 
     program = chosen_program(options)
     capture = Path(options.output or f"{program.name}.{os.getpid()}.memwatch")
@@ -76,7 +76,8 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     recording.__enter__()
     if not options.quiet:
         verbs = ["summary", *([] if page else ["report"]), *(["plan"] if options.replay else [])]
-        _say_at_exit(recording, capture, page, [command_line(*again, verb, capture) for verb in verbs])
+        commands = [command_line(*again, verb, capture) for verb in verbs]
+        _say_at_exit(recording, capture, page, commands, "" if options.replay else unbuilt_remark())
     write_page = functools.partial(recording.report, page, force=options.force) if page is not None else None
     return _run_inside(recording, run, write_page)
 
@@ -114,7 +115,9 @@ def _close(recording: Profile) -> None:
         sys.stderr.write(recording.summary(color=False) + "\n")
 
 
-def _say_at_exit(recording: Profile, capture: Path, page: Path | None, commands: list[str]) -> None:
+def _say_at_exit(
+    recording: Profile, capture: Path, page: Path | None, commands: list[str], remark: str
+) -> None:
     """Print the next commands as the last lines: at exit, after a traceback and the program's own last words."""
     process = os.getpid()
 
@@ -124,6 +127,8 @@ def _say_at_exit(recording: Profile, capture: Path, page: Path | None, commands:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or taken away by the program
             sys.stdout.flush()
         with contextlib.suppress(OSError, ValueError, AttributeError):
+            if remark:
+                say(remark)
             say(f"wrote {capture}" + (f" and {page}" if page is not None and page.exists() else ""))
             say("next, type")
             sys.stderr.writelines(f"    {command}\n" for command in commands)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from memwatch.cli.numbers import positive
 from memwatch.cli.output import emit
+from memwatch.cli.reading import add_device, read
 
 if TYPE_CHECKING:
     import argparse
@@ -26,13 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--rows", type=positive, default=5, help="lines and ops to list (default %(default)s)"
     )
+    add_device(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Print the figures; return 0."""
-    from memwatch.reading import load
     from memwatch.report.stats import format_stats, stats
 
-    figures = stats(load(options.capture), top=options.rows)
+    figures = stats(read(options.capture, options.device), top=options.rows)
     emit(json.dumps(figures, indent=2) + "\n" if options.json else format_stats(figures))
     return 0

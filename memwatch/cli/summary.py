@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from memwatch.cli.numbers import positive
 from memwatch.cli.output import emit
+from memwatch.cli.reading import add_device, read
 
 if TYPE_CHECKING:
     import argparse
@@ -23,11 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--rows", type=positive, default=8, help="most rows in each table (default %(default)s)"
     )
+    add_device(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Print the summary; return 0."""
-    from memwatch.reading import load
-
-    emit(load(options.capture).summary(rows=options.rows))
+    emit(read(options.capture, options.device).summary(rows=options.rows))
     return 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from memwatch.capture.derived import DERIVED_BY_NAME
 from memwatch.cli.files import make_room
 from memwatch.cli.output import emit
+from memwatch.cli.reading import add_device, read
 
 if TYPE_CHECKING:
     import argparse
@@ -30,16 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file; default standard output")
     parser.add_argument("-f", "--force", action="store_true", help="replace the file if it exists")
+    add_device(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Write the file, or print it; return 0."""
-    from memwatch.reading import load
     from memwatch.report.export import export
 
     if options.output is not None:
         make_room(options.output, force=options.force)
-    text = export(load(options.capture), options.format, table=options.table)
+    text = export(read(options.capture, options.device), options.format, table=options.table)
     if options.output is None:
         emit(text)
     else:

@@ -14,6 +14,7 @@ from pathlib import Path
 from memwatch.capture.derived import DERIVED_BY_NAME
 from memwatch.cli.numbers import positive
 from memwatch.cli.output import emit
+from memwatch.cli.reading import add_device, read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by", type=_levels, metavar="COLUMNS", help="columns of `at_peak`, default category,module,line"
     )
+    add_device(parser)
 
 
 def _levels(text: str) -> list[str]:
@@ -37,8 +39,8 @@ def _levels(text: str) -> list[str]:
 
 def execute(options: argparse.Namespace) -> int:
     """Print the tree; return 0."""
-    from memwatch.reading import load
     from memwatch.report.tree import LEVELS, tree
 
-    emit(tree(load(options.capture), rows=options.rows, levels=options.by or LEVELS))
+    reading = read(options.capture, options.device)
+    emit(tree(reading, rows=options.rows, levels=options.by or LEVELS))
     return 0

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from memwatch.devices import adapter_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -14,29 +16,28 @@ if TYPE_CHECKING:
 OWN = "generator:"
 
 
-def default_generators() -> list[str]:
-    """Name the default generators that a program may draw from."""
-    names = ["cpu"]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        names += [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    return names
-
-
 def read_states(names: Iterable[str], own: Sequence[torch.Generator]) -> RngStates:
-    """Copy the states of generators to host memory that torch does not count."""
-    return {name: _generator(name, own).get_state().numpy().copy() for name in names}
+    """Copy the states of generators to host memory that torch does not count.
+
+    Args:
+        names: devices, for their default generators, and `generator:N` for those of the program's own.
+        own: the program's own generators.
+    """
+    return {name: _state(name, own).numpy().copy() for name in names}
 
 
 def restore_states(states: RngStates, own: Sequence[torch.Generator]) -> None:
     """Set generators to states read before."""
     for name, state in states.items():
-        _generator(name, own).set_state(torch.from_numpy(state))
+        if name.startswith(OWN):
+            own[_number(name)].set_state(torch.from_numpy(state))
+        else:
+            adapter_of(name).set_random_state(name, torch.from_numpy(state))
 
 
-def _generator(name: str, own: Sequence[torch.Generator]) -> torch.Generator:
-    if name.startswith(OWN):
-        return own[int(name.removeprefix(OWN))]
-    if name == "cpu":
-        return torch.default_generator
-    generator: torch.Generator = torch.cuda.default_generators[torch.device(name).index]
-    return generator
+def _state(name: str, own: Sequence[torch.Generator]) -> torch.Tensor:
+    return own[_number(name)].get_state() if name.startswith(OWN) else adapter_of(name).random_state(name)
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix(OWN))

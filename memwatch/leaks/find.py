@@ -14,7 +14,7 @@ from memwatch.heap.roots import Held
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
 from memwatch.leaks.growth import count_by_class, grown_classes
-from memwatch.leaks.memory_in_use import memory_in_use_bytes
+from memwatch.leaks.memory_in_use import memory_in_use, most_growth_bytes
 from memwatch.leaks.new_storage_mode import NewStorageMode
 from memwatch.leaks.new_storages import NewStorages, YoungWatch, storages_behind, tensors_among
 
@@ -105,7 +105,7 @@ class _Runs:
 
     def call(self, run: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call once and note the survivors."""
-        before = memory_in_use_bytes()
+        before = memory_in_use()
         if self._suspicious:
             watch = NewStorageMode(self.book, run)
             watch.start()
@@ -130,7 +130,7 @@ class _Runs:
         elif alive and run >= self.warmup - 1:
             self._note_heap()
         self._added.append(added)
-        self._suspicious = bool(alive) or memory_in_use_bytes() - before > _NOISE_BYTES
+        self._suspicious = bool(alive) or most_growth_bytes(before, memory_in_use()) > _NOISE_BYTES
 
     def grown_classes(self) -> tuple[tuple[str, int], ...]:
         """Return the classes of which every further call added objects, with the least number per call."""

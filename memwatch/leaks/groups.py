@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def leaks_of(survivors: Iterable[Survivor], measured: set[int], *, per_call: bool) -> list[Leak]:
-    """Group survivors into leaks.
+    """Group survivors into leaks. What one reference holds on two devices is two leaks: no figure mixes devices.
 
     Args:
         survivors: the survivors, each with its holder.
@@ -33,7 +33,7 @@ def leaks_of(survivors: Iterable[Survivor], measured: set[int], *, per_call: boo
     """
     groups: dict[object, list[Survivor]] = {}
     for survivor in survivors:
-        groups.setdefault((survivor.kind, survivor.key), []).append(survivor)
+        groups.setdefault((survivor.kind, survivor.key, survivor.storage.device), []).append(survivor)
     chosen = _growing(list(groups.values()), measured) if per_call else list(groups.values())
     leaks = [_leak(group, len(measured) if per_call else 1, per_call=per_call) for group in chosen]
     return sorted(leaks, key=lambda leak: -leak.nbytes)
@@ -46,18 +46,19 @@ def _growing(groups: list[list[Survivor]], measured: set[int]) -> list[list[Surv
     size that cover the measured runs are one group, named after the older ones: those were held by what stays.
     """
     grown: list[list[Survivor]] = []
-    leftover: dict[int, list[Survivor]] = {}
+    leftover: dict[tuple[str, int], list[Survivor]] = {}
     for group in groups:
         if measured <= _runs(group):
             grown.append(group)
         else:
             for survivor in group:
-                leftover.setdefault(survivor.storage.nbytes, []).append(survivor)
+                storage = survivor.storage
+                leftover.setdefault((storage.device, storage.nbytes), []).append(survivor)
     pools: dict[object, list[Survivor]] = {}
     for pool in leftover.values():
         if measured <= _runs(pool):
             oldest = min(pool, key=lambda survivor: survivor.storage.run)
-            pools.setdefault((oldest.kind, oldest.key), []).extend(pool)
+            pools.setdefault((oldest.kind, oldest.key, oldest.storage.device), []).extend(pool)
     return [*grown, *pools.values()]
 
 
@@ -85,6 +86,7 @@ def _leak(group: list[Survivor], runs: int, *, per_call: bool) -> Leak:
     return Leak(
         kind=shown.kind,
         nbytes=sum(survivor.storage.nbytes for survivor in group) // runs,
+        device=shown.storage.device,
         count=max(1, len(group) // runs),
         holder=holder,
         path=path_lines(edges, branch_at=shown.cycle_length if shown.looped else None),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memwatch._torch import missing
+from memwatch.device_names import CPU
 from memwatch.errors import MemwatchError
 from memwatch.leaks.kinds import LeakKind
 from memwatch.words import leaks as words
@@ -27,6 +28,7 @@ class Leak:
         kind: "cycle" (garbage that only gc can free), "uncollectable" (a loop through autograd that gc cannot
             free) or "retained" (a live root reaches it); a `LeakKind` equals these texts.
         nbytes: leaked bytes of tensor storage; per call for :func:`memwatch.find_leaks`.
+        device: the device of these bytes; a reference that holds tensors on two is two leaks.
         count: leaked storages; per call for :func:`memwatch.find_leaks`.
         holder: the reference to cut, in words.
         path: the retention path, or the cycle, one reference per line.
@@ -62,6 +64,7 @@ class Leak:
     cut: Edge | None = None
     cycle_length: int = 0
     branch: int = 0
+    device: str = CPU
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))
@@ -69,7 +72,11 @@ class Leak:
     def headline(self) -> str:
         """Return the leak in one line."""
         return words.headline(
-            self.kind, nbytes=self.nbytes, count=self.count, per_call=self.per_call, holder=self.holder
+            self.kind,
+            sizes={self.device: self.nbytes},
+            count=self.count,
+            per_call=self.per_call,
+            holder=self.holder,
         )
 
     def __str__(self) -> str:
@@ -101,9 +108,8 @@ class TensorLeakError(MemwatchError, AssertionError):
 
     def __init__(self, leaks: Sequence[Leak]) -> None:
         self.leaks = list(leaks)
-        total = sum(leak.nbytes for leak in self.leaks)
         count = sum(leak.count for leak in self.leaks)
-        head = words.total_line(total, count, len(self.leaks))
+        head = words.total_line(words.sizes_of(self.leaks), count, len(self.leaks))
         notes = (words.NOTE.format(sentence=sentence) for sentence in missing())
         super().__init__("\n".join([head, *map(str, self.leaks), *notes]))
 

@@ -43,6 +43,7 @@ class NewStorage:
     Attributes:
         ref: weak reference to the storage.
         nbytes: its size in bytes when first seen.
+        device: the device that it lies on, as `cpu` or `cuda:0`.
         run: index of the run that made it.
         site: the user's line that made it, or None if nothing watched.
         certain: True if its making was seen; False if only a survivor was found.
@@ -51,6 +52,7 @@ class NewStorage:
 
     ref: weakref.ref[torch.UntypedStorage]
     nbytes: int
+    device: str
     run: int
     site: Site | None
     certain: bool
@@ -77,7 +79,9 @@ class NewStorages:
         nbytes = storage_bytes(storage)
         if nbytes:
             ref = weakref.ref(storage)
-            self.by_id[id(storage)] = NewStorage(ref, nbytes, run, site, certain, time.monotonic())
+            self.by_id[id(storage)] = NewStorage(
+                ref, nbytes, str(storage.device), run, site, certain, time.monotonic()
+            )
 
     def has(self, storage: torch.UntypedStorage) -> bool:
         """Return True if a storage is known."""

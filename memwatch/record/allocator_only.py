@@ -57,6 +57,5 @@ def allocator_only(function: Callable[[], Any]) -> Capture:
         "start_ns": start_ns,
         "end_ns": clock.to_ns(ticks()),
         "started_s": started_s,
-        "device": "cpu",
     }
     return recording.capture()

@@ -17,7 +17,8 @@ from torch import Tensor
 from memwatch._torch.overloads import base_name_of, schema_of
 from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import NONE
-from memwatch.encoding.generators import OWN, default_generators, read_states
+from memwatch.devices import devices_in_use
+from memwatch.encoding.generators import OWN, read_states
 from memwatch.encoding.host_memory import checksum, copy_out, crc32
 from memwatch.encoding.only_allocate import ONLY_ALLOCATE
 from memwatch.encoding.replay_inputs import ReplayInputs, RngStates
@@ -159,7 +160,7 @@ class ArgumentRecorder:
 
     def _rng_states(self) -> RngStates:
         own = self.replay_inputs.generators
-        return read_states(default_generators() + [f"{OWN}{index}" for index in range(len(own))], own)
+        return read_states(devices_in_use() + [f"{OWN}{index}" for index in range(len(own))], own)
 
     def _generator(self, generator: torch.Generator) -> int:
         own = self.replay_inputs.generators

@@ -21,6 +21,7 @@ class Choice:
 
     Attributes:
         backend: the implementation of the recorder.
+        remarks: what the user should know of the choice: a kind and a sentence each.
         is_estimate: whether the block was entered under a FakeTensorMode: then it says what its tensors would take,
             were they real.
         by_mode: whether ops are seen by a dispatch mode. An estimate is: the ops that a fake mode runs within an op
@@ -35,6 +36,8 @@ class Choice:
         if intercept not in {"auto", "mode", "key"}:
             raise MemwatchError(f"intercept={intercept!r} is unknown; use 'auto', 'mode' or 'key'")
         self.backend: Backend = _backend(for_replay=options.replay)
+        faster = native.remark_once() if self.backend is python.BACKEND and not options.replay else ""
+        self.remarks = [("recorder", faster)] if faster else []
         self.is_estimate = is_fake_mode_on()
         # to ask whether the key works registers kernels for every op, which takes a second: not for "mode"
         if intercept == "key" and not self.backend.key_works():

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from memwatch._torch.profiler import TickConverter, ticks
+from memwatch.capture.packed import IntArray, as_rows
+from memwatch.capture.schema import RECORDED_BY_NAME
 
 __all__ = ["Clock", "ticks"]
 
@@ -39,6 +41,15 @@ class Clock:
         if isinstance(offset, np.ndarray):
             return self._unix0_ns + offset.astype(np.int64)
         return self._unix0_ns + int(offset)
+
+    def rows_in_ns(self, name: str, flat: list[int]) -> IntArray:
+        """Shape the rows of a recorded table; its columns `_ns` hold ticks, and are converted."""
+        names = RECORDED_BY_NAME[name].names
+        rows = as_rows(flat, len(names))
+        for index, column in enumerate(names):
+            if column.endswith("_ns"):
+                rows[:, index] = self.to_ns(rows[:, index])
+        return rows
 
     def duration_ns(self, counts: int) -> int:
         """Convert a difference of ticks to nanoseconds."""

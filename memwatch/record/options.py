@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import os
 
+    from memwatch.record.limits import DeviceLimits
+
 
 @dataclass(frozen=True)
 class Options:
@@ -19,5 +21,5 @@ class Options:
     allocator: bool = True
     intercept: str = "auto"
     replay: bool = False
-    limit_bytes: int | None = None
+    limits: DeviceLimits | None = None
     force: bool = False

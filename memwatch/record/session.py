@@ -20,9 +20,8 @@ from memwatch._torch.overrides import disable_torch_function
 from memwatch._version import __version__
 from memwatch.capture.capture import Note
 from memwatch.capture.file import CaptureWriter
-from memwatch.capture.packed import as_rows
 from memwatch.capture.recording import Recording
-from memwatch.capture.schema import RECORDED_BY_NAME
+from memwatch.devices import reserved_by_device
 from memwatch.errors import MemwatchError
 from memwatch.record import baseline, context
 from memwatch.record.allocator.channel import AllocatorChannel
@@ -77,8 +76,8 @@ class Session:
         self._stacks = Stacks(strings, context.CALL_CODE, enabled=options.stacks)
         recorder = choice.backend.recorder(block, self._stacks)
         self.storages = recorder.storages
-        if options.limit_bytes is not None:
-            self.storages.limit(options.limit_bytes)
+        if options.limits is not None:
+            self.storages.limit(options.limits.of)
         self.context = context.Context(
             self.storages, recorder.capture_stack, strings, counter, self.could_not_record
         )
@@ -228,9 +227,9 @@ class Session:
     def _note_missing(self) -> None:
         """Note each name that torch lacks once; some are looked up when dynamo is loaded, within the block."""
         noted = {note.text for note in self._notes}
-        for sentence in missing():
+        for kind, sentence in [*(("torch", each) for each in missing()), *self._choice.remarks]:
             if sentence not in noted:
-                self.note("torch", sentence)
+                self.note(kind, sentence)
 
     def _patch_resize(self) -> None:
         self._patches.put(torch.UntypedStorage, "resize_", self._resize)
@@ -323,17 +322,11 @@ class Session:
                 sources |= {"operands": self.arguments.operands, "arguments": self.arguments.arguments}
             sources |= {"births": self.storages.births, "ops": self.ops.ops}
             rows: dict[str, Any] = {name: flat.take() for name, flat in sources.items()}
-            rows.update((name, self._in_ns(name, flat)) for name, flat in rows.items() if name != "windows")
+            rows.update(
+                (name, self._clock.rows_in_ns(name, flat)) for name, flat in rows.items() if name != "windows"
+            )
             rows["stacks"] = self._stacks.unwritten_rows()
             self._write(rows)
-
-    def _in_ns(self, name: str, flat: list[int]) -> Any:
-        names = RECORDED_BY_NAME[name].names
-        rows = as_rows(flat, len(names))
-        for index, column in enumerate(names):
-            if column.endswith("_ns"):
-                rows[:, index] = self._clock.to_ns(rows[:, index])
-        return rows
 
     def _add_events(self, rows: IntArray) -> None:
         with self._flushing:
@@ -361,7 +354,7 @@ class Session:
             "threads": torch.get_num_threads(),
             "threads_before": self._threads.before,
             "threads_unheard": self._threads.unheard,
-            "device": "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu",
+            "reserved_bytes": reserved_by_device(),
             "estimate": self._choice.is_estimate,
             "intercept": self.interceptor.name,
             "recorder": self._choice.backend.name,

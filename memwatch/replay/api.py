@@ -14,13 +14,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
-from memwatch.capture import Capture, load
+from memwatch.capture import Capture
 from memwatch.errors import MemwatchError
 from memwatch.planner import BudgetError, Graph
 from memwatch.planner.fingerprint import fingerprint
 from memwatch.planner.moves import describe_moves
 from memwatch.planner.plan import Plan
 from memwatch.planner.plan_search import OrderChoice, plan_graph
+from memwatch.reading import Reading, load
 from memwatch.replay.graph import Recorded, in_words, recorded_program
 from memwatch.replay.inputs import check_inputs
 from memwatch.replay.run import replay_schedule
@@ -40,6 +41,10 @@ class _Recording(Protocol):
     @property
     def capture(self) -> Capture:
         """The recorded tables."""
+
+    @property
+    def device(self) -> str:
+        """The device that is planned."""
 
 
 Source: TypeAlias = "_Recording | Capture | Graph | str | os.PathLike[str]"
@@ -172,18 +177,19 @@ def replayable(source: _Recording | Capture | str | os.PathLike[str]) -> Replaya
         MemwatchError: the source was recorded without `replay=True`.
         UnsupportedOpError: an op cannot be replayed.
     """
+    recording: _Recording
     if isinstance(source, (str, os.PathLike)):
-        source = load(source)
-    if isinstance(source, Capture):
-        return Replayable(source, recorded_program(source), None)
-    capture = source.capture
-    known = _known.get(source)
+        recording = load(source)
+    else:
+        recording = Reading(source) if isinstance(source, Capture) else source
+    capture = recording.capture
+    known = _known.get(recording)
     if known is None or known[0] is not capture:
-        inputs: ReplayInputs | None = getattr(source, "_replay_inputs", None)
-        recorded = recorded_program(capture)
+        inputs: ReplayInputs | None = getattr(recording, "_replay_inputs", None)
+        recorded = recorded_program(capture, recording.device)
         if inputs is not None:
             check_inputs(recorded.program, inputs)
-        known = _known[source] = (capture, Replayable(capture, recorded, inputs))
+        known = _known[recording] = (capture, Replayable(capture, recorded, inputs))
     return known[1]
 
 

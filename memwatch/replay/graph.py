@@ -45,26 +45,17 @@ class Recorded:
     device: str
 
 
-def recorded_program(capture: Capture) -> Recorded:
-    """Return the program of a capture made with `replay=True`, and its graph.
+def recorded_program(capture: Capture, device: str) -> Recorded:
+    """Return the program of a capture made with `replay=True`, and the graph of its bytes on a device.
 
     Raises:
         MemwatchError: the capture holds no arguments.
         UnsupportedOpError: an op cannot be called again.
     """
     program = read_program(capture)
-    device = _main_device(program)
     graph = _graph(capture, program, device)
     buffer_of = np.array(graph.buffer_names, dtype=np.int64)
     return Recorded(program, graph, buffer_of, device)
-
-
-def _main_device(program: Program) -> str:
-    """Return the device that holds most bytes; an accelerator comes before the CPU."""
-    totals: dict[str, int] = {}
-    for buffer in program.buffers:
-        totals[buffer.device] = totals.get(buffer.device, 0) + buffer.nbytes
-    return max(totals, key=lambda name: (name != "cpu", totals[name]), default="cpu")
 
 
 def _graph(capture: Capture, program: Program, device: str) -> Graph:

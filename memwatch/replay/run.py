@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.encoding.generators import default_generators, read_states, restore_states
+from memwatch.devices import adapter_of, devices_in_use
+from memwatch.encoding.generators import read_states, restore_states
 from memwatch.planner import Schedule
 from memwatch.replay.executor import Executor, OnStep
 from memwatch.replay.inputs import starting_storages
@@ -94,14 +95,18 @@ class _Run:
         inputs, program = self._inputs, self._recorded.program
         own = inputs.generators if inputs is not None else []
         users_states = read_states(
-            [*default_generators(), *(f"generator:{index}" for index in range(len(own)))], own
+            [*devices_in_use(), *(f"generator:{index}" for index in range(len(own)))], own
         )
         executor = Executor(self._recorded, schedule, starting_storages(program, inputs), inputs, on_step)
         outcome = _Outcome()
         try:
             with measure_peak(self._recorded.device) as measured:
+                device = self._recorded.device
+                wait = partial(adapter_of(device).synchronize, device)  # an accelerator works on after a call
+                wait()
                 start_s = time.perf_counter()
                 executor.run()
+                wait()
                 outcome.duration_s = time.perf_counter() - start_s
             outcome.peak_increase_bytes = measured.peak_increase_bytes
             outcome.moved_bytes = executor.moved_bytes

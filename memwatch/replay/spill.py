@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from memwatch.devices import adapter_of
 from memwatch.encoding.host_memory import HostBytes, as_bytes, copy_in, new_storage
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Spill:
         """Copy the bytes of a buffer out; they replace an earlier copy of the same buffer."""
         self.moved_bytes += storage.nbytes()
         if storage.device.type != "cpu":
-            held = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True)
+            held = adapter_of(storage.device.type).host_copy(storage.nbytes())
             self._pinned[buffer] = held.copy_(as_bytes(storage))
             return
         if storage.nbytes():

@@ -7,9 +7,14 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any, Final
 
+from memwatch.sizes import format_bytes
+
 VERSIONS: Final = ("memwatch", "torch", "python")
 SHOWN_ELSEWHERE: Final = frozenset({*VERSIONS, "argv", "start_ns", "started_s", "end_ns", "complete"})
-LABELS: Final = {"intercept": "ops seen by"}
+LABELS: Final = {"intercept": "ops seen by", "reserved_bytes": "reserved by allocators"}
+
+SIZES: Final = ("reserved_bytes",)
+"""Entries that are bytes by device."""
 
 
 def format_duration(duration_ns: float) -> str:
@@ -35,7 +40,7 @@ def describe_meta(meta: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("versions", versions),
     ]
     rest = [
-        (LABELS.get(key, key.replace("_", " ")), _text(meta[key]))
+        (LABELS.get(key, key.replace("_", " ")), _sizes(meta[key]) if key in SIZES else _text(meta[key]))
         for key in meta
         if key not in SHOWN_ELSEWHERE
     ]
@@ -58,6 +63,11 @@ def _duration(meta: Mapping[str, Any]) -> str:
     if "start_ns" not in meta or "end_ns" not in meta:
         return ""
     return format_duration(meta["end_ns"] - meta["start_ns"])
+
+
+def _sizes(value: object) -> str:
+    sizes = value if isinstance(value, Mapping) else {}
+    return ", ".join(f"{format_bytes(int(nbytes))} on {name}" for name, nbytes in sizes.items())
 
 
 def _text(value: object) -> str:

@@ -61,6 +61,13 @@ class Reading(Protocol):
         """Device of the figures, such as `cpu`."""
 
     @property
+    def devices(self) -> Sequence[str]:
+        """Every device that had bytes, most at the peak first."""
+
+    def on(self, device: str) -> Reading:
+        """Return the reading of another device."""
+
+    @property
     def ops(self) -> pd.DataFrame:
         """Ops."""
 

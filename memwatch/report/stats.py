@@ -45,9 +45,8 @@ def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
     categories = bytes_by(reading.at_peak, "category")["nbytes"]
     return {
         "device": reading.device,
-        "peak_bytes": reading.peak_bytes,
-        "baseline_bytes": reading.baseline_bytes,
-        "peak_increase_bytes": reading.peak_increase_bytes,
+        "devices": {device: _sizes(reading.on(device)) for device in reading.devices},
+        **_sizes(reading),
         "peak_op": at.op,
         "peak_op_name": at.op_name,
         "peak_line": at.line,
@@ -66,6 +65,14 @@ def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
         "top_ops": _top(made, "op_name", top),
         "findings": len(reading.findings),
         "meta": dict(describe_meta(reading.meta)),
+    }
+
+
+def _sizes(reading: Reading) -> dict[str, int]:
+    return {
+        "peak_bytes": reading.peak_bytes,
+        "baseline_bytes": reading.baseline_bytes,
+        "peak_increase_bytes": reading.peak_increase_bytes,
     }
 
 
@@ -139,8 +146,14 @@ def _totals(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("live at the peak", f"{figures['live_at_peak']:,} storages"),
         ("findings", f"{figures['findings']:,}"),
         ("device", figures["device"]),
+        *_other_devices(figures),
         *figures["meta"].items(),
     ]
+
+
+def _other_devices(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+    others = {name: sizes for name, sizes in figures["devices"].items() if name != figures["device"]}
+    return [(f"peak on {name}", format_bytes(sizes["peak_bytes"])) for name, sizes in others.items()]
 
 
 def _draw_histogram(histogram: list[list[int]]) -> Table:

@@ -99,7 +99,34 @@ def _headline(reading: Reading) -> Text:
     text.append(format_bytes(reading.peak_bytes), style="bold red")
     entered, grown = format_bytes(reading.baseline_bytes), format_bytes(reading.peak_increase_bytes)
     text.append(f" = {entered} at entry + {grown} increase ({clip(reading.device, 40)})\n")
-    return text.append(clip(f"{at}, {format_duration(at.time_ns)} after entry"))
+    text.append(clip(f"{at}, {format_duration(at.time_ns)} after entry"))
+    return text.append_text(_reserved(reading)).append_text(_other_devices(reading))
+
+
+def _reserved(reading: Reading) -> Text:
+    """Return a line about what the allocator of an accelerator keeps, empty where none says so."""
+    nbytes = dict(reading.meta.get("reserved_bytes", {})).get(reading.device)
+    if not nbytes:
+        return Text()
+    live = format_bytes(reading.timeline["live_bytes"].iloc[-1])
+    return Text(
+        f"\nReserved by its allocator when the block ended: {format_bytes(nbytes)}, of which {live} live"
+    )
+
+
+def _other_devices(reading: Reading) -> Text:
+    """Return a line for each other device, and how to see what its peak is made of."""
+    others = [device for device in reading.devices if device != reading.device]
+    text = Text()
+    for device in others:
+        there = reading.on(device)
+        entered, grown = format_bytes(there.baseline_bytes), format_bytes(there.peak_increase_bytes)
+        text.append("\nPeak ").append(format_bytes(there.peak_bytes), style="bold")
+        text.append(f" = {entered} at entry + {grown} increase ({clip(device, 40)})")
+    if others:
+        how = f'The tables are about {reading.device}; of {others[0]}: --device {others[0]}, prof.on("{others[0]}")'
+        text.append(f"\n{clip(how)}", style="dim")
+    return text
 
 
 def _table(*headings: str) -> Table:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
+from memwatch.device_names import is_host
 from memwatch.sizes import format_bytes
 from memwatch.words.edges import edge_line, edge_phrase
 from memwatch.words.places import place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from memwatch.edges import Edge
 
@@ -46,6 +47,8 @@ TEXT_TITLES: Final[dict[str, str]] = {
 }
 """The title of a leak's path in the terminal."""
 
+ON_DEVICE: Final = "{size} on {device}"
+AND: Final = " and "
 HEADLINE: Final = "{kind}: {size} in {count} {tensors}{each}, {held_by} {holder}"
 TENSOR: Final = "tensor"
 TENSORS: Final = "tensors"
@@ -92,11 +95,11 @@ WHY_LOOP: Final = "  a loop that no root reaches:"
 NOT_A_TENSOR: Final = "why_alive() takes a tensor, not {given}"
 
 
-def headline(kind: str, *, nbytes: int, count: int, per_call: bool, holder: str) -> str:
+def headline(kind: str, *, sizes: Mapping[str, int], count: int, per_call: bool, holder: str) -> str:
     """Return a leak in one line."""
     return HEADLINE.format(
         kind=kind,
-        size=format_bytes(nbytes),
+        size=sizes_phrase(sizes),
         count=count,
         tensors=TENSOR if count == 1 else TENSORS,
         each=ON_EACH_CALL if per_call else "",
@@ -126,10 +129,39 @@ def holder_phrase(edges: Iterable[Edge | None], *, is_path: bool = True) -> str:
     return ALONG_A_PATH.join(phrases) if is_path else IN_A_CYCLE.join(dict.fromkeys(phrases))
 
 
-def total_line(nbytes: int, count: int, groups: int) -> str:
+class OnDevice(Protocol):
+    """Bytes that lie on one device, as a leak."""
+
+    @property
+    def device(self) -> str:
+        """The device."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes."""
+
+
+def sizes_of(leaks: Iterable[OnDevice]) -> dict[str, int]:
+    """Return the leaked bytes of each device, the accelerators first."""
+    sums: dict[str, int] = {}
+    for leak in sorted(leaks, key=lambda leak: (is_host(leak.device), leak.device)):
+        sums[leak.device] = sums.get(leak.device, 0) + leak.nbytes
+    return sums
+
+
+def sizes_phrase(sizes: Mapping[str, int]) -> str:
+    """Return bytes by device in words; the host alone is not named."""
+    if all(map(is_host, sizes)):
+        return format_bytes(sum(sizes.values()))
+    return AND.join(
+        ON_DEVICE.format(size=format_bytes(nbytes), device=name) for name, nbytes in sizes.items()
+    )
+
+
+def total_line(sizes: Mapping[str, int], count: int, groups: int) -> str:
     """Return the first line of an error: how much leaked in all."""
     grouped = ONE_GROUP if groups == 1 else GROUPS.format(count=groups)
-    return TOTAL.format(size=format_bytes(nbytes), count=count, groups=grouped)
+    return TOTAL.format(size=sizes_phrase(sizes), count=count, groups=grouped)
 
 
 def site_phrase(file: str, line: int, function: str) -> str:
@@ -137,10 +169,12 @@ def site_phrase(file: str, line: int, function: str) -> str:
     return SITE.format(place=place(file, line), function=function)
 
 
-def failure_sentence(kind: str, *, nbytes: int, count: int, per_run: bool, holder: str, others: int) -> str:
+def failure_sentence(
+    kind: str, *, sizes: Mapping[str, int], count: int, per_run: bool, holder: str, others: int
+) -> str:
     """Return what a test leaked and who holds the largest part, in one sentence."""
     return FAILURE.format(
-        size=format_bytes(nbytes),
+        size=sizes_phrase(sizes),
         count=count,
         tensors=TENSOR if count == 1 else TENSORS,
         each=ON_EACH_RUN if per_run else "",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from memwatch.leaks import Leak
-    from memwatch.profile import Profile
+    from memwatch.reading import Reading
     from pytest_memwatch.checks import Checks
     from pytest_memwatch.options import Settings
 
@@ -82,8 +82,8 @@ class Examination:
         return result
 
     @property
-    def reading(self) -> Profile | None:
-        """The profile with the highest peak, if the body was measured."""
+    def reading(self) -> Reading | None:
+        """The reading with the highest peak, if the body was measured."""
         if self.measurement is None or not self.measurement.readings:
             return None
         return self.measurement.highest
@@ -204,7 +204,8 @@ class Examination:
             most, found = limit.nbytes(self._arguments), measurement.peak_increase_bytes(limit.device)
             self.data["limit_bytes"] = most
             if found > most:
-                where = f" on {limit.device}" if limit.device else ""
+                where = limit.device or measurement.device
+                where = f" on {where}" if limit.device or where != "cpu" else ""
                 allowed, added = _exact(most, found), _exact(found, most)
                 return f"Test was limited to a peak of {allowed} but its body added {added}{where}"
         return self._regression(measurement.peak_increase_bytes())

@@ -74,7 +74,7 @@ def limit_peak_memory(limit: int | str | Callable[..., Any], device: object = No
     """Fail the test if its body adds more than `limit` (bytes, or text such as "64 MiB") at its peak.
 
     `limit` may be a function of the test's arguments and parameters, such as `lambda batch: batch * 4096`;
-    `device`, such as "cpu" or "cuda:0", counts that device alone.
+    `device`, such as "cpu" or "cuda:0", is where; without it the accelerator if the body uses one, else the cpu.
     """
     if device is not None and not _DEVICE.fullmatch(str(device)):
         raise ValueError(f"device={device!r}: write a device such as 'cpu' or 'cuda:0'")

@@ -76,16 +76,34 @@ class Measurement:
         self._resume()
 
     @property
-    def highest(self) -> Profile:
-        """The profile with the highest peak."""
-        return max(self.readings, key=lambda reading: reading.peak_bytes)
+    def device(self) -> str:
+        """The device that the figures of the test are about: the accelerator if the block used one, else `cpu`."""
+        return max(self.readings, key=lambda reading: (reading.device != "cpu", reading.peak_bytes)).device
+
+    @property
+    def highest(self) -> Reading:
+        """The reading of that device with the highest peak."""
+        device = self.device
+        there = (reading.on(device) for reading in self.readings if device in reading.devices)
+        return max(there, key=lambda reading: reading.peak_bytes)
+
+    @property
+    def baseline_bytes(self) -> int:
+        """What was alive on that device before the block."""
+        return _sizes(self.readings[0], self.device)[0]
 
     def peak_increase_bytes(self, device: str | None = None) -> int:
-        """Return the most bytes that the block added, on one device or on the profile's main device."""
-        first = self.readings[0].baseline_bytes
-        return max(
-            reading.baseline_bytes - first + _increase_bytes(reading, device) for reading in self.readings
-        )
+        """Return the most bytes that the block added on a device; of `"cuda"` that CUDA device which got most."""
+        if device is None:
+            return self._increase_bytes(self.device)
+        known = {name for reading in self.readings for name in reading.devices}
+        wanted = [name for name in known if device in (name, name.partition(":")[0])]
+        return max(map(self._increase_bytes, wanted), default=0)
+
+    def _increase_bytes(self, device: str) -> int:
+        sizes = [_sizes(reading, device) for reading in self.readings]
+        first_bytes = sizes[0][0]
+        return max(baseline_bytes - first_bytes + increase for baseline_bytes, increase in sizes)
 
 
 def _pause_for_own_profiles(measurement: Measurement) -> Callable[[], None]:
@@ -118,15 +136,12 @@ def _pause_for_own_profiles(measurement: Measurement) -> Callable[[], None]:
     return restore
 
 
-def _increase_bytes(reading: Reading, device: str | None) -> int:
-    """Return the most bytes, allocated in the block on one device, that were alive at once."""
-    if device is None:
-        return reading.peak_increase_bytes
-    born = reading.storages.query("birth_event >= 0")
-    there = born.index[(born["device"] == device) | born["device"].str.startswith(f"{device}:")]
-    timeline = reading.timeline
-    live = timeline["delta_bytes"].where(timeline["storage"].isin(there), 0).cumsum()
-    return max(0, int(live.max())) if len(live) else 0
+def _sizes(reading: Reading, device: str) -> tuple[int, int]:
+    """Return the bytes alive on a device at entry, and the most that the block allocated there and had at once."""
+    if device not in reading.devices:
+        return 0, 0
+    there = reading.on(device)
+    return there.baseline_bytes, there.peak_increase_bytes
 
 
 def describe(measurement: Measurement, *, top: int, stack_depth: int) -> dict[str, Any]:
@@ -140,13 +155,17 @@ def describe(measurement: Measurement, *, top: int, stack_depth: int) -> dict[st
     reading = measurement.highest
     return {
         "peak_bytes": int(reading.peak_bytes),
-        "baseline_bytes": int(measurement.readings[0].baseline_bytes),
+        "baseline_bytes": measurement.baseline_bytes,
         "peak_increase_bytes": int(measurement.peak_increase_bytes()),
         "device": reading.device,
-        "allocations": int(sum((part.timeline["delta_bytes"] > 0).sum() for part in measurement.readings)),
+        "allocations": sum(_allocations(part, reading.device) for part in measurement.readings),
         "own_profiles": measurement.own,
         "top": largest_lines(reading, top=top, stack_depth=stack_depth),
     }
+
+
+def _allocations(reading: Reading, device: str) -> int:
+    return int((reading.on(device).timeline["delta_bytes"] > 0).sum()) if device in reading.devices else 0
 
 
 def largest_lines(reading: Reading, *, top: int, stack_depth: int) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memwatch.leaks import Leak
-    from memwatch.profile import Profile
+    from memwatch.reading import Reading
     from pytest_memwatch.examine import Examination
 
 EXAMINATION: Final[pytest.StashKey[Examination]] = pytest.StashKey()
@@ -55,7 +55,7 @@ def _is_leak_error(error: BaseException | None) -> bool:
 
 
 def _add_page(
-    item: pytest.Item, reading: Profile | None, leaks: Sequence[Leak], data: dict[str, Any]
+    item: pytest.Item, reading: Reading | None, leaks: Sequence[Leak], data: dict[str, Any]
 ) -> None:
     folder = item.config.stash[SETTINGS].html
     if folder is None:

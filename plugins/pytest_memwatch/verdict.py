@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.sizes import format_bytes
-from memwatch.words.leaks import MARK_FOR_LINES, failure_sentence
+from memwatch.words.leaks import MARK_FOR_LINES, failure_sentence, sizes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ def leak_sentence(leaks: Sequence[Leak]) -> str:
     first = leaks[0]
     return failure_sentence(
         first.kind,
-        nbytes=sum(leak.nbytes for leak in leaks),
+        sizes=sizes_of(leaks),
         count=sum(leak.count for leak in leaks),
         per_run=first.per_call,
         holder=first.holder,

@@ -13,7 +13,7 @@ import torch
 
 import memwatch
 from memwatch.errors import MemwatchError
-from memwatch.record.native import cache, library
+from memwatch.record.native import cache, library, unbuilt
 
 COMMAND = [sys.executable, "-m", "memwatch", "build"]
 
@@ -51,6 +51,49 @@ def test_building_again_says_where_it_is():
     """Nothing is compiled twice."""
     done = subprocess.run(COMMAND, capture_output=True, text=True, check=True)
     assert done.stdout == f"already built: {library.path()}\n"
+
+
+@pytest.fixture
+def untold(monkeypatch):
+    """Be a process that was told nothing yet."""
+    monkeypatch.setattr(unbuilt, "_told", [])
+
+
+def notes():
+    with memwatch.profile() as prof:
+        torch.ones(3)
+    return [text for kind, text in prof.notes if kind == "recorder"]
+
+
+def test_who_could_have_it_is_told_once(empty_cache, untold):
+    """The first block of a process says in one line that it could be built; no later one does."""
+    assert notes() == [unbuilt.REMARK]
+    assert notes() == []
+    assert "\n" not in unbuilt.REMARK
+
+
+@pytest.mark.parametrize("name", ["MEMWATCH_NATIVE", "CXX", "MEMWATCH_CACHE"])
+def test_who_cannot_have_it_is_told_nothing(empty_cache, untold, monkeypatch, name):
+    """Nor is who has switched it off: there is nothing to do."""
+    values = {"MEMWATCH_NATIVE": "0", "CXX": "no-such-compiler", "MEMWATCH_CACHE": f"{__file__}/nowhere"}
+    monkeypatch.setenv(name, values[name])
+    assert notes() == []
+
+
+def test_who_has_it_is_told_nothing(untold):
+    """The native recorder is at work."""
+    assert notes() == []
+
+
+def test_run_tells_before_the_next_command(empty_cache, tmp_path):
+    """`memwatch run` ends with the next command to type; the line about the recorder stands above, but not with -q."""
+    for quiet in ([], ["-q"]):
+        words = ["run", "-f", "-o", str(tmp_path / "a.memwatch"), *quiet, "-c", "import torch; torch.ones(3)"]
+        done = subprocess.run(
+            [sys.executable, "-m", "memwatch", *words], capture_output=True, text=True, check=True
+        )
+        assert done.stderr.count(unbuilt.REMARK) == (not quiet)
+        assert not quiet or done.stderr == ""
 
 
 def test_without_it_python_records(empty_cache):

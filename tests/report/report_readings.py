@@ -44,6 +44,14 @@ class HandMade:
     device: str = "cpu"
 
     @property
+    def devices(self) -> list[str]:
+        return [self.device]
+
+    def on(self, device: str) -> HandMade:
+        assert device == self.device
+        return self
+
+    @property
     def peak_bytes(self) -> int:
         return int(self.timeline["live_bytes"].max())
 

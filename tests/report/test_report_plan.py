@@ -258,9 +258,10 @@ def test_two_models_keep_their_trees_apart():
 def test_a_list_of_leaks_adds_up(leaked):
     """Totals are those of the leaks, largest first, each with its holder, its path and its advice."""
     model = leak_page_model(leaked, title="a test", source=True)
-    assert model["totals"]["nbytes"] == sum(leak.nbytes for leak in leaked)
+    total_bytes = sum(leak.nbytes for leak in leaked)
+    assert model["totals"]["sizes"] == [{"device": "cpu", "nbytes": total_bytes}]
     assert {each["kind"] for each in model["kinds"]} == {"cycle", "uncollectable", "retained"}
-    assert sum(each["nbytes"] for each in model["kinds"]) == model["totals"]["nbytes"]
+    assert sum(size["nbytes"] for each in model["kinds"] for size in each["sizes"]) == total_bytes
     sizes = [each["nbytes"] for each in model["leaks"]]
     assert sizes == sorted(sizes, reverse=True)
     shown = sorted(

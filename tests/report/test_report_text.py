@@ -176,3 +176,16 @@ def test_statistics_are_those_of_the_tables(training):
     assert born["nbytes"][born["op_name"] == top["name"]].sum() == top["nbytes"]
     assert len(figures["top_lines"]) <= 5
     assert format_bytes(figures["peak_bytes"]) in format_stats(figures, width=100, color=False)
+
+
+def test_what_an_allocator_keeps_stands_beside_what_is_live():
+    """Reserved memory is told of the device of the tables, next to its live bytes at the end; the host has none."""
+    reading = report_readings.from_lives([{"nbytes": 2048, "born": 0}])
+    assert "Reserved" not in summary(reading, color=False)
+    reading.meta, reading.device = {"reserved_bytes": {"cuda:0": 8192, "cuda:1": 4096}}, "cuda:0"
+    text = summary(reading, width=120, color=False)
+    assert (
+        "Reserved by its allocator when the block ended: 8.00 KiB, of which 2.00 KiB live"
+        in text.splitlines()
+    )
+    assert "4.00 KiB" not in text

@@ -14,9 +14,19 @@ import { listenToTheme } from "./theme.js";
 import { Timeline, listenToKeys } from "./timeline.js";
 import { ORDERS, knownOrder } from "./tree.js";
 
-const model = JSON.parse($("model").textContent);
+const model = modelOf(state.get().device);
 const categories = model.categories.map(({ name }) => name);
 const { overview, totals, peak } = model;
+// The other devices lie in templates; one of them takes the place of the page's own parts.
+function modelOf(device) {
+  const other = [...document.querySelectorAll("template[data-device]")].find((each) => each.dataset.device === device);
+  if (!other) return JSON.parse($("model").textContent);
+  for (const part of other.content.querySelectorAll("[data-part]")) {
+    document.querySelector(`[data-part=${part.dataset.part}]`).replaceChildren(...part.cloneNode(true).childNodes);
+  }
+  return JSON.parse(other.content.querySelector("script").textContent);
+}
+
 const once = (make) => {
   let made;
   return () => (made ??= make());
@@ -257,4 +267,7 @@ async function start() {
   performance.mark("memwatch-ready");
 }
 
+state.listen((now, changed) => {
+  if (changed.has("device")) location.reload(); // the state of the other device is in the address already
+});
 start();

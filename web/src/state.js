@@ -1,6 +1,6 @@
 // The state of the page is in the URL fragment, so that Back, Forward, a reload and a sent link restore it.
 
-const DEFAULTS = { axis: "time", zoom: "", at: "", order: "category", cell: "", tab: "live", sort: "", q: "", fold: "", storage: "" };
+const DEFAULTS = { device: "", axis: "time", zoom: "", at: "", order: "category", cell: "", tab: "live", sort: "", q: "", fold: "", storage: "" };
 const listeners = [];
 let current = read();
 

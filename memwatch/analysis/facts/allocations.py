@@ -17,6 +17,7 @@ from memwatch.analysis.facts.blocks import Blocks, block_at, pair_events
 from memwatch.analysis.facts.deaths import LIVES, deaths_seen, end_blocks, last_deaths, part_from_successors
 from memwatch.analysis.facts.identity import first_on_block, unify_storages
 from memwatch.capture.schema import NONE, ORIGINS
+from memwatch.device_names import CPU, META
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,7 +81,7 @@ def join_allocations(capture: Capture) -> tuple[Capture, Allocations]:
     Returns:
         The capture, in which storages that proved to be the same memory have one number, and every allocation.
     """
-    capture = _in_order(capture)
+    capture = in_order(capture)
     births = capture.tables["births"]
     order = np.argsort(births["storage"], kind="stable")
     births = {name: column[order] for name, column in births.items()}
@@ -103,7 +104,7 @@ def join_allocations(capture: Capture) -> tuple[Capture, Allocations]:
     return capture, _assemble(capture, _Match(births, blocks, block_of, owner, resized, died_ns))
 
 
-def _in_order(capture: Capture) -> Capture:
+def in_order(capture: Capture) -> Capture:
     """Return the capture with its ops sorted by number; parallel ops of torch.jit.fork are written as they end."""
     ops = capture.tables["ops"]
     if (np.diff(ops["op"]) > 0).all():
@@ -174,8 +175,10 @@ def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
     origin = np.where(matched & (births["origin"] == BASELINE), UNOBSERVED, births["origin"])
     origin = np.where((origin == UNOBSERVED) & (thread != NONE), BY_THREAD, origin)
     real = _is_real(births)
+    device = np.array(capture.text(births["device"]), dtype=object)
     reported = _covered(capture, births["time_ns"]) & real & (births["nbytes"] > 0)
-    weighs = ~real if capture.meta.get("estimate") else real
+    reported &= (device == CPU) | np.isin(births["device"], capture.tables["allocator"]["device"])
+    weighs = ~real & (device != META) if capture.meta.get("estimate") else real
     elsewhere = ~matched & ~at_entry & (reported | (births["origin"] == BASELINE))
     origin = np.where(elsewhere, EXTERNAL, origin)
     return {

@@ -1,4 +1,4 @@
-"""All facts of one capture, each computed once, when it is first asked for."""
+"""All facts of one capture about a device, each computed once, when it is first asked for."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.analysis.facts.allocations import Allocations, join_allocations
+from memwatch.analysis.facts.allocations import Allocations, in_order, join_allocations
 from memwatch.analysis.facts.autocast import autocast_copies
 from memwatch.analysis.facts.biographies import Biographies, write_biographies
 from memwatch.analysis.facts.call_stacks import CallStacks
 from memwatch.analysis.facts.categories import Categories, categorise
+from memwatch.analysis.facts.devices import narrowed
 from memwatch.analysis.facts.iterations import KeptAcross, boundaries, kept_across
 from memwatch.analysis.facts.live_curve import LiveCurve, trace_live_curve
 from memwatch.analysis.facts.made_by import MadeBy, made_by
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
 
 
 class Facts:
-    """What one capture shows; all columns "per allocation" have the order of `allocations`."""
+    """What one capture shows of a device; all columns "per allocation" have the order of `allocations`."""
 
-    def __init__(self, capture: Capture) -> None:
-        self._source = capture
+    def __init__(self, capture: Capture, device: str) -> None:
+        self.device = device
+        self._whole = capture
+        self._source = narrowed(capture, device)
 
     @cached_property
     def _joined(self) -> tuple[Capture, Allocations, LiveCurve]:
@@ -62,7 +65,9 @@ class Facts:
     @cached_property
     def places(self) -> Places:
         """Lines and modules of ops and stacks."""
-        return find_places(self.capture)
+        if self._source is self._whole:
+            return find_places(self.capture)
+        return find_places(in_order(self._whole))  # a module has one name, on whichever device it lies
 
     @cached_property
     def call_stacks(self) -> CallStacks:

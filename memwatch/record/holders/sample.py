@@ -44,12 +44,13 @@ _GRAPH: Final = Edge(EdgeKind.GRAPH)
 
 
 class Sample:
-    """What one sample found so far; holds nothing of the program once it was taken and dropped."""
+    """What one sample found so far on a device; holds nothing of the program once it was taken and dropped."""
 
-    def __init__(self, state: SamplingState) -> None:
+    def __init__(self, state: SamplingState, device: int) -> None:
         self._state = state
         self._live = state.storages.live
-        self._smallest_bytes = max(int(state.increase_bytes * _SMALL_RATIO), 1)
+        self._device, self._increase_bytes = device, state.increase_bytes(device)
+        self._smallest_bytes = max(int(self._increase_bytes * _SMALL_RATIO), 1)
         self._holder_counts: dict[int, int] = {}
         self._deep = False
         self._told_now: dict[int, list[int]] = {}
@@ -67,7 +68,8 @@ class Sample:
         spaces: dict[int, dict[str, Any]] = {}
         self._search_near(frame, spaces)
         fresh = self._unnamed()
-        if fresh or self._state.is_time_to_search_again() or self._state.is_much_unnamed_again():
+        state, device = self._state, self._device
+        if fresh or state.is_time_to_search_again(device) or state.is_much_unnamed_again(device):
             self._search_deep(frame, spaces)
             if fresh:
                 self._ask_gc(fresh, frame)
@@ -121,11 +123,11 @@ class Sample:
     def _wanted(self, tensor: Tensor) -> int:
         """Return the number of a tensor's storage, if it is large and has not too many holders yet."""
         alive = self._live.get(address_of(tensor))
-        if alive is None or alive.nbytes < self._smallest_bytes:
+        if alive is None or alive.nbytes < self._smallest_bytes or alive.device != self._device:
             return NONE
         if isinstance(alive, WatchedTensor) and alive.address != address_or_zero(tensor):
             return NONE  # a storage of backward that is gone; another lies where it lay
-        if self._deep and alive.number not in self._state.unnamed:
+        if self._deep and alive.number not in self._state.unnamed[self._device]:
             return NONE
         count = self._holder_counts.get(alive.number, 0)
         self._holder_counts[alive.number] = count + 1
@@ -172,14 +174,15 @@ class Sample:
             alive.key: alive
             for alive in list(self._live.values())
             if alive.__class__ is WatchedStorage and alive.number >= state.first_number
-            and alive.nbytes >= self._smallest_bytes
+            and alive.nbytes >= self._smallest_bytes and alive.device == self._device
             and alive.number not in self._holder_counts and alive.number not in explained
             and not state.context.roles.owns(alive.number)
         }  # fmt: skip
-        before, state.unnamed = state.unnamed, {alive.number for alive in missing.values()}
+        before = state.unnamed.get(self._device, set())
+        state.unnamed[self._device] = {alive.number for alive in missing.values()}
         untold_bytes = sum(alive.nbytes for alive in missing.values() if alive.number not in state.told)
-        is_much = untold_bytes >= _UNNAMED_RATIO * state.increase_bytes
-        state.note_unnamed(untold_bytes if is_much else 0)
+        is_much = untold_bytes >= _UNNAMED_RATIO * self._increase_bytes
+        state.note_unnamed(self._device, untold_bytes if is_much else 0)
         fresh = {}
         for key, alive in missing.items():
             paths = state.told.get(alive.number)
@@ -189,7 +192,7 @@ class Sample:
             elif alive.number in before:
                 fresh[key] = alive
         fresh_bytes = sum(alive.nbytes for alive in fresh.values())
-        enough = fresh_bytes >= _UNNAMED_RATIO * state.increase_bytes
+        enough = fresh_bytes >= _UNNAMED_RATIO * self._increase_bytes
         return fresh if enough and not state.context.optimizing else {}
 
     def _ask_gc(self, fresh: dict[int, WatchedStorage], frame: FrameType | None) -> None:
@@ -207,13 +210,13 @@ class Sample:
         old = {key: number for key, number in left.items() if number not in tensors}
         objects.clear()
         tensors.clear()
-        if old and state.schedule.may_scan_heap():
+        if old and state.costs.may_scan_heap():
             start = ticks()
             objects = gc.get_objects()
             tensors = living_tensors(old, address_of, objects)
             objects.clear()  # it holds every container there is, perhaps one of this call's own
             self._found_by_gc(referrer_paths(tensors, variables))
-            state.schedule.heap_scanned(ticks() - start)
+            state.costs.heap_scanned(ticks() - start)
 
     def _found_by_gc(self, found: dict[int, Path]) -> None:
         for number, edges in found.items():

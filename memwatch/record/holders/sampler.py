@@ -15,13 +15,13 @@ from memwatch._torch.overrides import disable_torch_function
 from memwatch.record.clock import ticks
 from memwatch.record.holders.sample import Sample
 from memwatch.record.holders.state import SamplingState
-from memwatch.record.tables.storages import NEVER, Storages
 
 if TYPE_CHECKING:
     from memwatch.record.context import Context
     from memwatch.record.saved.packer import Packer
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.rows import Rows
+    from memwatch.record.tables.storages import Storages
     from memwatch.record.tables.strings import Strings
 
 
@@ -37,7 +37,6 @@ class HolderSampler:
         op_counter: OpCounter,
     ) -> None:
         self._state = SamplingState(storages, saved, context, strings, op_counter)
-        self._schedule = self._state.schedule
         self._is_sampling = self._is_marked = False
         self._paced_by: weakref.ref[object] | None = None
 
@@ -50,7 +49,7 @@ class HolderSampler:
     @property
     def count(self) -> int:
         """The samples taken so far."""
-        return self._schedule.count
+        return self._state.costs.count
 
     @property
     def cut_count(self) -> int:
@@ -60,15 +59,21 @@ class HolderSampler:
     @property
     def cost_ticks(self) -> int:
         """What the samples took."""
-        return self._schedule.cost_ticks
+        return self._state.costs.cost_ticks
 
     def start(self) -> None:
         """Begin to sample at new peaks."""
-        self._state.storages.watch(self._schedule.worth_from_bytes(), self.born)
+        self._state.storages.tell_of_births(self.born)
+        for device in self._state.schedules:
+            self._watch(device)
 
     def stop(self) -> None:
         """Take no more samples."""
-        self._state.storages.watch(NEVER, self.born)
+        self._state.storages.tell_of_births(None)
+
+    def _watch(self, device: int) -> None:
+        state = self._state
+        state.storages.watch(device, state.schedule_of(device).worth_from_bytes())
 
     def iteration_marked(self) -> None:
         """Take a mark of the program for the start of an iteration; from then on nothing else is taken for one."""
@@ -83,29 +88,30 @@ class HolderSampler:
             self._iteration_starts()
 
     def _iteration_starts(self) -> None:
-        """Plan a sample at the op, in the new iteration, at which the last one had its peak."""
-        self._schedule.iteration_starts(self._state.op_counter[0])
-        self.start()
+        """Plan a sample at the op, in the new iteration, at which the last one had its peak on a device."""
+        for device, schedule in self._state.schedules.items():
+            schedule.iteration_starts(self._state.op_counter[0])
+            self._watch(device)
 
-    def born(self, nbytes: int) -> None:
-        """Take a sample, if the birth of a storage of `nbytes` makes it worth while."""
+    def born(self, device: int, nbytes: int) -> None:
+        """Take a sample, if the birth of a storage of `nbytes` on a device makes it worth while."""
         state = self._state
-        live_bytes = state.base_bytes + state.increase_bytes
-        if not self._is_sampling and self._schedule.is_worth_it(nbytes, live_bytes, state.op_counter[0]):
-            self.start()
-            self.sample()
+        schedule, gross_bytes = state.schedule_of(device), state.storages.gross_bytes(device)
+        if not self._is_sampling and schedule.is_worth_it(nbytes, gross_bytes, state.op_counter[0]):
+            self._watch(device)
+            self.sample(device)
 
-    def sample(self) -> None:
-        """Find the holders now."""
+    def sample(self, device: int) -> None:
+        """Find the holders now, of what is large on a device."""
         self._is_sampling = True
         start = ticks()
         enabled = gc.isenabled()
         gc.disable()  # a collection now would run the program's finalizers inside an op
         try:
             with disable_torch_function():
-                Sample(self._state).take(sys._getframe(1))
+                Sample(self._state, device).take(sys._getframe(1))
         finally:
             if enabled:
                 gc.enable()
-            self._schedule.sampled(ticks() - start)
+            self._state.costs.sampled(ticks() - start)
             self._is_sampling = False

@@ -26,20 +26,49 @@ _FREE_DUE_SAMPLES: Final = 2
 _FREE_HEAP_SCANS: Final = 1
 
 
-class SamplingSchedule:
-    """The peaks seen so far, and what the samples have cost.
+class SamplingCosts:
+    """What the samples of a block have cost, on whichever device they were for."""
 
-    Args:
-        base_bytes: what is live when the block is entered.
-    """
-
-    def __init__(self, base_bytes: int) -> None:
+    def __init__(self) -> None:
         self.count = 0
         self.cost_ticks = 0
         self._heap_scan_ticks = 0
-        self._heap_scan_count = self._due_count = self._free_count = 0
+        self._heap_scan_count = 0
         self._start_ticks = ticks()
-        self._base_bytes = base_bytes
+
+    def is_affordable(self) -> bool:
+        """Return True if the samples so far took a small share of the time."""
+        return self.cost_ticks <= _SAMPLES_TIME_RATIO * (ticks() - self._start_ticks)
+
+    def may_scan_heap(self) -> bool:
+        """Return True if there is time left to go through all objects of the process: tens of milliseconds."""
+        if self._heap_scan_count < _FREE_HEAP_SCANS:
+            return True
+        return self._heap_scan_ticks <= _HEAP_SCANS_TIME_RATIO * (ticks() - self._start_ticks)
+
+    def heap_scanned(self, spent_ticks: int) -> None:
+        """Note what going through all objects took."""
+        self._heap_scan_count += 1
+        self._heap_scan_ticks += spent_ticks
+
+    def sampled(self, spent_ticks: int) -> None:
+        """Note what a sample took."""
+        self.count += 1
+        self.cost_ticks += spent_ticks
+
+
+class SamplingSchedule:
+    """The peaks of one device seen so far: when a sample is worth while.
+
+    Args:
+        base_bytes: what is live there when the block is entered.
+        costs: what the samples have cost.
+    """
+
+    def __init__(self, base_bytes: int, costs: SamplingCosts) -> None:
+        self.base_bytes = base_bytes
+        self._costs = costs
+        self._due_count = self._free_count = 0
         self._high_bytes = 0
         self._climbed_bytes = min(int(base_bytes * _LEAST_RATIO), _LEAST_BYTES)
         self._born_bytes = 0
@@ -51,7 +80,7 @@ class SamplingSchedule:
     def iteration_starts(self, op: int) -> None:
         """Plan a sample at the op, in the iteration that starts with `op`, at which the last one had its peak."""
         _, peak_op = self._iteration_high
-        is_wanted = peak_op >= 0 and (self._due_count < _FREE_DUE_SAMPLES or self._is_affordable())
+        is_wanted = peak_op >= 0 and (self._due_count < _FREE_DUE_SAMPLES or self._costs.is_affordable())
         self._due_op = op + peak_op - self._iteration_start if is_wanted else -1
         self._iteration_start, self._iteration_high = op, (0, -1)
 
@@ -60,7 +89,7 @@ class SamplingSchedule:
         if self._due_op >= 0:
             return 0
         near, climb = self._high_bytes * _NEAR_RATIO, self._climbed_bytes * _CLIMB_RATIO
-        return self._base_bytes + int(climb if self._again >= _MAX_AGAIN else min(near, climb))
+        return self.base_bytes + int(climb if self._again >= _MAX_AGAIN else min(near, climb))
 
     def is_worth_it(self, born_bytes: int, live_bytes: int, op: int) -> bool:
         """Return True if a sample should be taken now, at a birth.
@@ -73,7 +102,7 @@ class SamplingSchedule:
         self._born_bytes += born_bytes
         if live_bytes > self._iteration_high[0]:
             self._iteration_high = (live_bytes, op)
-        increase, high = live_bytes - self._base_bytes, self._high_bytes
+        increase, high = live_bytes - self.base_bytes, self._high_bytes
         climbs = increase > self._climbed_bytes * _CLIMB_RATIO
         if not (climbs or self._is_due(op) or self._is_fresh(increase)):
             return False
@@ -98,26 +127,7 @@ class SamplingSchedule:
             return False
         if self._free_count < _FREE_FRESH_SAMPLES:
             self._free_count += 1
-        elif not self._is_affordable():
+        elif not self._costs.is_affordable():
             return False
         self._again += 1
         return True
-
-    def _is_affordable(self) -> bool:
-        return self.cost_ticks <= _SAMPLES_TIME_RATIO * (ticks() - self._start_ticks)
-
-    def may_scan_heap(self) -> bool:
-        """Return True if there is time left to go through all objects of the process: tens of milliseconds."""
-        if self._heap_scan_count < _FREE_HEAP_SCANS:
-            return True
-        return self._heap_scan_ticks <= _HEAP_SCANS_TIME_RATIO * (ticks() - self._start_ticks)
-
-    def heap_scanned(self, spent_ticks: int) -> None:
-        """Note what going through all objects took."""
-        self._heap_scan_count += 1
-        self._heap_scan_ticks += spent_ticks
-
-    def sampled(self, spent_ticks: int) -> None:
-        """Note what a sample took."""
-        self.count += 1
-        self.cost_ticks += spent_ticks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memwatch.capture.paths import PathTables
-from memwatch.record.holders.schedule import SamplingSchedule
+from memwatch.record.holders.schedule import SamplingCosts, SamplingSchedule
 from memwatch.record.tables.rows import Rows
 
 if TYPE_CHECKING:
@@ -30,11 +30,12 @@ class SamplingState:
         edges: rows of `edges`.
         vertices: rows of `vertices`.
         paths: gives retention paths their numbers.
-        schedule: when samples are taken, and what they cost.
+        schedules: when samples are taken, by the string id of the device that they are for.
+        costs: what the samples cost.
         first_number: number of the first storage that the block made.
         cut_count: samples that came to a search's limit: they may have missed a holder.
         told: path numbers of storages that only a deep search or gc could explain: neither is asked twice.
-        unnamed: storages that the last sample found no holder of.
+        unnamed: storages that the last sample found no holder of, by device.
         barren: `id` of modules' functions and classes behind which no tensor was found.
     """
 
@@ -49,50 +50,57 @@ class SamplingState:
         self.storages, self.saved, self.context = storages, saved, context
         self.rows, self.edges, self.vertices = Rows(), Rows(), Rows()
         self.paths = PathTables(strings, self.edges, self.vertices)
-        self.schedule = SamplingSchedule(storages.live_bytes)
-        self.base_bytes = storages.live_bytes
+        self.costs = SamplingCosts()
+        self.schedules = {
+            device: SamplingSchedule(storages.gross_bytes(device), self.costs) for device in storages.devices
+        }
         self.first_number = storages.entry_count = storages.count
         self.cut_count = 0
         self.told: dict[int, list[int]] = {}
-        self.unnamed: set[int] = set()
+        self.unnamed: dict[int, set[int]] = {}
         self.barren: set[int] = set()
         self.op_counter = op_counter
-        self._count_at_search = self._searched_bytes = 0
-        self._unnamed_bytes = (0, 0)
+        self._count_at_search = 0
+        self._searched_bytes: dict[int, int] = {}
+        self._unnamed_bytes: dict[int, tuple[int, int]] = {}
 
-    @property
-    def increase_bytes(self) -> int:
-        """The live bytes that the block made."""
-        storages = self.storages
-        return storages.live_bytes + storages.entry_gone_bytes - self.base_bytes
+    def schedule_of(self, device: int) -> SamplingSchedule:
+        """Return the schedule of a device; one that is seen for the first time had nothing at entry."""
+        if device not in self.schedules:
+            self.schedules[device] = SamplingSchedule(0, self.costs)
+        return self.schedules[device]
+
+    def increase_bytes(self, device: int) -> int:
+        """Return the live bytes on a device that the block made."""
+        return self.storages.gross_bytes(device) - self.schedule_of(device).base_bytes
 
     def append(self, storage: int, path: int) -> None:
         """Append a row for a holder of a storage."""
-        self.rows += (self.schedule.count, self.op_counter[0], storage, path)
+        self.rows += (self.costs.count, self.op_counter[0], storage, path)
 
-    def is_time_to_search_again(self) -> bool:
+    def is_time_to_search_again(self, device: int) -> bool:
         """Return True when values that had no variable at the last deep search should be searched for again.
 
         A value on the evaluation stack usually gets a variable a moment later.
         """
-        is_due = self._count_at_search + _SAMPLES_BETWEEN_SEARCHES <= self.schedule.count
-        if is_due and not self.unnamed.isdisjoint(self.told):
-            self._count_at_search = self.schedule.count
+        is_due = self._count_at_search + _SAMPLES_BETWEEN_SEARCHES <= self.costs.count
+        if is_due and not self.unnamed[device].isdisjoint(self.told):
+            self._count_at_search = self.costs.count
             return True
         return False
 
-    def note_unnamed(self, nbytes: int) -> None:
+    def note_unnamed(self, device: int, nbytes: int) -> None:
         """Note how much of what lives had no holder in this sample, whatever it is; 0 where that is not much."""
-        self._unnamed_bytes = self._unnamed_bytes[1], nbytes
+        self._unnamed_bytes[device] = self._unnamed_bytes.get(device, (0, 0))[1], nbytes
 
-    def is_much_unnamed_again(self) -> bool:
-        """Return True when much had no holder in two samples, though perhaps no storage twice.
+    def is_much_unnamed_again(self, device: int) -> bool:
+        """Return True when much had no holder in two samples of a device, though perhaps no storage twice.
 
         A cache that is replaced in each pass is so. The next such search waits until it has grown several times.
         """
-        context, nbytes = self.context, min(self._unnamed_bytes)
-        is_worth_it = nbytes > self._searched_bytes * _GROWTH_BETWEEN_SEARCHES
+        context, nbytes = self.context, min(self._unnamed_bytes[device])
+        is_worth_it = nbytes > self._searched_bytes.get(device, 0) * _GROWTH_BETWEEN_SEARCHES
         if not is_worth_it or context.in_backward or context.optimizing:
             return False
-        self._searched_bytes = nbytes
+        self._searched_bytes[device] = nbytes
         return True

@@ -9,8 +9,10 @@
 | `callbacks` | what C++ reads and calls of Python; `src/callbacks.h` binds it |
 | `extension` | what Python calls of C++ |
 | `library`, `compile`, `cache` | find, build and load the library |
+| `unbuilt` | what to tell who could have it |
 """
 
 from memwatch.record.native.recorder import backend
+from memwatch.record.native.unbuilt import remark, remark_once
 
-__all__ = ["backend"]
+__all__ = ["backend", "remark", "remark_once"]

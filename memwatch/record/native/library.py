@@ -28,7 +28,7 @@ SOURCES: Final = pathlib.Path(__file__).parent / "src"
 _COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
 _NAME: Final = "_recorder"
 _FLAGS: Final = ("-O2", "-g0", "-std=c++20", "-fvisibility=hidden")
-_FIRST_PYTHON: Final = (3, 11)
+FIRST_PYTHON: Final = (3, 11)
 _OFF: Final = "MEMWATCH_NATIVE"
 _FALLBACK: Final = "the Python recorder is used until then"
 _ERROR_LINE: Final = re.compile(r"\berror\b[^:]*:", re.IGNORECASE)
@@ -53,7 +53,12 @@ def _digest(sources: pathlib.Path) -> str:
 
 def load() -> Any:
     """Return the module, or None where it is not built or MEMWATCH_NATIVE=0 switches it off."""
-    return None if os.environ.get(_OFF) == "0" else _load(path())
+    return _load(path()) if is_wanted() else None
+
+
+def is_wanted() -> bool:
+    """Return False where MEMWATCH_NATIVE=0 switches it off."""
+    return os.environ.get(_OFF) != "0"
 
 
 @functools.cache
@@ -84,7 +89,7 @@ def build() -> pathlib.Path:
         MemwatchError: this Python is too old, there is no place to write or no space there, there are no headers of
             Python or no compiler, or the compiler did not take the sources.
     """
-    if sys.version_info < _FIRST_PYTHON:
+    if sys.version_info < FIRST_PYTHON:
         raise MemwatchError(
             f"the native recorder needs Python 3.11; this is {sys.version.split()[0]}: the Python recorder is used"
         )

@@ -5,13 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memwatch.record.clock import ticks
-from memwatch.record.tables.storages import NEVER
 from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from memwatch.record.tables.storages import Storages
+
+
+class PythonAccount:
+    """The figures of one device; see `memwatch.record.tables.storages.Account`."""
+
+    __slots__ = ("entry_gone_bytes", "live_bytes", "watch_bytes")
+
+    def __init__(self) -> None:
+        self.live_bytes = self.entry_gone_bytes = 0
+        self.watch_bytes = -1
 
 
 class PythonLedger:
@@ -23,20 +32,18 @@ class PythonLedger:
     """
 
     __slots__ = (
+        "_accounts",
         "_storages",
         "_writing",
         "count",
         "entry_count",
-        "entry_gone_bytes",
         "hold",
-        "live_bytes",
         "on_release",
-        "watch_bytes",
     )
 
     def __init__(self) -> None:
-        self.count = self.live_bytes = self.entry_count = self.entry_gone_bytes = 0
-        self.watch_bytes = NEVER
+        self.count = self.entry_count = 0
+        self._accounts: dict[int, PythonAccount] = {}
         self.hold = True
         self.on_release: Callable[[Any, int, int], None] = lambda release, op, at_ticks: None
         self._writing = False
@@ -44,6 +51,13 @@ class PythonLedger:
     def keep_for(self, storages: Storages) -> None:
         """Keep the figures of this table from now on."""
         self._storages = storages
+
+    def account(self, device: int) -> PythonAccount:
+        """Return the figures of a device, by the string id of its name."""
+        found = self._accounts.get(device)
+        if found is None:
+            found = self._accounts[device] = PythonAccount()
+        return found
 
     def record_deaths(self, op: int) -> None:
         """Append the deaths since the last call, as of now."""
@@ -57,7 +71,7 @@ class PythonLedger:
 
     def _record_deaths(self, at_ticks: int, op: int) -> None:
         storages = self._storages
-        dead, live, roles = storages.dead, storages.live, storages.roles
+        dead, live, roles, accounts = storages.dead, storages.live, storages.roles, self._accounts
         while dead:  # each is taken off after it is written, with no call between
             gone = dead[0]
             kind = gone.__class__
@@ -65,15 +79,16 @@ class PythonLedger:
                 key = gone.key
                 if key in live and live[key] is gone:  # no call: another storage may get the address at one
                     del live[key]
-                self.live_bytes -= gone.nbytes
+                account = accounts[gone.device]
+                account.live_bytes -= gone.nbytes
                 if gone.number < self.entry_count:
-                    self.entry_gone_bytes += gone.nbytes
-                    self.watch_bytes -= gone.nbytes
+                    account.entry_gone_bytes += gone.nbytes
+                    account.watch_bytes -= gone.nbytes
                 storages.deaths += (gone.number, op, at_ticks)
                 if gone.number in roles:
                     del roles[gone.number]
             elif kind is WatchedTensor:  # it stays known, for another tensor may show its storage still
-                self.live_bytes -= gone.nbytes
+                accounts[gone.device].live_bytes -= gone.nbytes
             else:
                 self.on_release(gone, op, at_ticks)
             del dead[0]

@@ -21,6 +21,7 @@ from memwatch._torch.storages import address_of as storage_address
 from memwatch._torch.storages import address_of_storage_of as address_of
 from memwatch._torch.storages import data_address_of
 from memwatch.capture.schema import NONE, ORIGINS
+from memwatch.device_names import CPU, META
 from memwatch.errors import MemoryLimitError
 from memwatch.record.clock import ticks
 from memwatch.record.tables.parts import address_or_zero, kind_without_storage, known_bytes, tensor_bytes
@@ -41,24 +42,35 @@ NEVER: Final = 1 << 62
 BY_OP, BASELINE = ORIGINS.index("op"), ORIGINS.index("baseline")
 
 
+class Account(Protocol):
+    """The figures of one device.
+
+    Attributes:
+        live_bytes: what is alive there now.
+        entry_gone_bytes: what has died of the storages that were there at entry.
+        watch_bytes: a birth that lifts `live_bytes` above this calls `Storages.above_watched`; the first birth does.
+    """
+
+    live_bytes: int
+    entry_gone_bytes: int
+    watch_bytes: int
+
+
 class Ledger(Protocol):
     """The figures that change with every birth and death; whichever backend writes the births keeps them.
 
     Attributes:
         count: storages seen so far, which is also the number of the next one.
-        live_bytes: what is alive now.
-        watch_bytes: a birth that lifts `live_bytes` above this calls `Storages.above_watched`.
         hold: whether a new storage is watched by its Python object from birth.
         entry_count: storages with a smaller number were there at entry.
-        entry_gone_bytes: what of those has died.
     """
 
     count: int
-    live_bytes: int
-    watch_bytes: int
     hold: bool
     entry_count: int
-    entry_gone_bytes: int
+
+    def account(self, device: int, /) -> Account:
+        """Return the figures of a device, by the string id of its name."""
 
     def keep_for(self, storages: Storages) -> None:
         """Keep the figures of this table from now on; called once, when the table is complete."""
@@ -97,12 +109,14 @@ class Storages:
         self.resizes = Rows()
         self.unseen: set[str] = set()
         self.ledger = ledger
-        self._limit_bytes = self._on_birth_bytes = NEVER
-        self._on_birth: Callable[[int], None] | None = None
+        self._limits: dict[int, int] = {}
+        self._limit_of: Callable[[str], int] = lambda device: NEVER
+        self._told_from: dict[int, int] = {}
+        self._on_birth: Callable[[int, int], None] | None = None
         self._rewatched_count = 0
         self._strings = strings
         self._op_counter = op_counter
-        self._cpu = strings("cpu")
+        self._cpu = strings(CPU)
         self._devices: dict[torch.device, int] = {}
         self._shapes: dict[tuple[Any, ...], int] = {}
         ledger.keep_for(self)
@@ -113,14 +127,14 @@ class Storages:
         return self.ledger.count
 
     @property
-    def live_bytes(self) -> int:
-        """What is alive now."""
-        return self.ledger.live_bytes
+    def devices(self) -> set[int]:
+        """String ids of the devices on which storages were seen."""
+        return {self._cpu, *self._devices.values()}
 
-    @property
-    def entry_gone_bytes(self) -> int:
-        """What has died of the storages that were there at entry."""
-        return self.ledger.entry_gone_bytes
+    def gross_bytes(self, device: int) -> int:
+        """Return what is alive on a device, and what has died of the storages that were there at entry."""
+        account = self.ledger.account(device)
+        return account.live_bytes + account.entry_gone_bytes
 
     @property
     def entry_count(self) -> int:
@@ -173,48 +187,68 @@ class Storages:
             nbytes = tensor_bytes(tensor)
             watched = WatchedTensor(tensor, self.dead.append)
             watched.address = address
+        account = ledger.account(device)
         # no call until all is written: a signal's handler may raise at any
         watched.number = number = ledger.count
         watched.key = key
         watched.nbytes = weight = nbytes if address or self.estimate else 0
+        watched.device = device
         ledger.count = number + 1
         if key in self.live:  # of what died unseen; the table is in the order of the births
             del self.live[key]
         self.live[key] = watched
-        ledger.live_bytes = live = ledger.live_bytes + weight
+        account.live_bytes = live = account.live_bytes + weight
         self.births += (number, op, at_ticks, address, nbytes, device, origin, shape)
-        if live > ledger.watch_bytes:
-            self.above_watched(weight)
+        if live > account.watch_bytes:
+            self.above_watched(device, weight)
         return number
 
-    def watch(self, nbytes: int, on_birth: Callable[[int], None]) -> None:
-        """Call `on_birth` with the size of every storage born while more than `nbytes` bytes are live.
+    def tell_of_births(self, on_birth: Callable[[int, int], None] | None) -> None:
+        """Call `on_birth` with device and size of each storage whose birth is watched for, the first of a device too.
+
+        Args:
+            on_birth: the function; None to call nobody.
+        """
+        self._on_birth, self._told_from = on_birth, {}
+        for device in self.devices:
+            self._set_watch_bytes(device)
+
+    def watch(self, device: int, nbytes: int) -> None:
+        """Tell of every storage that is born on a device while `gross_bytes` of it are more than `nbytes`.
 
         What was there at entry and has died since counts as live: it is what the block made that may be much.
         """
-        self._on_birth, self._on_birth_bytes = on_birth, nbytes
-        self._set_watch_bytes()
+        self._told_from[device] = nbytes
+        self._set_watch_bytes(device)
 
-    def limit(self, nbytes: int) -> None:
-        """Raise at the birth that lifts the live bytes above `nbytes`."""
-        self._limit_bytes = nbytes
-        self._set_watch_bytes()
+    def limit(self, limit_of: Callable[[str], int]) -> None:
+        """Raise at the birth that lifts the live bytes of a device above the limit of its name."""
+        self._limit_of, self._limits = limit_of, {}
+        for device in self.devices:
+            self._set_watch_bytes(device)
 
-    def _set_watch_bytes(self) -> None:
-        ledger = self.ledger
-        ledger.watch_bytes = min(self._on_birth_bytes - ledger.entry_gone_bytes, self._limit_bytes)
+    def _set_watch_bytes(self, device: int) -> None:
+        account, name = self.ledger.account(device), self._strings.texts[device]
+        limit_bytes = self._limits.setdefault(device, self._limit_of(name))
+        told_from = NEVER if self._on_birth is None else self._told_from.get(device, 0)
+        watch_bytes = min(told_from - account.entry_gone_bytes, limit_bytes)
+        account.watch_bytes = NEVER if name == META else watch_bytes
 
-    def above_watched(self, nbytes: int) -> None:
+    def above_watched(self, device: int, nbytes: int) -> None:
         """Call who waits for a birth like this one, of `nbytes` bytes, or raise the error of the limit."""
-        live_bytes, gone_bytes = self.ledger.live_bytes, self.ledger.entry_gone_bytes
-        if live_bytes + gone_bytes > self._on_birth_bytes and self._on_birth is not None:
-            self._on_birth(nbytes)
-        live_bytes = self.ledger.live_bytes
-        if live_bytes > self._limit_bytes:
-            limit_bytes = self._limit_bytes
-            self.limit(NEVER)  # once: the program may handle the error and go on
+        self._set_watch_bytes(device)  # the first birth on a device comes here whoever waits
+        account = self.ledger.account(device)
+        if account.live_bytes <= account.watch_bytes:
+            return
+        if self._on_birth is not None and self.gross_bytes(device) > self._told_from.get(device, 0):
+            self._on_birth(device, nbytes)
+        limit_bytes = self._limits[device]
+        if account.live_bytes > limit_bytes:
+            self._limits[device] = NEVER  # once: the program may handle the error and go on
+            self._set_watch_bytes(device)
+            where = "" if device == self._cpu else f" on {self._strings.texts[device]}"
             raise MemoryLimitError(
-                f"{format_bytes(live_bytes)} of tensors are live, more than limit_bytes={limit_bytes}; "
+                f"{format_bytes(account.live_bytes)} of tensors are live{where}, more than limit_bytes={limit_bytes}; "
                 "see prof.at_peak for what they are, or raise the limit"
             )
 
@@ -224,8 +258,9 @@ class Storages:
         nbytes = known_bytes(storage.nbytes()) if self.estimate or address_or_zero(tensor) else 0
         watched = WatchedStorage(storage, self.dead.append)
         watched.number, watched.key, watched.nbytes = number, key, nbytes
+        watched.device = device = self.live[key].device
         self.live[key] = watched
-        self.ledger.live_bytes += nbytes
+        self.ledger.account(device).live_bytes += nbytes
 
     def record_deaths(self) -> None:
         """Append the deaths since the last time, as of now."""
@@ -246,7 +281,7 @@ class Storages:
                         del live[key]
                     self.roles.pop(known.number, None)
                 else:
-                    self.ledger.live_bytes -= known.nbytes
+                    self.ledger.account(known.device).live_bytes -= known.nbytes
                     self.hold_one(tensor, key, known.number)
 
     def any_born_since(self, number: int) -> bool:
@@ -286,11 +321,12 @@ class Storages:
                 return
             address = storage.data_ptr() if nbytes and has_memory else 0
             more_bytes = nbytes - watched.nbytes
-            self.ledger.live_bytes += more_bytes
+            account = self.ledger.account(watched.device)
+            account.live_bytes += more_bytes
             watched.nbytes = nbytes
             self.resizes += (watched.number, self._op_counter[0], ticks(), nbytes, address)
-            if self.ledger.live_bytes > self.ledger.watch_bytes:
-                self.above_watched(max(more_bytes, 0))
+            if account.live_bytes > account.watch_bytes:
+                self.above_watched(watched.device, max(more_bytes, 0))
         except (NotImplementedError, RuntimeError):
             return
 

@@ -16,11 +16,13 @@ class Watched(weakref.ref[Any]):
     Attributes:
         number: the storage's number.
         key: the address of its C++ object, which names it while it lives.
-        nbytes: what it counts in the live bytes.
+        nbytes: what it counts in the live bytes of its device.
+        device: string id of that device.
     """
 
-    __slots__ = ("key", "nbytes", "number")
+    __slots__ = ("device", "key", "nbytes", "number")
     number: int
+    device: int
     key: int
     nbytes: int
 

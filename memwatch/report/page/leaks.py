@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch.report.meta import format_duration
 from memwatch.report.page.privacy import PathHider
 from memwatch.report.text import visible
-from memwatch.words.leaks import MEANINGS, beside_phrase
+from memwatch.words.leaks import MEANINGS, beside_phrase, sizes_of, sizes_phrase
 from memwatch.words.places import place
 
 if TYPE_CHECKING:
@@ -67,11 +67,13 @@ def _files(vertex: Vertex | None) -> Iterator[str | None]:
         vertex = vertex.inner
 
 
-def _sums(leaks: Iterable[Leak]) -> dict[str, int]:
-    counted = [(leak.nbytes, leak.count) for leak in leaks]
+def _sums(leaks: Iterable[Leak]) -> dict[str, Any]:
+    counted = list(leaks)
+    sizes = sizes_of(counted)
     return {
-        "nbytes": sum(nbytes for nbytes, _ in counted),
-        "count": sum(count for _, count in counted),
+        "sizes": [{"device": visible(name), "nbytes": nbytes} for name, nbytes in sizes.items()],
+        "text": sizes_phrase(sizes),
+        "count": sum(leak.count for leak in counted),
         "groups": len(counted),
     }
 
@@ -82,6 +84,7 @@ def _leak(leak: Leak, hide: Callable[[str], str]) -> dict[str, Any]:
     return {
         "kind": leak.kind.value,
         "nbytes": leak.nbytes,
+        "device": visible(leak.device),
         "count": leak.count,
         "per_call": leak.per_call,
         "headline": hide(leak.headline()),

@@ -67,8 +67,8 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         source: whether paths, source lines and the command line may be in the page.
 
     Returns:
-        A dict of plain JSON values: `title`, `facts`, `totals`, `peak`, `overview`, `categories`, `holders`, `steps`,
-        `notes`, `findings`, `saved`, `plan`, `leaks`, and `blocks` (packed tables, see `columns`).
+        A dict of plain JSON values: `title`, `facts`, `totals`, `devices`, `peak`, `overview`, `categories`, `holders`,
+        `steps`, `notes`, `findings`, `saved`, `plan`, `leaks`, and `blocks` (packed tables, see `columns`).
     """
     extras = extras or Extras()
     hide = _hider(reading, extras, source=source)
@@ -86,6 +86,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "title": hide(extras.title),
         "facts": [[visible(label), hide(text)] for label, text in describe_meta(meta)],
         "totals": _totals(reading),
+        "devices": _devices(reading),
         "peak": _peak(at, hide),
         "categories": _categories(reading),
         "holders": evidence_text(evidence_bytes(reading)),
@@ -137,6 +138,12 @@ def _totals(reading: Reading) -> dict[str, Any]:
         "at_peak": len(reading.at_peak),
         "span_ns": int(reading.timeline["time_ns"].max()) if len(reading.timeline) else 0,
     }
+
+
+def _devices(reading: Reading) -> list[dict[str, Any]]:
+    return [
+        {"name": visible(device), "peak_bytes": reading.on(device).peak_bytes} for device in reading.devices
+    ]
 
 
 def _peak(at: PeakInstant, hide: Callable[[str], str]) -> dict[str, Any]:

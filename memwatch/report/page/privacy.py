@@ -14,7 +14,7 @@ PUBLIC_META: Final = frozenset(
     {
         "allocator",
         "complete",
-        "device",
+        "reserved_bytes",
         "end_ns",
         "intercept",
         "memwatch",

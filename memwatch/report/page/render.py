@@ -7,13 +7,16 @@ import hashlib
 import json
 from functools import cache
 from importlib.resources import files
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
 
 from memwatch._version import __version__
 from memwatch.report.meta import format_duration
 from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ASSETS: Final = files("memwatch.report.page") / "assets"
 _ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
@@ -46,12 +49,15 @@ def content_security_policy(script: str, style: str) -> str:
     )
 
 
-def render(template: str, model: dict[str, Any], *, script: str = "page.js") -> str:
+def render(
+    template: str, model: dict[str, Any], *, others: Sequence[dict[str, Any]] = (), script: str = "page.js"
+) -> str:
     """Return a page model (see `model.page_model`, `leaks.leak_page_model`) as one self-contained HTML page.
 
     Args:
         template: name of the page's template.
         model: plain JSON values, shown by the template and read by the script.
+        others: models of the same page for other devices, which a switch shows in place of the first.
         script: name of its script.
 
     Returns:
@@ -66,8 +72,10 @@ def render(template: str, model: dict[str, Any], *, script: str = "page.js") -> 
         lstrip_blocks=True,
     )
     environment.filters |= {"bytes": format_bytes, "duration": format_duration, "percent": _percent}
+    environment.filters["json_for_script"] = json_for_script
     return environment.get_template(template).render(
         model=model,
+        others=others,
         csp=content_security_policy(code, style),
         style=style,
         script=code,

@@ -32,7 +32,7 @@ def html(
     source: bool = True,
     force: bool = False,
 ) -> Path:
-    """Write the HTML page of a reading.
+    """Write the HTML page of a reading. A switch shows its other devices, without the plan and the leaks.
 
     Args:
         reading: a profile, from `memwatch.profile` or `memwatch.load`.
@@ -56,7 +56,10 @@ def html(
     target = Path(path)
     refuse_existing(target, force=force)
     extras = Extras(plan, tradeoff, result, leaks, title)
-    write_whole(target, render("page.html.j2", page_model(reading, extras, source=source)), force=force)
+    model = page_model(reading, extras, source=source)
+    rest = (reading.on(device) for device in reading.devices if device != reading.device)
+    others = [page_model(other, Extras(title=title), source=source) for other in rest]
+    write_whole(target, render("page.html.j2", model, others=others), force=force)
     return target
 
 

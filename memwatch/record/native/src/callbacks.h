@@ -35,7 +35,7 @@ class StorageTable {
   void hold_one(const py::object& tensor, int64_t key, int64_t number) const {
     self_.attr("hold_one")(tensor, key, number);
   }
-  void above_watched(int64_t nbytes) const { self_.attr("above_watched")(nbytes); }
+  void above_watched(int64_t device, int64_t nbytes) const { self_.attr("above_watched")(device, nbytes); }
 
   py::object live = py::none(), roles = py::none(), dead = py::none(), note_death, take_death;
   std::shared_ptr<Rows> births, deaths;
@@ -53,10 +53,11 @@ struct WatchedClasses {
         number(storage, "number"),
         key(storage, "key"),
         nbytes(storage, "nbytes"),
+        device(storage, "device"),
         address(tensor, "address") {}
 
   py::object storage, tensor;
-  Slot number, key, nbytes, address;
+  Slot number, key, nbytes, device, address;
 };
 
 /// The table of call stacks. It keeps what walks the frames, which so keeps no reference to it.

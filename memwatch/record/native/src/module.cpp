@@ -150,15 +150,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("__iadd__", &Rows::add_tuple, py::return_value_policy::reference)
       .def("__len__", &Rows::size)
       .def("take", &Rows::take);
+  py::class_<Account, std::shared_ptr<Account>>(module, "Account")
+      .def_readwrite("live_bytes", &Account::live_bytes)
+      .def_readwrite("entry_gone_bytes", &Account::entry_gone_bytes)
+      .def_readwrite("watch_bytes", &Account::watch_bytes);
   py::class_<Storages, std::shared_ptr<Storages>>(module, "Storages")
       .def(py::init<py::object, py::object>(), py::arg("watched_storage"), py::arg("watched_tensor"))
       .def("keep_for", &Storages::keep_for)
       .def_readwrite("count", &Storages::count)
-      .def_readwrite("live_bytes", &Storages::live_bytes)
-      .def_readwrite("watch_bytes", &Storages::watch_bytes)
       .def_readwrite("hold", &Storages::hold)
       .def_readwrite("entry_count", &Storages::entry_count)
-      .def_readwrite("entry_gone_bytes", &Storages::entry_gone_bytes)
+      .def("account", &Storages::account)
       .def("record_deaths", &Storages::record_deaths);
   py::class_<Stacks, std::shared_ptr<Stacks>>(module, "Stacks")
       .def(py::init<py::object>())

@@ -10,7 +10,6 @@
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <limits>
 #include <memory>
 
 #include "callbacks.h"
@@ -31,6 +30,12 @@ inline int64_t key_of(const at::Tensor& tensor) {
   return reinterpret_cast<int64_t>(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
 }
 
+/// The figures of one device: `Account` of memwatch/record/tables/storages.py.
+struct Account {
+  int64_t live_bytes = 0, entry_gone_bytes = 0;
+  int64_t watch_bytes = -1;
+};
+
 class Storages {
  public:
   Storages(py::object watched_storage, py::object watched_tensor)
@@ -39,9 +44,17 @@ class Storages {
   /// Fill a table, which keeps this object, from now on.
   void keep_for(const py::object& table) { table_ = StorageTable(table); }
 
-  int64_t count = 0, live_bytes = 0, entry_count = 0, entry_gone_bytes = 0;
-  int64_t watch_bytes = std::numeric_limits<int64_t>::max();
+  int64_t count = 0, entry_count = 0;
   bool hold = true;
+
+  /// Return the figures of a device, by the string id of its name.
+  const std::shared_ptr<Account>& account(int64_t device) {
+    std::shared_ptr<Account>& found = accounts_[device];
+    if (!found) {
+      found = std::make_shared<Account>();
+    }
+    return found;
+  }
 
   /// Let go of every Python object, once no look at a tensor is under way.
   void close() {
@@ -119,9 +132,11 @@ class Storages {
     watched_.key.set(reference.ptr(), key);
     const int64_t weight = address != 0 || table_.is_estimate ? nbytes : 0;
     watched_.nbytes.set(reference.ptr(), weight);
+    watched_.device.set(reference.ptr(), device);
+    Account& there = *account(device);
     count = number + 1;
     put_last(owned(PyLong_FromLongLong(key)), reference);
-    live_bytes += weight;
+    there.live_bytes += weight;
     table_.births->add(BirthsRow{.storage = number,
                                  .op = op,
                                  .time_ticks = at,
@@ -130,8 +145,8 @@ class Storages {
                                  .device = device,
                                  .origin = origin,
                                  .shape = shape});
-    if (live_bytes > watch_bytes) {
-      table_.above_watched(weight);
+    if (there.live_bytes > there.watch_bytes) {
+      table_.above_watched(device, weight);
     }
     return number;
   }
@@ -209,8 +224,9 @@ class Storages {
     }
     shrink(gone);
     if (number < entry_count) {
-      entry_gone_bytes += watched_.nbytes.of(gone);
-      watch_bytes -= watched_.nbytes.of(gone);
+      Account& there = *account(watched_.device.of(gone));
+      there.entry_gone_bytes += watched_.nbytes.of(gone);
+      there.watch_bytes -= watched_.nbytes.of(gone);
     }
     table_.deaths->add(DeathsRow{.storage = number, .op = op, .time_ticks = at});
     const py::object role = owned(PyLong_FromLongLong(number));
@@ -219,7 +235,7 @@ class Storages {
     }
   }
 
-  void shrink(PyObject* gone) { live_bytes -= watched_.nbytes.of(gone); }
+  void shrink(PyObject* gone) { account(watched_.device.of(gone))->live_bytes -= watched_.nbytes.of(gone); }
 
   static bool is_exactly(PyObject* known, const py::object& type) {
     return reinterpret_cast<PyObject*>(Py_TYPE(known)) == type.ptr();
@@ -231,6 +247,7 @@ class Storages {
   bool closed_ = false;
   std::unordered_map<Key, int64_t, HashOfKey, SameKey> shapes_;
   std::unordered_map<int64_t, int64_t> devices_;
+  std::unordered_map<int64_t, std::shared_ptr<Account>> accounts_;
   Key shape_;
 };
 

@@ -1,0 +1,70 @@
+"""The derived tables of a capture by device: no figure is a sum of devices."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from memwatch.analysis.derived_tables import DerivedTables
+from memwatch.analysis.facts.devices import devices_of
+from memwatch.device_names import CPU, kind_of
+from memwatch.errors import MemwatchError
+
+if TYPE_CHECKING:
+    from memwatch.capture import Capture
+
+
+class UnknownDeviceError(MemwatchError):
+    """A device was asked for that had no bytes in the block, or that names several."""
+
+
+class ByDevice:
+    """The tables of each device of one capture, computed when they are asked for.
+
+    Attributes:
+        source: the capture.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self.source = capture
+        self._tables: dict[str, DerivedTables] = {}
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The devices that had bytes in the block, most at the peak first; `cpu` where none had."""
+        seen = devices_of(self.source)
+        if len(seen) <= 1:  # nothing to compare
+            return seen or [CPU]
+        peak_bytes = {name: self._of(name).facts.curve.peak_bytes for name in seen}
+        used = [name for name in seen if peak_bytes[name]]
+        return sorted(used, key=lambda name: (-peak_bytes[name], name == CPU, name)) or [CPU]
+
+    @property
+    def main(self) -> str:
+        """The accelerator with most bytes at its peak, if any had bytes, else `cpu`."""
+        return next((name for name in self.names if name != CPU), CPU)
+
+    def resolve(self, device: str) -> str:
+        """Return the name of a device; `cuda` stands for `cuda:0` where no other had bytes.
+
+        Raises:
+            UnknownDeviceError: no such device had bytes, or several had.
+        """
+        matching = [name for name in self.names if device in (name, kind_of(name))]
+        if len(matching) == 1:
+            return matching[0]
+        problem = "means several of the" if matching else "is none of the"
+        raise UnknownDeviceError(f"{device!r} {problem} devices that had bytes: {', '.join(self.names)}")
+
+    def tables(self, device: str = "") -> DerivedTables:
+        """Return the tables of a device, of the main one by default.
+
+        Raises:
+            UnknownDeviceError: the device had no bytes.
+        """
+        return self._of(self.resolve(device) if device else self.main)
+
+    def _of(self, name: str) -> DerivedTables:
+        if name not in self._tables:
+            self._tables[name] = DerivedTables(self.source, name)
+        return self._tables[name]

@@ -1,0 +1,66 @@
+"""Devices: which ones a capture is about, and the capture as one of them sees it.
+
+Every figure is about one device. What follows from a capture is therefore computed of a *narrowed* one, which has the
+storages, saved tensors and allocator events of that device alone. Ops keep their numbers; storages and saved tensors
+are numbered anew, for the tables of analysis have a row for each number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.capture.schema import NONE
+from memwatch.device_names import META
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
+
+    Columns = dict[str, IntArray]
+
+
+def devices_of(capture: Capture) -> list[str]:
+    """Return the devices on which storages or allocator events were seen."""
+    seen = np.concatenate([np.unique(capture.tables[name]["device"]) for name in ("births", "allocator")])
+    return [name for name in capture.text(np.unique(seen)) if name != META]
+
+
+def narrowed(capture: Capture, device: str) -> Capture:
+    """Return the capture as one device sees it; tensors on the meta device stay, for the notes tell of them.
+
+    Args:
+        capture: the recorded tables.
+        device: the name of a device, as `cpu` or `cuda:0`.
+    """
+    if set(devices_of(capture)) <= {device}:
+        return capture
+    births, packs = capture.tables["births"], capture.tables["packs"]
+    here = np.array([name in (device, META) for name in capture.text(births["device"])], dtype=bool)
+    storages = np.sort(births["storage"][here])
+    of_device = np.isin(packs["storage"], storages) | (packs["storage"] == NONE)
+    numbers = {"pack": np.sort(packs["pack"][of_device]), "storage": storages}
+    tables = dict(capture.tables)
+    events = tables["allocator"]
+    heard = np.array([name == device for name in capture.text(events["device"])], dtype=bool)
+    tables["allocator"] = _rows(events, heard)
+    return replace(capture, tables={name: _narrowed(columns, numbers) for name, columns in tables.items()})
+
+
+def _rows(columns: Columns, chosen: NDArray[np.bool_]) -> Columns:
+    return {name: values[chosen] for name, values in columns.items()}
+
+
+def _narrowed(columns: Columns, numbers: Mapping[str, IntArray]) -> Columns:
+    """Return the rows whose numbers are among these or -1, with their positions among them as new numbers."""
+    for name in numbers.keys() & columns.keys():
+        known = numbers[name]
+        rows = _rows(columns, (columns[name] == NONE) | np.isin(columns[name], known))
+        columns = {**rows, name: np.where(rows[name] == NONE, NONE, np.searchsorted(known, rows[name]))}
+    return columns

@@ -1,0 +1,19 @@
+"""Names of devices that mean something to memwatch; all others are what torch calls them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CPU: Final = "cpu"
+META: Final = "meta"
+"""The device of tensors that never have memory: they count on no device."""
+
+
+def is_host(name: str) -> bool:
+    """Return True for the host."""
+    return name == CPU
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a device: `cuda` of `cuda:0`."""
+    return name.partition(":")[0]

@@ -1,0 +1,12 @@
+"""Devices and their allocators: one adapter for each kind, so that no other file names a kind of accelerator.
+
+An adapter asks torch's module of a device only once the program has used it: asking wakes no device.
+"""
+
+from __future__ import annotations
+
+from memwatch.devices.adapter import Adapter
+from memwatch.devices.choice import adapter_of, devices_in_use, reserved_by_device
+from memwatch.devices.out_of_memory import is_out_of_memory
+
+__all__ = ["Adapter", "adapter_of", "devices_in_use", "is_out_of_memory", "reserved_by_device"]

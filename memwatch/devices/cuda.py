@@ -1,0 +1,41 @@
+"""CUDA and ROCm devices, by `torch.cuda`, which every build of torch has."""
+
+from __future__ import annotations
+
+import torch
+
+from memwatch.devices.accelerator import Accelerator
+
+
+class Cuda(Accelerator):
+    """The adapter of CUDA devices; what is not here is as of any accelerator."""
+
+    def __init__(self) -> None:
+        super().__init__("cuda")
+
+    @property
+    def names(self) -> list[str]:
+        """The devices, once CUDA is initialised; asking for their number before would do that in some builds."""
+        if not torch.cuda.is_initialized():
+            return []
+        return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+
+    def allocated_bytes(self, name: str) -> int:
+        """Return what the caching allocator has handed out."""
+        return torch.cuda.memory_allocated(name)
+
+    def reserved_bytes(self, name: str) -> int:
+        """Return what the caching allocator holds in its segments."""
+        return torch.cuda.memory_reserved(name)
+
+    def random_state(self, name: str) -> torch.Tensor:
+        """Return the state of the default generator."""
+        return torch.cuda.get_rng_state(name)
+
+    def set_random_state(self, name: str, state: torch.Tensor) -> None:
+        """Set the state of the default generator."""
+        torch.cuda.set_rng_state(state, name)
+
+    def synchronize(self, name: str) -> None:
+        """Wait until the device has done all its work."""
+        torch.cuda.synchronize(name)

@@ -1,0 +1,53 @@
+"""How many bytes may be live on each device: the option `limit_bytes`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from memwatch.device_names import kind_of
+from memwatch.errors import MemwatchError
+from memwatch.sizes import parse_bytes
+
+NO_LIMIT: Final = 1 << 62
+_DEVICE: Final = re.compile(r"[a-z_0-9]+(:[0-9]+)?")
+
+Size = int | str
+
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    """The limit of each device, in bytes.
+
+    Attributes:
+        every: the limit of a device that is not named.
+        named: limits by name; `cuda` is the limit of each CUDA device that has none of its own.
+    """
+
+    every: int = NO_LIMIT
+    named: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, device: str) -> int:
+        """Return the limit of a device."""
+        return self.named.get(device, self.named.get(kind_of(device), self.every))
+
+
+def read_limits(limit: Size | Mapping[str, Size] | None) -> DeviceLimits | None:
+    """Return the limits that a size, or sizes by device, stand for; None for none.
+
+    Raises:
+        SizeError: a size cannot be read.
+        MemwatchError: a name is no device's.
+    """
+    if limit is None:
+        return None
+    if not isinstance(limit, Mapping):
+        return DeviceLimits(parse_bytes(limit))
+    wrong = [name for name in limit if not _DEVICE.fullmatch(str(name))]
+    if wrong:
+        raise MemwatchError(
+            f"limit_bytes has a limit of {wrong[0]!r}; name devices such as 'cpu' or 'cuda:0'"
+        )
+    return DeviceLimits(named={str(name): parse_bytes(size) for name, size in limit.items()})
