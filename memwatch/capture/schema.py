@@ -374,7 +374,11 @@ RECORDED: Final = (
         ("nbytes", "int", "bytes that the program asked for; of a segment its size"),
         ("stream", "int", "the stream, -1 if the snapshot does not say"),
         ("stack", "int", "stack id of the call, -1 if it was not recorded"),
-        ("time_ns", "int", "unix time, nanoseconds; the position where the snapshot has no times"),
+        (
+            "time_ns",
+            "int",
+            "unix time, nanoseconds; where the snapshot has no times, a number that keeps the order",
+        ),
         ("storage", "int", "the storage that begins or ends with it, -1 if none"),
         ("extra", "int", "string id of its other fields, JSON"),
     ),

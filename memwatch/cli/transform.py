@@ -1,6 +1,7 @@
-"""Write a capture in another program's format: csv, json, speedscope or chrome.
+"""Write a capture in another program's format: csv, json, speedscope, chrome or memory_viz.
 
-`speedscope` is for https://www.speedscope.app, `chrome` for chrome://tracing and https://ui.perfetto.dev.
+`speedscope` is for https://www.speedscope.app, `chrome` for chrome://tracing and https://ui.perfetto.dev, `memory_viz`
+for torch.cuda._memory_viz and https://pytorch.org/memory_viz: a pickle, in a file beside the capture if -o names none.
 
     memwatch transform train.4242.memwatch csv --table storages -o storages.csv
     memwatch transform train.4242.memwatch speedscope > peak.json
@@ -18,7 +19,8 @@ from memwatch.cli.output import emit
 if TYPE_CHECKING:
     import argparse
 
-FORMATS = ("csv", "json", "speedscope", "chrome")
+MEMORY_VIZ = "memory_viz"
+FORMATS = ("csv", "json", "speedscope", "chrome", MEMORY_VIZ)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Write the file, or print it; return 0."""
+    if options.format == MEMORY_VIZ:
+        return _write_snapshot(options)
     from memwatch.reading import load
     from memwatch.report.export import export
 
@@ -44,4 +48,19 @@ def execute(options: argparse.Namespace) -> int:
         emit(text)
     else:
         options.output.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _write_snapshot(options: argparse.Namespace) -> int:
+    """Write the memory snapshot and print its path; return 0."""
+    import pickle
+
+    from memwatch.reading import load
+    from memwatch.report.memory_viz import memory_viz
+
+    target = options.output or options.capture.with_suffix(".pickle")
+    make_room(target, force=options.force)
+    reading = load(options.capture)
+    target.write_bytes(pickle.dumps(memory_viz(reading.capture, [reading])))
+    emit(f"{target}\n")
     return 0

@@ -47,8 +47,8 @@ class Lives:
         """Record what an entry begins or ends; return its storage, -1 for none."""
         if action == ALLOC:
             missed = self._alive.pop(address, NONE)
-            if missed != NONE:  # its free is not in the history
-                self._end(missed, time_ns)
+            if missed != NONE:  # its free is not in the history: it came just before, at the latest
+                self._end(missed, time_ns - 1)
             self._waiting.pop(address, None)
             return self._begin(address, nbytes, time_ns, _IN_HISTORY)
         if action == FREE_REQUESTED:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 TIME: Final = "time_us"
 NS_PER_US: Final = 1000
+GAP_NS: Final = 2
+"""The least time between two entries: a free that the history lacks comes between."""
 LATEST_US: Final = 1 << 52
 """In the year 2112. Nanoseconds of a later time, and of what follows it, might not fit 64 bits."""
 
@@ -40,16 +42,18 @@ def times_of(traces: list[list[dict[str, Any]]]) -> Times:
     counts = [len(trace) for trace in traces]
     if not are_known:
         ends = np.cumsum(counts)
-        of_device = [np.arange(end - count, end) + 1 for end, count in zip(ends, counts, strict=True)]
-        return Times(of_device, are_known=False, start_ns=0, end_ns=int(sum(counts)))
+        of_device = [
+            GAP_NS * np.arange(end - count + 1, end + 1) for end, count in zip(ends, counts, strict=True)
+        ]
+        return Times(of_device, are_known=False, start_ns=0, end_ns=GAP_NS * sum(counts))
     written = [_in_order(trace) for trace in traces]
     every = np.concatenate(written)
     order = np.argsort(every, kind="stable")
-    positions = np.arange(len(every))
+    positions = GAP_NS * np.arange(len(every))
     unique = np.empty_like(every)
     unique[order] = np.maximum.accumulate(every[order] * NS_PER_US - positions) + positions
     of_device = np.split(unique, np.cumsum(counts)[:-1])
-    return Times(of_device, are_known=True, start_ns=int(unique.min()) - 1, end_ns=int(unique.max()))
+    return Times(of_device, are_known=True, start_ns=int(unique.min()) - GAP_NS, end_ns=int(unique.max()))
 
 
 def _in_order(trace: list[dict[str, Any]]) -> IntArray:

@@ -9,8 +9,16 @@ BASE = 0x7F00_0000_0000
 START_US = 1_790_000_000_000_000
 
 STEP = [
-    {"filename": "/opt/conda/lib/python3.12/site-packages/torch/nn/modules/linear.py", "line": 134, "name": "forward"},
-    {"filename": "/opt/conda/lib/python3.12/site-packages/transformers/trainer.py", "line": 7, "name": "compute"},
+    {
+        "filename": "/opt/conda/lib/python3.12/site-packages/torch/nn/modules/linear.py",
+        "line": 134,
+        "name": "forward",
+    },
+    {
+        "filename": "/opt/conda/lib/python3.12/site-packages/transformers/trainer.py",
+        "line": 7,
+        "name": "compute",
+    },
     {"filename": "/home/me/train.py", "line": 40, "name": "step"},
     {"filename": "/home/me/train.py", "line": 90, "name": "<module>"},
 ]
