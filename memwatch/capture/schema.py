@@ -6,15 +6,14 @@ read; `memwatch.analysis` computes them, and `memwatch.capture.derived` says whi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
+from memwatch.capture.imported_tables import IMPORTED
+from memwatch.capture.table import Table
 from memwatch.own_code import CodeOwner
 
 FORMAT_VERSION: Final = 3
 """Raised with every change of a recorded table; a file of another format is refused."""
-
-Kind = Literal["int", "text", "float", "bool"]
 
 NONE: Final = -1
 """An integer column's "there is none": no module, no stack, not dead."""
@@ -62,34 +61,6 @@ CATEGORIES: Final = (
     "workspace",
     "unknown",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: its name (with its unit), its kind, and what it means."""
-
-    name: str
-    kind: Kind
-    doc: str
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One table: its columns in order and what a row is."""
-
-    name: str
-    doc: str
-    columns: tuple[Column, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The column names, in order."""
-        return tuple(column.name for column in self.columns)
-
-    @classmethod
-    def of(cls, name: str, doc: str, *columns: tuple[str, Kind, str]) -> Table:
-        """Return a table of columns, each given as name, kind and meaning."""
-        return cls(name, doc, tuple(Column(*column) for column in columns))
 
 
 _table = Table.of
@@ -365,55 +336,7 @@ RECORDED: Final = (
         ("access", "int", "index into OPERANDS"),
         ("nbytes", "int", "size of the storage in bytes: before the op for arguments, after it for results"),
     ),
-    _table(
-        "history",
-        "One row per entry of the allocator's own history, in its order; only in an imported memory snapshot.",
-        ("device", "int", "string id of the device"),
-        ("action", "int", "string id, as `alloc`, `free_requested`, `segment_alloc` or `oom`"),
-        ("address", "int", "address of the block or segment; of `oom` the bytes that the device had free"),
-        ("nbytes", "int", "bytes that the program asked for; of a segment its size"),
-        ("stream", "int", "the stream, -1 if the snapshot does not say"),
-        ("stack", "int", "stack id of the call, -1 if it was not recorded"),
-        (
-            "time_ns",
-            "int",
-            "unix time, nanoseconds; where the snapshot has no times, a number that keeps the order",
-        ),
-        ("storage", "int", "the storage that begins or ends with it, -1 if none"),
-        ("extra", "int", "string id of its other fields, JSON"),
-    ),
-    _table(
-        "segments",
-        "One row per segment that the allocator held at the end; only in an imported memory snapshot.",
-        ("segment", "int", "number of the segment, from 0"),
-        ("device", "int", "string id of the device"),
-        ("address", "int", "its address"),
-        ("nbytes", "int", "its size in bytes: what is reserved"),
-        ("allocated_bytes", "int", "bytes of its allocated blocks, -1 if the snapshot does not say"),
-        ("active_bytes", "int", "the same and blocks that another stream still uses, -1 likewise"),
-        ("requested_bytes", "int", "bytes that the program asked for in these, -1 likewise"),
-        ("stream", "int", "the stream, -1 if the snapshot does not say"),
-        ("stack", "int", "stack id of the call that made it, -1 if it was not recorded"),
-        ("extra", "int", "string id of its other fields, JSON"),
-    ),
-    _table(
-        "blocks",
-        "One row per block of a segment, free ones included; only in an imported memory snapshot.",
-        ("segment", "int", "the segment"),
-        ("address", "int", "its address"),
-        ("nbytes", "int", "its size in bytes, as the allocator rounded it"),
-        ("requested_bytes", "int", "bytes that the program asked for, -1 if the snapshot does not say"),
-        ("state", "int", "string id, as `active_allocated`, `active_pending_free` or `inactive`"),
-        ("stack", "int", "stack id of the call that allocated it, -1 if it was not recorded"),
-        ("storage", "int", "the storage that lies in it, -1 if none"),
-    ),
-    _table(
-        "annotations",
-        "One row per start or end of a `record_function`; only in an imported memory snapshot.",
-        ("time_ns", "int", "unix time, nanoseconds"),
-        ("device", "int", "string id of the device"),
-        ("extra", "int", "string id of its fields, JSON: name and stage"),
-    ),
+    *IMPORTED,
 )
 
 RECORDED_BY_NAME: Final = {table.name: table for table in RECORDED}

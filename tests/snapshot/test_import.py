@@ -319,3 +319,13 @@ def test_annotations_and_settings_are_kept(imported):
     assert capture.meta["allocator_settings"]["roundup_power2_divisions"] == {"1": 0, "2": 0}
     assert (capture.tables["births"]["op"] == NONE).all()
     assert capture.tables["segments"]["nbytes"].tolist() == [2 * MIB, 2 * MIB]
+
+
+def test_the_page_tells_what_is_known(imported, tmp_path):
+    """The page has the peak and its call; cards of what is not recorded are left out, not filled with zeros."""
+    imported(of_device(0)).report(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert f'data-bytes="{PEAK_BYTES["cuda:0"]}"' in page
+    assert "Allocation at /home/me/train.py:40" in page
+    assert 'id="saved-share"' not in page
+    assert 'id="op-count"' not in page
