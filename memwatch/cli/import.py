@@ -1,5 +1,5 @@
 # ruff: noqa: N999  # a verb is a module of its own name
-"""Make a capture of a memory snapshot that torch wrote (`torch.cuda.memory._dump_snapshot`).
+"""Make a capture of a memory snapshot that torch wrote (`_dump_snapshot()`).
 
 Nothing in the file is run: it is read by a reader that knows containers, numbers and text alone. What a snapshot does
 not know (ops, modules, categories, holders) the capture says is not recorded.

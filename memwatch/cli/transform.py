@@ -1,7 +1,7 @@
 """Write a capture in another program's format: csv, json, speedscope, chrome or memory_viz.
 
 `speedscope` is for https://www.speedscope.app, `chrome` for chrome://tracing and https://ui.perfetto.dev, `memory_viz`
-for torch.cuda._memory_viz and https://pytorch.org/memory_viz: a pickle, in a file beside the capture if -o names none.
+for torch's own viewer, also https://pytorch.org/memory_viz: a pickle, in a file beside the capture if -o names none.
 
     memwatch transform train.4242.memwatch csv --table storages -o storages.csv
     memwatch transform train.4242.memwatch speedscope > peak.json

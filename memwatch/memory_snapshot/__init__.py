@@ -1,4 +1,4 @@
-"""torch's own memory snapshots (`torch.cuda.memory._dump_snapshot`): read into a capture, and written from one."""
+"""torch's own memory snapshots (`_dump_snapshot()`): read into a capture, and written from one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Lives: which allocation each entry of the history begins or ends, and which were there before it.
 
-A life counts from `alloc` to `free_requested`, as `torch.cuda.memory_allocated` counts it. Until `free_completed`
+A life counts from `alloc` to `free_requested`, as `memory_allocated()` counts it. Until `free_completed`
 another stream may still use the block; that is kept in the history. The history may begin late, for it can be a ring
 buffer: what is freed in it and allocated nowhere was alive when it began, and so was what lies in a block of the end.
 """

@@ -1,6 +1,6 @@
 """Read a memory snapshot of torch's into a capture: lives, call stacks, the history and the segments.
 
-The format is what `torch/csrc/cuda/memory_snapshot.cpp` writes and `torch.cuda.memory._snapshot` documents.
+The format is what `torch/csrc/cuda/memory_snapshot.cpp` writes and `memory._snapshot()` documents.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TOP: Final = frozenset({"segments", "device_traces", "allocator_settings", "ext
 
 
 def read_snapshot(path: str | os.PathLike[str], *, device: str = "cuda") -> Capture:
-    """Return the capture of a file that `torch.cuda.memory._dump_snapshot` wrote; nothing in it is run.
+    """Return the capture of a file that torch's `_dump_snapshot()` wrote; nothing in it is run.
 
     Args:
         path: the file.
@@ -54,7 +54,7 @@ def read_snapshot(path: str | os.PathLike[str], *, device: str = "cuda") -> Capt
     """
     source = Path(path)
     if not source.is_file():
-        raise SnapshotError(f"{source} is not a file; write one with torch.cuda.memory._dump_snapshot")
+        raise SnapshotError(f"{source} is not a file; write one with _dump_snapshot() of torch's memory module")
     try:
         nbytes = source.stat().st_size
         if nbytes > MOST_BYTES:
@@ -71,7 +71,7 @@ class _Import:
     """One snapshot while it becomes rows."""
 
     def __init__(self, snapshot: Any, device_type: str) -> None:
-        if isinstance(snapshot, list):  # what torch.cuda.memory_snapshot() returns
+        if isinstance(snapshot, list):  # what memory_snapshot() returns
             snapshot = {"segments": snapshot, "device_traces": []}
         if not isinstance(snapshot, dict) or not snapshot.keys() & {"segments", "device_traces"}:
             raise SnapshotError("it is no memory snapshot: it has neither segments nor device_traces")

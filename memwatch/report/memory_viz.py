@@ -1,4 +1,4 @@
-"""A reading as a memory snapshot in torch's format, for `torch.cuda._memory_viz` and https://pytorch.org/memory_viz.
+"""A reading as a memory snapshot in the format of torch's viewer, `_memory_viz` and https://pytorch.org/memory_viz.
 
 An imported snapshot is written as it was. Of other captures the viewer sees every allocation and free, with its call
 and its category. memwatch does not record the allocator's segments, and the viewer draws blocks only inside of
