@@ -15,6 +15,7 @@ MOST: Final = (1 << 62) - 1
 """The largest integer that is taken: sums of two still fit the capture's 64 bits."""
 _LONGEST_SEQUENCE: Final = 16
 _LONGEST_TEXT: Final = 4096
+_as_json: Final = json.JSONEncoder(sort_keys=True).encode
 _PLAIN: Final = (int, float, type(None))
 
 
@@ -87,7 +88,7 @@ def plain(entry: Mapping[str, Any], known: Iterable[str], left_out: set[str]) ->
             kept[key] = entry[key]
         else:
             left_out.add(key)
-    return json.dumps(kept, sort_keys=True) if kept else ""
+    return _as_json(kept) if kept else ""
 
 
 def _is_plain(value: object) -> bool:

@@ -23,6 +23,7 @@ MOST_CONTAINERS: Final = 1 << 24
 """Containers take the most memory for a byte of the file: more of them are refused."""
 _MOST_INTEGER_BYTES: Final = 16
 _STOP: Final = pickle.STOP[0]
+_BINGET: Final = pickle.BINGET[0]
 _NAMES: Final = {opcode.code: opcode.name for opcode in pickletools.opcodes}
 
 
@@ -55,10 +56,14 @@ class _Reader:
         self.containers = 0
 
     def run(self) -> Any:
-        data, handlers = self.data, _HANDLERS
+        data, handlers, memo = self.data, _HANDLERS, self.memo
         while True:
             code = data[self.at]
             self.at += 1
+            if code == _BINGET:  # every third opcode of a snapshot: the key of an entry
+                self.stack.append(memo[data[self.at]])
+                self.at += 1
+                continue
             if code == _STOP:
                 (value,) = self.stack
                 return value
@@ -194,7 +199,6 @@ _HANDLERS: Final[dict[int, Callable[[_Reader], None]]] = {
         (pickle.BINPUT, lambda reader: reader.memoise(reader.number(_U1))),
         (pickle.LONG_BINPUT, lambda reader: reader.memoise(reader.number(_U4))),
         (pickle.MEMOIZE, lambda reader: reader.memoise(len(reader.memo))),
-        (pickle.BINGET, lambda reader: reader.stack.append(reader.memo[reader.number(_U1)])),
         (pickle.LONG_BINGET, lambda reader: reader.stack.append(reader.memo[reader.number(_U4)])),
     )
 }

@@ -54,7 +54,9 @@ def read_snapshot(path: str | os.PathLike[str], *, device: str = "cuda") -> Capt
     """
     source = Path(path)
     if not source.is_file():
-        raise SnapshotError(f"{source} is not a file; write one with _dump_snapshot() of torch's memory module")
+        raise SnapshotError(
+            f"{source} is not a file; write one with _dump_snapshot() of torch's memory module"
+        )
     try:
         nbytes = source.stat().st_size
         if nbytes > MOST_BYTES:
