@@ -10,15 +10,12 @@ not know (ops, modules, categories, holders) the capture says is not recorded.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line, memwatch_command
 from memwatch.cli.output import emit, say
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,9 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         metavar="TYPE",
+        type=_device_type,
         default="cuda",
         help="the type of its devices, which the file does not say (default %(default)s)",
     )
+
+
+def _device_type(text: str) -> str:
+    if not text.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is no type of device, such as cuda or xpu")
+    return text
 
 
 def execute(options: argparse.Namespace) -> int:

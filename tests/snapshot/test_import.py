@@ -221,6 +221,9 @@ def test_the_type_of_the_device_is_the_users_to_say(imported):
     """The file numbers its devices; `--device` names their type, and the CPU has no number."""
     assert imported(of_device(1), "--device", "xpu").device == "xpu:1"
     assert imported(of_device(0), "--device", "cpu").device == "cpu"
+    with pytest.raises(SystemExit) as ended:
+        main(["import", "--device", "cuda:0", "dump.pickle"])
+    assert ended.value.code == 2
 
 
 def test_an_existing_capture_is_kept_and_a_missing_file_is_named(imported, tmp_path, capsys):
