@@ -134,6 +134,8 @@ class _Import:
             meta |= {"end_ns": times.end_ns, "started_s": times.start_ns / 1e9}
         most = max(self._lives, key=lambda index: sum(self._lives[index].sizes.values()), default=0)
         meta["device"] = self._device(most)
+        reserved = {index: told.reserved.reserved_bytes for index, told in sorted(self._told.items())}
+        meta["reserved_bytes"] = {self._device(index): nbytes for index, nbytes in reserved.items() if nbytes}
         settings = self._snapshot.get("allocator_settings")
         if isinstance(settings, dict):
             nested = {key: self._settings(each) for key, each in settings.items() if isinstance(each, dict)}

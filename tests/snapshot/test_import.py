@@ -322,6 +322,7 @@ def test_annotations_and_settings_are_kept(imported):
     assert capture.meta["allocator_settings"]["roundup_power2_divisions"] == {"1": 0, "2": 0}
     assert (capture.tables["births"]["op"] == NONE).all()
     assert capture.tables["segments"]["nbytes"].tolist() == [2 * MIB, 2 * MIB]
+    assert capture.meta["reserved_bytes"] == {"cuda:0": 2 * MIB, "cuda:1": 2 * MIB}
 
 
 def test_the_page_tells_what_is_known(imported, tmp_path):
