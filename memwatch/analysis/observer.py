@@ -56,6 +56,8 @@ def observer_effects(facts: Facts) -> list[ObserverEffect]:
 def unrecorded(facts: Facts) -> ObserverEffect | None:
     """Return what only the allocator saw: memory made outside every recorded op, as by compiled code."""
     allocations = facts.allocations
+    if facts.capture.lacks("ops"):
+        return None  # then no op was to be seen, and another note says so
     unseen = (
         (allocations.origin == UNOBSERVED) & (allocations.op == NONE) & (allocations.nbytes > _NUMBER_BYTES)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 INTEGER_TABLES = tuple(
     table.name for table in RECORDED if all(column.kind == "int" for column in table.columns)
 )
+NOT_RECORDED: Final = "not_recorded"
+"""The key of `meta` that lists what the source of a capture cannot know: `ops`, `uses`, `times`, ..."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,10 @@ class Capture:
     def rows(self, name: str) -> int:
         """Count the rows of a table."""
         return len(next(iter(self.tables[name].values())))
+
+    def lacks(self, what: str) -> bool:
+        """Return True for what its source cannot know, as `ops` where a memory snapshot was imported."""
+        return what in self.meta.get(NOT_RECORDED, ())
 
     def text(self, ids: IntArray) -> list[str]:
         """Return the texts of string ids; -1 is empty text."""

@@ -21,7 +21,7 @@ from memwatch.capture.schema import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from memwatch.capture.schema import Column, Kind, Table
+    from memwatch.capture.table import Column, Kind, Table
 
 _UNITS: Final = {
     "_bytes": "bytes",

@@ -6,15 +6,14 @@ read; `memwatch.analysis` computes them, and `memwatch.capture.derived` says whi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
+from memwatch.capture.imported_tables import IMPORTED
+from memwatch.capture.table import Table
 from memwatch.own_code import CodeOwner
 
 FORMAT_VERSION: Final = 3
 """Raised with every change of a recorded table; a file of another format is refused."""
-
-Kind = Literal["int", "text", "float", "bool"]
 
 NONE: Final = -1
 """An integer column's "there is none": no module, no stack, not dead."""
@@ -62,34 +61,6 @@ CATEGORIES: Final = (
     "workspace",
     "unknown",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: its name (with its unit), its kind, and what it means."""
-
-    name: str
-    kind: Kind
-    doc: str
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One table: its columns in order and what a row is."""
-
-    name: str
-    doc: str
-    columns: tuple[Column, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The column names, in order."""
-        return tuple(column.name for column in self.columns)
-
-    @classmethod
-    def of(cls, name: str, doc: str, *columns: tuple[str, Kind, str]) -> Table:
-        """Return a table of columns, each given as name, kind and meaning."""
-        return cls(name, doc, tuple(Column(*column) for column in columns))
 
 
 _table = Table.of
@@ -365,6 +336,7 @@ RECORDED: Final = (
         ("access", "int", "index into OPERANDS"),
         ("nbytes", "int", "size of the storage in bytes: before the op for arguments, after it for results"),
     ),
+    *IMPORTED,
 )
 
 RECORDED_BY_NAME: Final = {table.name: table for table in RECORDED}

@@ -1,6 +1,7 @@
-"""Write a capture in another program's format: csv, json, speedscope or chrome.
+"""Write a capture in another program's format: csv, json, speedscope, chrome or memory_viz.
 
-`speedscope` is for https://www.speedscope.app, `chrome` for chrome://tracing and https://ui.perfetto.dev.
+`speedscope` is for https://www.speedscope.app, `chrome` for chrome://tracing and https://ui.perfetto.dev, `memory_viz`
+for torch's own viewer, also https://pytorch.org/memory_viz: a pickle, in a file beside the capture if -o names none.
 
     memwatch transform train.4242.memwatch csv --table storages -o storages.csv
     memwatch transform train.4242.memwatch speedscope > peak.json
@@ -19,7 +20,8 @@ from memwatch.cli.reading import add_device, read
 if TYPE_CHECKING:
     import argparse
 
-FORMATS = ("csv", "json", "speedscope", "chrome")
+MEMORY_VIZ = "memory_viz"
+FORMATS = ("csv", "json", "speedscope", "chrome", MEMORY_VIZ)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Write the file, or print it; return 0."""
+    if options.format == MEMORY_VIZ:
+        return _write_snapshot(options)
     from memwatch.report.export import export
 
     if options.output is not None:
@@ -45,4 +49,21 @@ def execute(options: argparse.Namespace) -> int:
         emit(text)
     else:
         options.output.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _write_snapshot(options: argparse.Namespace) -> int:
+    """Write the memory snapshot and print its path; return 0."""
+    import pickle
+
+    from memwatch.reading import load
+    from memwatch.report.memory_viz import memory_viz
+
+    target = options.output or options.capture.with_suffix(".pickle")
+    make_room(target, force=options.force)
+    reading = load(options.capture)
+    target.write_bytes(
+        pickle.dumps(memory_viz(reading.capture, [reading.on(device) for device in reading.devices]))
+    )
+    emit(f"{target}\n")
     return 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
+from memwatch.capture.capture import NOT_RECORDED
 from memwatch.capture.schema import EVIDENCE, KEPT_ON_PURPOSE
 from memwatch.words.places import own_place
 
@@ -41,11 +42,13 @@ class PeakInstant:
     module: str
     phase: str
     own_line: str = ""
+    otherwise: str = "Before the first op"
+    """What is said where neither an op nor a line is known."""
 
     def __str__(self) -> str:
         """The op, its module and its line, for people."""
         if self.op < 0:
-            return "Before the first op"
+            return f"Allocation at {own_place(self.line, self.own_line)}" if self.line else self.otherwise
         module = f" in {self.module}" if self.module else ""
         line = f" at {own_place(self.line, self.own_line)}" if self.line else ""
         return f"Op {self.op}, {self.op_name} ({self.phase}){module}{line}"
@@ -67,6 +70,11 @@ class SavedForBackward:
     def share_ratio(self) -> float:
         """Share of the peak that is there for backward only, 0 to 1."""
         return (self.nbytes - self.held_anyway_bytes) / self.peak_bytes if self.peak_bytes else 0.0
+
+
+def is_recorded(reading: Reading, what: str) -> bool:
+    """Return False for what the source of a reading cannot know, as `uses` where a memory snapshot was imported."""
+    return what not in reading.meta.get(NOT_RECORDED, ())
 
 
 def evidence_bytes(reading: Reading) -> dict[str, int]:
@@ -94,11 +102,22 @@ def peak_instant(reading: Reading) -> PeakInstant:
     event = int(timeline["live_bytes"].to_numpy().argmax())
     row = timeline.iloc[event]
     op = int(row["op"])
-    if op not in ops.index:
+    if op not in ops.index and is_recorded(reading, "ops"):
         return PeakInstant(event, int(row["time_ns"]), -1, "", "", "", "")
+    if op not in ops.index:
+        return _peak_of_allocation(reading, event, row)
     cause = ops.loc[op]
     words = (str(cause[column]) for column in ("name", "line", "module", "phase", "own_line"))
     return PeakInstant(event, int(row["time_ns"]), op, *words)
+
+
+def _peak_of_allocation(reading: Reading, event: int, row: pd.Series[int]) -> PeakInstant:
+    """Return the instant of a peak where ops are not recorded: by the call of the allocation."""
+    storage, time_ns = int(row["storage"]), int(row["time_ns"])
+    lines = reading.storages[["line", "own_line"]]
+    line, own_line = lines.loc[storage] if storage in lines.index else ("", "")
+    otherwise = "At the start of the history" if event == 0 else "At an allocation whose call is not recorded"
+    return PeakInstant(event, time_ns, -1, "", str(line), "", "", str(own_line), otherwise)
 
 
 def with_own_lines(rows: pd.DataFrame) -> pd.DataFrame:

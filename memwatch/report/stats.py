@@ -15,6 +15,7 @@ from memwatch.report.facts import (
     bytes_by,
     evidence_bytes,
     evidence_text,
+    is_recorded,
     peak_instant,
     saved_for_backward,
 )
@@ -38,9 +39,11 @@ def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
 
     Returns:
         A dict of plain JSON values; sizes are in bytes. A bin of the histogram is `[from_bytes, to_bytes,
-        count, nbytes]`, for sizes with `from_bytes <= size < to_bytes`; bins grow by a factor of four.
+        count, nbytes]`, for sizes with `from_bytes <= size < to_bytes`; bins grow by a factor of four. What an
+        imported memory snapshot does not know is None.
     """
     at, saved = peak_instant(reading), saved_for_backward(reading)
+    is_saved_known = is_recorded(reading, "saved tensors")
     made = reading.storages[reading.storages["counted"] & (reading.storages["birth_event"] >= 0)]
     categories = bytes_by(reading.at_peak, "category")["nbytes"]
     return {
@@ -50,20 +53,20 @@ def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
         "peak_op": at.op,
         "peak_op_name": at.op_name,
         "peak_line": at.line,
-        "ops": len(reading.ops),
+        "ops": len(reading.ops) if is_recorded(reading, "ops") else None,
         "allocations": len(made),
         "frees": int((reading.timeline["delta_bytes"] < 0).sum()),
         "allocated_bytes": int(made["nbytes"].sum()),
-        "workspaces": int((made["origin"] == "workspace").sum()),
+        "workspaces": int((made["origin"] == "workspace").sum()) if is_recorded(reading, "ops") else None,
         "live_at_peak": len(reading.at_peak),
-        "saved_for_backward_bytes": saved.nbytes,
-        "only_for_backward_ratio": saved.share_ratio,
+        "saved_for_backward_bytes": saved.nbytes if is_saved_known else None,
+        "only_for_backward_ratio": saved.share_ratio if is_saved_known else None,
         "category_bytes": {str(category): int(nbytes) for category, nbytes in categories.items()},
         "holder_evidence_bytes": evidence_bytes(reading),
         "histogram": _histogram(made["nbytes"].to_numpy()),
         "top_lines": _top(made, "line", top),
-        "top_ops": _top(made, "op_name", top),
-        "findings": len(reading.findings),
+        "top_ops": _top(made, "op_name", top) if is_recorded(reading, "ops") else [],
+        "findings": len(reading.findings) if is_recorded(reading, "uses") else None,
         "meta": dict(describe_meta(reading.meta)),
     }
 
@@ -117,6 +120,8 @@ def format_stats(figures: Mapping[str, Any], *, width: int | None = None, color:
     """
     totals = Table(box=None, show_header=False, pad_edge=False)
     for label, text in _totals(figures):
+        if not text:
+            continue  # an imported memory snapshot does not know it
         totals.add_row(Text(label, style="dim"), Text(clip(text), overflow="fold"))
     parts: list[RenderableType] = [
         totals,
@@ -125,7 +130,8 @@ def format_stats(figures: Mapping[str, Any], *, width: int | None = None, color:
         _draw_histogram(figures["histogram"]),
     ]
     for title, key in (("Lines that allocated most", "top_lines"), ("Ops that allocated most", "top_ops")):
-        parts += ["", Text(title, style="bold"), _draw_top(figures[key], line_width(width))]
+        if figures[key] or figures["ops"] is not None:
+            parts += ["", Text(title, style="bold"), _draw_top(figures[key], line_width(width))]
     return to_text(*parts, width=width, color=color)
 
 
@@ -137,14 +143,14 @@ def _totals(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("peak", peak.rstrip()),
         ("baseline", format_bytes(figures["baseline_bytes"])),
         ("peak increase", format_bytes(figures["peak_increase_bytes"])),
-        ("only for backward", f"{100 * figures['only_for_backward_ratio']:.1f} % of the peak"),
+        ("only for backward", _share(figures["only_for_backward_ratio"])),
         ("holders", evidence_text(figures["holder_evidence_bytes"]).removeprefix("Holders: ")),
-        ("ops", f"{figures['ops']:,}"),
+        ("ops", _known(figures["ops"])),
         ("allocations", made),
-        ("workspaces", f"{figures['workspaces']:,} of these"),
+        ("workspaces", _known(figures["workspaces"], "{:,} of these")),
         ("frees", f"{figures['frees']:,}"),
         ("live at the peak", f"{figures['live_at_peak']:,} storages"),
-        ("findings", f"{figures['findings']:,}"),
+        ("findings", _known(figures["findings"])),
         ("device", figures["device"]),
         *_other_devices(figures),
         *figures["meta"].items(),
@@ -154,6 +160,15 @@ def _totals(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _other_devices(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     others = {name: sizes for name, sizes in figures["devices"].items() if name != figures["device"]}
     return [(f"peak on {name}", format_bytes(sizes["peak_bytes"])) for name, sizes in others.items()]
+
+
+def _share(ratio: float | None) -> str:
+    return "" if ratio is None else f"{100 * ratio:.1f} % of the peak"
+
+
+def _known(figure: int | None, template: str = "{:,}") -> str:
+    """Return a figure as text, empty where it is not recorded."""
+    return "" if figure is None else template.format(figure)
 
 
 def _draw_histogram(histogram: list[list[int]]) -> Table:

@@ -13,6 +13,7 @@ from memwatch.report.facts import (
     bytes_by,
     evidence_bytes,
     evidence_text,
+    is_recorded,
     peak_instant,
     recomputed,
     saved_for_backward,
@@ -86,7 +87,9 @@ def _made_of(reading: Reading, rows: int, line: int) -> list[RenderableType]:
     parts += ["Lines that made what is alive at the peak", _lines(reading, rows, line), ""]
     if (reading.at_peak["holder"] != "").any():
         parts += ["Who holds it at the peak", _holders(reading, rows, line), _looks(reading), ""]
-    return [*parts, _saved(reading), *_recomputed(reading), _phases(reading)]
+    if is_recorded(reading, "saved tensors"):
+        parts += [_saved(reading), *_recomputed(reading)]
+    return [*parts, _phases(reading)] if is_recorded(reading, "uses") else parts
 
 
 def _title(part: RenderableType) -> RenderableType:
@@ -99,7 +102,8 @@ def _headline(reading: Reading) -> Text:
     text.append(format_bytes(reading.peak_bytes), style="bold red")
     entered, grown = format_bytes(reading.baseline_bytes), format_bytes(reading.peak_increase_bytes)
     text.append(f" = {entered} at entry + {grown} increase ({clip(reading.device, 40)})\n")
-    text.append(clip(f"{at}, {format_duration(at.time_ns)} after entry"))
+    when = f", {format_duration(at.time_ns)} after entry" if is_recorded(reading, "times") else ""
+    text.append(clip(f"{at}{when}"))
     return text.append_text(_reserved(reading)).append_text(_other_devices(reading))
 
 

@@ -35,9 +35,12 @@ class Biographies:
     use_ns: IntArray
     drag_ns: IntArray
     void_ns: IntArray
+    known: bool = True  # False where uses were not recorded: no phase is told then
 
     def phase_at(self, event: int) -> IntArray:
-        """Return the phase of every allocation at an event: an index into PHASE_NAMES."""
+        """Return the phase of every allocation at an event: an index into PHASE_NAMES, -1 where it is not known."""
+        if not self.known:
+            return np.full(len(self.used), NONE, dtype=np.int64)
         phase = np.where(event < self.first_event, LAG, np.where(event < self.last_event, USE, DRAG))
         return np.where(self.used, phase, VOID)
 
@@ -70,5 +73,6 @@ def write_biographies(
         np.where(used, start - birth, 0),
         np.where(used, end - start, 0),
         np.where(used, death - end, 0),
-        np.where(used, 0, death - birth),
+        np.where(used | capture.lacks("uses"), 0, death - birth),
+        known=not capture.lacks("uses"),
     )

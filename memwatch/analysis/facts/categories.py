@@ -58,6 +58,7 @@ _KEPT_LIKE_OTHERS: Final = "inferred: what the same line made before was kept in
 _KEPT_BY_OBJECTS: Final = "a global, a class or a cache was seen to keep it, whichever call returns"
 _TEMPORARY: Final = "made by an op, in no other role, and no later iteration needs it"
 _TEMPORARY_OF_ALL: Final = "made by an op, in no other role; no iteration was marked"
+_NOT_RECORDED: Final = "the imported memory snapshot does not say what it is for"
 _COMPUTED_AGAIN: Final = "torch.utils.checkpoint computed it again in backward"
 _COMPUTED_AGAIN_BY_HAND: Final = (
     "inferred: the backward of a program's own autograd.Function computed it with gradients on, as a checkpoint "
@@ -77,6 +78,8 @@ class Categories(NamedTuple):
 
 def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> Categories:
     """Return the category of every allocation."""
+    if capture.lacks("categories"):
+        return _all_unknown(len(allocations))
     roles = _roles(capture)
     saved = _saved(capture, allocations.named)
     crosses = _crosses_to_backward(capture, allocations.named)
@@ -122,6 +125,12 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
         found.role_name.append(role_name)
         found.role_module.append(role_module)
     return found
+
+
+def _all_unknown(count: int) -> Categories:
+    return Categories(
+        ["unknown"] * count, [_NOT_RECORDED] * count, [""] * count, [""] * count, [NONE] * count
+    )
 
 
 def _without_role(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from memwatch.words.places import own_place
 if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
+
+_OUTSIDE_OPS: Final = "made outside every recorded op"
+_CALL_NOT_IMPORTED: Final = "its call is not in the memory snapshot"
 
 
 class Facts:
@@ -123,6 +126,7 @@ class Facts:
         """What each allocation is called: the name of its role, else its op and line."""
         made, roles, tree = self.made_by, self.categories, self.places.module_tree
         threads = self.strings[self.allocations.thread]
+        unmade = _CALL_NOT_IMPORTED if self.capture.lacks("ops") else _OUTSIDE_OPS
         rows = zip(
             roles.role_name,
             roles.role_module,
@@ -132,7 +136,7 @@ class Facts:
             strict=True,
         )
         return [
-            qualified(role_name, module, tree) if role_name else _made_at(op_name, line, thread)
+            qualified(role_name, module, tree) if role_name else _made_at(op_name, line, thread, unmade)
             for role_name, module, op_name, line, thread in rows
         ]
 
@@ -190,6 +194,6 @@ class Facts:
         return np.where(time_ns == NONE, NONE, np.maximum(time_ns - start_ns, 0))
 
 
-def _made_at(op_name: str, line: str, thread: str) -> str:
-    elsewhere = f"made in thread {thread}" if thread else "made outside every recorded op"
+def _made_at(op_name: str, line: str, thread: str, unmade: str) -> str:
+    elsewhere = f"made in thread {thread}" if thread else unmade
     return " at ".join(part for part in (op_name, line) if part) or elsewhere

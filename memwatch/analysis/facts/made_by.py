@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_call_at
+from memwatch.analysis.facts.imported import imported_stacks
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def made_by(capture: Capture, allocations: Allocations, places: Places, strings:
     stack, module = np.full(count, NONE, dtype=np.int64), np.full(count, NONE, dtype=np.int64)
     op_name[some] = strings[ops["name"][op[some]]]
     stack[some], module[some] = places.stack_of_op[op[some]], places.module_of_op[op[some]]
+    without_op = ~some & (allocations.storage != NONE)
+    stack[without_op] = imported_stacks(capture, allocations.named)[allocations.storage[without_op]]
     call = np.where(some, NONE, compiled_call_at(capture, allocations.birth_ns))
     in_call, calls = call != NONE, capture.tables["compiled_calls"]
     op_name[in_call] = COMPILED

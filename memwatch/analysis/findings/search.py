@@ -60,7 +60,9 @@ _LEAST_PART: Final = 8  # a candidate of one event is at least this part of what
 
 
 def find(facts: Facts, holders: Holders, saved: SavedTensors) -> list[Finding]:
-    """Return what would lower the peak, largest first."""
+    """Return what would lower the peak, largest first; nothing where uses were not recorded."""
+    if facts.capture.lacks("uses"):
+        return []
     outcomes = SavedTensorOutcomes(facts, saved)
     evidence = Evidence(facts, holders, saved, outcomes, Loops(facts), IdleGradients(facts))
     least_bytes = max(int(facts.curve.peak_increase_bytes * LEAST_RATIO), 1)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from memwatch.analysis.facts.biographies import PHASE_NAMES
+from memwatch.analysis.facts.places import with_empty_end
 from memwatch.analysis.tables.of_schema import table
 from memwatch.capture.schema import NONE, ORIGINS
 
@@ -82,10 +83,19 @@ def at_peak(facts: Facts, holders: Holders, rows: pd.DataFrame) -> pd.DataFrame:
     columns: dict[str, Any] = {column: rows[column] for column in rows.columns}
     columns["share_ratio"] = rows["nbytes"] / max(facts.curve.peak_bytes, 1)
     phases = facts.biographies.phase_at(facts.curve.peak_event)
-    columns["phase"] = np.array(PHASE_NAMES, dtype=object)[phases][rows.index]
-    held = holders.describe(rows.index.tolist(), facts.curve.peak_event)
-    columns["holder"] = [holder.told for holder in held]
-    columns["holder_kind"] = [holder.kind.value for holder in held]
-    columns["holder_evidence"] = [holder.evidence.value for holder in held]
-    columns["path"] = [holder.path for holder in held]
+    columns["phase"] = with_empty_end([*PHASE_NAMES])[phases][rows.index]
+    columns |= _holders(facts, holders, rows)
     return table("at_peak", columns, index=rows.index)
+
+
+def _holders(facts: Facts, holders: Holders, rows: pd.DataFrame) -> dict[str, Any]:
+    """Return the columns about holders; empty text where none could be recorded."""
+    if facts.capture.lacks("holders"):
+        return dict.fromkeys(("holder", "holder_kind", "holder_evidence", "path"), [""] * len(rows))
+    held = holders.describe(rows.index.tolist(), facts.curve.peak_event)
+    return {
+        "holder": [holder.told for holder in held],
+        "holder_kind": [holder.kind.value for holder in held],
+        "holder_evidence": [holder.evidence.value for holder in held],
+        "path": [holder.path for holder in held],
+    }

@@ -11,11 +11,12 @@ from memwatch.report.facts import (
     bytes_by,
     evidence_bytes,
     evidence_text,
+    is_recorded,
     peak_instant,
     saved_for_backward,
 )
 from memwatch.report.layers import repeated_layers
-from memwatch.report.meta import describe_meta
+from memwatch.report.meta import describe_meta, format_duration
 from memwatch.report.page.code import CodeReader
 from memwatch.report.page.columns import Words, pack_frame
 from memwatch.report.page.curve import BINS, live_by_category, peak_keeping_events
@@ -87,7 +88,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "facts": [[visible(label), hide(text)] for label, text in describe_meta(meta)],
         "totals": _totals(reading),
         "devices": _devices(reading),
-        "peak": _peak(at, hide),
+        "peak": _peak(at, hide, has_times=is_recorded(reading, "times")),
         "categories": _categories(reading),
         "holders": evidence_text(evidence_bytes(reading)),
         "overview": _overview(reading),
@@ -95,7 +96,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "saved": {
             "nbytes": saved.nbytes,
             "held_anyway_bytes": saved.held_anyway_bytes,
-            "share_ratio": saved.share_ratio,
+            "share_ratio": saved.share_ratio if is_recorded(reading, "saved tensors") else None,
             "tensors": len(reading.saved),
             "listed": blocks["saved"]["rows"],
             "layers": "" if layers is None else visible(str(layers)),
@@ -132,7 +133,7 @@ def _totals(reading: Reading) -> dict[str, Any]:
         "baseline_bytes": reading.baseline_bytes,
         "increase_bytes": reading.peak_increase_bytes,
         "device": visible(reading.device),
-        "ops": len(reading.ops),
+        "ops": len(reading.ops) if is_recorded(reading, "ops") else None,
         "events": max(len(reading.timeline) - 1, 0),
         "storages": len(reading.storages),
         "at_peak": len(reading.at_peak),
@@ -146,8 +147,9 @@ def _devices(reading: Reading) -> list[dict[str, Any]]:
     ]
 
 
-def _peak(at: PeakInstant, hide: Callable[[str], str]) -> dict[str, Any]:
-    return {"event": at.event, "time_ns": at.time_ns, "op": at.op, "text": hide(str(at))}
+def _peak(at: PeakInstant, hide: Callable[[str], str], *, has_times: bool) -> dict[str, Any]:
+    when = f", {format_duration(at.time_ns)} after entry" if has_times else ""
+    return {"event": at.event, "time_ns": at.time_ns, "op": at.op, "text": hide(str(at)), "when": when}
 
 
 def _categories(reading: Reading) -> list[dict[str, Any]]:

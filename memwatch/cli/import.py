@@ -1,0 +1,57 @@
+# ruff: noqa: N999  # a verb is a module of its own name
+"""Make a capture of a memory snapshot that torch wrote (`_dump_snapshot()`).
+
+Nothing in the file is run: it is read by a reader that knows containers, numbers and text alone. What a snapshot does
+not know (ops, modules, categories, holders) the capture says is not recorded.
+
+    memwatch import dump_snapshot.pickle
+    memwatch import --device xpu dump_snapshot.pickle -o run.memwatch
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from memwatch.cli.files import make_room
+from memwatch.cli.next_step import command_line, memwatch_command
+from memwatch.cli.output import emit, say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this verb."""
+    parser.add_argument("snapshot", type=Path, help="a file that torch wrote")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the capture; default the snapshot's name with .memwatch",
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace the capture if it exists")
+    parser.add_argument(
+        "--device",
+        metavar="TYPE",
+        type=_device_type,
+        default="cuda",
+        help="the type of its devices, which the file does not say (default %(default)s)",
+    )
+
+
+def _device_type(text: str) -> str:
+    if not text.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is no type of device, such as cuda or xpu")
+    return text
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Write the capture and print its path; return 0."""
+    from memwatch.capture import save
+    from memwatch.memory_snapshot import read_snapshot
+
+    target = options.output or options.snapshot.with_suffix(".memwatch")
+    make_room(target, force=options.force)
+    save(read_snapshot(options.snapshot, device=options.device), target, force=options.force)
+    emit(f"{target}\n")
+    say(f"next, type {command_line(*memwatch_command(), 'summary', target)}")
+    return 0

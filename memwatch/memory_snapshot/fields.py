@@ -1,0 +1,117 @@
+"""Read single fields of a snapshot's dicts; whatever has another type or size than torch writes is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.capture.schema import NONE
+from memwatch.memory_snapshot.errors import SnapshotError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+MOST: Final = (1 << 62) - 1
+"""The largest integer that is taken: sums of two still fit the capture's 64 bits."""
+_LONGEST_SEQUENCE: Final = 16
+_LONGEST_TEXT: Final = 4096
+_as_json: Final = json.JSONEncoder(sort_keys=True).encode
+_PLAIN: Final = (int, float, type(None))
+
+
+def integer(
+    entry: Mapping[str, Any], key: str, *, least: int = 0, most: int = MOST, otherwise: int | None = None
+) -> int:
+    """Return an integer field.
+
+    Args:
+        entry: the dict.
+        key: the name of the field.
+        least: the smallest value that is taken.
+        most: the largest.
+        otherwise: what stands for a field that is missing or None; without it, such a dict is refused.
+    """
+    value = entry.get(key)
+    if value is None and otherwise is not None:
+        return otherwise
+    if not isinstance(value, int) or not least <= value <= most:
+        raise SnapshotError(f"its field {key!r} is {_shown(value)}, not a number of bytes, address or id")
+    return int(value)
+
+
+def text(entry: Mapping[str, Any], key: str) -> str:
+    """Return a text field, empty text where it is missing."""
+    value = entry.get(key, "")
+    if not isinstance(value, str):
+        raise SnapshotError(f"its field {key!r} is {_shown(value)}, not text")
+    return value
+
+
+def dicts(value: object, what: str) -> Iterator[dict[str, Any]]:
+    """Yield the dicts in a list.
+
+    Args:
+        value: the list.
+        what: what is in it, for the error.
+    """
+    for entry in _list(value, what):
+        if not isinstance(entry, dict):
+            raise SnapshotError(f"one of its {what} is {_shown(entry)}, not a dict")
+        yield entry
+
+
+def lists(value: object, what: str, *, most: int) -> list[Sequence[Any]]:
+    """Return a list of at most so many lists."""
+    found = _list(value, what)
+    if len(found) > most:
+        raise SnapshotError(f"it has {len(found):,} {what}; {most:,} are the most")
+    return [_list(each, what) for each in found]
+
+
+def _list(value: object, what: str) -> Sequence[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise SnapshotError(f"its {what} are {_shown(value)}, not a list")
+    return value
+
+
+def plain(entry: Mapping[str, Any], known: Iterable[str], left_out: set[str]) -> str:
+    """Return the other fields of a dict as JSON: text, numbers and short sequences of these.
+
+    Args:
+        entry: the dict.
+        known: the fields that have a column of their own.
+        left_out: takes the names of fields that hold anything larger.
+    """
+    kept = {}
+    for key in entry.keys() - known:
+        if _is_plain(entry[key]):
+            kept[key] = entry[key]
+        else:
+            left_out.add(key)
+    return _as_json(kept) if kept else ""
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len(value) <= _LONGEST_SEQUENCE and all(_is_short(each) for each in value)
+    return _is_short(value)
+
+
+def _is_short(value: object) -> bool:
+    # one long text may stand in every entry of a small file
+    return len(value) <= _LONGEST_TEXT if isinstance(value, str) else isinstance(value, _PLAIN)
+
+
+def from_plain(written: str) -> dict[str, Any]:
+    """Return the fields that `plain` wrote; sequences are tuples again, as torch's ids of pools are."""
+    fields: dict[str, Any] = json.loads(written) if written else {}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+
+
+def optional(value: int) -> int | None:
+    """Return a column's value, None for -1."""
+    return None if value == NONE else value
+
+
+def _shown(value: object) -> str:
+    return "missing" if value is None else f"a {type(value).__name__} that is out of range or misplaced"

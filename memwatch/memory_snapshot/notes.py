@@ -1,0 +1,136 @@
+"""What an imported snapshot tells beside its tables: what it cannot know, what was reserved, where memory ran out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from memwatch.capture.capture import Note
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+@dataclass
+class Reserved:
+    """What the allocator held of a device at the end, in bytes."""
+
+    segments: int = 0
+    reserved_bytes: int = 0
+    allocated_bytes: int = 0
+    requested_bytes: int = 0
+    waiting_bytes: int = 0
+    largest_free_bytes: int = 0
+
+    def add_segment(self, nbytes: int) -> None:
+        """Count a segment."""
+        self.segments += 1
+        self.reserved_bytes += nbytes
+
+    def add_block(self, nbytes: int, requested: int, *, allocated: bool, waiting: bool) -> None:
+        """Count a block of a segment."""
+        if allocated:
+            self.allocated_bytes += nbytes
+            self.requested_bytes += requested
+        elif waiting:
+            self.waiting_bytes += nbytes
+        else:
+            self.largest_free_bytes = max(self.largest_free_bytes, nbytes)
+
+    def __str__(self) -> str:
+        """One clause for people."""
+        free = self.reserved_bytes - self.allocated_bytes - self.waiting_bytes
+        waiting = (
+            f", {format_bytes(self.waiting_bytes)} still in use by another stream"
+            if self.waiting_bytes
+            else ""
+        )
+        return (
+            f"at the end {format_bytes(self.reserved_bytes)} were reserved in {_count(self.segments, 'segment')}: "
+            f"{format_bytes(self.allocated_bytes)} allocated for the {format_bytes(self.requested_bytes)} that were "
+            f"asked for{waiting}, {format_bytes(free)} free (the largest free block has "
+            f"{format_bytes(self.largest_free_bytes)})"
+        )
+
+
+@dataclass
+class Told:
+    """What is told of one device; pairs are a count and bytes.
+
+    Attributes:
+        reserved: what the allocator held at the end.
+        out_of_memory: per time that memory ran out, the bytes asked for and those that the device had free.
+        before: allocations that were freed in the history and began before it.
+        unheard: allocations of the history that no entry ends, and that were gone at the end.
+    """
+
+    reserved: Reserved = field(default_factory=Reserved)
+    out_of_memory: list[tuple[int, int]] = field(default_factory=list)
+    before: tuple[int, int] = (0, 0)
+    unheard: tuple[int, int] = (0, 0)
+
+
+def notes_of(
+    name: str,
+    unknown: Sequence[str],
+    devices: Mapping[str, Told],
+    left_out: Sequence[str],
+    *,
+    times_known: bool,
+) -> list[Note]:
+    """Return the notes of an import.
+
+    Args:
+        name: the file's name.
+        unknown: what no snapshot knows.
+        devices: what is told of each device.
+        left_out: names of fields that were not kept.
+        times_known: whether the snapshot has times.
+    """
+    source = (
+        f"read from torch's memory snapshot {name}, which knows allocations, frees, their calls and the allocator's "
+        f"segments; not recorded: {', '.join(unknown)}"
+    )
+    sentences = [
+        ("imported", source),
+        ("sizes", "sizes are what the program asked for; the allocator rounds them up"),
+    ]
+    if not times_known:
+        sentences.append(("times", "the snapshot has no times; its entries are shown in their order"))
+    for device, told in devices.items():
+        sentences += _of_device(device, told)
+    if left_out:
+        sentences.append(("left out", f"fields of the snapshot that were not kept: {', '.join(left_out)}"))
+    return [Note(0, kind, text) for kind, text in sentences]
+
+
+def _of_device(device: str, told: Told) -> Iterator[tuple[str, str]]:
+    if told.reserved.segments:
+        yield "reserved", f"{device}: {told.reserved}"
+    if told.out_of_memory:
+        asked, free = (format_bytes(nbytes) for nbytes in told.out_of_memory[0])
+        times = _count(len(told.out_of_memory), "time")
+        text = f"{device}: memory ran out {times}; at first {asked} were asked for while the device had {free} free"
+        yield "out of memory", text
+    if told.before[0]:
+        text = (
+            f"{device}: {_allocations(told.before)} began before the history does; they count as live at its start, "
+            "and the calls that made them are not recorded"
+        )
+        yield "history", text
+    if told.unheard[0]:
+        text = (
+            f"{device}: {_allocations(told.unheard)} were gone at the end without a free in the history; they count as "
+            "live until its end"
+        )
+        yield "history", text
+
+
+def _allocations(counted: tuple[int, int]) -> str:
+    count, nbytes = counted
+    return f"{_count(count, 'allocation')} of {format_bytes(nbytes)}"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
