@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from memwatch.own_code import CodeOwner
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 """Raised when an older memwatch could not read the file."""
 
 Kind = Literal["int", "text", "float", "bool"]
@@ -183,6 +183,18 @@ RECORDED: Final = (
             "number of ops started before the role was seen; of the op that was ending, for gradients seen amid one",
         ),
         ("module", "int", "module id of the owner of the parameter or buffer that it is about, -1 if none"),
+    ),
+    _table(
+        "role_ends",
+        "One row per role that a living storage was seen to have left; it may be seen in it again later.",
+        ("storage", "int", "the storage"),
+        ("role", "int", "index into ROLES"),
+        (
+            "last_op",
+            "int",
+            "number of ops started, without a running one, at the look before; -1 if there was none",
+        ),
+        ("op", "int", "number of ops started, without a running one, when it was seen in it no more"),
     ),
     _table(
         "modules",

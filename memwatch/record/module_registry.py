@@ -65,6 +65,18 @@ class ModuleRegistry:
             if module is not None:
                 yield module, number
 
+    def alive_and_below(self) -> Iterator[tuple[nn.Module, int]]:
+        """Yield the known modules that are alive, with their numbers, and what they hold that is not known, with -1."""
+        waiting = list(self.alive())
+        met: set[int] = set()
+        while waiting:
+            module, number = waiting.pop()
+            yield module, number
+            for _, child in _children(module):
+                if id(child) not in met and self.number_of(child) == NONE:
+                    met.add(id(child))
+                    waiting.append((child, NONE))
+
     def meet(self, module: nn.Module, caller: int, frame: FrameType | None) -> int:
         """Return the number of a module that is called for the first time.
 

@@ -18,13 +18,13 @@ from memwatch.record.module_registry import ModuleRegistry
 from memwatch.record.roles import BUFFER, PARAMETER, STATE, Roles
 from memwatch.record.search_budget import SearchBudget
 from memwatch.record.tables.rows import Rows
-from memwatch.record.tables.storages import Storages, address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
     from memwatch.record.harmless import Harmless
+    from memwatch.record.tables.storages import Storages
     from memwatch.record.tables.strings import Strings
 
 
@@ -41,6 +41,7 @@ class Owners:
         parameters: a weak reference, name and module of each parameter, by its `id`.
         modules: rows of `modules`.
         registry: the modules that are known.
+        all_state_is_seen: whether every optimizer keeps its state in itself: to ask a wrapper would run its code.
     """
 
     def __init__(self, storages: Storages, strings: Strings, roles: Roles, harmless: Harmless) -> None:
@@ -50,6 +51,8 @@ class Owners:
         self.registry = ModuleRegistry(self.modules, strings, self._own, self._budget)
         self.parameters: dict[int, tuple[weakref.ref[Tensor], str, int]] = {}
         self._stepped: dict[int, weakref.ref[Any]] = {}
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self.all_state_is_seen = True
         self._ends = False
 
     def swap(self, swap_tensors: Callable[..., Any], t1: Tensor, t2: Tensor) -> Any:
@@ -84,26 +87,31 @@ class Owners:
         return self.parameters[id(parameter)][1:] if self._is_known(parameter) else ("", NONE)
 
     def look_again(self) -> None:
-        """Look at the end for modules that were never called, and for parameters whose memory is new.
+        """Look at the end for modules that were never called.
 
-        After `module.half()` a parameter lies in other memory. What is not known by now was not made by an op: to
-        number it would count it as alive at entry.
+        What is not known by now was not made by an op: to number it would count it as alive at entry.
         """
         self._ends = True
         with self._harmless:
             self.registry.learn((), sys._getframe())
-            for module, number in self.registry.alive():
-                for role, table in ((PARAMETER, PARAMETERS), (BUFFER, BUFFERS)):
-                    for key, tensor in list((module.__dict__.get(table) or {}).items()):
-                        self._note_again(tensor, role, key, number)
 
-    def _note_again(self, tensor: Tensor | None, role: int, key: str, module: int) -> None:
-        try:
-            watched = None if tensor is None else self._storages.live.get(address_of(tensor))
-        except (RuntimeError, NotImplementedError):
-            return
-        if watched is not None and not self._storages.roles.get(watched.number, 0) >> role & 1:
-            self._roles.add(watched.number, role, key, module)
+    def in_roles(self) -> Iterator[tuple[int, Tensor, str, int]]:
+        """Yield role, tensor, name and module of what is a parameter, a buffer or optimizer state now.
+
+        The name is empty, and the module -1, where no module is known to own it.
+        """
+        for module, number in self.registry.alive_and_below():
+            for role, table in ((PARAMETER, PARAMETERS), (BUFFER, BUFFERS)):
+                for key, tensor in list((module.__dict__.get(table) or {}).items()):
+                    if tensor is not None:
+                        yield role, tensor, "" if number == NONE else key, number
+        for reference in list(self._optimizers.values()):
+            optimizer = reference()
+            if optimizer is not None:
+                for tensor in _stepped_by(optimizer):
+                    yield PARAMETER, tensor, "", NONE
+                for _, _, tensor in _tensors_in_state(optimizer.__dict__["state"]):
+                    yield STATE, tensor, "", NONE
 
     def _own(self, module: nn.Module, number: int) -> None:
         """Note the roles of a module's own parameters and buffers."""
@@ -126,9 +134,13 @@ class Owners:
             optimizer: the optimizer.
             frame: the call that steps it, whose variables may lead to modules that are not known.
         """
-        tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        tensors = list(_stepped_by(optimizer))
         if self._has_stepped(optimizer) and all(map(self._is_known, tensors)):
             return
+        if isinstance(optimizer.__dict__.get("state"), dict) and "param_groups" in optimizer.__dict__:
+            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        else:
+            self.all_state_is_seen = False
         if frame is not None:
             self._stepped[id(optimizer)] = weakref.ref(optimizer)
             with self._harmless:
@@ -163,11 +175,20 @@ class Owners:
         """Note the role of every tensor in the optimizer's state, named as ``adamw.exp_avg[layers.0.weight]``."""
         self._storages.record_deaths()
         kind = type(optimizer).__name__.lower()
-        for parameter, state in list(optimizer.state.items()):
-            if not isinstance(state, dict):
-                continue
+        for parameter, slot, tensor in _tensors_in_state(optimizer.state):
             owner, module = self.name_of(parameter) if self._is_known(parameter) else ("?", NONE)
-            for slot, value in list(state.items()):
-                for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                    if isinstance(tensor, Tensor):
-                        self._roles.note_watched(tensor, STATE, module, "{}.{}[{}]", kind, slot, owner)
+            self._roles.note_watched(tensor, STATE, module, "{}.{}[{}]", kind, slot, owner)
+
+
+def _stepped_by(optimizer: Any) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _tensors_in_state(states: Any) -> Iterator[tuple[Tensor, str, Tensor]]:
+    """Yield the tensors of an optimizer's state, each with the parameter and the key that it is kept under."""
+    for parameter, state in list(states.items()):
+        for slot, value in list(state.items()) if isinstance(state, dict) else ():
+            for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(tensor, Tensor):
+                    yield parameter, slot, tensor

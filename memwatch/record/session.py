@@ -190,6 +190,7 @@ class Session:
             with disable_torch_function():
                 self.context.owners.look_again()
                 self.context.backward_ended()
+                self.context.role_ends.look(sys._getframe(), in_op=False)
         finally:
             self._switch_off()
             if self._timer is not None:
@@ -308,6 +309,7 @@ class Session:
                 "deaths": self.storages.deaths,
                 "resizes": self.storages.resizes,
                 "roles": self.context.roles.rows,
+                "role_ends": self.context.role_ends.rows,
                 **(self._holders.tables if self._holders is not None else {}),
                 "uses": self.ops.uses,
                 "calls": self.context.calls,

@@ -16,10 +16,13 @@ from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, PHASES, ROLES
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.iterations import KeptAcross
+    from memwatch.analysis.facts.role_times import PastRole
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
@@ -52,6 +55,8 @@ _STRENGTH = (
     "input",
 )
 """Roles that give a category, the strongest first."""
+_ROLE_EARLIER: Final = "inferred: {rule}, and at the next look it was so no more"
+_OUTLIVES: Final = "it was {name}, but no more by op {op}, and the program keeps it"
 _COLLECTIVES = ("c10d.", "_c10d_functional.", "c10d_functional.")
 """How the names of the ops begin by which processes communicate."""
 _KEPT_LIKE_OTHERS: Final = "inferred: what the same line made before was kept into a later iteration"
@@ -75,9 +80,19 @@ class Categories(NamedTuple):
     role_module: list[int]
 
 
-def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> Categories:
-    """Return the category of every allocation."""
-    roles = _roles(capture)
+def categorise(
+    capture: Capture, allocations: Allocations, kept: KeptAcross, past: dict[tuple[int, str], PastRole]
+) -> Categories:
+    """Return the category of every allocation.
+
+    Args:
+        capture: what was recorded.
+        allocations: every piece of memory.
+        kept: what is alive across iterations.
+        past: by storage and role, the roles that are over, or may be.
+    """
+    roles = _roles(capture, {key for key, role in past.items() if role.is_over})
+    outlived = _outlived_roles(capture, allocations, kept, past)
     saved = _saved(capture, allocations.named)
     crosses = _crosses_to_backward(capture, allocations.named)
     recomputed = _recompute_rules(capture)
@@ -99,6 +114,7 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
         if storage != NONE and storage in roles:
             strongest, role, role_name, role_module = roles[storage]
             category, rule = _CATEGORY_OF_ROLE.get(strongest, strongest), _ROLE_RULES[strongest]
+            rule = _ROLE_EARLIER.format(rule=rule) if (storage, strongest) in past else rule
         elif storage != NONE and origin != WORKSPACE and (again := recomputed.get(op)) is not None:
             category, rule = "recomputed", again
         else:
@@ -112,6 +128,8 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
                     category, rule = "communication", "a collective made it"
                 elif communicated[storage]:
                     category, rule = "communication", "a collective works on it in backward"
+                elif storage in outlived:
+                    category, rule = outlived[storage]
             if category == "temporary" and lasting:
                 category, rule = "held", _KEPT_BY_OBJECTS
             if category == "temporary" and like_others:
@@ -121,6 +139,25 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
         found.role.append(role)
         found.role_name.append(role_name)
         found.role_module.append(role_module)
+    return found
+
+
+def _outlived_roles(
+    capture: Capture, allocations: Allocations, kept: KeptAcross, past: dict[tuple[int, str], PastRole]
+) -> dict[int, tuple[str, str]]:
+    """Return category and rule of the storages that live on after a role: they are held if into another iteration."""
+    if not past:
+        return {}
+    starts_ns, names = capture.tables["ops"]["start_ns"], capture.tables["roles"]["name"]
+    death_ns = dict(zip(allocations.storage.tolist(), allocations.death_ns.tolist(), strict=True))
+    found = {}
+    for (storage, _), role in past.items():
+        if not role.is_over:
+            continue
+        end_ns = starts_ns[role.end_op] if role.end_op < len(starts_ns) else np.iinfo(np.int64).max
+        ends_ns, dies_ns = kept.ends_ns[kept.ends_ns > end_ns], death_ns[storage]
+        category = "held" if dies_ns == NONE or (ends_ns < dies_ns).any() else "temporary"
+        found[storage] = category, _OUTLIVES.format(name=capture.strings[names[role.row]], op=role.end_op)
     return found
 
 
@@ -184,8 +221,10 @@ def _unnamed_rule(origin: int, op: int) -> str:
     return "allocated in an op and kept after it; no tensor was seen on it"
 
 
-def _roles(capture: Capture) -> dict[int, tuple[str, str, str, int]]:
+def _roles(capture: Capture, over: Container[tuple[int, str]]) -> dict[int, tuple[str, str, str, int]]:
     """Return, per storage, its strongest role, and the role that names its holder, with its name and module.
+
+    Roles that are over are left out.
 
     With `gradient_as_bucket_view` a bucket is what the gradients lie in: it is theirs, and the reducer keeps it.
     """
@@ -195,7 +234,7 @@ def _roles(capture: Capture) -> dict[int, tuple[str, str, str, int]]:
     columns = (rows["role"].tolist(), capture.text(rows["name"]), rows["module"].tolist())
     for storage, number, name, module in zip(rows["storage"].tolist(), *columns, strict=True):
         role = ROLES[number]
-        if role not in strength:
+        if role not in strength or (storage, role) in over:
             continue
         strongest, holding, known, owner = found.get(storage, (role, role, name, module))
         if strength[role] < strength[strongest]:

@@ -19,6 +19,7 @@ from memwatch.analysis.facts.module_names import owning_modules, qualified
 from memwatch.analysis.facts.passes import made_for_objects, seen_in_lasting, starts_of_passes
 from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
 from memwatch.analysis.facts.recomputes import Recomputes
+from memwatch.analysis.facts.role_times import PastRole, RoleTimes
 from memwatch.analysis.facts.uses import UseBounds, use_bounds
 from memwatch.capture.schema import NONE
 from memwatch.words.places import own_place
@@ -33,6 +34,7 @@ class Facts:
 
     def __init__(self, capture: Capture) -> None:
         self._source = capture
+        self._categories: dict[tuple[tuple[tuple[int, str], PastRole], ...], Categories] = {}
 
     @cached_property
     def _joined(self) -> tuple[Capture, Allocations, LiveCurve]:
@@ -81,9 +83,25 @@ class Facts:
 
     @cached_property
     def categories(self) -> Categories:
-        """What every allocation is for."""
-        return categorise(self.capture, self.allocations, self._kept_across())
+        """What every allocation is for: at the peak, if it is alive then."""
+        return self.categories_at(self.curve.peak_event)
 
+    def categories_at(self, event: int) -> Categories:
+        """Return what every allocation is for at an event; for what is not alive then, what it was for in its life."""
+        past = self.role_times.past_at(int(self.op_of_event[event]))
+        alive = set(self.allocations.storage[self.alive_at(event)].tolist()) if past else set()
+        past = {key: role for key, role in past.items() if key[0] in alive}
+        key = tuple(sorted(past.items()))
+        if key not in self._categories:
+            self._categories[key] = categorise(self.capture, self.allocations, self._kept_across, past)
+        return self._categories[key]
+
+    @cached_property
+    def role_times(self) -> RoleTimes:
+        """When each storage was in which role."""
+        return RoleTimes(self.capture)
+
+    @cached_property
     def _kept_across(self) -> KeptAcross:
         """Return what is alive across iterations; across passes of a plain loop only what objects keep counts."""
         capture, allocations = self.capture, self.allocations
@@ -99,6 +117,7 @@ class Facts:
             like_others=kept.like_others & in_objects,
             lasting=seen_in_lasting(capture, allocations),
             are_told=False,
+            ends_ns=passes_ns,
         )
 
     @cached_property

@@ -64,6 +64,7 @@ class Sample:
         """Append the holders of all that is large, as seen from a call and its callers."""
         if self._state.context.in_backward:
             self._state.context.gradients.note_in_op()
+        self._state.context.role_ends.look(frame, in_op=True)
         spaces: dict[int, dict[str, Any]] = {}
         self._search_near(frame, spaces)
         fresh = self._unnamed()
