@@ -38,7 +38,10 @@ ROLES: Final = (
     "bucket",
     "communication",
     "autocast copy",
+    "stepped parameter",
 )
+PLACES_OF_MODULES: Final = ("known", "moved", "former")
+"""How a row of `modules` tells a module's place: as it always was, as it is since, as where it is no more."""
 GRADIENT_PREFIX: Final = "grad of "
 """How the name of a gradient in `roles` begins; the name of its parameter follows."""
 EVIDENCE: Final = ("seen", "structure", "inferred", "none")
@@ -198,7 +201,7 @@ RECORDED: Final = (
     ),
     _table(
         "modules",
-        "One row per nn.Module instance seen running or holding a parameter; of a module's rows the last counts.",
+        "One row per nn.Module instance seen running or holding a parameter, and one more where that changed.",
         ("module", "int", "module id, from 0"),
         (
             "name",
@@ -207,6 +210,8 @@ RECORDED: Final = (
         ),
         ("class_name", "int", "string id of its class"),
         ("parent", "int", "module id of the module that holds it, -1 for a root"),
+        ("op", "int", "number of ops started before this was seen"),
+        ("state", "int", "index into PLACES_OF_MODULES"),
     ),
     _table(
         "calls",

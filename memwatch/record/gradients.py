@@ -104,7 +104,6 @@ class Gradients:
                     all_are_new = False
         self._op_of_new = self._op_counter[0] if all_are_new else NONE
 
-
     def _watch_on(self, grad: Tensor) -> None:
         """Keep a gradient known: the tensor that backward made it as is gone, and no op may touch it any more."""
         with contextlib.suppress(RuntimeError, NotImplementedError):

@@ -15,7 +15,7 @@ from memwatch._torch.modules import BUFFERS, PARAMETERS
 from memwatch.capture.schema import NONE
 from memwatch.own_code import CodeOwner
 from memwatch.record.module_registry import ModuleRegistry
-from memwatch.record.roles import BUFFER, PARAMETER, STATE, Roles
+from memwatch.record.roles import BUFFER, PARAMETER, STATE, STEPPED, Roles
 from memwatch.record.search_budget import SearchBudget
 from memwatch.record.tables.rows import Rows
 
@@ -48,7 +48,7 @@ class Owners:
         self._storages, self._roles, self._harmless = storages, roles, harmless
         self._budget = SearchBudget()
         self.modules = Rows()
-        self.registry = ModuleRegistry(self.modules, strings, self._own, self._budget)
+        self.registry = ModuleRegistry(self.modules, strings, self._own, self._budget, roles.op_counter)
         self.parameters: dict[int, tuple[weakref.ref[Tensor], str, int]] = {}
         self._stepped: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, weakref.ref[Any]] = {}
@@ -98,7 +98,7 @@ class Owners:
     def in_roles(self) -> Iterator[tuple[int, Tensor, str, int]]:
         """Yield role, tensor, name and module of what is a parameter, a buffer or optimizer state now.
 
-        The name is empty, and the module -1, where no module is known to own it.
+        The name is empty, and the module -1, where no module is known to own it. What an optimizer steps comes last.
         """
         for module, number in self.registry.alive_and_below():
             for role, table in ((PARAMETER, PARAMETERS), (BUFFER, BUFFERS)):
@@ -109,7 +109,7 @@ class Owners:
             optimizer = reference()
             if optimizer is not None:
                 for tensor in _stepped_by(optimizer):
-                    yield PARAMETER, tensor, "", NONE
+                    yield STEPPED, tensor, *self.name_of(tensor)
                 for _, _, tensor in _tensors_in_state(optimizer.__dict__["state"]):
                     yield STATE, tensor, "", NONE
 

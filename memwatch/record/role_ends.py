@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from memwatch._torch.modules import FUNCTIONAL_CALL_CODE
 from memwatch.capture.schema import NONE
-from memwatch.record.roles import BUFFER, GRADIENT, PARAMETER, STATE, UNSHARDED
+from memwatch.record.roles import BUFFER, GRADIENT, PARAMETER, STATE, STEPPED, UNSHARDED
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import address_of
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from memwatch.record.roles import Roles
     from memwatch.record.tables.watched import Watched
 
-_ENDING: Final = (PARAMETER, BUFFER, GRADIENT, STATE)
+_OF_MODULES: Final = (PARAMETER, BUFFER, STEPPED)
+_ENDING: Final = (*_OF_MODULES, GRADIENT, STATE)
 
 
 class RoleEnds:
@@ -62,6 +63,7 @@ class RoleEnds:
         """
         with self._harmless:
             self._storages.record_deaths()
+            self._owners.registry.look_for_moves()
             now = self._op_counter[0] - in_op
             self._end_all_but(self._in_roles(frame, now), now)
 
@@ -71,13 +73,13 @@ class RoleEnds:
         roles = self._storages.roles
         for role, tensor, name, module in (*self._owners.in_roles(), *self._gradients.in_role()):
             for watched in self._watched(tensor) if role in found else ():
-                found[role].add(watched.number)
-                if (
-                    name
-                    and watched.__class__ is WatchedStorage
-                    and not roles.get(watched.number, 0) >> role & 1
-                ):
-                    self._roles.add(watched.number, role, name, module, op=now)
+                number = watched.number
+                if role == STEPPED and (module == NONE or number in found[PARAMETER]):
+                    found[PARAMETER].add(number)
+                    continue
+                found[role].add(number)
+                if name and watched.__class__ is WatchedStorage and not roles.get(number, 0) >> role & 1:
+                    self._roles.add(number, role, name, module, op=now)
         return found
 
     def _told(self, frame: FrameType | None) -> list[int]:
@@ -89,7 +91,7 @@ class RoleEnds:
         while frame is not None and not is_lent:
             is_lent = frame.f_code is FUNCTIONAL_CALL_CODE
             frame = frame.f_back
-        untold = (PARAMETER, BUFFER) if is_lent else ()
+        untold = _OF_MODULES if is_lent else ()
         return [
             role
             for role in _ENDING

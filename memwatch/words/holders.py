@@ -52,6 +52,7 @@ SUSPENDED: Final[dict[VertexKind, str]] = {
 }
 
 PARAMETER: Final = "parameter `{name}`"
+STEPPED_PARAMETER: Final = "an optimizer, as the parameter `{name}` that no module has any more"
 BUFFER: Final = "buffer `{name}`"
 OPTIMIZER_STATE: Final = "optimizer state `{name}`"
 GRADIENT: Final = "attribute .grad of `{name}`"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _ROLE_RULES = {
     "parameter": "it is a parameter of a module or of an optimizer",
+    "stepped parameter": "an optimizer steps it, and no module has it any more",
     "buffer": "it is a buffer of a module",
     "optimizer state": "the optimizer keeps it in its state",
     "gradient": "it was the .grad of a parameter",
@@ -41,11 +42,16 @@ _INPUT_RULES = {
     **dict.fromkeys((BASELINE, EXTERNAL), "it was there before, made outside the block or the allocator"),
     BY_THREAD: "another thread made it, and this one uses it",
 }
-_CATEGORY_OF_ROLE = {"unsharded gradient": "gradient", "bucket": "communication"}
+_CATEGORY_OF_ROLE = {
+    "stepped parameter": "parameter",
+    "unsharded gradient": "gradient",
+    "bucket": "communication",
+}
 """The category that a role gives, where it has another name."""
 _STRENGTH = (
     "unsharded parameter",
     "parameter",
+    "stepped parameter",
     "buffer",
     "optimizer state",
     "gradient",

@@ -63,8 +63,8 @@ class Facts:
 
     @cached_property
     def places(self) -> Places:
-        """Lines and modules of ops and stacks."""
-        return find_places(self.capture)
+        """Lines and modules of ops and stacks; modules have the names that they have at the peak."""
+        return find_places(self.capture, self.op_at_peak)
 
     @cached_property
     def call_stacks(self) -> CallStacks:

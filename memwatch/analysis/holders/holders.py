@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _ROLES: Final = {
     "parameter": (HolderKind.PARAMETER, words.PARAMETER),
+    "stepped parameter": (HolderKind.PARAMETER, words.STEPPED_PARAMETER),
     "buffer": (HolderKind.BUFFER, words.BUFFER),
     "optimizer state": (HolderKind.OPTIMIZER_STATE, words.OPTIMIZER_STATE),
     "gradient": (HolderKind.GRADIENT, words.GRADIENT),
