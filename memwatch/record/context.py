@@ -239,6 +239,12 @@ class Context:
         if current_graph_task_id() == NO_TASK:
             self._storages.rewatch()
 
+    def look_again(self) -> None:
+        """Look at the end for modules that were never called, for gradients, and for roles that ended or are new."""
+        self.owners.look_again()
+        self.backward_ended()
+        self.role_ends.look(sys._getframe(), in_op=False)
+
     @property
     def is_its_thread(self) -> bool:
         """Whether the running thread is the one that entered the block."""

@@ -45,13 +45,14 @@ class RoleEnds:
         harmless: around what runs in an op of the program's.
 
     Attributes:
-        rows: rows of `role_ends`.
+        tables: rows of `roles` and of `role_ends`.
     """
 
     def __init__(self, roles: Roles, owners: Owners, gradients: Gradients, harmless: Harmless) -> None:
         self._storages, self._op_counter, self._roles = roles.storages, roles.op_counter, roles
         self._owners, self._gradients, self._harmless = owners, gradients, harmless
-        self.rows = Rows()
+        self._rows = Rows()
+        self.tables = {"roles": roles.rows, "role_ends": self._rows}
         self._last_ops = dict.fromkeys(_ENDING, NONE)
 
     def look(self, frame: FrameType | None, *, in_op: bool) -> None:
@@ -118,5 +119,5 @@ class RoleEnds:
             for role, members in found.items():
                 if known[number] >> role & 1 and number not in members:
                     known[number] &= ~(1 << role)
-                    self.rows += (number, role, self._last_ops[role], now)
+                    self._rows += (number, role, self._last_ops[role], now)
         self._last_ops.update(dict.fromkeys(found, now))

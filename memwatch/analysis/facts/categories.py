@@ -119,8 +119,7 @@ def categorise(
         role, role_name, role_module = "", "", NONE
         if storage != NONE and storage in roles:
             strongest, role, role_name, role_module = roles[storage]
-            category, rule = _CATEGORY_OF_ROLE.get(strongest, strongest), _ROLE_RULES[strongest]
-            rule = _ROLE_EARLIER.format(rule=rule) if (storage, strongest) in past else rule
+            category, rule = _by_role(strongest, is_unsure=(storage, strongest) in past)
         elif storage != NONE and origin != WORKSPACE and (again := recomputed.get(op)) is not None:
             category, rule = "recomputed", again
         else:
@@ -140,12 +139,16 @@ def categorise(
                 category, rule = "held", _KEPT_BY_OBJECTS
             if category == "temporary" and like_others:
                 category, rule = "held", _KEPT_LIKE_OTHERS
-        found.category.append(category)
-        found.rule.append(rule)
-        found.role.append(role)
-        found.role_name.append(role_name)
+        for texts, text in zip(found[:4], (category, rule, role, role_name), strict=True):
+            texts.append(text)
         found.role_module.append(role_module)
     return found
+
+
+def _by_role(role: str, *, is_unsure: bool) -> tuple[str, str]:
+    """Return category and rule of a storage in a role, or perhaps in it no more."""
+    rule = _ROLE_RULES[role]
+    return _CATEGORY_OF_ROLE.get(role, role), _ROLE_EARLIER.format(rule=rule) if is_unsure else rule
 
 
 def _outlived_roles(
