@@ -243,7 +243,7 @@ class Context:
         """Look at the end for modules that were never called, for gradients, and for roles that ended or are new."""
         self.owners.look_again()
         self.backward_ended()
-        self.role_ends.look(sys._getframe(), in_op=False)
+        self.role_ends.look(sys._getframe())
 
     @property
     def is_its_thread(self) -> bool:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from memwatch._torch.autograd import call_at_end_of_backward
 from memwatch._torch.dynamo import frame_callback
 from memwatch._torch.overrides import disable_torch_function
-from memwatch.capture.schema import GRADIENT_PREFIX, NONE
+from memwatch.capture.schema import NONE
 from memwatch.record.harmless import Harmless
-from memwatch.record.roles import GRADIENT
+from memwatch.record.roles import GRADIENT, NAMES
 from memwatch.record.tables.parts import plain_parts
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from memwatch.record.roles import InRole
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.storages import Storages
 
@@ -72,12 +73,12 @@ class Gradients:
         """Note the gradients that there are while an op of backward ends: they were there when it began."""
         self.note(self._op_counter[0] - 1)
 
-    def in_role(self) -> Iterator[tuple[int, Tensor, str, int]]:
-        """Yield role, tensor, name and module of what is a gradient now."""
+    def in_role(self) -> Iterator[InRole]:
+        """Yield what is a gradient now."""
         for reference, name, module in list(self._parameters.values()):
             parameter = reference()
             if parameter is not None and parameter.is_leaf and (grad := parameter.grad) is not None:
-                yield GRADIENT, grad, f"{GRADIENT_PREFIX}{name}", module
+                yield GRADIENT, grad, (name,), module
 
     def note(self, op: int = NONE) -> None:
         """Note which storages are gradients, as of an op or of now."""
@@ -95,8 +96,7 @@ class Gradients:
                 if parameter is None:
                     self._parameters.pop(key, None)
                 elif parameter.is_leaf and (grad := parameter.grad) is not None:
-                    template = f"{GRADIENT_PREFIX}{{}}"
-                    is_new = self._note(grad, GRADIENT, module, template, name, op=op)
+                    is_new = self._note(grad, GRADIENT, module, NAMES[GRADIENT], name, op=op)
                     if is_new and op == NONE:
                         self._watch_on(grad)
                     all_are_new = all_are_new and is_new

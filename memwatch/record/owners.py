@@ -15,7 +15,7 @@ from memwatch._torch.modules import BUFFERS, PARAMETERS
 from memwatch.capture.schema import NONE
 from memwatch.own_code import CodeOwner
 from memwatch.record.module_registry import ModuleRegistry
-from memwatch.record.roles import BUFFER, PARAMETER, STATE, STEPPED, Roles
+from memwatch.record.roles import BUFFER, NAMES, PARAMETER, STATE, STEPPED, Roles
 from memwatch.record.search_budget import SearchBudget
 from memwatch.record.tables.rows import Rows
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from memwatch.record.harmless import Harmless
+    from memwatch.record.roles import InRole
     from memwatch.record.tables.storages import Storages
     from memwatch.record.tables.strings import Strings
 
@@ -95,23 +96,24 @@ class Owners:
         with self._harmless:
             self.registry.learn((), sys._getframe())
 
-    def in_roles(self) -> Iterator[tuple[int, Tensor, str, int]]:
-        """Yield role, tensor, name and module of what is a parameter, a buffer or optimizer state now.
+    def in_roles(self) -> Iterator[InRole]:
+        """Yield what is a parameter, a buffer or optimizer state now; what an optimizer steps comes after the modules'.
 
-        The name is empty, and the module -1, where no module is known to own it. What an optimizer steps comes last.
+        It has no words, and no module, where no module is known to own it.
         """
         for module, number in self.registry.alive_and_below():
+            attributes = module.__dict__
             for role, table in ((PARAMETER, PARAMETERS), (BUFFER, BUFFERS)):
-                for key, tensor in list((module.__dict__.get(table) or {}).items()):
+                for key, tensor in list((attributes.get(table) or {}).items()):
                     if tensor is not None:
-                        yield role, tensor, "" if number == NONE else key, number
+                        yield role, tensor, () if number == NONE else (key,), number
         for reference in list(self._optimizers.values()):
             optimizer = reference()
             if optimizer is not None:
                 for tensor in _stepped_by(optimizer):
-                    yield STEPPED, tensor, *self.name_of(tensor)
-                for _, _, tensor in _tensors_in_state(optimizer.__dict__["state"]):
-                    yield STATE, tensor, "", NONE
+                    name, module = self.name_of(tensor)
+                    yield STEPPED, tensor, (name,), module
+                yield from self._state_of(optimizer, optimizer.__dict__["state"])
 
     def _own(self, module: nn.Module, number: int) -> None:
         """Note the roles of a module's own parameters and buffers."""
@@ -174,21 +176,20 @@ class Owners:
     def learn_state(self, optimizer: Any) -> None:
         """Note the role of every tensor in the optimizer's state, named as ``adamw.exp_avg[layers.0.weight]``."""
         self._storages.record_deaths()
+        for role, tensor, words, module in self._state_of(optimizer, optimizer.state):
+            self._roles.note_watched(tensor, role, module, NAMES[role], *words)
+
+    def _state_of(self, optimizer: Any, states: Any) -> Iterator[InRole]:
+        """Yield the tensors of an optimizer's state."""
         kind = type(optimizer).__name__.lower()
-        for parameter, slot, tensor in _tensors_in_state(optimizer.state):
+        for parameter, state in list(states.items()):
             owner, module = self.name_of(parameter) if self._is_known(parameter) else ("?", NONE)
-            self._roles.note_watched(tensor, STATE, module, "{}.{}[{}]", kind, slot, owner)
+            for slot, value in list(state.items()) if isinstance(state, dict) else ():
+                for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                    if isinstance(tensor, Tensor):
+                        yield STATE, tensor, (kind, slot, owner), module
 
 
 def _stepped_by(optimizer: Any) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
-
-
-def _tensors_in_state(states: Any) -> Iterator[tuple[Tensor, str, Tensor]]:
-    """Yield the tensors of an optimizer's state, each with the parameter and the key that it is kept under."""
-    for parameter, state in list(states.items()):
-        for slot, value in list(state.items()) if isinstance(state, dict) else ():
-            for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(tensor, Tensor):
-                    yield parameter, slot, tensor

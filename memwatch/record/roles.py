@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from torch import Tensor
 
 from memwatch._torch.overrides import disable_torch_function
-from memwatch.capture.schema import NONE, ROLES
+from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BASELINE, Storages, address_of
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     PARAMETER, BUFFER, GRADIENT, STATE, INPUT, UNSHARDED, UNSHARDED_GRADIENT, BUCKET, COMMUNICATION,
     AUTOCAST_COPY, STEPPED,
 ) = range(len(ROLES))  # fmt: skip
+NAMES: Final = {
+    **dict.fromkeys((PARAMETER, BUFFER, STEPPED), "{}"),
+    GRADIENT: f"{GRADIENT_PREFIX}{{}}",
+    STATE: "{}.{}[{}]",
+}
+"""How the name of what is in a role is put together, where it is new."""
+InRole = tuple[int, Tensor, tuple[str, ...], int]
+"""What is in a role: the role, the tensor, the words of its name, and the number of its module, -1 if none."""
 
 
 class Roles:
