@@ -111,8 +111,8 @@ class Owners:
             optimizer = reference()
             if optimizer is not None:
                 for tensor in _stepped_by(optimizer):
-                    name, module = self.name_of(tensor)
-                    yield STEPPED, tensor, (name,), module
+                    name, owner = self.name_of(tensor)
+                    yield STEPPED, tensor, (name,), owner
                 yield from self._state_of(optimizer, optimizer.__dict__["state"])
 
     def _own(self, module: nn.Module, number: int) -> None:
