@@ -5,6 +5,7 @@
 | nn.Module._call_impl | module_call(), set_module_call(function) |
 | nn.Module._call_impl.__code__ | MODULE_CALL_CODE, None if unknown |
 | a code object in torch.optim.Optimizer.profile_hook_step | OPTIMIZER_STEP_CODE, None if unknown |
+| torch.nn.utils.stateless._functional_call.__code__ | FUNCTIONAL_CALL_CODE, None if unknown |
 | module.__dict__["_parameters"], "_buffers", "_modules" | PARAMETERS, BUFFERS, MODULES |
 """
 
@@ -55,3 +56,11 @@ OPTIMIZER_STEP_CODE: Final[CodeType | None] = _wrapper_in(
     _step.take("torch.optim.Optimizer.profile_hook_step", None)
 )
 """The code of torch's own frame around every optimizer's `step`."""
+
+_stateless: Final = Part(
+    "parameters that torch.func.functional_call replaces for a call are told as replaced for good"
+)
+FUNCTIONAL_CALL_CODE: Final[CodeType | None] = getattr(
+    _stateless.take("torch.nn.utils.stateless._functional_call", None), "__code__", None
+)
+"""The code of torch's own frame around a call in which a module has other parameters."""

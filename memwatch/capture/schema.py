@@ -12,7 +12,7 @@ from memwatch.capture.imported_tables import IMPORTED
 from memwatch.capture.table import Table
 from memwatch.own_code import CodeOwner
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 """Raised with every change of a recorded table; a file of another format is refused."""
 
 NONE: Final = -1
@@ -37,7 +37,10 @@ ROLES: Final = (
     "bucket",
     "communication",
     "autocast copy",
+    "stepped parameter",
 )
+PLACES_OF_MODULES: Final = ("known", "moved", "former")
+"""How a row of `modules` tells a module's place: as it always was, as it is since, as where it is no more."""
 GRADIENT_PREFIX: Final = "grad of "
 """How the name of a gradient in `roles` begins; the name of its parameter follows."""
 KEPT_ON_PURPOSE: Final = (
@@ -160,8 +163,20 @@ RECORDED: Final = (
         ("module", "int", "module id of the owner of the parameter or buffer that it is about, -1 if none"),
     ),
     _table(
+        "role_ends",
+        "One row per role that a living storage was seen to have left; it may be seen in it again later.",
+        ("storage", "int", "the storage"),
+        ("role", "int", "index into ROLES"),
+        (
+            "last_op",
+            "int",
+            "number of ops started, without a running one, at the look before; -1 if there was none",
+        ),
+        ("op", "int", "number of ops started, without a running one, when it was seen in it no more"),
+    ),
+    _table(
         "modules",
-        "One row per nn.Module instance seen running or holding a parameter; of a module's rows the last counts.",
+        "One row per nn.Module instance seen running or holding a parameter, and one more where that changed.",
         ("module", "int", "module id, from 0"),
         (
             "name",
@@ -170,6 +185,8 @@ RECORDED: Final = (
         ),
         ("class_name", "int", "string id of its class"),
         ("parent", "int", "module id of the module that holds it, -1 for a root"),
+        ("op", "int", "number of ops started before this was seen"),
+        ("state", "int", "index into PLACES_OF_MODULES"),
     ),
     _table(
         "calls",

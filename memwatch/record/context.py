@@ -25,6 +25,7 @@ from memwatch.record.interception.tracing import is_tracing
 from memwatch.record.owners import Owners
 from memwatch.record.patches import Patches
 from memwatch.record.recompute import NOTHING, Recomputes, recomputes_by_hand
+from memwatch.record.role_ends import RoleEnds
 from memwatch.record.roles import INPUT, Roles
 from memwatch.record.tables.parts import tensors_in
 from memwatch.record.tables.rows import Rows
@@ -100,6 +101,7 @@ class Context:
         self.gradients = Gradients(
             self.roles.note_watched, storages, op_counter, self.owners.parameters, could_not_record
         )
+        self.role_ends = RoleEnds(self.roles, self.owners, self.gradients, self._harmless)
         self._handles: list[Any] = []
         self._patches = Patches()
         self.recomputes = Recomputes(self, storages, capture_stack, op_counter, could_not_record)
@@ -238,6 +240,12 @@ class Context:
             self.gradients.note_others()
             if current_graph_task_id() == NO_TASK:
                 self._storages.rewatch()
+
+    def look_again(self) -> None:
+        """Look at the end for modules that were never called, for gradients, and for roles that ended or are new."""
+        self.owners.look_again()
+        self.backward_ended()
+        self.role_ends.look(sys._getframe())
 
     @property
     def is_its_thread(self) -> bool:

@@ -5,6 +5,7 @@ A program may drop its gradients before any op runs after backward, so the end o
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Final
@@ -14,13 +15,15 @@ from torch import Tensor
 from memwatch._torch.autograd import call_at_end_of_backward
 from memwatch._torch.dynamo import frame_callback
 from memwatch._torch.overrides import disable_torch_function
-from memwatch.capture.schema import GRADIENT_PREFIX, NONE
+from memwatch.capture.schema import NONE
 from memwatch.record.harmless import Harmless
-from memwatch.record.roles import GRADIENT
+from memwatch.record.roles import GRADIENT, NAMES
+from memwatch.record.tables.parts import plain_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from memwatch.record.roles import InRole
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.storages import Storages
 
@@ -74,6 +77,13 @@ class Gradients:
         """Note the gradients that there are while an op of backward ends: they were there when it began."""
         self.note(self._op_counter[0] - 1)
 
+    def in_role(self) -> Iterator[InRole]:
+        """Yield what is a gradient now."""
+        for reference, name, module in list(self._parameters.values()):
+            parameter = reference()
+            if parameter is not None and parameter.is_leaf and (grad := _grad_of(parameter)) is not None:
+                yield GRADIENT, grad, (name,), module
+
     def note(self, op: int = NONE) -> None:
         """Note which storages are gradients, as of an op or of now."""
         if self._is_stopped:
@@ -90,12 +100,19 @@ class Gradients:
                 if parameter is None:
                     self._parameters.pop(key, None)
                 elif parameter.is_leaf and (grad := _grad_of(parameter)) is not None:
-                    template = f"{GRADIENT_PREFIX}{{}}"
-                    is_new = self._note(grad, GRADIENT, module, template, name, op=op)
+                    is_new = self._note(grad, GRADIENT, module, NAMES[GRADIENT], name, op=op)
+                    if is_new and op == NONE:
+                        self._watch_on(grad)
                     all_are_new = all_are_new and is_new
                 elif parameter.requires_grad:
                     all_are_new = False
         self._op_of_new = self._op_counter[0] if all_are_new else NONE
+
+    def _watch_on(self, grad: Tensor) -> None:
+        """Keep a gradient known: the tensor that backward made it as is gone, and no op may touch it any more."""
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            for part in plain_parts(grad):
+                self._storages.watch_on(part)
 
 
 class _AtEnd:

@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
-from memwatch.capture.schema import NONE
+from memwatch.capture.schema import NONE, PLACES_OF_MODULES
 from memwatch.heap.module_search import find_modules, living_modules
 from memwatch.own_code import CodeOwner
 
@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 
     from memwatch.heap.module_search import Sighting
     from memwatch.record.search_budget import SearchBudget
+    from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.rows import Rows
     from memwatch.record.tables.strings import Strings
+
+
+KNOWN, MOVED, FORMER = range(len(PLACES_OF_MODULES))
 
 
 class ModuleRegistry:
@@ -36,19 +40,24 @@ class ModuleRegistry:
         strings: numbers for texts.
         own: called with each module that is new, and its number.
         budget: how often the variables may be searched.
+        op_counter: how many ops have started.
 
     Attributes:
         known: a weak reference to each module and its number, by `id`; what looks there compares the module.
     """
 
     def __init__(
-        self, rows: Rows, strings: Strings, own: Callable[[nn.Module, int], None], budget: SearchBudget
-    ) -> None:
+        self, rows: Rows, strings: Strings, own: Callable[[nn.Module, int], None], budget: SearchBudget,
+        op_counter: OpCounter,
+    ) -> None:  # fmt: skip
         self._rows, self._strings, self._own = rows, strings, own
-        self._budget = budget
+        self._budget, self._op_counter = budget, op_counter
         self.known: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
         self._parents: list[int] = []
         self._names: list[str] = []
+        self._classes: list[str] = []
+        self._in_tables: set[tuple[str, int]] = set()
+        self._former: set[int] = set()
         self._root_names: set[str] = set()
         self._of_class: dict[tuple[str, int, str], int] = {}
         self._has_scanned_heap = False
@@ -64,6 +73,36 @@ class ModuleRegistry:
             module = reference()
             if module is not None:
                 yield module, number
+
+    def alive_and_below(self) -> Iterator[tuple[nn.Module, int]]:
+        """Yield the known modules that are alive, with their numbers, and what they hold that is not known, with -1."""
+        waiting = list(self.alive())
+        met: set[int] = set()
+        while waiting:
+            module, number = waiting.pop()
+            yield module, number
+            for _, child in _children(module):
+                if id(child) not in met and self.number_of(child) == NONE:
+                    met.add(id(child))
+                    waiting.append((child, NONE))
+
+    def look_for_moves(self) -> None:
+        """Append a row for each module that is not in the table where it was: it lies in another one, or in none."""
+        alive = list(self.alive())
+        places: dict[int, list[tuple[str, int]]] = {number: [] for _, number in alive}
+        for module, number in alive:
+            for key, child in _children(module):
+                places.setdefault(self.number_of(child), []).append((key, number))
+        for number, place in enumerate(zip(self._names, self._parents, strict=True)):
+            found = places.get(number, [])
+            if place in found and number not in self._former:
+                continue
+            if found:
+                self._in_tables.update(found)
+                self._correct(number, *(place if place in found else found[0]), state=MOVED)
+            elif place in self._in_tables and place[1] in places and number not in self._former:
+                self._former.add(number)
+                self._append(number, FORMER)
 
     def meet(self, module: nn.Module, caller: int, frame: FrameType | None) -> int:
         """Return the number of a module that is called for the first time.
@@ -160,12 +199,13 @@ class ModuleRegistry:
             if number == NONE:
                 number = self._new(module, name, above)
             elif self._parents[number] == NONE and (name, above) != (self._names[number], NONE):
-                self._correct(module, number, name, above)
+                self._correct(number, name, above)
             if number in visited:
                 continue
             visited.add(number)
             for key, child in reversed(list(_children(module))):
                 waiting.append((child, key, number))
+                self._in_tables.add((key, number))
 
     def _new(self, module: nn.Module, name: str, parent: int) -> int:
         class_name = type(module).__name__
@@ -178,22 +218,29 @@ class ModuleRegistry:
         number = len(self._parents)
         self._parents.append(parent)
         self._names.append(name)
+        self._classes.append(class_name)
         self.known[id(module)] = (reference, number)
         if bare:
             self._of_class[class_name, parent, name] = number
-        self._rows += (number, self._strings(name), self._strings(class_name), parent)
+        self._append(number)
         self._own(module, number)
         return number
 
-    def _correct(self, module: nn.Module, number: int, name: str, parent: int) -> None:
-        """Append another row for a root that has got a name or a parent since."""
+    def _correct(self, number: int, name: str, parent: int, state: int = KNOWN) -> None:
+        """Append another row for a module whose name or parent is known only now, or is another since."""
         above = parent
         while above != NONE:
             if above == number:
                 return  # modules that hold each other
             above = self._parents[above]
         self._names[number], self._parents[number] = name, parent
-        self._rows += (number, self._strings(name), self._strings(type(module).__name__), parent)
+        self._former.discard(number)
+        self._append(number, state)
+
+    def _append(self, number: int, state: int = KNOWN) -> None:
+        """Append a row of what is known of a module now."""
+        name, class_name = self._strings(self._names[number]), self._strings(self._classes[number])
+        self._rows += (number, name, class_name, self._parents[number], self._op_counter[0], state)
 
 
 def _names_of_roots(sightings: Iterable[Sighting]) -> dict[int, list[str]]:

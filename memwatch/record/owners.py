@@ -15,16 +15,17 @@ from memwatch._torch.modules import BUFFERS, PARAMETERS
 from memwatch.capture.schema import NONE
 from memwatch.own_code import CodeOwner
 from memwatch.record.module_registry import ModuleRegistry
-from memwatch.record.roles import BUFFER, PARAMETER, STATE, Roles
+from memwatch.record.roles import BUFFER, NAMES, PARAMETER, STATE, STEPPED, Roles
 from memwatch.record.search_budget import SearchBudget
 from memwatch.record.tables.rows import Rows
-from memwatch.record.tables.storages import Storages, address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
     from memwatch.record.harmless import Harmless
+    from memwatch.record.roles import InRole
+    from memwatch.record.tables.storages import Storages
     from memwatch.record.tables.strings import Strings
 
 
@@ -41,15 +42,18 @@ class Owners:
         parameters: a weak reference, name and module of each parameter, by its `id`.
         modules: rows of `modules`.
         registry: the modules that are known.
+        all_state_is_seen: whether every optimizer keeps its state in itself: to ask a wrapper would run its code.
     """
 
     def __init__(self, storages: Storages, strings: Strings, roles: Roles, harmless: Harmless) -> None:
         self._storages, self._roles, self._harmless = storages, roles, harmless
         self._budget = SearchBudget()
         self.modules = Rows()
-        self.registry = ModuleRegistry(self.modules, strings, self._own, self._budget)
+        self.registry = ModuleRegistry(self.modules, strings, self._own, self._budget, roles.op_counter)
         self.parameters: dict[int, tuple[weakref.ref[Tensor], str, int]] = {}
         self._stepped: dict[int, weakref.ref[Any]] = {}
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self.all_state_is_seen = True
         self._ends = False
 
     def close(self) -> None:
@@ -89,26 +93,32 @@ class Owners:
         return self.parameters[id(parameter)][1:] if self._is_known(parameter) else ("", NONE)
 
     def look_again(self) -> None:
-        """Look at the end for modules that were never called, and for parameters whose memory is new.
+        """Look at the end for modules that were never called.
 
-        After `module.half()` a parameter lies in other memory. What is not known by now was not made by an op: to
-        number it would count it as alive at entry.
+        What is not known by now was not made by an op: to number it would count it as alive at entry.
         """
         self._ends = True
         with self._harmless:
             self.registry.learn((), sys._getframe())
-            for module, number in self.registry.alive():
-                for role, table in ((PARAMETER, PARAMETERS), (BUFFER, BUFFERS)):
-                    for key, tensor in list((module.__dict__.get(table) or {}).items()):
-                        self._note_again(tensor, role, key, number)
 
-    def _note_again(self, tensor: Tensor | None, role: int, key: str, module: int) -> None:
-        try:
-            watched = None if tensor is None else self._storages.live.get(address_of(tensor))
-        except (RuntimeError, NotImplementedError):
-            return
-        if watched is not None and not self._storages.roles.get(watched.number, 0) >> role & 1:
-            self._roles.add(watched.number, role, key, module)
+    def in_roles(self) -> Iterator[InRole]:
+        """Yield what is a parameter, a buffer or optimizer state now; what an optimizer steps comes after the modules'.
+
+        It has no words, and no module, where no module is known to own it.
+        """
+        for module, number in self.registry.alive_and_below():
+            attributes = module.__dict__
+            for role, table in ((PARAMETER, PARAMETERS), (BUFFER, BUFFERS)):
+                for key, tensor in list((attributes.get(table) or {}).items()):
+                    if tensor is not None:
+                        yield role, tensor, () if number == NONE else (key,), number
+        for reference in list(self._optimizers.values()):
+            optimizer = reference()
+            if optimizer is not None:
+                for tensor in _stepped_by(optimizer):
+                    name, owner = self.name_of(tensor)
+                    yield STEPPED, tensor, (name,), owner
+                yield from self._state_of(optimizer, optimizer.__dict__["state"])
 
     def _own(self, module: nn.Module, number: int) -> None:
         """Note the roles of a module's own parameters and buffers."""
@@ -131,9 +141,13 @@ class Owners:
             optimizer: the optimizer.
             frame: the call that steps it, whose variables may lead to modules that are not known.
         """
-        tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        tensors = list(_stepped_by(optimizer))
         if self._has_stepped(optimizer) and all(map(self._is_known, tensors)):
             return
+        if isinstance(optimizer.__dict__.get("state"), dict) and "param_groups" in optimizer.__dict__:
+            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        else:
+            self.all_state_is_seen = False
         if frame is not None:
             self._stepped[id(optimizer)] = weakref.ref(optimizer)
             with self._harmless:
@@ -167,12 +181,20 @@ class Owners:
     def learn_state(self, optimizer: Any) -> None:
         """Note the role of every tensor in the optimizer's state, named as ``adamw.exp_avg[layers.0.weight]``."""
         self._storages.record_deaths()
+        for role, tensor, words, module in self._state_of(optimizer, optimizer.state):
+            self._roles.note_watched(tensor, role, module, NAMES[role], *words)
+
+    def _state_of(self, optimizer: Any, states: Any) -> Iterator[InRole]:
+        """Yield the tensors of an optimizer's state."""
         kind = type(optimizer).__name__.lower()
-        for parameter, state in list(optimizer.state.items()):
-            if not isinstance(state, dict):
-                continue
+        for parameter, state in list(states.items()):
             owner, module = self.name_of(parameter) if self._is_known(parameter) else ("?", NONE)
-            for slot, value in list(state.items()):
+            for slot, value in list(state.items()) if isinstance(state, dict) else ():
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
                     if isinstance(tensor, Tensor):
-                        self._roles.note_watched(tensor, STATE, module, "{}.{}[{}]", kind, slot, owner)
+                        yield STATE, tensor, (kind, slot, owner), module
+
+
+def _stepped_by(optimizer: Any) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]

@@ -187,8 +187,7 @@ class Session:
         """Switch everything off and return what was recorded."""
         try:
             with disable_torch_function():
-                self.context.owners.look_again()
-                self.context.backward_ended()
+                self.context.look_again()
         finally:
             self._switch_off()
             if self._timer is not None:
@@ -307,7 +306,7 @@ class Session:
                 "packs": self._packer.packs,
                 "deaths": self.storages.deaths,
                 "resizes": self.storages.resizes,
-                "roles": self.context.roles.rows,
+                **self.context.role_ends.tables,
                 **(self._holders.tables if self._holders is not None else {}),
                 "uses": self.ops.uses,
                 "calls": self.context.calls,

@@ -52,6 +52,7 @@ SUSPENDED: Final[dict[VertexKind, str]] = {
 }
 
 PARAMETER: Final = "parameter `{name}`"
+STEPPED_PARAMETER: Final = "an optimizer, as the parameter `{name}` that no module has any more"
 BUFFER: Final = "buffer `{name}`"
 OPTIMIZER_STATE: Final = "optimizer state `{name}`"
 GRADIENT: Final = "attribute .grad of `{name}`"
@@ -92,6 +93,7 @@ INFERENCES: Final[dict[str, str]] = {
     "same call": "the innermost call that made it and still runs",
     "no variable": "a look found it in no variable, and this call made it and still runs",
     "role later": "seen in that role later",
+    "role earlier": "in that role at the look before, and no more at the next",
     "in flight": "made in backward, read by a later op of the same backward",
     "within C++": "one line of Python made it and still runs",
     "within step": "made and dropped within the step",

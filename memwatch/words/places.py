@@ -8,6 +8,8 @@ from typing import Final
 
 IN_LIBRARY: Final = "{own}, in {package} ({file})"
 """The program's own line, and the library in which the work is done."""
+FORMER_MODULE: Final = "{name} (former)"
+"""The name of a module that is no part of its parent any more: another has its place, or none."""
 _PACKAGES: Final = ("site-packages", "dist-packages")
 
 

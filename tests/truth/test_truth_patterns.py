@@ -10,6 +10,7 @@ import patterns_frameworks  # noqa: F401
 import patterns_generation  # noqa: F401
 import patterns_python  # noqa: F401
 import patterns_recompute  # noqa: F401
+import patterns_roles  # noqa: F401
 import patterns_training  # noqa: F401
 import pytest
 import torch

@@ -58,6 +58,7 @@ class Fact:
         module: the path of the module that makes them, without its root's name; "" for none.
         op: a pattern for the op that makes them, where several things have one size.
         most: how many there are at most; 0 for any number.
+        only: nothing else of this size is alive at the peak but the modules' own parameters and buffers.
     """
 
     nbytes: int
@@ -67,6 +68,7 @@ class Fact:
     module: str = ""
     op: str = ""
     most: int = 0
+    only: bool = False
 
 
 @dataclass(frozen=True)

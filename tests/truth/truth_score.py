@@ -50,7 +50,11 @@ def score(pattern: Pattern, ran: Ran) -> Score:
         if owner is not None:
             lies = what_is_wrong_of_owned(row, owner)
             answers = [(lies, "holder" not in lies)]
-        elif row.category in ("gradient", "optimizer state") and names_of(row.name) in names:
+        elif (
+            row.category in ("gradient", "optimizer state")
+            and names_of(row.name) in names
+            and not any(fact.only for fact in facts)
+        ):
             lies = what_is_wrong_of_owned(row, names[names_of(row.name)])
             answers.append((lies, "holder" not in lies))
         if not answers and (row.category == "workspace" or row.origin == "baseline"):

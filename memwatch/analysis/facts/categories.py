@@ -16,15 +16,19 @@ from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, PHASES, ROLES
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.iterations import KeptAcross
+    from memwatch.analysis.facts.role_times import PastRole
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
 _ROLE_RULES = {
     "parameter": "it is a parameter of a module or of an optimizer",
+    "stepped parameter": "an optimizer steps it, and no module has it any more",
     "buffer": "it is a buffer of a module",
     "optimizer state": "the optimizer keeps it in its state",
     "gradient": "it was the .grad of a parameter",
@@ -38,11 +42,16 @@ _INPUT_RULES = {
     **dict.fromkeys((BASELINE, EXTERNAL), "it was there before, made outside the block or the allocator"),
     BY_THREAD: "another thread made it, and this one uses it",
 }
-_CATEGORY_OF_ROLE = {"unsharded gradient": "gradient", "bucket": "communication"}
+_CATEGORY_OF_ROLE = {
+    "stepped parameter": "parameter",
+    "unsharded gradient": "gradient",
+    "bucket": "communication",
+}
 """The category that a role gives, where it has another name."""
 _STRENGTH = (
     "unsharded parameter",
     "parameter",
+    "stepped parameter",
     "buffer",
     "optimizer state",
     "gradient",
@@ -52,6 +61,8 @@ _STRENGTH = (
     "input",
 )
 """Roles that give a category, the strongest first."""
+_ROLE_EARLIER: Final = "inferred: {rule}, and at the next look it was so no more"
+_OUTLIVES: Final = "it was {name}, but no more by op {op}, and the program keeps it"
 _COLLECTIVES = ("c10d.", "_c10d_functional.", "c10d_functional.")
 """How the names of the ops begin by which processes communicate."""
 _KEPT_LIKE_OTHERS: Final = "inferred: what the same line made before was kept into a later iteration"
@@ -76,11 +87,21 @@ class Categories(NamedTuple):
     role_module: list[int]
 
 
-def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> Categories:
-    """Return the category of every allocation."""
+def categorise(
+    capture: Capture, allocations: Allocations, kept: KeptAcross, past: dict[tuple[int, str], PastRole]
+) -> Categories:
+    """Return the category of every allocation.
+
+    Args:
+        capture: what was recorded.
+        allocations: every piece of memory.
+        kept: what is alive across iterations.
+        past: by storage and role, the roles that are over, or may be.
+    """
     if capture.lacks("categories"):
         return _all_unknown(len(allocations))
-    roles = _roles(capture)
+    roles = _roles(capture, {key for key, role in past.items() if role.is_over})
+    outlived = _outlived_roles(capture, allocations, kept, past)
     saved = _saved(capture, allocations.named)
     crosses = _crosses_to_backward(capture, allocations.named)
     recomputed = _recompute_rules(capture)
@@ -101,7 +122,7 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
         role, role_name, role_module = "", "", NONE
         if storage != NONE and storage in roles:
             strongest, role, role_name, role_module = roles[storage]
-            category, rule = _CATEGORY_OF_ROLE.get(strongest, strongest), _ROLE_RULES[strongest]
+            category, rule = _by_role(strongest, is_unsure=(storage, strongest) in past)
         elif storage != NONE and origin != WORKSPACE and (again := recomputed.get(op)) is not None:
             category, rule = "recomputed", again
         else:
@@ -115,14 +136,14 @@ def categorise(capture: Capture, allocations: Allocations, kept: KeptAcross) -> 
                     category, rule = "communication", "a collective made it"
                 elif communicated[storage]:
                     category, rule = "communication", "a collective works on it in backward"
+                elif storage in outlived:
+                    category, rule = outlived[storage]
             if category == "temporary" and lasting:
                 category, rule = "held", _KEPT_BY_OBJECTS
             if category == "temporary" and like_others:
                 category, rule = "held", _KEPT_LIKE_OTHERS
-        found.category.append(category)
-        found.rule.append(rule)
-        found.role.append(role)
-        found.role_name.append(role_name)
+        for texts, text in zip(found[:4], (category, rule, role, role_name), strict=True):
+            texts.append(text)
         found.role_module.append(role_module)
     return found
 
@@ -131,6 +152,31 @@ def _all_unknown(count: int) -> Categories:
     return Categories(
         ["unknown"] * count, [_NOT_RECORDED] * count, [""] * count, [""] * count, [NONE] * count
     )
+
+
+def _by_role(role: str, *, is_unsure: bool) -> tuple[str, str]:
+    """Return category and rule of a storage in a role, or perhaps in it no more."""
+    rule = _ROLE_RULES[role]
+    return _CATEGORY_OF_ROLE.get(role, role), _ROLE_EARLIER.format(rule=rule) if is_unsure else rule
+
+
+def _outlived_roles(
+    capture: Capture, allocations: Allocations, kept: KeptAcross, past: dict[tuple[int, str], PastRole]
+) -> dict[int, tuple[str, str]]:
+    """Return category and rule of the storages that live on after a role: they are held if into another iteration."""
+    if not past:
+        return {}
+    starts_ns, names = capture.tables["ops"]["start_ns"], capture.tables["roles"]["name"]
+    death_ns = dict(zip(allocations.storage.tolist(), allocations.death_ns.tolist(), strict=True))
+    found = {}
+    for (storage, _), role in past.items():
+        if not role.is_over:
+            continue
+        end_ns = starts_ns[role.end_op] if role.end_op < len(starts_ns) else np.iinfo(np.int64).max
+        ends_ns, dies_ns = kept.ends_ns[kept.ends_ns > end_ns], death_ns[storage]
+        category = "held" if dies_ns == NONE or (ends_ns < dies_ns).any() else "temporary"
+        found[storage] = category, _OUTLIVES.format(name=capture.strings[names[role.row]], op=role.end_op)
+    return found
 
 
 def _without_role(
@@ -193,8 +239,10 @@ def _unnamed_rule(origin: int, op: int) -> str:
     return "allocated in an op and kept after it; no tensor was seen on it"
 
 
-def _roles(capture: Capture) -> dict[int, tuple[str, str, str, int]]:
+def _roles(capture: Capture, over: Container[tuple[int, str]]) -> dict[int, tuple[str, str, str, int]]:
     """Return, per storage, its strongest role, and the role that names its holder, with its name and module.
+
+    Roles that are over are left out.
 
     With `gradient_as_bucket_view` a bucket is what the gradients lie in: it is theirs, and the reducer keeps it.
     """
@@ -204,7 +252,7 @@ def _roles(capture: Capture) -> dict[int, tuple[str, str, str, int]]:
     columns = (rows["role"].tolist(), capture.text(rows["name"]), rows["module"].tolist())
     for storage, number, name, module in zip(rows["storage"].tolist(), *columns, strict=True):
         role = ROLES[number]
-        if role not in strength:
+        if role not in strength or (storage, role) in over:
             continue
         strongest, holding, known, owner = found.get(storage, (role, role, name, module))
         if strength[role] < strength[strongest]:

@@ -20,6 +20,7 @@ from memwatch.analysis.facts.module_names import owning_modules, qualified
 from memwatch.analysis.facts.passes import made_for_objects, seen_in_lasting, starts_of_passes
 from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
 from memwatch.analysis.facts.recomputes import Recomputes
+from memwatch.analysis.facts.role_times import PastRole, RoleTimes
 from memwatch.analysis.facts.uses import UseBounds, use_bounds
 from memwatch.capture.schema import NONE
 from memwatch.words.places import own_place
@@ -39,6 +40,7 @@ class Facts:
         self.device = device
         self._whole = capture
         self._source = narrowed(capture, device)
+        self._categories: dict[tuple[tuple[tuple[int, str], PastRole], ...], Categories] = {}
 
     @cached_property
     def _joined(self) -> tuple[Capture, Allocations, LiveCurve]:
@@ -67,10 +69,11 @@ class Facts:
 
     @cached_property
     def places(self) -> Places:
-        """Lines and modules of ops and stacks."""
+        """Lines and modules of ops and stacks; modules have the names that they have at the peak."""
         if self._source is self._whole:
-            return find_places(self.capture)
-        return find_places(in_order(self._whole))  # a module has one name, on whichever device it lies
+            return find_places(self.capture, self.op_at_peak)
+        # a module has one name, on whichever device it lies
+        return find_places(in_order(self._whole), self.op_at_peak)
 
     @cached_property
     def call_stacks(self) -> CallStacks:
@@ -89,9 +92,25 @@ class Facts:
 
     @cached_property
     def categories(self) -> Categories:
-        """What every allocation is for."""
-        return categorise(self.capture, self.allocations, self._kept_across())
+        """What every allocation is for: at the peak, if it is alive then."""
+        return self.categories_at(self.curve.peak_event)
 
+    def categories_at(self, event: int) -> Categories:
+        """Return what every allocation is for at an event; for what is not alive then, what it was for in its life."""
+        past = self.role_times.past_at(int(self.op_of_event[event]))
+        alive = set(self.allocations.storage[self.alive_at(event)].tolist()) if past else set()
+        past = {key: role for key, role in past.items() if key[0] in alive}
+        key = tuple(sorted(past.items()))
+        if key not in self._categories:
+            self._categories[key] = categorise(self.capture, self.allocations, self._kept_across, past)
+        return self._categories[key]
+
+    @cached_property
+    def role_times(self) -> RoleTimes:
+        """When each storage was in which role."""
+        return RoleTimes(self.capture)
+
+    @cached_property
     def _kept_across(self) -> KeptAcross:
         """Return what is alive across iterations; across passes of a plain loop only what objects keep counts."""
         capture, allocations = self.capture, self.allocations
@@ -107,6 +126,7 @@ class Facts:
             like_others=kept.like_others & in_objects,
             lasting=seen_in_lasting(capture, allocations),
             are_told=False,
+            ends_ns=passes_ns,
         )
 
     @cached_property

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
-_TABLES = ("uses", "deaths", "resizes", "packs", "roles", "holders", "recomputed")
+_TABLES = ("uses", "deaths", "resizes", "packs", "roles", "role_ends", "holders", "recomputed")
 
 
 def first_on_block(block_of: IntArray) -> IntArray:

@@ -37,6 +37,7 @@ class KeptAcross(NamedTuple):
         like_others: made too late to be alive across two, by calls whose earlier results mostly were kept.
         lasting: no iteration tells, but what no call's return ends was seen to keep it.
         are_told: whether a step, a backward or a call of a module tells where any iteration ends.
+        ends_ns: when iterations end, or the passes of a loop.
     """
 
     needed: NDArray[np.bool_]
@@ -44,6 +45,7 @@ class KeptAcross(NamedTuple):
     like_others: NDArray[np.bool_]
     lasting: NDArray[np.bool_]
     are_told: bool
+    ends_ns: IntArray
 
 
 def boundaries(capture: Capture, places: Places) -> IntArray:
@@ -72,7 +74,7 @@ def kept_across(capture: Capture, allocations: Allocations, uses: UseBounds, end
     is_last = allocations.birth_ns > np.sort(ends_ns)[-_FEWEST_CROSSED : 1 - _FEWEST_CROSSED].max(initial=0)
     like_others = _like_others(capture, allocations, needed, is_last)
     lasting = np.zeros(len(allocations), dtype=bool)
-    return KeptAcross(needed, by_itself, like_others, lasting, are_told=len(ends_ns) > 0)
+    return KeptAcross(needed, by_itself, like_others, lasting, are_told=len(ends_ns) > 0, ends_ns=ends_ns)
 
 
 def _like_others(

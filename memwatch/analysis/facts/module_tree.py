@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.capture.schema import NONE, ROLES
+from memwatch.capture.schema import NONE, PLACES_OF_MODULES, ROLES
+from memwatch.words.places import FORMER_MODULE
 
 if TYPE_CHECKING:
     from memwatch.capture import Capture
 
+_KNOWN, _, _FORMER = range(len(PLACES_OF_MODULES))
 _PARAMETER = ROLES.index("parameter")
 
 
@@ -35,14 +37,10 @@ class ModuleTree(NamedTuple):
         return _parents_first(self.parents)
 
 
-def read_modules(capture: Capture) -> ModuleTree:
-    """Return the modules of a capture."""
-    rows = capture.tables["modules"]
-    count = int(rows["module"].max()) + 1 if len(rows["module"]) else 0
-    local, classes, parents = [""] * count, [""] * count, [NONE] * count
-    columns = (capture.text(rows["name"]), capture.text(rows["class_name"]), rows["parent"].tolist())
-    for number, name, class_name, parent in zip(rows["module"].tolist(), *columns, strict=True):
-        local[number], classes[number], parents[number] = name, class_name, parent
+def read_modules(capture: Capture, op: int) -> ModuleTree:
+    """Return the modules of a capture, with the places that they have when an op runs."""
+    local, classes, parents, former = _places(capture, op)
+    count = len(local)
     order = _parents_first(parents)
     roots = list(range(count))
     for number in order:
@@ -53,6 +51,7 @@ def read_modules(capture: Capture) -> ModuleTree:
     # first what the only model holds: torch names it, and a variable may be called like a child, as `model`
     for number in sorted(order, key=lambda number: number == only or roots[number] != only):
         name = local[number] or classes[number]
+        name = FORMER_MODULE.format(name=name) if former[number] else name
         above = parents[number]
         if above != NONE and prefixes[above]:
             name = f"{prefixes[above]}.{name}"
@@ -62,6 +61,32 @@ def read_modules(capture: Capture) -> ModuleTree:
         used.add(name)
         prefixes[number] = "" if number == only else name
     return ModuleTree(names, classes, parents, prefixes)
+
+
+def _places(capture: Capture, op: int) -> tuple[list[str], list[str], list[int], list[bool]]:
+    """Return, per module, its name, its class, its parent, and whether it was there only before.
+
+    Of modules that have one name in one parent, each replaced the one before.
+    """
+    rows = capture.tables["modules"]
+    count = int(rows["module"].max()) + 1 if len(rows["module"]) else 0
+    local, classes, parents, former = [""] * count, [""] * count, [NONE] * count, [False] * count
+    newest: dict[tuple[str, int], int] = {}
+    texts = (capture.text(rows["name"]), capture.text(rows["class_name"]))
+    columns = (*texts, *(rows[name].tolist() for name in ("parent", "op", "state")))
+    for number, name, class_name, parent, seen_op, state in zip(
+        rows["module"].tolist(), *columns, strict=True
+    ):
+        is_first, is_so = not classes[number], seen_op <= op + 1
+        if not (is_first or is_so or state == _KNOWN):
+            continue
+        local[number], classes[number], parents[number] = name, class_name, parent
+        former[number] = state == _FORMER
+        if is_so and name and parent != NONE and not former[number]:
+            before = newest.get((name, parent), number)
+            former[before] = before != number
+            newest[name, parent] = number
+    return local, classes, parents, former
 
 
 def _parents_first(parents: list[int]) -> list[int]:

@@ -68,15 +68,15 @@ def with_empty_end(texts: list[str]) -> Texts:
     return np.array([*texts, ""], dtype=object)
 
 
-def find_places(capture: Capture) -> Places:
-    """Return the place of every op of a capture."""
+def find_places(capture: Capture, op: int) -> Places:
+    """Return the place of every op of a capture; modules are called what they are called when one op runs."""
     ops = capture.tables["ops"]
     forward = _within_regions(capture, forward_op_of(ops))
     has = forward != NONE
     safe = np.maximum(forward, 0)
     stack = np.where(has, ops["stack"][safe], ops["stack"]) if len(forward) else ops["stack"]
     module = np.where(has, ops["module"][safe], ops["module"]) if len(forward) else ops["module"]
-    return Places(*_lines_of_stacks(capture), stack, module, read_modules(capture))
+    return Places(*_lines_of_stacks(capture), stack, module, read_modules(capture, op))
 
 
 def _innermost_callers(capture: Capture, owner: CodeOwner) -> IntArray:

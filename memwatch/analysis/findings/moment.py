@@ -53,6 +53,11 @@ class Moment:
         return self.facts.alive_at(self.event)
 
     @cached_property
+    def _category(self) -> list[str]:
+        """What every allocation is for."""
+        return self.facts.categories_at(self.event).category
+
+    @cached_property
     def _idle(self) -> list[tuple[int, int]]:
         """The allocations, with their phase, that no op uses now; what was alive at entry is not the block's doing."""
         allocations, phases = self.facts.allocations, self.facts.biographies.phase_at(self.event)
@@ -61,19 +66,19 @@ class Moment:
 
     def alive_of(self, category: str) -> list[int]:
         """Return the allocations of one category that are alive, used or not."""
-        categories = self.facts.categories.category
+        categories = self._category
         rows = np.flatnonzero(self.alive).tolist()
         return [row for row in rows if categories[row] == category and row not in self._taken]
 
     def idle(self, phase: int, category: str) -> list[int]:
         """Return the allocations of one category that are in one phase of their lives."""
-        categories = self.facts.categories.category
+        categories = self._category
         return [row for row, found in self._idle if found == phase and categories[row] == category]
 
     @cached_property
     def _droppable(self) -> list[tuple[int, int, list[int]]]:
         """Idle allocations that nobody keeps on purpose: allocation, phase, and the saved tensors that lie in it."""
-        categories, packs_at = self.facts.categories.category, self.evidence.holders.packs_at
+        categories, packs_at = self._category, self.evidence.holders.packs_at
         storages, cached = self.facts.allocations.storage, self.facts.autocast_copies
         return [
             (row, phase, packs_at(row, self.op))

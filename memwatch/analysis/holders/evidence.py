@@ -30,6 +30,7 @@ class Inference(Enum):
     SAME_CALL = "same call"  # on the evaluation stack of the innermost call that made it and still runs
     NO_VARIABLE = "no variable"  # it, or its twin, was looked for in vain, and a call that made it still runs
     ROLE_LATER = "role later"  # it is seen in that role only later
+    ROLE_EARLIER = "role earlier"  # it was seen in that role before, and at the next look in it no more
     IN_FLIGHT = "in flight"  # made in backward, and a later op of the same backward reads it
     WITHIN_CPP = "within C++"  # made and still needed by one call into C++
     WITHIN_STEP = "within step"  # made in a step of the optimizer, and dropped before it ends

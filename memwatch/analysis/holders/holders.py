@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from memwatch.analysis.facts.role_times import InRole
 from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
 from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.samples import HolderSamples
 from memwatch.analysis.holders.unseen import Unseen
-from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
+from memwatch.capture.schema import GRADIENT_PREFIX, NONE
 from memwatch.words import holders as words
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _ROLES: Final = {
     "parameter": (HolderKind.PARAMETER, words.PARAMETER),
+    "stepped parameter": (HolderKind.PARAMETER, words.STEPPED_PARAMETER),
     "buffer": (HolderKind.BUFFER, words.BUFFER),
     "optimizer state": (HolderKind.OPTIMIZER_STATE, words.OPTIMIZER_STATE),
     "gradient": (HolderKind.GRADIENT, words.GRADIENT),
@@ -30,6 +32,7 @@ _ROLES: Final = {
     "communication": (HolderKind.COMMUNICATION, words.COMMUNICATION),
 }
 """Roles that name their holder by themselves."""
+_INFERENCES: Final = {InRole.LATER: Inference.ROLE_LATER, InRole.EARLIER: Inference.ROLE_EARLIER}
 
 
 class _Checkpoint(NamedTuple):
@@ -119,8 +122,9 @@ class Holders:
         """Return the holder that torch's own books name: a role, a saved tensor, a checkpoint, autocast's cache."""
         op = int(self._facts.op_of_event[event])
         role = self._facts.categories.role[allocation]
-        if role in _ROLES:
-            return self._by_role(allocation, role, event)
+        by_role = self._by_role(allocation, role, event) if role in _ROLES else None
+        if by_role is not None:
+            return by_role
         packs = self._packs_at_event(allocation, event)
         if packs:
             return self._saved(allocation, op, packs[0])
@@ -152,27 +156,19 @@ class Holders:
         text = template.format(op=op_name, module=module)
         return _Checkpoint(run, Holder(HolderKind.CHECKPOINT, text, line, subject=(op_name, module)))
 
-    def _by_role(self, allocation: int, role: str, event: int) -> Holder:
-        """Return the holder that a role names; inferred, where the storage was seen in that role only later.
+    def _by_role(self, allocation: int, role: str, event: int) -> Holder | None:
+        """Return the holder that a role names; inferred, where the storage is not known to be in it just then.
 
-        A gradient may have been in flight in the op before the one by which it was seen; the others change between ops.
+        None where it is in that role no more.
         """
         kind, template = _ROLES[role]
         name = str(self._facts.names[allocation]).removeprefix(GRADIENT_PREFIX)
         holder = Holder(kind, template.format(name=name), subject=(name,))
-        known_from = self._role_ops.get((int(self._facts.allocations.storage[allocation]), role), NONE)
-        is_known = known_from <= int(self._facts.op_of_event[event]) + (role != "gradient")
-        return holder if is_known else holder.inferred(Inference.ROLE_LATER)
-
-    @cached_property
-    def _role_ops(self) -> dict[tuple[int, str], int]:
-        """The ops started when each storage was first seen in each role."""
-        rows = self._facts.capture.tables["roles"]
-        columns = (rows["storage"].tolist(), rows["role"].tolist(), rows["op"].tolist())
-        found: dict[tuple[int, str], int] = {}
-        for storage, role, op in zip(*columns, strict=True):
-            found.setdefault((storage, ROLES[role]), op)
-        return found
+        storage, op = int(self._facts.allocations.storage[allocation]), int(self._facts.op_of_event[event])
+        known = self._facts.role_times.at(storage, role, op)
+        if known is InRole.ENDED:
+            return None
+        return holder.inferred(_INFERENCES[known]) if known in _INFERENCES else holder
 
     def _saved(self, allocation: int, op: int, pack: int) -> Holder:
         saved = self._saved_tensors

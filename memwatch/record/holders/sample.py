@@ -65,6 +65,7 @@ class Sample:
         """Append the holders of all that is large, as seen from a call and its callers."""
         if self._state.context.in_backward:
             self._state.context.gradients.note_in_op()
+        self._look_at_roles(frame)
         spaces: dict[int, dict[str, Any]] = {}
         self._search_near(frame, spaces)
         fresh = self._unnamed()
@@ -73,6 +74,14 @@ class Sample:
             self._search_deep(frame, spaces)
             if fresh:
                 self._ask_gc(fresh, frame)
+
+    def _look_at_roles(self, frame: FrameType | None) -> None:
+        """End the roles that are over: what has none is searched for."""
+        state = self._state
+        if state.costs.may_look_at_roles():
+            start = ticks()
+            state.context.role_ends.look(frame, least_bytes=self._smallest_bytes, in_op=True)
+            state.costs.roles_looked_at(ticks() - start)
 
     # Each search ends with the method that makes it: what it has in its queues would refer to the program's
     # objects while gc is asked who does.

@@ -24,6 +24,8 @@ _HEAP_SCANS_TIME_RATIO: Final = 0.02
 _FREE_FRESH_SAMPLES: Final = 12
 _FREE_DUE_SAMPLES: Final = 2
 _FREE_HEAP_SCANS: Final = 1
+_ROLE_LOOKS_RATIO: Final = 0.25
+_FREE_ROLE_LOOKS: Final = 4
 
 
 class SamplingCosts:
@@ -33,6 +35,7 @@ class SamplingCosts:
         self.count = 0
         self.cost_ticks = 0
         self._heap_scan_ticks = 0
+        self._role_look_count = self._role_look_ticks = 0
         self._heap_scan_count = 0
         self._start_ticks = ticks()
 
@@ -45,6 +48,17 @@ class SamplingCosts:
         if self._heap_scan_count < _FREE_HEAP_SCANS:
             return True
         return self._heap_scan_ticks <= _HEAP_SCANS_TIME_RATIO * (ticks() - self._start_ticks)
+
+    def may_look_at_roles(self) -> bool:
+        """Return True if looks at the roles are a small share of what the samples take."""
+        if self._role_look_count < _FREE_ROLE_LOOKS:
+            return True
+        return self._role_look_ticks <= _ROLE_LOOKS_RATIO * self.cost_ticks
+
+    def roles_looked_at(self, spent_ticks: int) -> None:
+        """Note what a look at the roles took."""
+        self._role_look_count += 1
+        self._role_look_ticks += spent_ticks
 
     def heap_scanned(self, spent_ticks: int) -> None:
         """Note what going through all objects took."""

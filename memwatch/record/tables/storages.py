@@ -262,6 +262,13 @@ class Storages:
         self.live[key] = watched
         self.ledger.account(device).live_bytes += nbytes
 
+    def watch_on(self, tensor: Tensor) -> None:
+        """Watch a storage of backward by its Python object, if the tensor that it was watched by is gone."""
+        key = address_of(tensor)
+        known = self.live.get(key)
+        if known.__class__ is WatchedTensor and known() is None and known.address == address_or_zero(tensor):
+            self.hold_one(tensor, key, known.number)
+
     def record_deaths(self) -> None:
         """Append the deaths since the last time, as of now."""
         if self.dead:

@@ -1,0 +1,129 @@
+"""The ends of roles: which storages live on, and are no parameter, buffer, gradient or optimizer state any more.
+
+torch tells nobody when a `.grad` is set to None, a parameter is replaced or an optimizer's state is cleared. So where
+the recorder looks around anyway, in a sample and at the end of the block, what was known to have a role is compared
+with what is in it now. Nothing is looked for in an op, a module's call or a backward.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from memwatch._torch.modules import FUNCTIONAL_CALL_CODE
+from memwatch.capture.schema import NONE
+from memwatch.heap.search_roots import running
+from memwatch.record.roles import BUFFER, GRADIENT, NAMES, PARAMETER, STATE, STEPPED, UNSHARDED
+from memwatch.record.tables.parts import plain_parts
+from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.storages import address_of
+from memwatch.record.tables.watched import WatchedStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from types import FrameType
+
+    from memwatch.record.gradients import Gradients
+    from memwatch.record.harmless import Harmless
+    from memwatch.record.owners import Owners
+    from memwatch.record.roles import Roles
+
+_PLAIN: Final = (Tensor, Parameter)
+_OF_MODULES: Final = (PARAMETER, BUFFER, STEPPED)
+_ENDING: Final = (*_OF_MODULES, GRADIENT, STATE)
+
+
+class RoleEnds:
+    """Append a row for each role that has ended.
+
+    Args:
+        roles: the roles that were noted.
+        owners: what has parameters, buffers and optimizer state.
+        gradients: what has gradients.
+        harmless: around what runs in an op of the program's.
+
+    Attributes:
+        tables: rows of `roles` and of `role_ends`.
+    """
+
+    def __init__(self, roles: Roles, owners: Owners, gradients: Gradients, harmless: Harmless) -> None:
+        self._storages, self._op_counter, self._roles = roles.storages, roles.op_counter, roles
+        self._owners, self._gradients, self._harmless = owners, gradients, harmless
+        self._rows = Rows()
+        self.tables = {"roles": roles.rows, "role_ends": self._rows}
+        self._last_ops = dict.fromkeys(_ENDING, NONE)
+
+    def look(self, frame: FrameType | None, *, least_bytes: int = 0, in_op: bool = False) -> None:
+        """Note which roles ended since the last look, and which memory is new in its role.
+
+        Args:
+            frame: the innermost call.
+            least_bytes: what is smaller is not looked at.
+            in_op: whether an op is running: Python has changed nothing since it started.
+        """
+        with self._harmless:
+            self._storages.record_deaths()
+            large = {
+                watched.key: watched.number
+                for watched in list(self._storages.live.values())
+                if watched.nbytes >= least_bytes and watched.__class__ is WatchedStorage
+            }
+            now = self._op_counter[0] - in_op
+            members = self._members(large, frame, now)
+            if self._end_all_but(members, large.values(), now) or not in_op:
+                self._owners.registry.look_for_moves()
+
+    def _members(self, large: dict[int, int], frame: FrameType | None, now: int) -> dict[int, set[int]]:
+        """Return, for each role that can be told, the storages that are in it; note those that are new."""
+        members: dict[int, set[int]] = {role: set() for role in self._told(frame)}
+        known = self._storages.roles
+        for role, tensor, words, module in chain(self._owners.in_roles(), self._gradients.in_role()):
+            for number in _numbers_of(tensor, large) if role in members else ():
+                if role == STEPPED and (module == NONE or number in members[PARAMETER]):
+                    members[PARAMETER].add(number)
+                    continue
+                members[role].add(number)
+                if words and not known.get(number, 0) >> role & 1:
+                    self._roles.add(number, role, NAMES[role].format(*words), module, op=now)
+        return members
+
+    def _told(self, frame: FrameType | None) -> list[int]:
+        """Return the roles whose members can be told: modules may have parameters for the time of a call alone.
+
+        FSDP lends them whole ones, and moves gradients; a functional call lends any. A wrapper of an optimizer tells
+        its state by its own code.
+        """
+        untold: tuple[int, ...] = () if self._owners.all_state_is_seen else (STATE,)
+        if self._roles.was_noted(UNSHARDED):
+            untold += (*_OF_MODULES, GRADIENT)
+        elif any(call.f_code is FUNCTIONAL_CALL_CODE for call in running(frame)):
+            untold += _OF_MODULES
+        return [role for role in _ENDING if role not in untold]
+
+    def _end_all_but(self, members: dict[int, set[int]], numbers: Iterable[int], now: int) -> bool:
+        """Append the ends of the roles of some storages that are no members any more; return whether there are any."""
+        known, any_ended = self._storages.roles, False
+        for number in numbers:
+            bits = known.get(number, 0)
+            for role, found in members.items() if bits else ():
+                if bits >> role & 1 and number not in found:
+                    known[number] &= ~(1 << role)
+                    self._rows += (number, role, self._last_ops[role], now)
+                    any_ended = True
+        self._last_ops.update(dict.fromkeys(members, now))
+        return any_ended
+
+
+def _numbers_of(tensor: Tensor, large: dict[int, int]) -> Sequence[int]:
+    """Return the numbers of the storages in which a tensor lies; none where it does not show them."""
+    try:
+        if tensor.__class__ in _PLAIN and tensor.layout is torch.strided:
+            number = large.get(address_of(tensor))
+            return () if number is None else (number,)
+        return [large[key] for key in map(address_of, plain_parts(tensor)) if key in large]
+    except (RuntimeError, NotImplementedError, AttributeError, ValueError):
+        return ()

@@ -1,0 +1,142 @@
+"""Roles end: what was a gradient, optimizer state, a parameter or a buffer is told as what it is at the peak."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import memwatch
+
+BOTH = pytest.mark.parametrize(
+    "intercept", ["key-native", "mode-native", "key-python", "mode-python"], indirect=True
+)
+IN, OUT = 211, 97
+WEIGHT = 4 * IN * OUT
+
+
+def rise():
+    high = torch.zeros(WEIGHT, 2)
+    high + 1
+
+
+def of_weight(prof):
+    """Return the memory at the peak that is as large as the weight, which nothing else in these programs is."""
+    return prof.at_peak[prof.at_peak["nbytes"] == WEIGHT]
+
+
+def taken_out(intercept, *, peak_first):
+    """Profile a program that takes a gradient out of its place, before or after the peak."""
+    net = nn.Linear(IN, OUT, bias=False)
+    with memwatch.profile(intercept=intercept) as prof:
+        net(torch.ones(4, IN)).sum().backward()
+        if peak_first:
+            rise()
+        taken = net.weight.grad
+        net.zero_grad()
+        rise() if not peak_first else torch.ones(3)
+        del taken
+    return prof
+
+
+@BOTH
+def test_after_its_end_the_variable_that_keeps_it_holds(intercept):
+    """A look that finds the memory alive and in its role no more ends the role; the rule says what it was."""
+    kept = of_weight(taken_out(intercept, peak_first=False)).query("category != 'parameter'")
+    assert kept["category"].tolist() == ["temporary"]  # it goes before another iteration
+    assert kept["rule"].str.startswith("it was grad of weight, but no more by op").all()
+    assert (kept["holder_kind"].tolist(), kept["holder_evidence"].tolist()) == (["local"], ["seen"])
+
+
+@BOTH
+def test_before_its_end_the_role_holds(intercept):
+    """A peak at which a gradient was in its place is told by torch's books, though it is taken out later."""
+    gradient = of_weight(taken_out(intercept, peak_first=True)).query("category != 'parameter'")
+    assert gradient["category"].tolist() == ["gradient"]
+    assert gradient["holder_kind"].tolist() == ["gradient"]
+    assert gradient["holder_evidence"].tolist() == ["structure"]
+
+
+@BOTH
+def test_a_gradient_that_nothing_keeps_dies_with_its_place(intercept):
+    """To know gradients beyond their backward extends no life."""
+    net = nn.Linear(IN, OUT, bias=False)
+    with memwatch.profile(intercept=intercept) as prof:
+        for _ in range(3):
+            net(torch.ones(4, IN)).sum().backward()
+            net.zero_grad()
+        rise()
+    assert of_weight(prof)["category"].tolist() == ["parameter"]
+    made = prof.storages[(prof.storages["nbytes"] == WEIGHT) & prof.storages["op"].ge(0)]
+    assert made["category"].tolist() == ["gradient"] * 3
+    assert (made["death_event"] >= 0).all()
+
+
+def test_a_functional_call_ends_no_role():
+    """`torch.func.functional_call` gives a module other parameters for one call; its own stay what they are."""
+    net = nn.Linear(IN, OUT, bias=False)
+    with memwatch.profile() as prof:
+        other = {"weight": torch.zeros(OUT, IN)}
+        torch.func.functional_call(net, other, torch.ones(WEIGHT, IN))
+    found = dict(zip(of_weight(prof)["category"], of_weight(prof)["holder"]))
+    assert found["parameter"] == "parameter `weight`"
+    assert prof.capture.rows("role_ends") == 0
+
+
+def test_memory_that_is_new_in_a_role_has_it_at_the_next_look():
+    """`parameter.data = ...` ends the role of the old memory, and begins that of the new."""
+    net = nn.Linear(IN, OUT, bias=False)
+    with memwatch.profile() as prof:
+        net(torch.ones(4, IN))
+        before = net.weight.data
+        net.weight.data = torch.zeros(OUT, IN)
+        rise()
+    rows = of_weight(prof).set_index("category")
+    assert rows.loc["parameter", "op_name"] == "aten.zeros.default"
+    assert rows.loc["parameter", "name"] == "weight"
+    assert "`before`" in rows.loc["held", "holder"]
+    del before
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(IN, OUT, bias=False), nn.Linear(OUT, 7, bias=False)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def test_a_module_that_is_replaced_gives_its_name_away():
+    """After the replacement the new one is called so; until then, the old one."""
+    net = Classifier()
+    with memwatch.profile() as prof:
+        net(torch.ones(4, IN))
+        old = net.head
+        net.head = nn.Linear(OUT, 9, bias=False)
+        net(torch.ones(4, IN))
+        rise()
+    names = {row.nbytes: row.name for row in prof.at_peak.query("category == 'parameter'").itertuples()}
+    assert names[4 * 9 * OUT] == "head.weight"
+    assert names[4 * 7 * OUT] == "head (former).weight"
+
+    net.head = old
+    with memwatch.profile() as prof:
+        net(torch.ones(4, IN))
+        rise()
+        net.head = nn.Linear(OUT, 9, bias=False)
+        net(torch.ones(4, IN))
+    names = {row.nbytes: row.name for row in prof.at_peak.query("category == 'parameter'").itertuples()}
+    assert names[4 * 7 * OUT] == "head.weight"
+
+
+def test_a_module_that_is_wrapped_is_told_where_it_is():
+    """As adapters do it: what was `body` lies in the module that took its place."""
+    net = Classifier()
+    with memwatch.profile() as prof:
+        net(torch.ones(4, IN))
+        net.body = nn.Sequential(net.body, nn.Identity())
+        net(torch.ones(4, IN))
+        rise()
+    names = {row.nbytes: row.name for row in prof.at_peak.query("category == 'parameter'").itertuples()}
+    assert names[WEIGHT] == "body.0.weight"
