@@ -16,6 +16,7 @@ from types import FrameType, FunctionType, ModuleType, TracebackType
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from truth_score import CLAIMED, peak_op
+from truth_witness import Witness, running
 
 VARIABLE = re.compile(r"`([^`]+)`, (?:local variable|argument) of `([^`]+)`")
 GLOBAL = re.compile(r"global `([^`]+)` of module `?([\w.]+)`?")
@@ -30,12 +31,14 @@ class Oracle(TorchDispatchMode):
     Args:
         names: the ops that were recorded up to that of the peak.
         claims: pairs of what was said of a holder and the bytes that it holds.
+        witness: what notes the place of every op.
     """
 
-    def __init__(self, names: list[str], claims: list[tuple[str, int]]) -> None:
+    def __init__(self, names: list[str], claims: list[tuple[str, int]], witness: Witness) -> None:
         super().__init__()
-        self._names, self._claims = names, claims
-        self._recorded = set(names)
+        self.witness = witness
+        self._names, self._claims = list(map(out_of_place, names)), claims
+        self._recorded = set(self._names)
         self._ran: list[str] = []
         self.false: list[str] = []
         self.has_looked = False  # it does not look where the ops are not those that were recorded
@@ -47,10 +50,21 @@ class Oracle(TorchDispatchMode):
     def step(self):
         """Do nothing for `prof.step()`."""
 
+    def __enter__(self):
+        self.witness.start()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.witness.stop()
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if str(func) in self._recorded and not is_view(str(func)):
-            self._ran.append(str(func))
+        name = out_of_place(str(func))
+        is_counted = name in self._recorded and not is_view(str(func))
+        self.witness.note((args, kwargs), result, sys._getframe(1), is_counted=is_counted)
+        if is_counted:
+            self._ran.append(name)
         if not self.has_looked and len(self._ran) == len(self._names) and self._ran == self._names:
             self.has_looked = True
             calls = list(running(sys._getframe(1)))
@@ -60,8 +74,13 @@ class Oracle(TorchDispatchMode):
         return result
 
 
-def question(prof):
-    """Return the oracle for what a profile says about its peak."""
+def question(prof, file):
+    """Return the oracle for what a profile says about the peak of a program, None if no op ran before it.
+
+    Args:
+        prof: the profile.
+        file: the source of the program.
+    """
     last = peak_op(prof)
     if last < 0:
         return None
@@ -70,7 +89,12 @@ def question(prof):
     if "holder_evidence" in rows:
         rows = rows[rows["holder_evidence"].isin(CLAIMED)]
     claims = list(zip(rows["holder"], rows["nbytes"].tolist()))
-    return Oracle(names, claims)
+    return Oracle(names, claims, Witness(file))
+
+
+def out_of_place(name: str) -> str:
+    """Return one name for what torch calls otherwise under a mode, where it adds a bias out of place."""
+    return name.replace("_.", ".").replace("aten.index_put.", "aten._index_put_impl.")
 
 
 @functools.cache
@@ -83,13 +107,6 @@ def is_view(name: str) -> bool:
     return bool(returns) and all(
         one.alias_info is not None and not one.alias_info.is_write for one in returns
     )
-
-
-def running(frame: FrameType | None):
-    """Yield a call and its callers."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def is_false(words: str, nbytes: int, calls: list[FrameType]) -> bool:
