@@ -40,6 +40,11 @@ def running(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def running_functions(frame: FrameType | None) -> set[tuple[str, str]]:
+    """Return the file and the name of the functions that run, of a call and its callers."""
+    return {(call.f_code.co_filename, _function_name(call.f_code)) for call in running(frame)}
+
+
 def call_roots(frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> Iterator[Root]:
     """Yield the running calls, innermost first, the exception being handled, and the calls of other threads.
 

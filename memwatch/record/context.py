@@ -166,7 +166,7 @@ class Context:
             number = known[1]
         else:
             number = self.owners.registry.meet(module, self.top[0], sys._getframe(2))
-        if self.top is _OUTSIDE:
+        if self.top[0] == NONE:  # no module runs; a step of an optimizer may, which calls its closure
             if self.before_forward is not None:
                 self.before_forward()
             # what a module gets in backward, from a hook or a recomputation, is no input of the program's

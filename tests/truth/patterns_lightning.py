@@ -256,7 +256,7 @@ class Predicts(Lit):
 @pattern(
     Fact(f32(ROWS, HIDDEN), "temporary", "predicted", f"{UNNAMED}|{RESULT}|{var('input')}", r"net\.[01]"),
     Fact(f32(ROWS, OUT), "held", "predicted", r"predictions|local|attribute", r"net\.2"),
-    Fact(f32(ROWS, OUT), "held|temporary", "predicted", RESULT, r"net\.2"),
+    Fact(f32(ROWS, OUT), "temporary", "predicted", f"{RESULT}|predictions", r"net\.2"),
     Fact(f32(ROWS, IN), "input|held", "loader", BATCHES),
 )
 def lit_predict():

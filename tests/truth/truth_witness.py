@@ -127,7 +127,9 @@ def is_machinery(file: str) -> bool:
 def is_in_module(frame: FrameType) -> bool:
     """Return True if a module's call runs within the backward that runs."""
     names = (call.f_code.co_name for call in running(frame))
-    return next((name for name in names if name in ("_call_impl", "_engine_run_backward")), "") == "_call_impl"
+    return (
+        next((name for name in names if name in ("_call_impl", "_engine_run_backward")), "") == "_call_impl"
+    )
 
 
 def running(frame: FrameType | None) -> Iterator[FrameType]:
