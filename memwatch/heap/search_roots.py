@@ -18,7 +18,7 @@ from memwatch.edges import EdgeKind, Vertex, VertexKind
 from memwatch.heap.frames import is_own_code, is_test_runner_code, may_be_traced, read_locals
 from memwatch.heap.names import type_name
 from memwatch.heap.roots import Held, Root, RootKind
-from memwatch.own_code import CodeOwner, code_owner
+from memwatch.own_code import CodeOwner, code_owner, owner_of_function
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +107,7 @@ def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any
         code = call.f_code
         if is_own_code(code) or _is_plumbing(code.co_filename):
             continue
-        owner = code_owner(code.co_filename)
+        owner = owner_of_function(code)
         if owner is CodeOwner.PROGRAM:
             spaces.setdefault(id(call.f_globals), call.f_globals)
         if code.co_name == "<module>" and owner.calls_torch:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 
 import accelerate
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
+from accelerate.state import AcceleratorState
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
@@ -30,6 +32,12 @@ ROWS, IN, HIDDEN, OUT = 479, 43, 311, 37
 WEIGHTS = ((HIDDEN, IN), (OUT, HIDDEN))
 
 
+def accelerator_of(**options):
+    """Return an accelerator with options of its own: the library keeps those of a process's first."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return accelerate.Accelerator(cpu=True, **options)
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -51,24 +59,28 @@ class Points(torch.utils.data.Dataset):
         return self.points[number]
 
 
+BATCH = Fact(f32(ROWS, IN), "input", f"batches|{LIBRARY}", f"{SAVED}|local|argument|not seen", op="stack|cat")
+DATA = Fact(f32(4 * ROWS, IN), "held|input", "points", "points")
+
+
 def training(rows=ROWS, loss="loss"):
     return (
-        Fact(f32(rows, HIDDEN), "activation", "hidden", SAVED, r"up", "addmm"),
+        Fact(f32(rows, HIDDEN), "activation", "hidden", SAVED, "up", "addmm"),
         Fact(f32(rows, HIDDEN), "activation", "hidden", SAVED, "net|Net|model", "gelu.default"),
         Fact(f32(rows, HIDDEN), "temporary", "outputs", GRADIENT, "down", "mm.default"),
         Fact(f32(rows, HIDDEN), "temporary", "hidden", GRADIENT, "net|Net|model", "gelu_backward"),
-        Fact(f32(rows, OUT), "activation|temporary", "outputs", f"{SAVED}|{var('y')}|{GRADIENT}", "down", "addmm"),
+        Fact(f32(rows, OUT), "activation|temporary", "outputs", f"{SAVED}|{var('y')}|{GRADIENT}", "down"),
         Fact(f32(rows, OUT), "temporary", loss, f"{UNNAMED}|{GRADIENT}", op="pow|mul|div|expand"),
-        Fact(f32(4 * rows, IN), "held|input", "points", r"points|dataset|self\.points"),
-        Fact(f32(rows, IN), "input", f"batches|{LIBRARY}", f"{SAVED}|{var('x')}|next_batch|local|argument", op="stack|cat"),
+        replace(DATA, nbytes=f32(4 * rows, IN)),
+        replace(BATCH, nbytes=f32(rows, IN)),
         Fact(f32(HIDDEN, IN), "gradient|temporary", "hidden", f"{GRAD}|{GRADIENT}", "up", "mm"),
         Fact(f32(OUT, HIDDEN), "gradient|temporary", "outputs", f"{GRAD}|{GRADIENT}", "down", "mm"),
-    )  # fmt: skip
+    )
 
 
 @pattern(*training())
 def acc_prepared():
-    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator = accelerator_of()
     net = Net()
     with memwatch.profile() as prof:
         loader = DataLoader(Points(ROWS), batch_size=ROWS)
@@ -92,7 +104,7 @@ def acc_prepared():
     ),
 )
 def acc_accumulated_and_clipped():
-    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerator = accelerator_of(gradient_accumulation_steps=2)
     net = Net()
     with memwatch.profile() as prof:
         loader = DataLoader(Points(16), batch_size=16)
@@ -113,20 +125,32 @@ def half(*shape):
     return f32(*shape) // 2
 
 
+def half_weights():
+    """What is true of the weights that autocast converts, and of their gradients."""
+    for shape, mark, child in ((WEIGHTS[0], "hidden", "up"), (WEIGHTS[1], "outputs", "down")):
+        yield Fact(half(*shape), "activation", mark, f"{SAVED}|autocast", child, "_to_copy")
+        yield Fact(half(*shape), "temporary", mark, GRADIENT, child, "mm.default")
+
+
 @pattern(
     Fact(half(ROWS, HIDDEN), "activation", "hidden", SAVED, "up", "addmm"),
     Fact(half(ROWS, HIDDEN), "activation", "hidden", SAVED, "net|Net|model", "gelu.default"),
     Fact(half(ROWS, HIDDEN), "temporary", "outputs", GRADIENT, "down", "mm.default"),
     Fact(half(ROWS, HIDDEN), "temporary", "hidden", GRADIENT, "net|Net|model", "gelu_backward"),
     Fact(half(ROWS, IN), "activation", "hidden", SAVED, "up", "_to_copy"),
-    Fact(half(ROWS, OUT), "temporary|activation", "outputs|loss", f"{UNNAMED}|{GRADIENT}|{RESULT}|local", ".*|"),
-    Fact(f32(ROWS, OUT), "activation|temporary", "loss|outputs|step|" + LIBRARY, f"{SAVED}|{var('y')}|{GRADIENT}|{UNNAMED}", ".*|"),
-    *(Fact(half(*shape), "activation", mark, f"{SAVED}|autocast", child, "_to_copy") for shape, mark, child in ((WEIGHTS[0], "hidden", "up"), (WEIGHTS[1], "outputs", "down"))),
-    *(Fact(half(*shape), "temporary", mark, GRADIENT, child, "mm.default") for shape, mark, child in ((WEIGHTS[0], "hidden", "up"), (WEIGHTS[1], "outputs", "down"))),
+    Fact(half(ROWS, OUT), "temporary|activation", "outputs|loss", f"{UNNAMED}|{GRADIENT}|local", ".*|"),
+    Fact(
+        f32(ROWS, OUT),
+        "activation|temporary",
+        f"loss|step|{LIBRARY}",
+        f"{SAVED}|{var('y')}|{GRADIENT}",
+        ".*|",
+    ),
+    *half_weights(),
     *training(),
-)  # fmt: skip
+)
 def acc_bfloat16():
-    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    accelerator = accelerator_of(mixed_precision="bf16")
     net = Net()
     with memwatch.profile() as prof:
         loader = DataLoader(Points(ROWS), batch_size=ROWS)
@@ -144,10 +168,10 @@ def acc_bfloat16():
 
 
 INFERRED = (
-    Fact(f32(ROWS, HIDDEN), "temporary", "hidden", f"{var('input')}|{UNNAMED}|{RESULT}|{var('output')}", "up", "addmm"),
-    Fact(f32(ROWS, HIDDEN), "temporary", "hidden", f"{var('h')}|{RESULT}|{UNNAMED}", "net|Net|model", "gelu.default"),
-    Fact(f32(ROWS, IN), "input", "asked", rf"{var('x')}|args"),
-)  # fmt: skip
+    Fact(f32(ROWS, HIDDEN), "temporary", f"hidden|{LIBRARY}", f"{UNNAMED}|local|argument", "up", "addmm"),
+    Fact(f32(ROWS, HIDDEN), "temporary", "hidden", f"{var('h')}|{UNNAMED}", "net|Net|model", "gelu.default"),
+    Fact(f32(ROWS, IN), "input", "asked", f"{var('x')}|args"),
+)
 
 
 @pattern(*INFERRED, Fact(f32(ROWS, OUT), "temporary", "outputs", f"{RESULT}|{UNNAMED}", "down"))
@@ -161,9 +185,10 @@ def acc_weights_offloaded():
 
 
 @pattern(
-    Fact(f32(HIDDEN, 1013), "parameter|temporary", LIBRARY, f"parameter|{UNNAMED}|{RESULT}|local", ".*"),
-    Fact(f32(19, HIDDEN), "temporary", "deep", f"{UNNAMED}|{RESULT}|{var('input')}", ".*"),
-    Fact(f32(19, 1013), "input|temporary", "deep asked", f"{var('x')}|{UNNAMED}|local|argument", ""),
+    Fact(f32(HIDDEN, 1013), "parameter|temporary", LIBRARY, f"parameter|{UNNAMED}|local", ".*"),
+    Fact(f32(19, HIDDEN), "temporary", LIBRARY, f"{UNNAMED}|local|argument", "0"),
+    Fact(f32(19, 1013), "input", "deep asked", var("x")),
+    Fact(f32(19, 1013), "temporary", LIBRARY, f"{UNNAMED}|local|argument", "1"),
 )
 def acc_weights_on_disk():
     net = nn.Sequential(nn.Linear(1013, HIDDEN), nn.Linear(HIDDEN, 1013), nn.Linear(1013, HIDDEN)).eval()
@@ -186,9 +211,9 @@ class KeepsOutputs(ModelHook):
 
 
 @pattern(
-    Fact(f32(ROWS, HIDDEN), "held|temporary", "hidden", r"kept", "up", "addmm"),
+    Fact(f32(ROWS, HIDDEN), "held|temporary", LIBRARY, "kept", "up", "addmm"),
     *INFERRED,
-    Fact(f32(ROWS, OUT), "temporary", "outputs", f"{RESULT}|{UNNAMED}", "down"),
+    Fact(f32(ROWS, OUT), "temporary", "outputs", UNNAMED, "down"),
 )
 def acc_hook_that_keeps():
     net, hook = Net().eval(), KeepsOutputs()
@@ -202,14 +227,14 @@ def acc_hook_that_keeps():
 
 
 @pattern(
-    Fact(f32(ROWS, OUT), "held|temporary", "outputs", rf"predictions|{var('y')}|{RESULT}", "down"),
+    Fact(f32(ROWS, OUT), "held|temporary", "outputs", f"predictions|{var('y')}|{RESULT}", "down"),
     Fact(f32(4 * ROWS, OUT), "temporary|held", "whole", f"{RESULT}|local"),
-    Fact(f32(4 * ROWS, IN), "held|input", "points", r"points|dataset|self\.points"),
-    Fact(f32(ROWS, IN), "input", f"batches|{LIBRARY}", f"{SAVED}|{var('x')}|next_batch|local|argument", op="stack|cat"),
+    DATA,
+    BATCH,
     *INFERRED,
-)  # fmt: skip
+)
 def acc_gathered_predictions():
-    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator = accelerator_of()
     net = Net().eval()
     predictions = []
     with torch.no_grad(), memwatch.profile() as prof:
@@ -224,7 +249,7 @@ def acc_gathered_predictions():
 
 @pattern(*training(loss="loss in scope"))
 def acc_autocast_disabled():
-    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator = accelerator_of()
     net = Net()
     with memwatch.profile() as prof:
         loader = DataLoader(Points(ROWS), batch_size=ROWS)

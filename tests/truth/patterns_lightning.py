@@ -204,7 +204,7 @@ class WithMetric(Lit):
 
 @pattern(
     Fact(f32(40_009), "held", f"seen|{LIBRARY}", r"\.value|seen", r".*", "clone|index|float|to"),
-    Fact(f32(4 * 40_009), "temporary", LIBRARY, f"{UNNAMED}|{RESULT}|local", ".*", "cat|clone"),
+    Fact(f32(4 * 40_009), "temporary", LIBRARY, f"{UNNAMED}|local|argument", ".*", "cat|clone"),
     Fact(f32(40_009, 7), "held|input", "points", r"batches|attribute|local|argument"),
 )
 def lit_metric_that_collects():

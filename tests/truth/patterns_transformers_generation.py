@@ -64,7 +64,7 @@ def llama_with_a_static_cache():
             f32(3 * ROWS, 4, length, 8),
             "held|temporary",
             LIBRARY,
-            rf"\.(keys|values)`|{RESULT}|local|argument",
+            rf"\.(keys|values)\b|{RESULT}|local|argument",
             r".*attn.*|",
         )
         for length in range(MOST - 4, MOST)
@@ -102,7 +102,7 @@ def t5_that_generates():
 
 
 @pattern(
-    Fact(f32(16, 29, 32), "held|temporary", f"{LIBRARY}", r"features|hidden_states|local|argument", r".*"),
+    Fact(3 * f32(16, 29, 32), "held|temporary", "generate", rf"features|{RESULT}", "", "stack"),
     *PASSING,
 )
 def features_of_all_layers():

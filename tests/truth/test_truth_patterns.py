@@ -11,7 +11,7 @@ import patterns_recompute
 import patterns_training
 from truth_checks import (
     programs_of,
-    test_a_second_run_shows_the_same,  # noqa: F401
+    test_a_variable_that_is_named_holds_the_memory,  # noqa: F401
     test_findings_name_a_line_of_the_program,  # noqa: F401
     test_what_is_said_of_the_peak_is_true,  # noqa: F401
 )

@@ -38,6 +38,7 @@ class Oracle(TorchDispatchMode):
         super().__init__()
         self.witness = witness
         self._names, self._claims = list(map(out_of_place, names)), claims
+        self._in_place = [out_of_place(name) != name for name in names]
         self._recorded = set(self._names)
         self._ran: list[str] = []
         self.false: list[str] = []
@@ -62,7 +63,10 @@ class Oracle(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = out_of_place(str(func))
         is_counted = name in self._recorded and not is_view(str(func))
-        self.witness.note((args, kwargs), result, sys._getframe(1), is_counted=is_counted)
+        place = len(self._ran)
+        was_in_place = is_counted and place < len(self._names) and self._in_place[place]
+        written = args[0] if was_in_place and out_of_place(str(func)) == str(func) else None
+        self.witness.note((args, kwargs), result, sys._getframe(1), is_counted=is_counted, written=written)
         if is_counted:
             self._ran.append(name)
         if not self.has_looked and len(self._ran) == len(self._names) and self._ran == self._names:
@@ -120,7 +124,7 @@ def is_false(words: str, nbytes: int, calls: list[FrameType]) -> bool:
     if found := VARIABLE.search(words):
         if "thread" in words:
             return False  # other threads' calls are not looked at
-        owners = [call for call in calls if call.f_code.co_name == found[2].rpartition(".")[2]]
+        owners = [call for call in calls if defined_name(call) == found[2].rpartition(".")[2]]
         return not any(
             reaches(value_in(found[1], call.f_globals, dict(call.f_locals)), nbytes) for call in owners
         )
@@ -128,6 +132,12 @@ def is_false(words: str, nbytes: int, calls: list[FrameType]) -> bool:
         name = (found[1] or found[2]).rpartition(".")[2].strip("<>")
         return not any(call.f_code.co_name.strip("<>") == name for call in calls)
     return False
+
+
+def defined_name(call: FrameType) -> str:
+    """Return the name of a call's function; for a comprehension, that of the function around it."""
+    *around, name = call.f_code.co_qualname.replace(".<locals>", "").split(".")
+    return around[-1] if name.endswith(("comp>", "genexpr>")) and around else name
 
 
 def value_in(expression: str, global_names: dict[str, object], local_names: dict[str, object]) -> object:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.modules import module as modules
+from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -74,7 +75,9 @@ class Witness:
         if module in running:
             del self._running[len(running) - 1 - running[::-1].index(module) :]
 
-    def note(self, args: object, result: object, frame: FrameType, *, is_counted: bool) -> None:
+    def note(
+        self, args: object, result: object, frame: FrameType, *, is_counted: bool, written: object = None
+    ) -> None:
         """Note one op that has run.
 
         Args:
@@ -82,9 +85,10 @@ class Witness:
             result: what it gave.
             frame: the call that called it.
             is_counted: whether the recorded program has the op as well.
+            written: the argument in whose place that has the result, where this run has a new one.
         """
         is_backward = torch._C._current_graph_task_id() != -1
-        is_again = is_backward and is_in_module(frame)  # a forward that a checkpoint runs again
+        is_again = is_backward and is_in_region(frame)  # a forward that a checkpoint runs again
         if is_backward and not is_again:
             node = torch._C._current_autograd_node()
             place = self._of_node.get(node._sequence_nr()) if node is not None else None
@@ -99,7 +103,9 @@ class Witness:
                     self.read_in_backward.add((self._made_by[address], tensor.untyped_storage().nbytes()))
         for tensor in plain_tensors(result):
             address = tensor.untyped_storage().data_ptr()
-            if address not in given and is_counted:
+            if isinstance(written, torch.Tensor):
+                self._made_by[address] = self._made_by.get(written.untyped_storage().data_ptr(), -1)
+            elif address not in given and is_counted:
                 self._made_by[address] = len(self.places)
                 self.made[len(self.places), tensor.untyped_storage().nbytes()] += 1
         if is_counted:
@@ -124,12 +130,14 @@ def is_machinery(file: str) -> bool:
     return file.startswith((_TORCH, _HERE, "<frozen")) or of_python
 
 
-def is_in_module(frame: FrameType) -> bool:
-    """Return True if a module's call runs within the backward that runs."""
-    names = (call.f_code.co_name for call in running(frame))
-    return (
-        next((name for name in names if name in ("_call_impl", "_engine_run_backward")), "") == "_call_impl"
-    )
+def is_in_region(frame: FrameType) -> bool:
+    """Return True if a checkpoint runs a region again within the backward that runs."""
+    for call in running(frame):
+        if call.f_code.co_filename == checkpoint.__file__:
+            return True
+        if call.f_code.co_name == "_engine_run_backward":
+            return False
+    return False
 
 
 def running(frame: FrameType | None) -> Iterator[FrameType]:
