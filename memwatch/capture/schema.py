@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from memwatch.own_code import CodeOwner
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 """Raised when an older memwatch could not read the file."""
 
 Kind = Literal["int", "text", "float", "bool"]
@@ -295,6 +295,7 @@ RECORDED: Final = (
         ("file", "int", "string id of the file where the reference can be edited"),
         ("line", "int", "line in that file"),
         ("code", "int", "index into OWNERS: whose code the file is"),
+        ("binding_line", "int", "of a variable of a call, the next line that binds it anew or deletes it"),
     ),
     _table(
         "vertices",

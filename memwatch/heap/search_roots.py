@@ -148,7 +148,8 @@ def _call(frame: FrameType, thread: str, inside: FrameType | None = None, *, exp
     root = Root(RootKind.FRAME, explains=explains)
     for name, value in read_locals(frame).items():
         kind = EdgeKind.ARGUMENT if name in arguments else EdgeKind.LOCAL
-        root.entries.append(Held(kind, arguments.get(name, name), value, owner))
+        known = code if inside is None else None  # else the line is that of the function inside
+        root.entries.append(Held(kind, arguments.get(name, name), value, owner, code=known))
     return root
 
 
