@@ -23,11 +23,13 @@ def next_binding_line(code: CodeType, name: str, line: int) -> int | None:
 @functools.lru_cache(maxsize=1024)
 def _binding_lines(code: CodeType) -> dict[str, list[int]]:
     found: dict[str, set[int]] = {}
+    line = code.co_firstlineno
+    starts = dict(dis.findlinestarts(code))
     for instruction in dis.get_instructions(code):
+        line = starts.get(instruction.offset) or line
         if not instruction.opname.startswith(_BINDING):
             continue
-        line = instruction.positions.lineno if instruction.positions is not None else None
         names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
         for name in names:
-            found.setdefault(name, set()).add(line or code.co_firstlineno)
+            found.setdefault(name, set()).add(line)
     return {name: sorted(lines) for name, lines in found.items()}

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
     from memwatch.record.backend import CaptureStack
-    from memwatch.record.holders.sampler import HolderSampler
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.storages import Storages
     from memwatch.record.tables.strings import Strings
@@ -107,7 +106,8 @@ class Context:
         self._born_before_step = 0
         self._step_code: CodeType | None = None
         self.before_forward: Callable[[], None] | None = None
-        self._sampler: HolderSampler | None = None
+        self._on_step_end: Callable[[object], None] | None = None
+        self._on_root_call: Callable[[object], None] | None = None
         self.python_functions: tuple[Callable[..., Any], ...] = (
             *self.recomputes.python_functions,
             *self.gradients.python_functions,
@@ -131,9 +131,16 @@ class Context:
         self._patches.take_off()
         self.pause()
 
-    def tell_of_iterations(self, sampler: HolderSampler | None = None) -> None:
-        """Tell a sampler of each step and of each call of an outermost module; without one tell nobody any more."""
-        self._sampler = sampler
+    def tell_of_iterations(
+        self,
+        on_step_end: Callable[[object], None] | None = None,
+        on_root_call: Callable[[object], None] | None = None,
+    ) -> None:
+        """Call these with each optimizer whose step has ended, and with each outermost module that is called.
+
+        Without arguments call nobody any more.
+        """
+        self._on_step_end, self._on_root_call = on_step_end, on_root_call
 
     def resume(self) -> None:
         """Resume seeing module calls and optimizer steps."""
@@ -170,8 +177,8 @@ class Context:
         if self.top[0] == NONE:  # no module runs; a step of an optimizer may, which calls its closure
             if self.before_forward is not None:
                 self.before_forward()
-            if self._sampler is not None:
-                self._sampler.root_called(module)
+            if self._on_root_call is not None:
+                self._on_root_call(module)
             # what a module gets in backward, from a hook or a recomputation, is no input of the program's
             if current_graph_task_id() == NO_TASK:
                 self._note_inputs(module, (*args, *kwargs.values()))
@@ -219,8 +226,8 @@ class Context:
             self._storages.record_deaths()  # the step's own temporaries
             if self._storages.any_born_since(self._born_before_step):
                 self.owners.learn_state(optimizer)
-            if self._sampler is not None:
-                self._sampler.step_ended(optimizer)
+            if self._on_step_end is not None:
+                self._on_step_end(optimizer)
 
     def forget_failed_steps(self, frame: FrameType | None) -> None:
         """Drop optimizer steps that are not running any more: no hook runs at the end of one that raised."""

@@ -148,12 +148,23 @@ def running(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def plain_tensors(values: object) -> list[torch.Tensor]:
-    """Return the tensors in some values whose bytes lie in one storage."""
-    found = []
-    for one in tree_leaves(values):
-        if type(one) in (torch.Tensor, torch.nn.Parameter) and one.layout is torch.strided:
-            found.append(one)
-    return found
+    """Return the tensors in some values whose bytes lie in one storage; those of torch.func wrap others."""
+    return [
+        one
+        for one in tree_leaves(values)
+        if type(one) in (torch.Tensor, torch.nn.Parameter)
+        and one.layout is torch.strided
+        and has_storage(one)
+    ]
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor with memory of its own."""
+    try:
+        tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 def what_is_misplaced(prof, witness: Witness, names: dict[int, str], is_view) -> list[str]:

@@ -242,13 +242,13 @@ class Sample:
 def _is_of_library(root: Root) -> bool:
     """Return True for a call of an installed package, of torch or of Python."""
     call = root.entries[0].owner if root.entries else None
-    return call is None or not is_program_code(call.file)
+    return call is None or call.file is None or not is_program_code(call.file)
 
 
 def _function_of(root: Root) -> tuple[str, str] | None:
     """Return the file and the name of the function of this thread whose call a root is, None for other roots."""
     call = root.entries[0].owner if root.kind is RootKind.FRAME else None
-    if call is None or call.thread:
+    if call is None or call.file is None or call.thread:
         return None
     return call.file, (call.inner or call).name
 
