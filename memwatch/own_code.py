@@ -19,11 +19,15 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import CodeType
 
 _PACKAGE_FOLDERS: Final = ("site-packages", "dist-packages")
 
 _COMPILED: Final = "TORCHINDUCTOR_CACHE_DIR"
 """The environment variable with the folder of code that torch's compiler writes; it sets that itself."""
+
+
+_BY_DATACLASSES: Final = "__create_fn__."
 
 
 class CodeOwner(IntEnum):
@@ -69,6 +73,13 @@ def code_owner(file: str) -> CodeOwner:
                 1
             ]  # the innermost folder decides: torch lies in site-packages, that in Python's
     return CodeOwner.PROGRAM
+
+
+def owner_of_function(code: CodeType) -> CodeOwner:
+    """Return whose code a function is; what `dataclasses` writes has the file `<string>`, as `python -c` has."""
+    if code.co_filename == "<string>" and getattr(code, "co_qualname", "").startswith(_BY_DATACLASSES):
+        return CodeOwner.PYTHON
+    return code_owner(code.co_filename)
 
 
 def is_program_code(file: str) -> bool:

@@ -14,7 +14,7 @@ from memwatch.heap.references import DEFINITIONS, exception_step, step_of, tenso
 from memwatch.heap.roots import RootKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from memwatch.heap.references import Chain
     from memwatch.heap.roots import Root
@@ -47,20 +47,21 @@ class ReferenceSearch:
         self._by_exception: dict[int, list[Chain]] = {}
         self._rest: deque[Chain] = deque()
 
-    def tensors(self, root: Root) -> Iterator[Chain]:
-        """Yield a chain from a root to each tensor that it reaches, nearest first.
+    def tensors(self, *roots: Root) -> Iterator[Chain]:
+        """Yield a chain from some roots to each tensor that they reach, nearest first.
 
-        A tensor may be found from several roots: each of them holds it.
+        A tensor may be found from several roots: each of them holds it. An object is looked into once, where it is
+        nearest to a root.
         """
-        skipped = self._barren if root.kind is RootKind.NAMESPACE and not self._deep else ()
         found: set[int] = set()
         waiting: deque[Chain] = deque(
             (root, held.value)
+            for root in roots
             for held in root.entries
-            if self._step(held.value) is not None and id(held.value) not in skipped
+            if self._step(held.value) is not None and not self._is_barren(root, held.value)
         )
         self._later.clear()
-        for _ in range(_MAX_OBJECTS):
+        for _ in range(_MAX_OBJECTS * len(roots)):
             if not waiting:
                 waiting, self._later = self._later, waiting  # what is in long containers hides nothing else
             if not waiting:
@@ -79,22 +80,28 @@ class ReferenceSearch:
                 value = chain[-1]
                 step = self._step(value)
             if step is not None and step is not tensor_step:
-                yield from self._found_before(root, chain, step)
+                yield from self._found_before(chain, step)
                 self._go_on(chain, step, waiting)
-        self._end(root, waiting, found)
+        self._end(roots, waiting, found)
 
-    def _end(self, root: Root, waiting: deque[Chain], found: set[int]) -> None:
-        """Note what is left of a root, or which definitions of a module reach no tensor."""
+    def _is_barren(self, root: Root, value: object) -> bool:
+        """Return True for a definition of a module in which an earlier search found no tensor."""
+        return root.kind is RootKind.NAMESPACE and not self._deep and id(value) in self._barren
+
+    def _end(self, roots: Iterable[Root], waiting: deque[Chain], found: set[int]) -> None:
+        """Note what is left of some roots, or which definitions of modules reach no tensor."""
         if waiting or self._later:
             self.cut_count += 1
             if self._deep:
                 self._rest += (*waiting, *self._later)
-        elif root.kind is RootKind.NAMESPACE:
-            self._barren.update(
-                id(held.value)
-                for held in root.entries
-                if self._step(held.value) in DEFINITIONS and id(held.value) not in found
-            )
+            return
+        self._barren.update(
+            id(held.value)
+            for root in roots
+            if root.kind is RootKind.NAMESPACE
+            for held in root.entries
+            if self._step(held.value) in DEFINITIONS and id(held.value) not in found
+        )
 
     def rest(self) -> Iterator[Chain]:
         """Go on, within a limit of its own, where a deep search of all roots was cut."""
@@ -108,11 +115,11 @@ class ReferenceSearch:
             elif step is not None:
                 self._go_on(chain, step, self._rest)
 
-    def _found_before(self, root: Root, chain: Chain, step: Any) -> Iterator[Chain]:
+    def _found_before(self, chain: Chain, step: Any) -> Iterator[Chain]:
         """Yield what an exception was found to hold from another root: every variable must let go of it."""
         if len(chain) == _DIRECT and step is exception_step:
             for known in self._by_exception.setdefault(id(chain[-1]), []):
-                yield root, *known[1:]
+                yield chain[0], *known[1:]
 
     def _go_on(self, chain: Chain, step: Callable[[Any], Iterator[Chain]], waiting: deque[Chain]) -> None:
         """Queue what the last object of a chain refers to, unless that was done before."""

@@ -18,7 +18,7 @@ from memwatch.edges import EdgeKind, Vertex, VertexKind
 from memwatch.heap.frames import is_own_code, is_test_runner_code, may_be_traced, read_locals
 from memwatch.heap.names import type_name
 from memwatch.heap.roots import Held, Root, RootKind
-from memwatch.own_code import CodeOwner, code_owner
+from memwatch.own_code import CodeOwner, code_owner, owner_of_function
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +38,11 @@ def running(frame: FrameType | None) -> Iterator[FrameType]:
             return
         yield frame
         frame = frame.f_back
+
+
+def running_functions(frame: FrameType | None) -> set[tuple[str, str]]:
+    """Return the file and the name of the functions that run, of a call and its callers."""
+    return {(call.f_code.co_filename, _function_name(call.f_code)) for call in running(frame)}
 
 
 def call_roots(frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> Iterator[Root]:
@@ -102,7 +107,7 @@ def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any
         code = call.f_code
         if is_own_code(code) or _is_plumbing(code.co_filename):
             continue
-        owner = code_owner(code.co_filename)
+        owner = owner_of_function(code)
         if owner is CodeOwner.PROGRAM:
             spaces.setdefault(id(call.f_globals), call.f_globals)
         if code.co_name == "<module>" and owner.calls_torch:
@@ -143,7 +148,8 @@ def _call(frame: FrameType, thread: str, inside: FrameType | None = None, *, exp
     root = Root(RootKind.FRAME, explains=explains)
     for name, value in read_locals(frame).items():
         kind = EdgeKind.ARGUMENT if name in arguments else EdgeKind.LOCAL
-        root.entries.append(Held(kind, arguments.get(name, name), value, owner))
+        known = code if inside is None else None  # else the line is that of the function inside
+        root.entries.append(Held(kind, arguments.get(name, name), value, owner, code=known))
     return root
 
 

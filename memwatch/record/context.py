@@ -109,6 +109,7 @@ class Context:
         self._step_code: CodeType | None = None
         self.before_forward: Callable[[], None] | None = None
         self._on_step_end: Callable[[object], None] | None = None
+        self._on_root_call: Callable[[object], None] | None = None
         self.python_functions: tuple[Callable[..., Any], ...] = (
             *self.recomputes.python_functions,
             *self.gradients.python_functions,
@@ -133,9 +134,16 @@ class Context:
         self._patches.take_off()
         self.pause()
 
-    def tell_of_steps(self, on_step_end: Callable[[object], None] | None = None) -> None:
-        """Call this with each optimizer whose step has ended; without an argument call nobody any more."""
-        self._on_step_end = on_step_end
+    def tell_of_iterations(
+        self,
+        on_step_end: Callable[[object], None] | None = None,
+        on_root_call: Callable[[object], None] | None = None,
+    ) -> None:
+        """Call these with each optimizer whose step has ended, and with each outermost module that is called.
+
+        Without arguments call nobody any more.
+        """
+        self._on_step_end, self._on_root_call = on_step_end, on_root_call
 
     def resume(self) -> None:
         """Resume seeing module calls and optimizer steps."""
@@ -169,9 +177,11 @@ class Context:
             number = known[1]
         else:
             number = self.owners.registry.meet(module, self.top[0], sys._getframe(2))
-        if self.top is _OUTSIDE:
+        if self.top[0] == NONE:  # no module runs; a step of an optimizer may, which calls its closure
             if self.before_forward is not None:
                 self.before_forward()
+            if self._on_root_call is not None:
+                self._on_root_call(module)
             # what a module gets in backward, from a hook or a recomputation, is no input of the program's
             if current_graph_task_id() == NO_TASK:
                 self._note_inputs(module, (*args, *kwargs.values()))

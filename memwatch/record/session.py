@@ -142,8 +142,8 @@ class Session:
                     self.storages, self._packer, self.context, self.strings, self.op_counter
                 )
                 self._switch_on(self._holders.start, self._holders.stop)
-                tell = self.context.tell_of_steps
-                self._switch_on(functools.partial(tell, self._holders.step_ended), tell)
+                tell, holders = self.context.tell_of_iterations, self._holders
+                self._switch_on(functools.partial(tell, holders.step_ended, holders.root_called), tell)
             self._switch_on(self._compiled.start, self._compiled.stop)
             run = self.ops.run if self.arguments is None else self.arguments.run
             self._switch_on(lambda: self.interceptor.start(run), self.interceptor.stop)

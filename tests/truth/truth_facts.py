@@ -28,6 +28,8 @@ KERNEL = r"the kernel of"
 STEP = rf"within the optimizer's step|{UNNAMED}|local variable of `_(single|multi)"
 LIBRARY = "a line of an installed package"
 """A mark for memory that a library's own line makes."""
+ANY = 0
+"""For a size, where many pieces of all sizes have one truth."""
 
 
 def f32(*shape: int) -> int:
@@ -51,7 +53,7 @@ class Fact:
     """What is true of the pieces of memory of one size that are alive at the peak.
 
     Attributes:
-        nbytes: the size, which tells them from all others.
+        nbytes: the size, which tells them from all others, or ANY.
         category: what they are for; alternatives are separated by `|`.
         mark: the mark of the line that makes them; alternatives are separated by `|`; "" for no line.
         holder: a pattern for everything that holds them at the peak.

@@ -16,6 +16,7 @@ from types import FrameType, FunctionType, ModuleType, TracebackType
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from truth_score import CLAIMED, peak_op
+from truth_witness import Witness, running
 
 VARIABLE = re.compile(r"`([^`]+)`, (?:local variable|argument) of `([^`]+)`")
 GLOBAL = re.compile(r"global `([^`]+)` of module `?([\w.]+)`?")
@@ -30,12 +31,15 @@ class Oracle(TorchDispatchMode):
     Args:
         names: the ops that were recorded up to that of the peak.
         claims: pairs of what was said of a holder and the bytes that it holds.
+        witness: what notes the place of every op.
     """
 
-    def __init__(self, names: list[str], claims: list[tuple[str, int]]) -> None:
+    def __init__(self, names: list[str], claims: list[tuple[str, int]], witness: Witness) -> None:
         super().__init__()
-        self._names, self._claims = names, claims
-        self._recorded = set(names)
+        self.witness = witness
+        self._names, self._claims = list(map(out_of_place, names)), claims
+        self._in_place = [out_of_place(name) != name for name in names]
+        self._recorded = set(self._names)
         self._ran: list[str] = []
         self.false: list[str] = []
         self.has_looked = False  # it does not look where the ops are not those that were recorded
@@ -47,10 +51,24 @@ class Oracle(TorchDispatchMode):
     def step(self):
         """Do nothing for `prof.step()`."""
 
+    def __enter__(self):
+        self.witness.start()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.witness.stop()
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if str(func) in self._recorded and not is_view(str(func)):
-            self._ran.append(str(func))
+        name = out_of_place(str(func))
+        is_counted = name in self._recorded and not is_view(str(func))
+        place = len(self._ran)
+        was_in_place = is_counted and place < len(self._names) and self._in_place[place]
+        written = args[0] if was_in_place and out_of_place(str(func)) == str(func) else None
+        self.witness.note((args, kwargs), result, sys._getframe(1), is_counted=is_counted, written=written)
+        if is_counted:
+            self._ran.append(name)
         if not self.has_looked and len(self._ran) == len(self._names) and self._ran == self._names:
             self.has_looked = True
             calls = list(running(sys._getframe(1)))
@@ -60,8 +78,13 @@ class Oracle(TorchDispatchMode):
         return result
 
 
-def question(prof):
-    """Return the oracle for what a profile says about its peak."""
+def question(prof, file):
+    """Return the oracle for what a profile says about the peak of a program, None if no op ran before it.
+
+    Args:
+        prof: the profile.
+        file: the source of the program.
+    """
     last = peak_op(prof)
     if last < 0:
         return None
@@ -70,7 +93,12 @@ def question(prof):
     if "holder_evidence" in rows:
         rows = rows[rows["holder_evidence"].isin(CLAIMED)]
     claims = list(zip(rows["holder"], rows["nbytes"].tolist()))
-    return Oracle(names, claims)
+    return Oracle(names, claims, Witness(file))
+
+
+def out_of_place(name: str) -> str:
+    """Return one name for what torch calls otherwise under a mode, where it adds a bias out of place."""
+    return name.replace("_.", ".").replace("aten.index_put.", "aten._index_put_impl.")
 
 
 @functools.cache
@@ -85,13 +113,6 @@ def is_view(name: str) -> bool:
     )
 
 
-def running(frame: FrameType | None):
-    """Yield a call and its callers."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
 def is_false(words: str, nbytes: int, calls: list[FrameType]) -> bool:
     """Return True for words that name a variable or a call, if they are not so."""
     words = words.rpartition("reached from ")[2]
@@ -103,7 +124,7 @@ def is_false(words: str, nbytes: int, calls: list[FrameType]) -> bool:
     if found := VARIABLE.search(words):
         if "thread" in words:
             return False  # other threads' calls are not looked at
-        owners = [call for call in calls if call.f_code.co_name == found[2].rpartition(".")[2]]
+        owners = [call for call in calls if defined_name(call) == found[2].rpartition(".")[2]]
         return not any(
             reaches(value_in(found[1], call.f_globals, dict(call.f_locals)), nbytes) for call in owners
         )
@@ -111,6 +132,12 @@ def is_false(words: str, nbytes: int, calls: list[FrameType]) -> bool:
         name = (found[1] or found[2]).rpartition(".")[2].strip("<>")
         return not any(call.f_code.co_name.strip("<>") == name for call in calls)
     return False
+
+
+def defined_name(call: FrameType) -> str:
+    """Return the name of a call's function; for a comprehension, that of the function around it."""
+    *around, name = call.f_code.co_qualname.replace(".<locals>", "").split(".")
+    return around[-1] if name.endswith(("comp>", "genexpr>")) and around else name
 
 
 def value_in(expression: str, global_names: dict[str, object], local_names: dict[str, object]) -> object:

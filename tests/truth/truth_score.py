@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from truth_facts import RESULT, Fact, Pattern, Ran
+from truth_facts import ANY, RESULT, Fact, Pattern, Ran
 
 from memwatch.sizes import format_bytes
 
@@ -84,8 +84,10 @@ def peak_op(prof) -> int:
 
 
 def may_be(fact: Fact, row) -> bool:
-    """Return True if a fact is about memory of the size and the op of a row."""
-    return fact.nbytes == row.nbytes and re.search(fact.op, row.op_name) is not None
+    """Return True if a fact is about memory of the size and the op of a row; what has a line is made in the block."""
+    if row.origin == "baseline" and "" not in fact.mark.split("|"):
+        return False
+    return fact.nbytes in (ANY, row.nbytes) and re.search(fact.op, row.op_name) is not None
 
 
 def what_is_wrong(pattern: Pattern, fact: Fact, row) -> list[str]:

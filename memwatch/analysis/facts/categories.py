@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.allocations import BASELINE, BY_THREAD, EXTERNAL, UNOBSERVED, WORKSPACE
+from memwatch.analysis.facts.derived_inputs import DerivedInputs
 from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, PHASES, ROLES
 
@@ -32,7 +33,7 @@ _ROLE_RULES = {
     "buffer": "it is a buffer of a module",
     "optimizer state": "the optimizer keeps it in its state",
     "gradient": "it was the .grad of a parameter",
-    "input": "it was an argument of the outermost module call",
+    "input": "it was an argument of the outermost module call, and no module computed it",
     "unsharded parameter": "FSDP gathers the whole parameter in it",
     "unsharded gradient": "it is the gradient of a whole parameter, which FSDP has not reduced yet",
     "bucket": "DistributedDataParallel's reducer reduces the gradients in it",
@@ -101,6 +102,7 @@ def categorise(
     if capture.lacks("categories"):
         return _all_unknown(len(allocations))
     roles = _roles(capture, {key for key, role in past.items() if role.is_over})
+    derived = DerivedInputs(capture)
     outlived = _outlived_roles(capture, allocations, kept, past)
     saved = _saved(capture, allocations.named)
     crosses = _crosses_to_backward(capture, allocations.named)
@@ -120,7 +122,8 @@ def categorise(
     )
     for storage, origin, op, needed, by_itself, like_others, lasting in columns:
         role, role_name, role_module = "", "", NONE
-        if storage != NONE and storage in roles:
+        has_role = storage != NONE and storage in roles
+        if has_role and not (roles[storage][0] == "input" and storage in derived):
             strongest, role, role_name, role_module = roles[storage]
             category, rule = _by_role(strongest, is_unsure=(storage, strongest) in past)
         elif storage != NONE and origin != WORKSPACE and (again := recomputed.get(op)) is not None:

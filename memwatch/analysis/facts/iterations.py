@@ -110,11 +110,15 @@ def _saved_across(capture: Capture, allocations: Allocations, ends_ns: IntArray)
 
 
 def _ends_of_steps(steps: dict[str, IntArray], ops: dict[str, IntArray], places: Places) -> IntArray:
-    """Return when optimizer steps end that the line of the last one runs: a GAN has two in each iteration."""
+    """Return when optimizer steps end that the line of the last one runs: a GAN has two in each iteration.
+
+    Where a library's line calls all steps, the program's own line tells them apart.
+    """
     order = np.argsort(steps["end_op"], kind="stable")
     started, time_ns = steps["op"][order], steps["time_ns"][order]
-    lines = places.lines(np.append(ops["stack"], NONE)[np.minimum(started, len(ops["stack"]))])
-    ends_ns: IntArray = time_ns[lines == lines[-1]]
+    stacks = np.append(ops["stack"], NONE)[np.minimum(started, len(ops["stack"]))]
+    lines, own_lines = places.lines(stacks), places.own_lines(stacks)
+    ends_ns: IntArray = time_ns[(lines == lines[-1]) & (own_lines == own_lines[-1])]
     return ends_ns
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.biographies import LAG, USE
+from memwatch.analysis.holders import Holder, HolderKind
 from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcome
 from memwatch.capture.schema import KEPT_ON_PURPOSE, NONE, PHASES
 
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.idle_gradients import IdleGradients
+    from memwatch.analysis.findings.kinds import FindingKind
     from memwatch.analysis.findings.loops import Loops
-    from memwatch.analysis.holders import Holder, Holders
+    from memwatch.analysis.holders import Holders
     from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcomes
     from memwatch.analysis.saved_tensors import SavedTensors
 
@@ -130,7 +132,19 @@ class Moment:
                 found.append((row, outcomes))
         return found
 
-    def graph_holders(self, allocation: int, nameless: Holder) -> list[Holder]:
-        """Return the program's variables whose graph keeps an allocation, else `nameless`."""
-        roots = self.evidence.holders.graph_roots(allocation, self.op)
-        return [root for root in roots if not root.foreign] or [nameless]
+    def held_by_graphs(
+        self, kind: FindingKind, words: str, *, outlived: bool
+    ) -> Iterator[tuple[int, list[Holder]]]:
+        """Yield what autograd alone keeps, each with the program's variables whose graph that is.
+
+        Args:
+            kind: the kind of finding that this is for.
+            words: the graph, where no variable of the program leads to it.
+            outlived: whether the backward that needs it has run, or never runs.
+        """
+        line = self.facts.made_by.line
+        for row, outcomes in self.held_by_autograd:
+            if (SavedTensorOutcome.OUTLIVED in outcomes) is outlived:
+                roots = self.evidence.holders.graph_roots(row, self.op)
+                nameless = Holder(HolderKind.AUTOGRAD_NODE, words, str(line[row]), subject=(kind,))
+                yield row, [root for root in roots if not root.foreign] or [nameless]

@@ -57,7 +57,12 @@ class HolderSamples:
         return [holder for holder in self._holders(allocation, op) if holder.kind is not HolderKind.GRAPH]
 
     def was_in_no_variable(self, allocation: int, op: int) -> bool:
-        """Return True if samples looked for an allocation, or for another that the same calls made, in vain."""
+        """Return True if samples looked for an allocation, or for another that the same calls made, in vain.
+
+        Of what these calls made before the last time it is not known whether they still run.
+        """
+        if self._births.generation(allocation, op):
+            return False
         return any(self._is_looked_for_in_vain(row, op) for row in self._births.alike(allocation))
 
     def _is_looked_for_in_vain(self, allocation: int, op: int) -> bool:
@@ -103,9 +108,23 @@ class HolderSamples:
             if holders:
                 return holders
         known = telling if telling.any() else alive
-        if not len(rows) or not known.any():
-            return self._twins.on_stack(allocation, op)
-        return self._own(rows, self._samples[known], allocation, op)
+        if len(rows) and known.any():
+            found = self._own(rows, self._samples[known], allocation, op)
+        else:
+            found = self._twins.on_stack(allocation, op)
+        is_seen = any(holder.inference is not Inference.SAME_CALL for holder in found)
+        return found if is_seen else self._in_objects(allocation, op) or found
+
+    def _in_objects(self, allocation: int, op: int) -> list[Holder]:
+        """Return the objects and containers that hold a twin: few samples look into objects of packages.
+
+        A value is on an evaluation stack for a moment, and in an object, as of a loader, from then on.
+        """
+        return [
+            holder
+            for holder in self._twins.holders(allocation, op, alike=True)
+            if holder.is_inside and holder.kind is not HolderKind.EVALUATION_STACK
+        ]
 
     def _may_ask_twins(self, allocation: int, op: int, *, seen: bool) -> bool:
         """Return True if a twin speaks better than a sample that saw the allocation in another phase of its life.

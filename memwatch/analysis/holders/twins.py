@@ -15,7 +15,7 @@ from memwatch.analysis.holders.evidence import Inference
 from memwatch.analysis.holders.holder import object_holder
 from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.paths import HolderPath
-from memwatch.capture.schema import NONE
+from memwatch.capture.schema import IN_BACKWARD, NONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,10 +59,18 @@ class Twins:
         same: IntArray = rows[sizes[self._table["storage"][rows]] == sizes[allocation]]
         return same
 
-    def holders(self, allocation: int, op: int) -> list[Holder]:
-        """Return the holders of a twin, as they would hold an allocation while an op runs."""
+    def holders(self, allocation: int, op: int, *, alike: bool = False) -> list[Holder]:
+        """Return the holders of a twin, as they would hold an allocation while an op runs.
+
+        Args:
+            allocation: the piece of memory.
+            op: the op.
+            alike: whether only a twin of the same size and module may speak for it.
+        """
         made = self._facts.allocations.op
-        for rows in self._nearest(allocation, op):
+        # all ops of a backward have its one call stack
+        alike = alike or self._facts.op_phase(int(made[allocation])) in IN_BACKWARD
+        for rows in self._nearest(allocation, op, alike=alike):
             age = int(self._table["op"][rows[0]]) - 1 - int(made[self._table["storage"][rows[0]]])
             placed = [self._placed(holder, rows, allocation, op, age) for holder in self._rows.seen_in(rows)]
             kept = [holder for holder in placed if holder is not None]
@@ -90,7 +98,7 @@ class Twins:
         holder = self._lasting.of_twin(seen, allocation, op)
         return [] if holder is None else [holder]
 
-    def _nearest(self, allocation: int, op: int) -> Iterator[IntArray]:
+    def _nearest(self, allocation: int, op: int, *, alike: bool) -> Iterator[IntArray]:
         """Yield the rows of one twin in one sample at a time, those that fit best first."""
         rows = self.rows(allocation)
         rows = rows[~self._rows.is_graph[rows]]
@@ -109,6 +117,11 @@ class Twins:
         later = np.where(self._is_kept[rows], 0, later)
         module = self._facts.places.module_of_op
         other_module = module[allocations.op[storages]] != module[allocations.op[allocation]]
+        if alike:
+            same = ~other_size & ~other_module
+            rows, age_apart, later, other_size, other_module = (
+                column[same] for column in (rows, age_apart, later, other_size, other_module)
+            )
         order = np.lexsort((age_apart, later, other_size, other_module))
         asked: set[tuple[int, int]] = set()
         for row in rows[order].tolist():

@@ -20,9 +20,18 @@ from memwatch.heap.graph_walk import GraphWalk
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch
 from memwatch.heap.referrer_search import in_variables, living_tensors, referrer_paths, young_objects
-from memwatch.heap.search_roots import call_roots, context_root, namespace_roots, running
+from memwatch.heap.roots import RootKind
+from memwatch.heap.search_roots import (
+    call_roots,
+    context_root,
+    namespace_roots,
+    running,
+    running_functions,
+)
 from memwatch.heap.tensors import is_tensor
+from memwatch.own_code import is_program_code
 from memwatch.record.clock import ticks
+from memwatch.record.holders.state import Told
 from memwatch.record.tables.parts import address_or_zero, plain_parts
 from memwatch.record.tables.storages import address_of
 from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
@@ -53,7 +62,7 @@ class Sample:
         self._smallest_bytes = max(int(self._increase_bytes * _SMALL_RATIO), 1)
         self._holder_counts: dict[int, int] = {}
         self._deep = False
-        self._told_now: dict[int, list[int]] = {}
+        self._told_now: dict[int, list[Told]] = {}
         self._graphs = GraphWalk()
         self._saved = state.saved.living_by_sequence()
         self._told_of_graph: set[tuple[int, int]] = set()
@@ -68,7 +77,7 @@ class Sample:
         self._look_at_roles(frame)
         spaces: dict[int, dict[str, Any]] = {}
         self._search_near(frame, spaces)
-        fresh = self._unnamed()
+        fresh = self._unnamed(frame)
         state, device = self._state, self._device
         if fresh or state.is_time_to_search_again(device) or state.is_much_unnamed_again(device):
             self._search_deep(frame, spaces)
@@ -97,7 +106,9 @@ class Sample:
         self._deep = True
         calls = {id(call) for call in running(frame)}
         search = ReferenceSearch(calls, deep=True, barren=self._state.barren)
-        self._search(search, call_roots(frame, spaces))
+        # From all calls at once: of an object that several calls reach, the shortest way there is told.
+        for chain in search.tensors(*sorted(call_roots(frame, spaces), key=_is_of_library)):
+            self._held(chain)
         self._search(search, (*namespace_roots(spaces), context_root()))
         for chain in search.rest():
             self._held(chain)
@@ -125,7 +136,7 @@ class Sample:
                 path = self._path(chain) if path is None else path
                 self._state.append(number, path)
                 if self._deep:
-                    self._told_now.setdefault(number, []).append(path)
+                    self._told_now.setdefault(number, []).append(Told(path, _function_of(chain[0])))
         if not self._deep:
             self._held_by_graph(chain)
 
@@ -136,8 +147,12 @@ class Sample:
             return NONE
         if isinstance(alive, WatchedTensor) and alive.address != address_or_zero(tensor):
             return NONE  # a storage of backward that is gone; another lies where it lay
-        if self._deep and alive.number not in self._state.unnamed[self._device]:
-            return NONE
+        told = self._state.told.get(alive.number)
+        if self._deep:
+            if alive.number not in self._state.unnamed[self._device]:
+                return NONE
+        elif told and told[0].on_stack:
+            self._state.told[alive.number] = []  # it is searched for again, where it leaves the variable
         count = self._holder_counts.get(alive.number, 0)
         self._holder_counts[alive.number] = count + 1
         return alive.number if count < _MAX_HOLDERS else NONE
@@ -172,7 +187,7 @@ class Sample:
                     path = self._state.paths((*name_chain(chain), _GRAPH))
                 self._state.append(number, path)
 
-    def _unnamed(self) -> dict[int, WatchedStorage]:
+    def _unnamed(self, frame: FrameType | None) -> dict[int, WatchedStorage]:
         """Repeat what is known of storages that no variable holds; return those that are to be searched for.
 
         These had no name in the sample before either, and are many bytes together.
@@ -192,12 +207,13 @@ class Sample:
         untold_bytes = sum(alive.nbytes for alive in missing.values() if alive.number not in state.told)
         is_much = untold_bytes >= _UNNAMED_RATIO * self._increase_bytes
         state.note_unnamed(self._device, untold_bytes if is_much else 0)
-        fresh = {}
+        fresh, functions = {}, running_functions(frame) if state.told else set()
         for key, alive in missing.items():
-            paths = state.told.get(alive.number)
-            if paths is not None:
-                for path in paths:
-                    state.append(alive.number, path)
+            told = state.told.get(alive.number)
+            if told is not None:
+                for each in told:
+                    if each.function is None or each.function in functions:
+                        state.append(alive.number, each.path)
             elif alive.number in before:
                 fresh[key] = alive
         fresh_bytes = sum(alive.nbytes for alive in fresh.values())
@@ -230,8 +246,23 @@ class Sample:
     def _found_by_gc(self, found: dict[int, Path]) -> None:
         for number, edges in found.items():
             path = self._state.paths(edges)
-            self._state.told[number] = [path]
+            on_stack = edges[0].kind is EdgeKind.EVALUATION_STACK
+            self._state.told[number] = [Told(path, None, on_stack)]
             self._state.append(number, path)
+
+
+def _is_of_library(root: Root) -> bool:
+    """Return True for a call of an installed package, of torch or of Python."""
+    call = root.entries[0].owner if root.entries else None
+    return call is None or call.file is None or not is_program_code(call.file)
+
+
+def _function_of(root: Root) -> tuple[str, str] | None:
+    """Return the file and the name of the function of this thread whose call a root is, None for other roots."""
+    call = root.entries[0].owner if root.kind is RootKind.FRAME else None
+    if call is None or call.file is None or call.thread:
+        return None
+    return call.file, (call.inner or call).name
 
 
 def _leads_through_containers(chain: Chain) -> bool:

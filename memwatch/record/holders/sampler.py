@@ -39,6 +39,7 @@ class HolderSampler:
         self._state = SamplingState(storages, saved, context, strings, op_counter)
         self._is_sampling = self._is_marked = False
         self._paced_by: weakref.ref[object] | None = None
+        self._root: weakref.ref[object] | None = None
 
     @property
     def tables(self) -> dict[str, Rows]:
@@ -85,6 +86,13 @@ class HolderSampler:
         if self._paced_by is None:
             self._paced_by = weakref.ref(optimizer)
         if not self._is_marked and self._paced_by() is optimizer:
+            self._iteration_starts()
+
+    def root_called(self, module: object) -> None:
+        """Take a further call of the first outermost module for the start of an iteration, where no step tells."""
+        if self._root is None:
+            self._root = weakref.ref(module)
+        elif not self._is_marked and self._paced_by is None and self._root() is module:
             self._iteration_starts()
 
     def _iteration_starts(self) -> None:

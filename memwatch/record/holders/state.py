@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memwatch.capture.paths import PathTables
 from memwatch.record.holders.schedule import SamplingCosts, SamplingSchedule
@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 
 _SAMPLES_BETWEEN_SEARCHES: Final = 4
 _GROWTH_BETWEEN_SEARCHES: Final = 3
+
+
+class Told(NamedTuple):
+    """A path that a deep search or gc found: it is told again for as long as the call runs from which it starts.
+
+    Attributes:
+        path: number of the path.
+        function: file and name of the function whose call it starts from; None where it starts elsewhere.
+        on_stack: whether it was a value of an evaluation stack: it is so no more once a variable has it.
+    """
+
+    path: int
+    function: tuple[str, str] | None
+    on_stack: bool = False
 
 
 class SamplingState:
@@ -34,7 +48,7 @@ class SamplingState:
         costs: what the samples cost.
         first_number: number of the first storage that the block made.
         cut_count: samples that came to a search's limit: they may have missed a holder.
-        told: path numbers of storages that only a deep search or gc could explain: neither is asked twice.
+        told: paths of storages that only a deep search or gc could explain: neither is asked twice.
         unnamed: storages that the last sample found no holder of, by device.
         barren: `id` of modules' functions and classes behind which no tensor was found.
     """
@@ -56,7 +70,7 @@ class SamplingState:
         }
         self.first_number = storages.entry_count = storages.count
         self.cut_count = 0
-        self.told: dict[int, list[int]] = {}
+        self.told: dict[int, list[Told]] = {}
         self.unnamed: dict[int, set[int]] = {}
         self.barren: set[int] = set()
         self.op_counter = op_counter

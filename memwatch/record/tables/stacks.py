@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memwatch._torch.autograd import ENGINE_CODE
 from memwatch._torch.modules import MODULE_CALL_CODE, OPTIMIZER_STEP_CODE
 from memwatch.capture.schema import NONE
-from memwatch.own_code import CodeOwner, code_owner
+from memwatch.own_code import CodeOwner, owner_of_function
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -81,7 +81,7 @@ class Stacks:
     def _symbolise(self, address: int, offset: int) -> tuple[int, int, int, int] | None:
         if (address, offset) not in self._frames:
             code = self._codes[address]
-            owner = code_owner(code.co_filename)
+            owner = owner_of_function(code)
             self._frames[address, offset] = (
                 None
                 if owner is CodeOwner.MEMWATCH

@@ -14,6 +14,13 @@ def allocator_events(function: Callable[[], Any]) -> list[tuple[int, int]]:
     """Run a function once; give (address, bytes) of every event in order, negative for frees of known blocks."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = function()
+    events = events_in(profiler)
+    del result
+    return events
+
+
+def events_in(profiler: profile) -> list[tuple[int, int]]:
+    """Return (address, bytes) of every event that a profiler saw, negative for frees of known blocks."""
     found = []
     waiting = list(profiler.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
     while waiting:
@@ -22,7 +29,6 @@ def allocator_events(function: Callable[[], Any]) -> list[tuple[int, int]]:
         if node.tag == _EventType.Allocation:
             found.append((node.start_time_ns, node.extra_fields.ptr, node.extra_fields.alloc_size))
     found.sort(key=lambda event: event[0])
-    del result
     live: dict[int, int] = {}
     events = []
     for _, address, nbytes in found:
