@@ -351,6 +351,25 @@ def test_the_input_of_a_region_is_kept_by_its_checkpoint():
     loss.backward()
 
 
+@pytest.mark.parametrize("holders", [True, False])
+def test_what_a_checkpoint_computed_again_is_its_until_backward_has_read_it(holders):
+    """Then torch has let go, and what is alive still is what the program keeps; it may even use it again."""
+    kept, x = [], torch.randn(500, 64, requires_grad=True)
+
+    def region(x):
+        kept.append((x * 2).relu())
+        return kept[-1].sin()
+
+    with memwatch.profile(holders=holders) as prof:
+        again(region, x).sum().backward()
+        at_peak = torch.zeros(2000, 64)
+        again_used = kept[-1] * 2
+    del at_peak, again_used
+    peak = prof.at_peak
+    assert set(peak.loc[peak["category"] == "recomputed", "op_name"]) == {"aten.relu.default"}
+    assert not peak["holder"].str.contains("a checkpoint, which ran").any(), peak["holder"].tolist()
+
+
 @pytest.mark.parametrize("intercept", ["key", "mode"])
 def test_what_a_compiled_function_saved_is_saved_until_its_backward_ends(intercept):
     """Its saved tensors, and the line that calls it, are those of the call; no line is in code that torch wrote."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.capture.schema import NONE, PHASES
+from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, PHASES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,7 +35,7 @@ class Recomputes:
         """Per run: its last op; a nested backward is none of it."""
         again = np.flatnonzero(self.run_of_op != NONE)
         np.maximum.at(self.last_op, self.run_of_op[again], again)
-        self._kept = set(capture.tables["recomputed"]["storage"].tolist())
+        self._last_read = _last_reads(capture)
         reentrant = runs["sequence"]
         self.nodes: IntArray = np.unique(reentrant[reentrant != NONE])
         """Sequence numbers of the nodes of reentrant regions."""
@@ -53,6 +53,23 @@ class Recomputes:
         """Return True if a region had run again by the time of an op, so that none of its calls was left."""
         return op > int(self.last_op[run])
 
-    def is_kept(self, storage: int) -> bool:
-        """Return True for a storage that torch's frame of the region kept for the backward."""
-        return storage in self._kept
+    def is_awaited(self, storage: int, op: int) -> bool:
+        """Return True if torch's frame of the region keeps a storage for a read that is not over as an op runs."""
+        return op <= self._last_read.get(storage, NONE)
+
+
+def _last_reads(capture: Capture) -> dict[int, int]:
+    """Return the last op that reads each storage kept for a backward in that same backward: torch lets go of it then."""
+    tables = capture.tables
+    births, uses = tables["births"], tables["uses"]
+    kept = np.isin(births["storage"], tables["recomputed"]["storage"]) & (births["op"] != NONE)
+    made = np.full(int(births["storage"].max(initial=NONE)) + 1, NONE, dtype=np.int64)
+    made[births["storage"][kept]] = births["op"][kept]
+    is_read = (uses["access"] != ACCESSES.index("output")) & (made[uses["storage"]] != NONE)
+    storage, reader = uses["storage"][is_read], uses["op"][is_read]
+    backward = np.cumsum(~np.isin(tables["ops"]["phase"], IN_BACKWARD))
+    within = backward[reader] == backward[made[storage]]
+    last = np.full(len(made), NONE, dtype=np.int64)
+    np.maximum.at(last, storage[within], reader[within])
+    read = np.flatnonzero(last != NONE)
+    return dict(zip(read.tolist(), last[read].tolist(), strict=True))
