@@ -14,6 +14,7 @@ from memwatch.record.holders.schedule import SamplingSchedule
 from memwatch.report.stats import format_stats, stats
 
 WIDE = 256
+SHARED = None
 
 
 class Store:
@@ -127,10 +128,10 @@ def end_a_variable():
 
 
 def end_a_global():
-    global shared
-    box, shared = Store(), torch.zeros(1000, WIDE)
-    box.first, box.kept = torch.zeros(2000, WIDE), shared
-    shared = None
+    global SHARED  # noqa: PLW0603
+    box, SHARED = Store(), torch.zeros(1000, WIDE)
+    box.first, box.kept = torch.zeros(2000, WIDE), SHARED
+    SHARED = None
     box.more = [torch.zeros(40, WIDE) for _ in range(6)]
     return box
 
