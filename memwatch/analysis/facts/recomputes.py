@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
-RECOMPUTE = PHASES.index("recompute")
+BACKWARD, RECOMPUTE = PHASES.index("backward"), PHASES.index("recompute")
 
 
 class Recomputes:
@@ -59,17 +59,30 @@ class Recomputes:
 
 
 def _last_reads(capture: Capture) -> dict[int, int]:
-    """Return the last op that reads each storage kept for a backward in that same backward: torch lets go of it then."""
+    """Return, for each storage kept for a backward, the last op of the nodes that read it in that same backward.
+
+    A node has what it read in its hands until it has run; torch's frame lets go of it as it is read.
+    """
     tables = capture.tables
-    births, uses = tables["births"], tables["uses"]
+    births, uses, phase = tables["births"], tables["uses"], tables["ops"]["phase"]
     kept = np.isin(births["storage"], tables["recomputed"]["storage"]) & (births["op"] != NONE)
     made = np.full(int(births["storage"].max(initial=NONE)) + 1, NONE, dtype=np.int64)
     made[births["storage"][kept]] = births["op"][kept]
     is_read = (uses["access"] != ACCESSES.index("output")) & (made[uses["storage"]] != NONE)
     storage, reader = uses["storage"][is_read], uses["op"][is_read]
-    backward = np.cumsum(~np.isin(tables["ops"]["phase"], IN_BACKWARD))
+    backward = np.cumsum(~np.isin(phase, IN_BACKWARD))
     within = backward[reader] == backward[made[storage]]
     last = np.full(len(made), NONE, dtype=np.int64)
     np.maximum.at(last, storage[within], reader[within])
     read = np.flatnonzero(last != NONE)
-    return dict(zip(read.tolist(), last[read].tolist(), strict=True))
+    ends = _ends_of_nodes(phase, tables["ops"]["sequence"])
+    return dict(zip(read.tolist(), ends[last[read]].tolist(), strict=True))
+
+
+def _ends_of_nodes(phase: IntArray, sequence: IntArray) -> IntArray:
+    """Return, for each op, the last one that its node of backward runs right after it; the op itself outside any."""
+    ops = np.arange(len(phase))
+    is_last = np.append((np.diff(sequence) != 0) | (np.diff(phase) != 0), True)[: len(ops)]
+    lasts = ops[is_last | (sequence == NONE) | (phase != BACKWARD)]
+    ends: IntArray = lasts[np.searchsorted(lasts, ops)]
+    return ends
