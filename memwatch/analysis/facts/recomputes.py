@@ -44,6 +44,11 @@ class Recomputes:
         """Return the run that an op belongs to, -1 if none."""
         return int(self.run_of_op[op]) if 0 <= op < len(self.run_of_op) else NONE
 
+    def ops_of(self, run: int) -> IntArray:
+        """Return the ops that a run computed again itself: none of a region within it, or of a nested backward."""
+        start, end = int(self._start_op[run]), int(self._end_op[run])
+        return start + np.flatnonzero(self.run_of_op[start:end] == run)
+
     def share_a_run(self, one_op: int, other_op: int) -> bool:
         """Return True if a run of some region lasted during both ops; the nested backward of one belongs to it."""
         lasts = [(self._start_op <= op) & (op < self._end_op) for op in (one_op, other_op)]
