@@ -103,7 +103,9 @@ class SmallerRegions:
         is_read = self._uses["access"][rows] != ACCESSES.index("output")
         rows = rows[is_read & np.isin(self._uses["op"][rows], ops)]
         storage, reader = self._uses["storage"][rows], self._uses["op"][rows]
-        return storage[number.of(self._facts.allocations.op[storage]) != number.of(reader)]
+        elsewhere = number.of(self._facts.allocations.op[storage]) != number.of(reader)
+        read: IntArray = storage[elsewhere]
+        return read
 
     def _backward_of_parts(self, count: int, inside: IntArray, number: _PartNumbers) -> list[int]:
         """Return, for each allocation, the event at which the backward of its part first reads what that computed."""
