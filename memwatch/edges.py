@@ -199,7 +199,6 @@ class Edge:
         reader: the function that reads the global, where the path goes through it.
         is_own: True if `file` is the program's own code, False if it is torch's, Python's or a package's;
             None where nobody asked. Decided from the real path when the edge is recorded.
-        binding_line: of a variable of a call, the next line of its function that binds it anew or deletes it.
     """
 
     kind: EdgeKind
@@ -212,4 +211,3 @@ class Edge:
     hidden: bool = False
     reader: Vertex | None = None
     is_own: bool | None = None
-    binding_line: int | None = None

@@ -68,7 +68,6 @@ class PathTables:
             self._text(edge.file),
             _number(edge.line),
             int(code_owner(edge.file)) if edge.file else NONE,
-            _number(edge.binding_line),
         )
 
     def _vertex(self, vertex: Vertex | None) -> int:
@@ -122,9 +121,8 @@ def read_paths(capture: Capture) -> dict[int, Path]:
                 line=_optional(line),
                 reader=vertices.get(reader),
                 is_own=None if code == NONE else code == CodeOwner.PROGRAM,
-                binding_line=_optional(binding_line),
             )
-            for _, _, kind, name, position, owner, reader, file, line, code, binding_line in rows
+            for _, _, kind, name, position, owner, reader, file, line, code in rows
         )
     return found
 

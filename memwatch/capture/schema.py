@@ -287,7 +287,6 @@ RECORDED: Final = (
         ("file", "int", "string id of the file where the reference can be edited"),
         ("line", "int", "line in that file"),
         ("code", "int", "index into OWNERS: whose code the file is"),
-        ("binding_line", "int", "of a variable of a call, the next line that binds it anew or deletes it"),
     ),
     _table(
         "vertices",

@@ -1,40 +1,48 @@
-"""Keep the cyclic garbage collector from hiding cycles while a check runs, and leave its state as it was."""
+"""Keep the cyclic garbage collector from running amid a check or a look, and leave its state as it was.
+
+All of memwatch shares one pause: what ends in one thread does not end what another still needs.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from typing import Final
 
-_LOCK: Final = threading.Lock()
-
 
 class _Pause:
-    """Counts overlapping checks; the first switches automatic collection off, the last restores it."""
+    """Counts overlapping users; the first switches automatic collection off, the last restores it."""
 
     def __init__(self) -> None:
         self.depth = 0
         self.was_enabled = False
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """Have a lock that no thread of a parent process holds."""
+        self.lock = threading.RLock()  # a signal's handler may pause amid a pause
 
 
 _PAUSE: Final = _Pause()
+os.register_at_fork(after_in_child=_PAUSE.renew_lock)
 
 
 def pause_gc() -> None:
     """Switch automatic collection off until the matching :func:`resume_gc`."""
-    with _LOCK:
-        if _PAUSE.depth == 0:
+    with _PAUSE.lock:
+        _PAUSE.depth += 1  # first, and last below: a handler in between finds a pause that is another's
+        if _PAUSE.depth == 1:
             _PAUSE.was_enabled = gc.isenabled()
             gc.disable()
-        _PAUSE.depth += 1
 
 
 def resume_gc() -> None:
     """Undo one :func:`pause_gc`."""
-    with _LOCK:
-        _PAUSE.depth -= 1
-        if _PAUSE.depth == 0 and _PAUSE.was_enabled:
+    with _PAUSE.lock:
+        if _PAUSE.depth == 1 and _PAUSE.was_enabled:
             gc.enable()
+        _PAUSE.depth -= 1
 
 
 def collect(generation: int = 2) -> None:

@@ -16,14 +16,13 @@ from memwatch._torch.autograd import top_saved_hooks
 from memwatch._torch.modes import mode_stack
 from memwatch._torch.overrides import active_function_modes
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
-from memwatch.heap.bindings import next_binding_line
 from memwatch.heap.frames import is_test_runner_code, read_locals, running_frames
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.heap.vertices import frame_vertex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import CodeType, FrameType
+    from types import FrameType
 
 _TEST_RUNNERS: Final = (
     "_pytest",
@@ -60,7 +59,6 @@ class Held(NamedTuple):
         value: the object.
         owner: the call or module that holds it, with the line to edit; None for a root that needs none.
         position: index of an argument that is known by that alone.
-        code: the function of the call whose variable it is; None for what is no variable of a call.
     """
 
     kind: EdgeKind
@@ -68,7 +66,6 @@ class Held(NamedTuple):
     value: object
     owner: Vertex | None = None
     position: int | None = None
-    code: CodeType | None = None
 
     @property
     def edge(self) -> Edge:
@@ -76,18 +73,7 @@ class Held(NamedTuple):
         owner = self.owner
         if owner is None:
             return Edge(self.kind, self.name, self.position)
-        binding_line = None
-        if self.code is not None and self.name is not None and owner.line is not None:
-            binding_line = next_binding_line(self.code, self.name, owner.line)
-        return Edge(
-            self.kind,
-            self.name,
-            self.position,
-            owner=owner,
-            file=owner.file,
-            line=owner.line,
-            binding_line=binding_line,
-        )
+        return Edge(self.kind, self.name, self.position, owner=owner, file=owner.file, line=owner.line)
 
     @property
     def is_namespace(self) -> bool:

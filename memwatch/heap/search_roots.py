@@ -148,8 +148,7 @@ def _call(frame: FrameType, thread: str, inside: FrameType | None = None, *, exp
     root = Root(RootKind.FRAME, explains=explains)
     for name, value in read_locals(frame).items():
         kind = EdgeKind.ARGUMENT if name in arguments else EdgeKind.LOCAL
-        known = code if inside is None else None  # else the line is that of the function inside
-        root.entries.append(Held(kind, arguments.get(name, name), value, owner, code=known))
+        root.entries.append(Held(kind, arguments.get(name, name), value, owner))
     return root
 
 

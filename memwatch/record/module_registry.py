@@ -7,13 +7,13 @@ never called, as that of a Lightning module's `self.net`, is known too. Modules 
 
 from __future__ import annotations
 
-import gc
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.capture.schema import NONE, PLACES_OF_MODULES
 from memwatch.heap.module_search import find_modules, living_modules
+from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
@@ -134,8 +134,7 @@ class ModuleRegistry:
             frame: the innermost call.
             owner: whose calls are searched: the program's, or those of installed packages.
         """
-        enabled = gc.isenabled()
-        gc.disable()  # a collection now would run the program's finalizers in the middle of its call
+        pause_gc()  # a collection now would run the program's finalizers in the middle of its call
         try:
             sightings = find_modules(frame, owner)
             everything = {id(module): module for module in modules}
@@ -146,8 +145,7 @@ class ModuleRegistry:
                     everything[id(each.holder)] = each.holder
             self._register(everything, sightings)
         finally:
-            if enabled:
-                gc.enable()
+            resume_gc()
 
     def learn_from_heap(self, without: nn.Module | None = None) -> None:
         """Register all modules of the process, once a block, where no variable leads to the one in question.

@@ -42,7 +42,7 @@ from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.stacks import Stacks
 from memwatch.record.tables.storages import NEVER
 from memwatch.record.tables.strings import Strings
-from memwatch.record.timer import repeat_every
+from memwatch.record.timer import Timer
 from memwatch.record.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
@@ -97,12 +97,12 @@ class Session:
             choice.backend.allocator_events(block) if options.allocator and not choice.is_estimate else None
         )
         self._allocator = None if events is None else AllocatorChannel(events, counter, self.note)
-        self._threads = StartedThreads(block.thread_names, events)
+        self._timer = Timer(FLUSH_S, self._flush_by_timer)
+        self._threads = StartedThreads(block.thread_names, events, self._timer.start)
         self._written_strings = self._written_notes = self._window_start = self._flushed = 0
         self._flushing = threading.Lock()
         self._undo: list[Callable[[], None]] = []
         self._patches = Patches()
-        self._timer: threading.Event | None = None
         self._pid = os.getpid()
         self._not_recorded: set[str] = set()
         called_back = (self._saved, self.context, self.interceptor)
@@ -135,7 +135,7 @@ class Session:
                 )
             self._schedule(FLUSH_OPS)
             if self._writer is not None:
-                self._timer = repeat_every(FLUSH_S, self._flush_by_timer)
+                self._timer.start()
             self._switch_on(self._threads.start, self._threads.stop)
             if self._want_holders:
                 self._holders = HolderSampler(
@@ -151,6 +151,7 @@ class Session:
             self._switch_on(tracing.start, tracing.stop)
         except BaseException:
             self._switch_off()
+            self._timer.stop()
             self._let_go()
             if self._writer is not None:
                 self._writer.discard()
@@ -190,8 +191,7 @@ class Session:
                 self.context.look_again()
         finally:
             self._switch_off()
-            if self._timer is not None:
-                self._timer.set()
+            self._timer.stop()
         if self.arguments is not None:
             self.arguments.finish()
         self._let_go()
@@ -296,6 +296,8 @@ class Session:
 
     def _flush_by_timer(self) -> None:
         self._process.sample()
+        if self._allocator is not None:
+            self._allocator.cut_from_elsewhere()
         self._flush()  # what it raises, the next flush raises again in the program's thread
 
     def _flush(self) -> None:

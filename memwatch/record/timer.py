@@ -1,10 +1,11 @@
-"""A thread that does something now and then, until it is told to stop."""
+"""A thread that does something now and then, from when it is wanted until it is told to stop."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,14 +15,27 @@ class RepeatingThread(threading.Thread):
     """A thread of memwatch's own."""
 
 
-def repeat_every(seconds: float, act: Callable[[], None]) -> threading.Event:
-    """Call a function every so often in a thread of its own, until the result is set; its errors are dropped."""
-    done = threading.Event()
+class Timer:
+    """Calls a function every so often in a thread of its own; errors of the function are dropped."""
 
-    def run() -> None:
-        while not done.wait(seconds):
-            with contextlib.suppress(Exception):
-                act()
+    def __init__(self, seconds: float, act: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._to_start = [act]
+        self._done: Final = threading.Event()
 
-    RepeatingThread(target=run, name="memwatch-flush", daemon=True).start()
-    return done
+    def start(self) -> None:
+        """Begin, unless it has begun or is over; any thread may ask."""
+        with contextlib.suppress(IndexError):
+            target = functools.partial(_repeat, self._done, self._seconds, self._to_start.pop())
+            RepeatingThread(target=target, name="memwatch-flush", daemon=True).start()
+
+    def stop(self) -> None:
+        """End for good."""
+        self._to_start.clear()
+        self._done.set()
+
+
+def _repeat(done: threading.Event, seconds: float, act: Callable[[], None]) -> None:
+    while not done.wait(seconds):
+        with contextlib.suppress(Exception):
+            act()

@@ -14,6 +14,7 @@ from memwatch.record.holders.schedule import SamplingSchedule
 from memwatch.report.stats import format_stats, stats
 
 WIDE = 256
+SHARED = None
 
 
 class Store:
@@ -116,8 +117,28 @@ def train():
                 mean.lerp_(parameter, 0.1)
 
 
+def end_a_variable():
+    """A look sees the variable; before the peak an object takes its tensor over."""
+    box = Store()
+    x = torch.zeros(1000, WIDE)
+    box.first, box.kept = torch.zeros(2000, WIDE), x
+    del x
+    box.more = [torch.zeros(40, WIDE) for _ in range(6)]
+    return box
+
+
+def end_a_global():
+    global SHARED  # noqa: PLW0603
+    box, SHARED = Store(), torch.zeros(1000, WIDE)
+    box.first, box.kept = torch.zeros(2000, WIDE), SHARED
+    SHARED = None
+    box.more = [torch.zeros(40, WIDE) for _ in range(6)]
+    return box
+
+
 PROGRAMS = [
     decode, decode_to_a_cat, generate, keep_what_a_call_makes, pass_results_on, wait_in_a_list, train,
+    end_a_variable, end_a_global,
 ]  # fmt: skip
 
 
@@ -170,6 +191,14 @@ def test_what_is_told_as_seen_is_what_a_look_at_the_peak_sees(program, monkeypat
     ]
     false = [(row, holder.told) for row, holder in seen if holder.key not in known.get(row, ())]
     assert false == []
+
+
+@pytest.mark.parametrize("program", [end_a_variable, end_a_global])
+def test_a_variable_that_was_seen_before_the_peak_may_have_ended(program):
+    """No look sees a `del` or a rebinding, so what an earlier one saw is inferred."""
+    peak = profiled(program).at_peak
+    (first,) = peak.loc[peak["nbytes"] == 1000 * WIDE * 4, "holder"]
+    assert first.endswith("(inferred: seen so earlier, and it may have let go since)")
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

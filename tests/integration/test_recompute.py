@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,6 +20,8 @@ from torch.utils.checkpoint import (
 
 import memwatch
 from memwatch._torch.dispatch import FREE_KEY, include_key
+from memwatch.analysis.facts.grouped import Grouped as Numbered
+from memwatch.analysis.findings.smaller_regions import SmallerRegions
 from memwatch.record import native
 from memwatch.report.facts import recomputed
 
@@ -351,6 +354,25 @@ def test_the_input_of_a_region_is_kept_by_its_checkpoint():
     loss.backward()
 
 
+@pytest.mark.parametrize("holders", [True, False])
+def test_what_a_checkpoint_computed_again_is_its_until_backward_has_read_it(holders):
+    """Then torch has let go, and what is alive still is what the program keeps; it may even use it again."""
+    kept, x = [], torch.randn(500, 64, requires_grad=True)
+
+    def region(x):
+        kept.append((x * 2).relu())
+        return kept[-1].sin()
+
+    with memwatch.profile(holders=holders) as prof:
+        again(region, x).sum().backward()
+        at_peak = torch.zeros(2000, 64)
+        again_used = kept[-1] * 2
+    del at_peak, again_used
+    peak = prof.at_peak
+    assert set(peak.loc[peak["category"] == "recomputed", "op_name"]) == {"aten.relu.default"}
+    assert not peak["holder"].str.contains("a checkpoint, which ran").any(), peak["holder"].tolist()
+
+
 @pytest.mark.parametrize("intercept", ["key", "mode"])
 def test_what_a_compiled_function_saved_is_saved_until_its_backward_ends(intercept):
     """Its saved tensors, and the line that calls it, are those of the call; no line is in code that torch wrote."""
@@ -407,6 +429,27 @@ def test_a_large_region_is_told_to_be_split(run):
         assert finding.site.startswith(f"{__file__}:")
         assert finding.predicted_peak_bytes == pytest.approx(smaller.peak_bytes, rel=0.02)
         assert smaller.peak_bytes < 0.9 * large.peak_bytes
+
+
+def test_what_smaller_regions_spare_is_the_sum_of_all_runs():
+    """A run is judged by the ops and the memory of its own, whatever else was recorded."""
+    facts = _two_steps(Grouped(4, again))._tables.facts
+    runs = list(range(len(facts.recomputes.stack)))
+    assert len(runs) == 4
+    alone = [SmallerRegions(facts, [run]) for run in runs]
+    together = SmallerRegions(facts, runs)
+    assert (together.bytes_of_event() == sum(each.bytes_of_event() for each in alone)).all()
+    assert together.spared == [row for each in alone for row in each.spared]
+    made = facts.allocations.op[together.spared]
+    assert {int(run) for run in facts.recomputes.run_of_op[made]} == set(runs)
+
+
+def test_rows_are_found_by_their_number():
+    grouped = Numbered(np.array([3, -1, 2, 3, 0]))
+    assert [grouped.within(start, start + 1).tolist() for start in (-1, 0, 1, 2, 3)] == [
+        [1], [4], [], [2], [0, 3],
+    ]  # fmt: skip
+    assert grouped.within(2, 9).tolist() == [2, 0, 3]
 
 
 def test_the_summary_says_what_keeping_it_would_take():

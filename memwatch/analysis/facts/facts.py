@@ -26,6 +26,8 @@ from memwatch.capture.schema import NONE
 from memwatch.words.places import own_place
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
@@ -183,12 +185,16 @@ class Facts:
         """The op of the peak's event."""
         return int(self.op_of_event[self.curve.peak_event])
 
-    def alive_at(self, event: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def alive_at(self, event: int) -> NDArray[np.bool_]:
         """Return which allocations count and are alive just after an event."""
+        return self.are_alive_at(slice(None), event)
+
+    def are_alive_at(self, rows: IntArray | slice, event: int) -> NDArray[np.bool_]:
+        """Return which of some allocations count and are alive just after an event."""
         allocations = self.allocations
-        dead = (allocations.death_event != NONE) & (allocations.death_event <= event)
-        alive: np.ndarray[tuple[int], np.dtype[np.bool_]] = (
-            allocations.counted & (allocations.birth_event <= event) & ~dead
+        birth, death = allocations.birth_event[rows], allocations.death_event[rows]
+        alive: NDArray[np.bool_] = (
+            allocations.counted[rows] & (birth <= event) & ((death == NONE) | (death > event))
         )
         return alive
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.capture.schema import NONE, PHASES
+from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, PHASES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
-RECOMPUTE = PHASES.index("recompute")
+BACKWARD, RECOMPUTE = PHASES.index("backward"), PHASES.index("recompute")
 
 
 class Recomputes:
@@ -35,7 +35,7 @@ class Recomputes:
         """Per run: its last op; a nested backward is none of it."""
         again = np.flatnonzero(self.run_of_op != NONE)
         np.maximum.at(self.last_op, self.run_of_op[again], again)
-        self._kept = set(capture.tables["recomputed"]["storage"].tolist())
+        self._last_read = _last_reads(capture)
         reentrant = runs["sequence"]
         self.nodes: IntArray = np.unique(reentrant[reentrant != NONE])
         """Sequence numbers of the nodes of reentrant regions."""
@@ -43,6 +43,11 @@ class Recomputes:
     def run_of(self, op: int) -> int:
         """Return the run that an op belongs to, -1 if none."""
         return int(self.run_of_op[op]) if 0 <= op < len(self.run_of_op) else NONE
+
+    def ops_of(self, run: int) -> IntArray:
+        """Return the ops that a run computed again itself: none of a region within it, or of a nested backward."""
+        start, end = int(self._start_op[run]), int(self._end_op[run])
+        return start + np.flatnonzero(self.run_of_op[start:end] == run)
 
     def share_a_run(self, one_op: int, other_op: int) -> bool:
         """Return True if a run of some region lasted during both ops; the nested backward of one belongs to it."""
@@ -53,6 +58,36 @@ class Recomputes:
         """Return True if a region had run again by the time of an op, so that none of its calls was left."""
         return op > int(self.last_op[run])
 
-    def is_kept(self, storage: int) -> bool:
-        """Return True for a storage that torch's frame of the region kept for the backward."""
-        return storage in self._kept
+    def is_awaited(self, storage: int, op: int) -> bool:
+        """Return True if torch's frame of the region keeps a storage for a read that is not over as an op runs."""
+        return op <= self._last_read.get(storage, NONE)
+
+
+def _last_reads(capture: Capture) -> dict[int, int]:
+    """Return, for each storage kept for a backward, the last op of the nodes that read it in that same backward.
+
+    A node has what it read in its hands until it has run; torch's frame lets go of it as it is read.
+    """
+    tables = capture.tables
+    births, uses, phase = tables["births"], tables["uses"], tables["ops"]["phase"]
+    kept = np.isin(births["storage"], tables["recomputed"]["storage"]) & (births["op"] != NONE)
+    made = np.full(int(births["storage"].max(initial=NONE)) + 1, NONE, dtype=np.int64)
+    made[births["storage"][kept]] = births["op"][kept]
+    is_read = (uses["access"] != ACCESSES.index("output")) & (made[uses["storage"]] != NONE)
+    storage, reader = uses["storage"][is_read], uses["op"][is_read]
+    backward = np.cumsum(~np.isin(phase, IN_BACKWARD))
+    within = backward[reader] == backward[made[storage]]
+    last = np.full(len(made), NONE, dtype=np.int64)
+    np.maximum.at(last, storage[within], reader[within])
+    read = np.flatnonzero(last != NONE)
+    ends = _ends_of_nodes(phase, tables["ops"]["sequence"])
+    return dict(zip(read.tolist(), ends[last[read]].tolist(), strict=True))
+
+
+def _ends_of_nodes(phase: IntArray, sequence: IntArray) -> IntArray:
+    """Return, for each op, the last one that its node of backward runs right after it; the op itself outside any."""
+    ops = np.arange(len(phase))
+    is_last = np.append((np.diff(sequence) != 0) | (np.diff(phase) != 0), True)[: len(ops)]
+    lasts = ops[is_last | (sequence == NONE) | (phase != BACKWARD)]
+    ends: IntArray = lasts[np.searchsorted(lasts, ops)]
+    return ends

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from memwatch.analysis.facts.grouped import Grouped
 from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, PHASES
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from memwatch.analysis.facts.facts import Facts
     from memwatch.capture.packed import IntArray
 
@@ -29,6 +28,8 @@ class _Part(NamedTuple):
 class SmallerRegions:
     """The regions that one would split, and what that would spare.
 
+    Each run is asked for the rows of its own ops alone: a long program has as many runs as it has ops.
+
     Args:
         facts: what the capture shows.
         runs: the runs of one region, or of those that one line calls.
@@ -37,6 +38,11 @@ class SmallerRegions:
     def __init__(self, facts: Facts, runs: list[int]) -> None:
         self._facts = facts
         self._change = np.zeros(len(facts.curve.live_bytes) + 1, dtype=np.int64)
+        self._uses, self._calls = facts.capture.tables["uses"], facts.capture.tables["calls"]
+        self._allocations_by_op = Grouped(facts.allocations.op)
+        self._uses_by_op, self._uses_by_storage = Grouped(self._uses["op"]), Grouped(self._uses["storage"])
+        self._calls_by_start = Grouped(self._calls["start_op"])
+        self._last_forward, self._last_backward = _last_ops(facts)
         self.spared: list[int] = []
         """Allocations that would be made later, right before the backward of their part."""
         for run in runs:
@@ -48,29 +54,30 @@ class SmallerRegions:
 
     def _split(self, run: int) -> None:
         facts = self._facts
-        ops = np.flatnonzero(facts.recomputes.run_of_op == run)
-        parts = _parts(facts, ops)
+        ops = facts.recomputes.ops_of(run)
+        after = int(ops[-1]) + 1 if len(ops) else facts.capture.rows("ops")
+        parts = self._parts(ops) if after < facts.capture.rows("ops") else []
         if not parts:
             return
-        part_of = np.full(facts.capture.rows("ops") + 1, NONE, dtype=np.int64)
-        for number, part in enumerate(parts):
-            part_of[part.start_op : part.end_op] = number
+        number = _PartNumbers(parts, int(ops[0]), after)
         made = facts.allocations.op
-        of_run = np.isin(made, ops) & (facts.allocations.storage != NONE)
-        after = int(ops[-1]) + 1
-        if after >= facts.capture.rows("ops"):
-            return
-        kept = of_run & facts.alive_at(self._event_of(after) - 1)
-        inside = kept & (part_of[made] != NONE) & ~self._leaves_its_part(ops, part_of)
-        begins = self._backward_of_parts(len(parts), inside, part_of)
-        before = self._event_of(_last_backward_before(facts, int(ops[0])) + 1)
-        for row in np.flatnonzero(kept).tolist():
+        rows = self._allocations_by_op.within(int(ops[0]), after)
+        rows = rows[
+            (facts.recomputes.run_of_op[made[rows]] == run) & (facts.allocations.storage[rows] != NONE)
+        ]
+        kept = np.sort(rows[facts.are_alive_at(rows, self._event_of(after) - 1)])
+        elsewhere = np.isin(facts.allocations.storage[kept], self._read_elsewhere(ops, number))
+        is_inside = (number.of(made[kept]) != NONE) & ~elsewhere
+        inside = kept[is_inside]
+        begins = dict(zip(inside.tolist(), self._backward_of_parts(len(parts), inside, number), strict=True))
+        before = self._event_of(self._last_backward_before(int(ops[0])) + 1)
+        for row in kept.tolist():
             birth = int(facts.allocations.birth_event[row])
-            if not inside[row]:
+            if row not in begins:
                 self._add(row, before, birth, kept=True)
-            elif begins[part_of[made[row]]] > birth:
+            elif begins[row] > birth:
                 self.spared.append(row)
-                self._add(row, birth, int(begins[part_of[made[row]]]), kept=False)
+                self._add(row, birth, begins[row], kept=False)
 
     def _add(self, row: int, start: int, end: int, *, kept: bool) -> None:
         death = int(self._facts.allocations.death_event[row])
@@ -90,45 +97,67 @@ class SmallerRegions:
             else len(self._change) - 1
         )
 
-    def _leaves_its_part(self, ops: IntArray, part_of: IntArray) -> NDArray[np.bool_]:
-        """Return the allocations that an op of the region reads in another part than they were made in."""
-        facts, uses = self._facts, self._facts.capture.tables["uses"]
-        leaves = np.zeros(len(facts.allocations), dtype=bool)
-        read = np.isin(uses["op"], ops) & (uses["access"] != ACCESSES.index("output"))
-        storage, made = uses["storage"][read], facts.allocations.op[uses["storage"][read]]
-        leaves[storage[part_of[made] != part_of[uses["op"][read]]]] = True
-        return leaves
+    def _read_elsewhere(self, ops: IntArray, number: _PartNumbers) -> IntArray:
+        """Return the storages that an op of the region reads in another part than they were made in."""
+        rows = self._uses_by_op.within(int(ops[0]), int(ops[-1]) + 1)
+        is_read = self._uses["access"][rows] != ACCESSES.index("output")
+        rows = rows[is_read & np.isin(self._uses["op"][rows], ops)]
+        storage, reader = self._uses["storage"][rows], self._uses["op"][rows]
+        elsewhere = number.of(self._facts.allocations.op[storage]) != number.of(reader)
+        read: IntArray = storage[elsewhere]
+        return read
 
-    def _backward_of_parts(self, count: int, inside: NDArray[np.bool_], part_of: IntArray) -> IntArray:
-        """Return the event at which the backward of each part first reads what the part computed again."""
-        facts, uses = self._facts, self._facts.capture.tables["uses"]
-        phase, made = facts.capture.tables["ops"]["phase"], facts.allocations.op
-        reads = inside[uses["storage"]] & (phase[uses["op"]] == PHASES.index("backward"))
+    def _backward_of_parts(self, count: int, inside: IntArray, number: _PartNumbers) -> list[int]:
+        """Return, for each allocation, the event at which the backward of its part first reads what that computed."""
+        facts, part = self._facts, number.of(self._facts.allocations.op[inside])
         first = np.full(count, facts.capture.rows("ops"), dtype=np.int64)
-        np.minimum.at(first, part_of[made[uses["storage"][reads]]], uses["op"][reads])
-        return np.array([self._event_of(op) for op in first.tolist()], dtype=np.int64)
+        phase, backward = facts.capture.tables["ops"]["phase"], PHASES.index("backward")
+        storages = facts.allocations.storage[inside]
+        for storage, part_number in zip(storages.tolist(), part.tolist(), strict=True):
+            readers = self._uses["op"][self._uses_by_storage.within(storage, storage + 1)]
+            readers = readers[phase[readers] == backward]
+            first[part_number] = min(first[part_number], readers.min(initial=first[part_number]))
+        return [self._event_of(op) for op in first[part].tolist()]
+
+    def _parts(self, ops: IntArray) -> list[_Part]:
+        """Return the module calls that a region consists of: those of the least depth at which there are several."""
+        start, end, depth = (self._calls[name] for name in ("start_op", "end_op", "depth"))
+        rows = np.sort(self._calls_by_start.within(int(ops[0]), int(ops[-1]) + 1))
+        rows = rows[(end[rows] <= ops[-1] + 1) & (end[rows] > start[rows])]
+        for least in np.unique(depth[rows]).tolist():
+            calls = rows[depth[rows] == least]
+            if len(calls) > 1:
+                return [_Part(int(start[call]), int(end[call])) for call in calls]
+        return []
+
+    def _last_backward_before(self, op: int) -> int:
+        """Return the last op of the backward before the one that an op belongs to, -1 if there is none."""
+        forward = int(self._last_forward[op])
+        return int(self._last_backward[forward]) if forward != NONE else NONE
 
 
-def _parts(facts: Facts, ops: IntArray) -> list[_Part]:
-    """Return the module calls that a region consists of: those of the least depth at which there are several."""
-    calls = facts.capture.tables["calls"]
-    within = (
-        (calls["start_op"] >= ops[0])
-        & (calls["end_op"] <= ops[-1] + 1)
-        & (calls["end_op"] > calls["start_op"])
+class _PartNumbers:
+    """The part of each op of a run, by number."""
+
+    def __init__(self, parts: list[_Part], start_op: int, end_op: int) -> None:
+        self._start_op = start_op
+        self._numbers = np.full(end_op - start_op + 1, NONE, dtype=np.int64)  # the last is of all other ops
+        for number, part in enumerate(parts):
+            self._numbers[part.start_op - start_op : part.end_op - start_op] = number
+
+    def of(self, ops: IntArray) -> IntArray:
+        """Return the number of the part of each op, -1 for what is in none."""
+        at = ops - self._start_op
+        is_within = (at >= 0) & (at < len(self._numbers) - 1)
+        numbers: IntArray = self._numbers[np.where(is_within, at, -1)]
+        return numbers
+
+
+def _last_ops(facts: Facts) -> tuple[IntArray, IntArray]:
+    """Return, for each op, the last op so far that is of no backward, and the last that is of one; -1 if none."""
+    in_backward = np.isin(facts.capture.tables["ops"]["phase"], IN_BACKWARD)
+    ops = np.arange(len(in_backward))
+    forward, backward = (
+        np.maximum.accumulate(np.where(is_one, ops, NONE)) for is_one in (~in_backward, in_backward)
     )
-    for depth in np.unique(calls["depth"][within]).tolist():
-        rows = np.flatnonzero(within & (calls["depth"] == depth))
-        if len(rows) > 1:
-            return [_Part(int(calls["start_op"][row]), int(calls["end_op"][row])) for row in rows]
-    return []
-
-
-def _last_backward_before(facts: Facts, op: int) -> int:
-    """Return the last op of the backward before the one that an op belongs to, -1 if there is none."""
-    in_backward = np.isin(facts.capture.tables["ops"]["phase"][: op + 1], IN_BACKWARD)
-    forward = np.flatnonzero(~in_backward)
-    if not len(forward):
-        return NONE
-    earlier = np.flatnonzero(in_backward[: forward[-1] + 1])
-    return int(earlier[-1]) if len(earlier) else NONE
+    return forward, backward

@@ -9,9 +9,7 @@ from enum import Enum, unique
 class HolderEvidence(Enum):
     """How a holder is known; the values are those of the column `holder_evidence`."""
 
-    SEEN = (
-        "seen"  # the reference was observed, and nothing lets one believe that it began or ended in between
-    )
+    SEEN = "seen"  # the reference was observed in that very op, or both before and after it
     STRUCTURE = (
         "structure"  # torch's own books: packs, parameters, `.grad`, optimizer state, allocator events
     )

@@ -35,13 +35,6 @@ _ROLES: Final = {
 _INFERENCES: Final = {InRole.LATER: Inference.ROLE_LATER, InRole.EARLIER: Inference.ROLE_EARLIER}
 
 
-class _Checkpoint(NamedTuple):
-    """A checkpoint that keeps what it computed again: which run of its region that was."""
-
-    run: int
-    holder: Holder
-
-
 class _Pack(NamedTuple):
     """A saved tensor: its number, and when autograd took hold of it and let it go, in ops started and in unix time."""
 
@@ -115,8 +108,8 @@ class Holders:
         if variables:
             is_held = self._facts.categories.category[allocation] == "held"
             return min(variables, key=_lasts_less) if is_held else variables[0]
-        checkpoint = self._checkpoint(allocation)
-        return self._unseen.holder(allocation, event) if checkpoint is None else checkpoint.holder
+        checkpoint = self._checkpoint(allocation, op)
+        return self._unseen.holder(allocation, event) if checkpoint is None else checkpoint
 
     def _in_books(self, allocation: int, event: int) -> Holder | None:
         """Return the holder that torch's own books name: a role, a saved tensor, a checkpoint, autocast's cache."""
@@ -128,25 +121,22 @@ class Holders:
         packs = self._packs_at_event(allocation, event)
         if packs:
             return self._saved(allocation, op, packs[0])
-        checkpoint = self._checkpoint(allocation)
-        if checkpoint is not None and self._is_waiting(allocation, checkpoint.run, op):
-            return checkpoint.holder
+        checkpoint = self._checkpoint(allocation, op)
+        if checkpoint is not None and checkpoint.inference is None:
+            return checkpoint
         copied = self._facts.autocast_copies.get(int(self._facts.allocations.storage[allocation]))
         if copied is None:
             return None
         return Holder(HolderKind.AUTOCAST_CACHE, words.AUTOCAST_COPY.format(name=copied), subject=(copied,))
 
-    def _is_waiting(self, allocation: int, run: int, op: int) -> bool:
-        """Return True if what a region computed again is for the backward alone: its calls are over, a read is not."""
-        return self._facts.recomputes.is_over(run, op) and op <= int(
-            self._facts.use_bounds.last_op[allocation]
-        )
+    def _checkpoint(self, allocation: int, op: int) -> Holder | None:
+        """Return the checkpoint that keeps what it computed again until backward reads it, as torch's own frame says.
 
-    def _checkpoint(self, allocation: int) -> _Checkpoint | None:
-        """Return the checkpoint that keeps what it computed again, as torch's own frame of the region says."""
+        The frame was read when the region had run: while it runs, its calls may hold the result as well.
+        """
         facts = self._facts
         run = facts.recomputes.run_of(int(facts.allocations.op[allocation]))
-        if run == NONE or not facts.recomputes.is_kept(int(facts.allocations.storage[allocation])):
+        if run == NONE or not facts.recomputes.is_awaited(int(facts.allocations.storage[allocation]), op):
             return None
         op_name, line, module = (
             str(column[allocation])
@@ -154,7 +144,8 @@ class Holders:
         )
         template = words.RECOMPUTED_IN if module else words.RECOMPUTED
         text = template.format(op=op_name, module=module)
-        return _Checkpoint(run, Holder(HolderKind.CHECKPOINT, text, line, subject=(op_name, module)))
+        holder = Holder(HolderKind.CHECKPOINT, text, line, subject=(op_name, module))
+        return holder if facts.recomputes.is_over(run, op) else holder.inferred(Inference.LATER)
 
     def _by_role(self, allocation: int, role: str, event: int) -> Holder | None:
         """Return the holder that a role names; inferred, where the storage is not known to be in it just then.

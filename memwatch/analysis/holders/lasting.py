@@ -32,6 +32,8 @@ class LastingReferences:
     def of_itself(self, holder: Holder, allocation: int, seen_op: int, op: int) -> Holder | None:
         """Return a holder of an allocation, seen in the middle of one op, as its holder while another op runs.
 
+        It is seen in that op alone; for another one it is inferred.
+
         Returns:
             None if its variable is of a call that does not run then, or cannot have been set yet.
         """
@@ -45,11 +47,10 @@ class LastingReferences:
         if seen_op > op:
             return None if self._is_not_yet_set(holder, allocation, op) else holder.inferred(Inference.LATER)
         path = HolderPath(holder.edges)
-        if path.ends_in_container or not self._births.made_again(allocation, seen_op, op):
-            is_sure = state is CallState.RUNS and not self._may_be_bound_anew(holder, seen_op, op)
-            return holder if is_sure else holder.inferred(Inference.EARLIER)
-        is_rebound = path.is_direct and not path.is_graph
-        return None if is_rebound else holder.inferred(Inference.EARLIER)
+        is_rebound = path.is_direct and not path.is_graph and not path.ends_in_container
+        if is_rebound and self._births.made_again(allocation, seen_op, op):
+            return None
+        return holder.inferred(Inference.EARLIER)  # no look sees a `del`
 
     def _state(self, holder: Holder, allocation: int, seen_op: int, op: int) -> CallState:
         """Return whether the call runs while `op` does in whose variable a sample saw an allocation.
@@ -63,14 +64,6 @@ class LastingReferences:
         if state is CallState.UNKNOWN and made != NONE and self._running.is_made_in(call, seen_op, made):
             return CallState.ENDED
         return state
-
-    def _may_be_bound_anew(self, holder: Holder, seen_op: int, op: int) -> bool:
-        """Return True if the call has come past a line that binds the variable anew, or deletes it."""
-        head = HolderPath(holder.edges).head
-        call = _call_of(holder)
-        if call is None or head.binding_line is None:
-            return False
-        return self._running.is_past(call, head.binding_line, seen_op, op)
 
     def of_twin(
         self, holder: Holder, allocation: int, op: int, *, twin_age: int | None = None

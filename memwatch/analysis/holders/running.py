@@ -104,13 +104,6 @@ class RunningCalls:
         place = None if call.thread else self._place(call, seen_op)
         return place is not None and self._line(place, int(self._stacks[made])) > _GONE
 
-    def is_past(self, call: Vertex, line: int, seen_op: int, op: int) -> bool:
-        """Return True if a call, as it was seen while one op ran, has run a line by the time of a later op."""
-        place = None if call.thread else self._place(call, seen_op)
-        if place is None:
-            return False
-        return bool((self._lines_of(place, self._stacks[seen_op : op + 1]) > line).any())
-
     def is_unfinished(self, call: Vertex, made: int, op: int) -> bool:
         """Return True if the statement of a call in which one op ran may still run while a later op runs."""
         frames = self.frames(op)

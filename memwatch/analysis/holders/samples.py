@@ -87,7 +87,7 @@ class HolderSamples:
                 seen_op = int(self._table["op"][nearest]) - 1
                 found = self._rows.seen_in(self._rows.same_sample(graphs, nearest))
                 placed = (
-                    self._lasting.of_itself(root, allocation, seen_op, op)
+                    self._of_itself(root, graphs, allocation, seen_op, op)
                     if is_own
                     else self._lasting.of_twin(root, allocation, op)
                     for root in found
@@ -142,8 +142,9 @@ class HolderSamples:
             found = self._rows.seen_in(rows[self._table["sample"][rows] == samples[at]])
             if not found:  # it was looked for, and no variable held it
                 break
-            placed = [self._lasting.of_itself(holder, allocation, int(ops[at]) - 1, op) for holder in found]
-            kept = [self._if_on_both_sides(holder, rows, op) for holder in placed if holder is not None]
+            seen_op = int(ops[at]) - 1
+            placed = [self._of_itself(holder, rows, allocation, seen_op, op) for holder in found]
+            kept = [holder for holder in placed if holder is not None]
             if kept:
                 return sorted(kept, key=lambda holder: holder.foreign)
             gone += found
@@ -155,17 +156,23 @@ class HolderSamples:
         alive = [holder.inferred(Inference.RETURNED) for holder in objects if holder is not None]
         return self._twins.holders(allocation, op) or alive[:1]
 
-    def _if_on_both_sides(self, holder: Holder, rows: IntArray, op: int) -> Holder:
-        """Return a holder as seen, if samples before and after an op saw it hold the same storage."""
-        if holder.inference not in _ACROSS:
-            return holder
+    def _of_itself(
+        self, holder: Holder, rows: IntArray, allocation: int, seen_op: int, op: int
+    ) -> Holder | None:
+        """Return a holder of an allocation, seen in one op, as its holder while another op runs.
+
+        It is seen then too, if samples before and after saw it hold the same storage.
+        """
+        placed = self._lasting.of_itself(holder, allocation, seen_op, op)
+        if placed is None or placed.inference not in _ACROSS:
+            return placed
         seen_ops = self._table["op"][rows] - 1
         same = np.array(
             [self._rows.holder(path).key == holder.key for path in self._table["path"][rows].tolist()]
         )
         if (same & (seen_ops <= op)).any() and (same & (seen_ops >= op)).any():
-            return dataclasses.replace(holder, evidence=HolderEvidence.SEEN, inference=None)
-        return holder
+            return dataclasses.replace(placed, evidence=HolderEvidence.SEEN, inference=None)
+        return placed
 
     def _telling_samples(self, allocation: int, op: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return the samples taken while an allocation was alive, and those among them in the same phase as `op`.

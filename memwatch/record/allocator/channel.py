@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
     from memwatch.record.backend import AllocatorEvents, Window
     from memwatch.record.tables.op_counter import OpCounter
+
+_ROWS_AT_ONCE: Final = 50_000
+"""To be written a row becomes objects of Python, many times its size; threads may have made millions since."""
 
 
 class AllocatorChannel:
@@ -44,6 +47,7 @@ class AllocatorChannel:
         self._emit: Callable[[IntArray], None] = lambda rows: None
         self._patches = Patches()
         self._thread = threading.get_ident()
+        self._cutting = threading.Lock()  # a timer cuts too
         self._lost = False  # a window is open whose events are lost; only its own thread can end it
         self._count = 0
 
@@ -74,17 +78,27 @@ class AllocatorChannel:
 
     def cut(self) -> bool:
         """End the window, emit its events and begin the next; return whether that could be done here."""
-        windows = self._events.cut()
-        if windows is None:
-            return False
-        self._write(windows)
-        if not self._events.is_open:
-            self.running, self.stepped_aside = False, True
-            set_log_level(None)
-        return True
+        with self._cutting:
+            windows = self._events.cut() if self.running else None
+            if windows is None:
+                return False
+            self._write(windows)
+            if not self._events.is_open:
+                self.running, self.stepped_aside = False, True
+                set_log_level(None)
+            return True
+
+    def cut_from_elsewhere(self) -> None:
+        """End the window from another thread and begin the next, where a window can end anywhere.
+
+        While the thread of the block waits for others, whose events these are, it starts no op that would end one.
+        """
+        if self._events.hears_each_thread:
+            self.cut()
 
     def forget_in_child(self) -> None:
         """Be off in a forked child."""
+        self._cutting = threading.Lock()  # another thread of the parent may hold it
         if self.running or self._lost:
             self._events.forget_in_child()
         self.running = self._lost = False
@@ -119,11 +133,12 @@ class AllocatorChannel:
         return self.running
 
     def _close(self) -> None:
-        if self.running:
-            self.running = False
-            windows = self._events.close()
-            set_log_level(None)
-            self._write(windows)
+        with self._cutting:
+            if self.running:
+                self.running = False
+                windows = self._events.close()
+                set_log_level(None)
+                self._write(windows)
 
     def _lose(self) -> None:
         self.running, self._lost = False, True
@@ -137,8 +152,9 @@ class AllocatorChannel:
 
     def _write(self, windows: list[Window]) -> None:
         for window in windows:
-            if len(window.events):
-                self._emit(np.column_stack([window.events, np.full(len(window.events), self._count)]))
+            for start in range(0, len(window.events), _ROWS_AT_ONCE):
+                events = window.events[start : start + _ROWS_AT_ONCE]
+                self._emit(np.column_stack([events, np.full(len(events), self._count)]))
             self.windows += (
                 self._count, window.start_ns, window.end_ns, window.start_op, self._op_counter[0]
             )  # fmt: skip

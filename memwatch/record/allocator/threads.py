@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
 from typing import TYPE_CHECKING, Final, Protocol
@@ -37,16 +38,20 @@ class StartedThreads:
     Args:
         names: receives the name of each thread, at its number; two threads never have the same.
         logs: makes the logs; None where nothing can be heard.
+        heard: called whenever a thread has got a log, in that thread.
 
     Attributes:
         before: how many threads of the program's ran already at the start, beside the one that called it.
         unheard: how many have started that have no log.
     """
 
-    def __init__(self, names: list[str], logs: ThreadLogs | None) -> None:
+    def __init__(
+        self, names: list[str], logs: ThreadLogs | None, heard: Callable[[], None] = lambda: None
+    ) -> None:
         self.before = self.unheard = 0
         self._names = names
-        self._logs = logs
+        self._taken = set(names)
+        self._logs, self._heard = logs, heard
         self._numbering = threading.Lock()
         self._patches = Patches()
 
@@ -65,15 +70,23 @@ class StartedThreads:
 
     def _enter(self, thread: threading.Thread) -> Callable[[], object] | None:
         """Number this thread and give it a log; return what takes that off again."""
-        try:  # whoever started the thread waits for it to come up, so nothing may be raised
-            name = name_of(thread)
-            with self._numbering:
-                number = len(self._names)
-                self._names.append(name if name not in self._names else f"{name} #{number}")
+        if isinstance(thread, RepeatingThread):
+            return None
+        leave = None
+        with contextlib.suppress(Exception):  # whoever started the thread waits for it to come up
+            number = self._number(name_of(thread))
             leave = None if self._logs is None else self._logs.enter_thread(number)
-        except Exception:
-            leave = None
+            if leave is not None:
+                self._heard()
         if leave is None:
             with self._numbering:
                 self.unheard += 1
         return leave
+
+    def _number(self, name: str) -> int:
+        with self._numbering:
+            number = len(self._names)
+            name = name if name not in self._taken else f"{name} #{number}"
+            self._taken.add(name)
+            self._names.append(name)
+            return number

@@ -6,12 +6,12 @@ A *sample* is one search for the holders of everything large that is live at tha
 
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
 from typing import TYPE_CHECKING
 
 from memwatch._torch.overrides import disable_torch_function
+from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.record.clock import ticks
 from memwatch.record.holders.sample import Sample
 from memwatch.record.holders.state import SamplingState
@@ -113,13 +113,11 @@ class HolderSampler:
         """Find the holders now, of what is large on a device."""
         self._is_sampling = True
         start = ticks()
-        enabled = gc.isenabled()
-        gc.disable()  # a collection now would run the program's finalizers inside an op
+        pause_gc()  # a collection now would run the program's finalizers inside an op
         try:
             with disable_torch_function():
                 Sample(self._state, device).take(sys._getframe(1))
         finally:
-            if enabled:
-                gc.enable()
+            resume_gc()
             self._state.costs.sampled(ticks() - start)
             self._is_sampling = False

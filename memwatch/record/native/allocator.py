@@ -18,6 +18,7 @@ from memwatch.record.clock import ticks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from memwatch.capture.packed import IntArray
     from memwatch.record.backend import Block
     from memwatch.record.native.extension import Extension
 
@@ -37,7 +38,7 @@ class NativeAllocatorEvents:
     def open(self) -> bool:
         """Begin a window; return False where something else stands in the place of a torch profiler."""
         self.is_open = self._native.open()
-        self._begin()
+        self._start_ticks, self._start_op = ticks(), self._block.op_counter[0]
         return self.is_open
 
     def close(self) -> list[Window]:
@@ -48,18 +49,16 @@ class NativeAllocatorEvents:
 
     def drop(self) -> None:
         """Listen no more."""
-        self._native.close()
+        self._native.drop()
         self.is_open = False
 
     def cut(self) -> list[Window] | None:
         """End the window, return it and begin the next."""
-        window = self._window()
-        self._begin()
-        return [window]
+        return [self._window()]
 
     def forget_in_child(self) -> None:
         """Be off in a forked child."""
-        self._native.close()
+        self._native.drop()
         set_log_level(None)
 
     def enter_thread(self, thread: int, /) -> Callable[[], object] | None:
@@ -70,16 +69,22 @@ class NativeAllocatorEvents:
         """Receive no more events of this thread; return whether they were received."""
         return self._native.leave_thread()
 
-    def _begin(self) -> None:
-        self._start_ticks, self._start_op = ticks(), self._block.op_counter[0]
-
     def _window(self) -> Window:
-        events, clock, strings = self._native.take(), self._block.clock, self._block.strings
-        start_ns, end_ns = clock.to_ns(np.array([self._start_ticks, ticks()])).tolist()
-        numbers, device = np.unique(events[:, 3], return_inverse=True)
-        names = np.array(
-            [strings(self._extension.device_name(int(each))) for each in numbers], dtype=np.int64
-        )
-        thread = np.array([*map(strings, self._block.thread_names), NONE], dtype=np.int64)[events[:, 4]]
-        rows = np.column_stack([clock.to_ns(events[:, 0]), events[:, 1:3], names[device], thread])
-        return Window(start_ns, end_ns, self._start_op, rows)
+        """Return what was heard since the last window began; the next begins where it ends, so no event is outside."""
+        clock, strings, start_op = self._block.clock, self._block.strings, self._start_op
+        bounds = np.array([self._start_ticks, ticks()])
+        self._start_ticks, self._start_op = int(bounds[1]), self._block.op_counter[0]
+        events = self._native.take()
+        start_ns, end_ns = clock.to_ns(bounds).tolist()
+        device = _named(events[:, 3], lambda number: strings(self._extension.device_name(number)))
+        names = self._block.thread_names
+        thread = _named(events[:, 4], lambda number: NONE if number == NONE else strings(names[number]))
+        rows = np.column_stack([clock.to_ns(events[:, 0]), events[:, 1:3], device, thread])
+        return Window(start_ns, end_ns, start_op, rows)
+
+
+def _named(numbers: IntArray, name: Callable[[int], int]) -> IntArray:
+    """Return what `name` gives for each number; it is asked once for each that occurs."""
+    found, at = np.unique(numbers, return_inverse=True)
+    named: IntArray = np.array([name(number) for number in found.tolist()], dtype=np.int64)[at]
+    return named

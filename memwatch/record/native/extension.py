@@ -87,6 +87,9 @@ class EventLog(Protocol):
     def close(self) -> None:
         """Stop receiving; any thread may call this."""
 
+    def drop(self) -> None:
+        """Stop receiving, and drop what nobody took."""
+
     def take(self) -> IntArray:
         """Return the events since the last time: ticks, address, signed bytes, numbers of the device and the thread."""
 

@@ -32,6 +32,14 @@ class Events {
     return std::exchange(rows_, {});
   }
 
+  /// Give up the events that nobody will take; a forked child may find the mutex held for ever, and keeps them then.
+  void clear() {
+    const std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
+    if (guard.owns_lock()) {
+      std::vector<int64_t>().swap(rows_);
+    }
+  }
+
   /// Take events, or no more.
   void mute(bool muted) { muted_ = muted; }
   bool is_muted() const { return muted_; }
@@ -124,6 +132,12 @@ class Allocator {
   void close() {
     events_->mute(true);
     AllocatorLog::leave(events_);
+  }
+
+  /// Be quiet, and keep no events: threads may keep this object.
+  void drop() {
+    close();
+    events_->clear();
   }
 
   bool enter_thread(int64_t thread) { return !events_->is_muted() && AllocatorLog::enter(events_, thread); }

@@ -208,6 +208,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(py::init<>())
       .def("open", &Allocator::open)
       .def("close", &Allocator::close)
+      .def("drop", &Allocator::drop)
       .def("enter_thread", &Allocator::enter_thread)
       .def("leave_thread", &Allocator::leave_thread)
       .def("take", &Allocator::take);

@@ -1,0 +1,88 @@
+"""One pause of gc for all of memwatch: what overlaps in two threads, or in a signal's handler, ends with the last."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+
+import pytest
+import torch
+
+import memwatch
+from memwatch.heap import pause
+from memwatch.heap.pause import pause_gc, resume_gc
+from memwatch.record.holders.sample import Sample
+
+
+def test_the_last_of_two_pauses_switches_collection_on():
+    """Whichever of them began first."""
+    assert gc.isenabled()
+    pause_gc()
+    thread = threading.Thread(target=pause_gc)
+    thread.start()
+    thread.join()
+    resume_gc()
+    assert not gc.isenabled()
+    resume_gc()
+    assert gc.isenabled()
+
+
+def test_what_the_program_switched_off_stays_off():
+    gc.disable()
+    try:
+        pause_gc()
+        resume_gc()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_look_for_holders_leaves_the_pause_of_a_check_on(monkeypatch):
+    """A check in another thread needs collection off beyond the look."""
+    seen = []
+
+    def take(self, frame):
+        pause_gc()  # as a check in another thread that begins amid the look
+        seen.append(gc.isenabled())
+
+    monkeypatch.setattr(Sample, "take", take)
+    with memwatch.profile():
+        kept = torch.ones(50_000)
+    del kept
+    assert seen
+    assert not any(seen)
+    assert not gc.isenabled()
+    for _ in seen:
+        resume_gc()
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("function", ["isenabled", "disable", "enable"])
+def test_a_handler_may_pause_amid_a_pause(function, monkeypatch):
+    """Collection is as it was when both are over, wherever the handler ran."""
+    original = getattr(gc, function)
+    left = [0]
+
+    class Interrupted:
+        def __getattr__(self, name):
+            if name == function and left:
+                left.pop()
+                signal.raise_signal(signal.SIGUSR1)
+            return getattr(gc, name)
+
+    def handler(number, frame):
+        pause_gc()
+        resume_gc()
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        monkeypatch.setattr(pause, "gc", Interrupted())
+        pause_gc()
+        assert not gc.isenabled()
+        resume_gc()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert gc.isenabled()
+    assert not left
+    assert original is getattr(gc, function)

@@ -1,0 +1,130 @@
+"""What threads allocate while the thread of the block waits for them: it is stored as it comes, and let go of."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+
+import memwatch
+from memwatch.capture.file import load
+from memwatch.record import native, session
+from memwatch.record.allocator.threads import StartedThreads
+from memwatch.record.backend import Block
+from memwatch.record.clock import Clock
+from memwatch.record.tables.op_counter import new_op_counter
+from memwatch.record.tables.strings import Strings
+from memwatch.record.timer import RepeatingThread
+
+pytestmark = pytest.mark.skipif(
+    native.backend() is None, reason="only the native recorder hears other threads"
+)
+COUNT = 50_000
+
+
+def in_thread(work, name="worker"):
+    thread = threading.Thread(target=work, name=name)
+    thread.start()
+    thread.join()
+
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+def block_and_events():
+    block = Block(Strings(), new_op_counter(), Clock(), is_estimate=False, note=print, thread_names=[])
+    return block, native.backend().allocator_events(block)
+
+
+def test_what_a_thread_allocates_is_in_the_file_before_it_ends(tmp_path, monkeypatch):
+    """A process that is killed meanwhile loses no more than since the timer's last turn."""
+    monkeypatch.setattr(session, "FLUSH_S", 0.02)
+    path = tmp_path / "run.memwatch"
+    written = []
+
+    def work():
+        kept = torch.ones(COUNT)
+        written.append(until(lambda: 4 * COUNT in load(path).tables["allocator"]["nbytes"]))
+        del kept
+
+    with memwatch.profile(path) as prof:
+        in_thread(work)
+    assert written == [True]
+    assert prof.peak_increase_bytes == 4 * COUNT
+
+
+def test_without_a_file_a_window_of_other_threads_ends_too(monkeypatch):
+    """The thread of the block starts no op while it waits. What the timer cuts in two is one account."""
+    monkeypatch.setattr(session, "FLUSH_S", 0.02)
+    before = {each for each in threading.enumerate() if isinstance(each, RepeatingThread)}
+    with memwatch.profile() as prof:
+        in_thread(lambda: [(torch.ones(COUNT), time.sleep(0.02)) for _ in range(10)])
+    windows = prof.capture.tables["windows"]
+    assert len(windows["window"]) > 2
+    assert (windows["start_ns"][1:] == windows["end_ns"][:-1]).all()
+    assert prof.peak_increase_bytes == 10 * 4 * COUNT
+
+    def left():
+        return {each for each in threading.enumerate() if isinstance(each, RepeatingThread)} - before
+
+    assert until(lambda: not left())
+
+
+def test_a_program_without_threads_gets_none():
+    """A fork warns where a second thread runs."""
+    before = threading.active_count()
+    with memwatch.profile():
+        torch.ones(COUNT)
+        assert threading.active_count() == before
+
+
+def test_a_window_names_the_threads_that_it_heard():
+    """A name is interned when an event has it, so a window takes no longer for all threads that ever ran."""
+    block, events = block_and_events()
+    assert events.open()
+    try:
+        for number in range(3):
+            block.thread_names.append(f"worker {number}")
+        thread = threading.Thread(
+            target=lambda: (leave := events.enter_thread(1), torch.ones(COUNT), leave())
+        )
+        thread.start()
+        thread.join()
+    finally:
+        (window,) = events.close()
+    heard = [block.strings.texts[number] for number in set(window.events[:, -1].tolist()) if number >= 0]
+    assert heard == ["worker 1"]
+    assert not {"worker 0", "worker 2"} & set(block.strings.texts)
+
+
+def test_no_two_threads_have_one_name():
+    names = []
+    threads = StartedThreads(names, None)
+    threads.start()
+    for _ in range(3):
+        in_thread(lambda: None, name="same")
+    threads.stop()
+    assert names == ["same", "same #1", "same #2"]
+    assert threads.unheard == 3
+
+
+def test_events_that_nobody_takes_are_given_up():
+    """A thread may keep what ends its log, and with it the native log."""
+    _, events = block_and_events()
+    assert events.open()
+    leave = events.enter_thread
+    torch.ones(COUNT)
+    events.drop()
+    assert len(events._native.take()) == 0
+    reference = weakref.ref(events)
+    del events, leave
+    gc.collect()
+    assert reference() is None
