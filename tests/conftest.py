@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import subprocess
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 import scrambled_words
-import torch
+from kept_objects import assert_memwatch_keeps_nothing
 
 pytest_plugins = ["pytester"]
 
 if scrambled_words.VARIABLE in os.environ:  # see test_words_are_last.py
     scrambled_words.scramble()
 
-_CALL = torch.nn.Module._call_impl
-_WATCHING = ("memwatch.record.", "memwatch.heap.", "memwatch.leaks.", "pytest_memwatch.")
-_OF_THE_GRAPH = {"Pack"}  # autograd holds it in place of a saved tensor for as long as the user's graph lives
-
-_FIRST = ("leaks", "findings", "heap", "plugin")
+_SEARCH_WHOLE_HEAP = ("leaks", "heap", "plugin")
+_FIRST = ("leaks", "heap", "plugin")
 _LAST = (
     "test_leaks_programs_autograd.py", "test_leaks_facts.py", "test_leaks_innocent.py", "test_leaks_hygiene.py",
-    "test_leaks_pipelining.py", "test_leaks_programs_training.py",  # these import torch's compiler
+    "test_leaks_pipelining.py", "test_leaks_programs_training.py", "test_heap_graph.py",
+    "test_plugin_all.py",  # these import torch's compiler
     "test_truth.py", "test_compat_opinfo.py",  # transformers, torch's op database
 )  # fmt: skip
 
@@ -33,7 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> tuple[int, int]:
         folder = item.path.parent.name
         first = _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
-        return first, _LAST.index(item.path.name) + 1 if item.path.name in _LAST else 0
+        last = _LAST.index(item.path.name) + 1 if item.path.name in _LAST else 0
+        return last, first
 
     items.sort(key=place)
 
@@ -46,37 +49,46 @@ def intercept(request, monkeypatch):
     return way
 
 
+@pytest.fixture(scope="session")
+def _fork_server():
+    """Start the process of `fork_server.py`."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, Path(__file__).with_name("fork_server.py")], **pipes) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def fresh_python(_fork_server, tmp_path, tmp_path_factory):
+    """Run code with arguments as `python -c` does, in a process and an empty folder of its own, but quickly."""
+
+    def run(code, *arguments, **environment):
+        outputs = tmp_path_factory.mktemp("outputs")
+        request = {"code": textwrap.dedent(code), "arguments": arguments, "folder": str(tmp_path)}
+        request["environment"] = {**os.environ, **environment}
+        request |= {name: str(outputs / name) for name in ("stdout", "stderr")}
+        _fork_server.stdin.write(json.dumps(request) + "\n")
+        _fork_server.stdin.flush()
+        returncode = int(_fork_server.stdout.readline())
+        return subprocess.CompletedProcess(
+            code, returncode, (outputs / "stdout").read_text(), (outputs / "stderr").read_text()
+        )
+
+    return run
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _memwatch_keeps_nothing():
-    """After each file of tests memwatch is off, and nothing that watches holds a tensor of the tests."""
+def _memwatch_keeps_nothing(request):
+    """After each file of tests memwatch is off, and nothing that watches holds a tensor of the tests.
+
+    What was there before the file is frozen: a block looks at all objects when it begins, and every collection does.
+    Most tests make few objects, beside the hundreds of thousands of torch, of libraries and of other tests.
+    """
+    gc.collect()
+    if request.path.parent.name in _SEARCH_WHOLE_HEAP:
+        gc.unfreeze()
+    else:
+        gc.freeze()
     yield
     gc.collect()
-    assert torch.nn.Module._call_impl is _CALL
-    assert "Fake" not in str(torch._C._dispatch_tls_local_include_set())
-    assert "Fake" not in str(torch._C._dispatch_tls_local_exclude_set())
-    assert not torch.autograd._profiler_enabled()
-    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-    objects = gc.get_objects()
-    classes = {id(cls): cls for cls in map(type, objects)}  # asked once each: objects are many
-    watching = {number for number, cls in classes.items() if _watches(cls)}
-    watchers = [obj for obj in objects if id(type(obj)) in watching]
-    assert [obj for obj in watchers if type(obj).__name__ == "Session"] == []
-    tensors = {
-        id(obj) for obj in objects if type(obj) in (torch.Tensor, torch.nn.Parameter, torch.UntypedStorage)
-    }
-    # what we may hold is looked at, not who holds each tensor: that would search the heap once per tensor
-    ours = [obj for obj in watchers if type(obj).__name__ not in _OF_THE_GRAPH]
-    assert [
-        type(obj).__name__ for obj in ours if not tensors.isdisjoint(map(id, gc.get_referents(obj)))
-    ] == []
-    modules = {name: module for name, module in list(sys.modules.items()) if name.startswith(_WATCHING)}
-    assert [
-        name
-        for name, module in modules.items()
-        if module is not None and not tensors.isdisjoint(map(id, vars(module).values()))
-    ] == []
-
-
-def _watches(cls: type) -> bool:
-    module = cls.__module__  # a class may define it as anything
-    return isinstance(module, str) and module.startswith(_WATCHING)
+    assert_memwatch_keeps_nothing()

@@ -32,7 +32,8 @@ PLUGIN: Final = (
 LEAK: Final = "tests/leaks/test_leaks_programs_{}.py::test_a_leak_is_found_with_its_kind_and_references[{}]"
 TESTS: Final = (
     "tests/heap/test_heap_names.py",
-    "tests/heap/test_heap_graph.py",
+    "tests/heap/test_heap_graph.py::test_one_search_names_the_references_of_a_training_step",
+    "tests/heap/test_heap_graph.py::test_why_alive_shows_a_loop_when_no_root_reaches_the_tensor",
     "tests/leaks/test_leaks_check.py::test_a_list_from_before_the_block_is_a_holder",
     "tests/leaks/test_leaks_check.py::test_cycles_are_reported_without_waiting_for_gc",
     "tests/leaks/test_leaks_draw.py::test_a_cycle_is_closed",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from torch import nn
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
+from memwatch.heap.classes import of_classes
 from memwatch.heap.frames import is_test_runner_code, read_locals
 from memwatch.heap.names import attributes
 from memwatch.heap.references import DEFINITIONS, copied_items, exception_step, step_of, tensor_step
@@ -65,16 +66,7 @@ def find_modules(frame: FrameType | None, owner: CodeOwner) -> list[Sighting]:
 
 def living_modules() -> list[nn.Module]:
     """Return every module of the process: one pass over gc's objects, tens of milliseconds; drop the list soon."""
-    is_module: dict[type, bool] = {}
-    found = []
-    for thing in gc.get_objects():
-        cls = type(thing)
-        known = is_module.get(cls)
-        if known is None:
-            known = is_module[cls] = nn.Module in mro_of(cls)
-        if known:
-            found.append(thing)
-    return found
+    return of_classes(gc.get_objects(), lambda cls: nn.Module in mro_of(cls))
 
 
 def _scopes(frame: FrameType | None, wanted: CodeOwner) -> Iterator[dict[str, Any]]:

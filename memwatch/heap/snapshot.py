@@ -14,6 +14,7 @@ import torch
 
 from memwatch.heap.autograd import NativeEdge, autograd_edges
 from memwatch.heap.c_held import c_held_edges, keeps_in_c, untracked
+from memwatch.heap.classes import Classes
 from memwatch.heap.frames import without_empty_dictionaries
 from memwatch.heap.ids import ids_of
 from memwatch.heap.pause import pause_gc, resume_gc
@@ -60,9 +61,7 @@ class Snapshot:
         self.young = set(map(id, gc.get_objects(0)))  # ids stay theirs: the list above holds the objects
         self.objects += without_empty_dictionaries(_frozen(self.objects, ours=[self.objects, self.young]))
         self.objects += extra
-        types = list(map(type, self.objects))
-        self._type_ids = ids_of(types)
-        self._types = {id(cls): cls for cls in set(types)}
+        self._classes = Classes(self.objects)
         self._index()
         self.roots: list[Root] = find_roots(self.instances(threading.local))
         self.roots += [Root(RootKind.CALLER, entries)] if (entries := list(held)) else []
@@ -87,7 +86,7 @@ class Snapshot:
         self.objects.clear()
         self._native.clear()
         self.young.clear()
-        self._types.clear()
+        self._classes.by_id.clear()
 
     def _autograd(self) -> list[tuple[object, object]]:
         """Follow the C++ edges from all tensors and nodes, adding the objects gc does not list."""
@@ -166,9 +165,8 @@ class Snapshot:
 
     def of_types(self, wanted: Callable[[type], bool]) -> list[Any]:
         """Return the objects gc lists whose real class is wanted."""
-        ids = [type_id for type_id, cls in self._types.items() if wanted(cls)]
-        places = np.flatnonzero(np.isin(self._type_ids, ids))
-        return [self.objects[place] for place in places]
+        places = self._classes.places(self._classes.ids_where(wanted))
+        return [self.objects[place] for place in places.tolist()]
 
     def storages(self) -> list[torch.UntypedStorage]:
         """Return every storage of the graph, those only C++ holds included."""
@@ -218,8 +216,8 @@ class Snapshot:
         for name, module in list(sys.modules.items()):
             if isinstance(name, str) and _is_tool(name) and type(module) is ModuleType:
                 found |= {self.position(module), self.position(module.__dict__)}
-        own = [type_id for type_id, cls in self._types.items() if _is_tool(type_dict(cls).get("__module__"))]
-        found.update(np.flatnonzero(np.isin(self._type_ids, own)).tolist())
+        tools = self._classes.ids_where(lambda cls: _is_tool(type_dict(cls).get("__module__")))
+        found.update(self._classes.places(tools).tolist())
         return found - {UNREACHED}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -118,38 +119,25 @@ class _HolderSearch:
 
     def _explain(self, snapshot: Snapshot, *, deep: bool) -> Diagnosis | None:
         diagnosis = Diagnosis()
-        state = state_edges(snapshot) if self._exempt.state else set()
-        ways = self._ways(snapshot, state)
-        legitimate = state_storages(snapshot, state)
-        exempt = snapshot.positions(self._exempt.objects)
-        everyone = search(snapshot, [*snapshot.root_groups(runner=True), exempt])
+        reached = _Reached(snapshot, self._exempt)
         loops: Loops | None = None
         old = _old_storages(snapshot)
         for made in self._storages:
             position = snapshot.position(made.ref())
             if position < 0 or (not made.certain and position in old):
                 continue
-            way = next((number for number, tree in enumerate(ways) if tree.reaches(position)), None)
-            if way is not None:
-                if way == 0 or position not in legitimate:
-                    diagnosis.add(self._retained(snapshot, ways[way].path(position), made))
-            elif not everyone.reaches(position):
-                loops = loops or Loops(snapshot, everyone)
+            if reached.past_state.reaches(position):
+                diagnosis.add(self._retained(snapshot, reached.past_state.path(position), made))
+            elif reached.through_state.reaches(position):
+                if position not in reached.legitimate:
+                    diagnosis.add(self._retained(snapshot, reached.through_state.path(position), made))
+            elif not reached.everyone.reaches(position):
+                loops = loops or Loops(snapshot, reached.everyone)
                 loop, chain = loops.find(position)
                 if not loop and not deep:
                     return None
                 diagnosis.add(_unreachable(snapshot, loop, chain, made), reachable=False)
         return diagnosis
-
-    def _ways(self, snapshot: Snapshot, state: Positions) -> list[Tree]:
-        """Search from the program's roots: past what is legitimate, then through the state of models too.
-
-        A parameter is no leak, but what hangs on it may be one: a graph behind its gradient, its attributes.
-        """
-        groups, closed = snapshot.root_groups(), snapshot.barriers()
-        own = exempt_edges(snapshot, self._exempt)
-        cuts = [own | state, own] if state else [own]
-        return [search(snapshot, groups, closed=closed, cut=cut) for cut in cuts]
 
     def _retained(self, snapshot: Snapshot, chain: list[int], made: NewStorage) -> Survivor | None:
         objects = [snapshot.objects[place] for place in chain]
@@ -159,6 +147,44 @@ class _HolderSearch:
         cut = entry_step(steps, [not snapshot.is_old(position) for position in chain])
         key = (_identity(snapshot, chain[cut.start]), series_of(cut.edge)) if cut else None
         return Survivor(made, key, _to_tensor(steps), cut, _tensor_words(objects))
+
+
+class _Reached:
+    """What some roots reach; each search goes over the whole heap, so it is made when it is first asked for."""
+
+    def __init__(self, snapshot: Snapshot, exempt: Exemptions) -> None:
+        self._snapshot = snapshot
+        self._exempt = exempt
+        self._own = exempt_edges(snapshot, exempt)
+        self._state = state_edges(snapshot) if exempt.state else set()
+
+    @cached_property
+    def past_state(self) -> Tree:
+        """The program's roots, past what is legitimate.
+
+        A parameter is no leak, but what hangs on it may be one: a graph behind its gradient, its attributes.
+        """
+        return self._from_program(self._own | self._state)
+
+    @cached_property
+    def through_state(self) -> Tree:
+        """The program's roots, through the state of models too."""
+        return self._from_program(self._own) if self._state else self.past_state
+
+    @cached_property
+    def legitimate(self) -> set[int]:
+        """The storages of the state of models."""
+        return state_storages(self._snapshot, self._state)
+
+    @cached_property
+    def everyone(self) -> Tree:
+        """All roots, those of the test runner and of what the caller holds included."""
+        exempt = self._snapshot.positions(self._exempt.objects)
+        return search(self._snapshot, [*self._snapshot.root_groups(runner=True), exempt])
+
+    def _from_program(self, cut: Positions) -> Tree:
+        snapshot = self._snapshot
+        return search(snapshot, snapshot.root_groups(), closed=snapshot.barriers(), cut=cut)
 
 
 def _old_storages(snapshot: Snapshot) -> set[int]:

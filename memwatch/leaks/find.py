@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.edges import EdgeKind
 from memwatch.errors import MemwatchError
+from memwatch.heap.classes import count_by_class
 from memwatch.heap.roots import Held
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
-from memwatch.leaks.growth import count_by_class, grown_classes
+from memwatch.leaks.growth import grown_classes
 from memwatch.leaks.memory_in_use import memory_in_use, most_growth_bytes
 from memwatch.leaks.new_storage_mode import NewStorageMode
 from memwatch.leaks.new_storages import NewStorages, YoungWatch, storages_behind, tensors_among

@@ -7,28 +7,20 @@ and without its naming of classes, which runs code of metaclasses.
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from memwatch.heap.classes import Classes
 from memwatch.heap.names import type_name
 from memwatch.heap.roots import is_own_module
 from memwatch.heap.tensors import TypeFilter, type_dict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 _MOST_CLASSES: Final = 3  # that a leak names
 _LEAST_COUNTS: Final = 3  # before, and after two calls
 _BUILTIN: Final = "builtins"
-
-
-def count_by_class(objects: Iterable[object]) -> dict[int, int]:
-    """Return how many of some objects are of each class, by `id` of the class.
-
-    The class itself would be kept alive by the count, and with it a cycle under test that runs through it.
-    """
-    return dict(Counter(map(id, map(type, objects))))
 
 
 def grown_classes(counts: Sequence[Mapping[int, int]]) -> tuple[tuple[str, int], ...]:
@@ -44,10 +36,9 @@ def grown_classes(counts: Sequence[Mapping[int, int]]) -> tuple[tuple[str, int],
     if len(counts) < _LEAST_COUNTS:
         return ()
     is_tensor_or_node = TypeFilter()
-    classes = {id(cls): cls for cls in map(type, gc.get_objects())}
     grown = [
         (type_name(cls), added)
-        for key, cls in classes.items()
+        for key, cls in Classes(gc.get_objects()).by_id.items()
         if (added := min(after.get(key, 0) - before.get(key, 0) for before, after in pairwise(counts))) > 0
         and _is_of_program(cls)
         and not is_tensor_or_node.wants(cls)

@@ -12,12 +12,12 @@ from memwatch.heap.autograd import plain_gradient
 from memwatch.heap.c_held import c_held_edges, keeps_in_c
 from memwatch.heap.names import attributes, instance_dict
 from memwatch.heap.search import search
+from memwatch.heap.snapshot import UNREACHED
 from memwatch.heap.tensors import is_composed, is_node_type, is_storage, is_tensor, mro_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from memwatch.heap.search import Tree
     from memwatch.heap.snapshot import Snapshot
 
 
@@ -27,8 +27,9 @@ Positions = set[tuple[int, int]]
 
 def state_edges(snapshot: Snapshot) -> Positions:
     """Find the references to parameters, buffers, gradients and the optimizer state of living parameters."""
-    alive = search(snapshot, snapshot.root_groups(), closed=_optimizers(snapshot))
-    return listed([*_module_state(snapshot), *_optimizer_state(snapshot, alive)])
+    optimizers = snapshot.instances(torch.optim.Optimizer)
+    state = _optimizer_state(snapshot, optimizers) if optimizers else ()
+    return listed([*_module_state(snapshot), *state])
 
 
 def state_storages(snapshot: Snapshot, edges: Positions) -> set[int]:
@@ -90,12 +91,12 @@ def _module_state(snapshot: Snapshot) -> Iterable[tuple[int, int]]:
             yield snapshot.position(tensor), snapshot.position(gradient)
 
 
-def _optimizers(snapshot: Snapshot) -> set[int]:
-    return {snapshot.position(optimizer) for optimizer in snapshot.instances(torch.optim.Optimizer)} - {-1}
-
-
-def _optimizer_state(snapshot: Snapshot, alive: Tree) -> Iterable[tuple[int, int]]:
-    for optimizer in snapshot.instances(torch.optim.Optimizer):
+def _optimizer_state(
+    snapshot: Snapshot, optimizers: list[torch.optim.Optimizer]
+) -> Iterable[tuple[int, int]]:
+    closed = {snapshot.position(optimizer) for optimizer in optimizers} - {UNREACHED}
+    alive = search(snapshot, snapshot.root_groups(), closed=closed)
+    for optimizer in optimizers:
         state = (instance_dict(optimizer) or {}).get("state")
         if dict not in mro_of(type(state)):
             continue

@@ -11,10 +11,10 @@ import gc
 import time
 import weakref
 from dataclasses import dataclass
-from itertools import compress
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.heap.autograd import autograd_edges
+from memwatch.heap.classes import of_classes
 from memwatch.heap.pause import age_everything, pause_gc, resume_gc
 from memwatch.heap.tensors import (
     TypeFilter,
@@ -127,16 +127,12 @@ class YoungWatch:
 
 
 def _young_tensors() -> list[object]:
-    wanted = TypeFilter()
-    return [obj for obj in gc.get_objects(0) if wanted(obj)]
+    return tensors_among(gc.get_objects(0))
 
 
 def tensors_among(objects: Sequence[object]) -> list[object]:
     """Return the tensors and autograd nodes among many objects; drop the list soon."""
-    wanted = TypeFilter()
-    types = list(map(type, objects))
-    kinds = {cls for cls in set(types) if wanted.wants(cls)}
-    return list(compress(objects, map(kinds.__contains__, types)))
+    return of_classes(objects, TypeFilter().wants)
 
 
 _MAX_NODES: Final = 1_000_000

@@ -14,34 +14,28 @@ from memwatch._torch.modes import disable_torch_dispatch
 from memwatch._torch.modules import PARAMETERS
 from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import NONE
+from memwatch.heap.classes import Classes
+from memwatch.heap.tensors import mro_of
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.storages import BASELINE, Storages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from memwatch.record.context import Context
 
 
 def scan(storages: Storages, context: Context) -> None:
     """Number every storage that Python can see, and name every root module and what optimizers keep."""
-    base_of: dict[type, type | None] = {}
-    found: dict[type, list[Any]] = {Tensor: [], nn.Module: [], Optimizer: []}
-    for thing in gc.get_objects():
-        kind = type(thing)
-        if kind not in base_of:
-            base_of[kind] = _base_of(kind, found)
-        base = base_of[kind]
-        if base is not None:
-            found[base].append(thing)
+    tensors, modules, optimizers = _instances(gc.get_objects(), (Tensor, nn.Module, Optimizer))
     # nor may the program's modes be asked for the device of a fake tensor
     with disable_torch_function(), disable_torch_dispatch():
-        for tensor in found[Tensor]:
+        for tensor in tensors:
             _number(storages, tensor)
     context.owners.learn_modules(
-        (module for module in found[nn.Module] if PARAMETERS in module.__dict__), sys._getframe()
+        (module for module in modules if PARAMETERS in module.__dict__), sys._getframe()
     )
-    for optimizer in found[Optimizer]:
+    for optimizer in optimizers:
         if isinstance(optimizer.__dict__.get("state"), dict) and "param_groups" in optimizer.__dict__:
             with contextlib.suppress(AttributeError, KeyError, TypeError):  # a half-made optimizer
                 context.owners.learn_parameters(optimizer)
@@ -49,14 +43,17 @@ def scan(storages: Storages, context: Context) -> None:
     context.backward_ended()
 
 
-def _base_of(kind: type, bases: Iterable[type]) -> type | None:
-    """Return the first of the bases that a type has, or None."""
-    # issubclass would run a user's __subclasscheck__, and `in` a metaclass's __eq__
-    above = set(map(id, type.__dict__["__mro__"].__get__(kind)))
-    for base in bases:
-        if id(base) in above:
-            return base
-    return None
+def _instances(objects: Sequence[Any], bases: Sequence[type]) -> list[list[Any]]:
+    """Return the objects of each base in turn, one with several of them under the first alone."""
+    classes = Classes(objects)
+    of_base: dict[type, list[int]] = {base: [] for base in bases}
+    for number, cls in classes.by_id.items():
+        # issubclass would run a user's __subclasscheck__, and `in` a metaclass's __eq__
+        above = set(map(id, mro_of(cls)))
+        base = next((base for base in bases if id(base) in above), None)
+        if base is not None:
+            of_base[base].append(number)
+    return [[objects[place] for place in classes.places(ids).tolist()] for ids in of_base.values()]
 
 
 def _number(storages: Storages, tensor: Tensor) -> None:

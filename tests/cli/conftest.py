@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,31 +25,18 @@ def command(tmp_path):
     return run
 
 
-@pytest.fixture(scope="session")
-def server():
-    """Start the process that runs `memwatch` in forks of itself."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, Path(__file__).with_name("cli_server.py")], **pipes) as process:
-        yield process
-        process.stdin.close()
+_MEMWATCH = f"""
+import sys
+from memwatch.cli import main
+sys.argv[0] = {str(Path(memwatch.__file__).with_name("__main__.py"))!r}
+sys.exit(main())
+"""
 
 
 @pytest.fixture
-def shell_memwatch(server, tmp_path, tmp_path_factory):
+def shell_memwatch(fresh_python):
     """Run `memwatch` in a process and an empty folder of its own."""
-
-    def run(*words):
-        outputs = tmp_path_factory.mktemp("outputs")
-        request = {"words": words, "folder": str(tmp_path)}
-        request |= {name: str(outputs / name) for name in ("stdout", "stderr")}
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        returncode = int(server.stdout.readline())
-        return subprocess.CompletedProcess(
-            words, returncode, (outputs / "stdout").read_text(), (outputs / "stderr").read_text()
-        )
-
-    return run
+    return functools.partial(fresh_python, _MEMWATCH)
 
 
 def record(path: Path, width: int) -> Path:

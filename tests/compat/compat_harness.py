@@ -20,6 +20,7 @@ import torch
 from compat_deaths import observed_order, plain_order
 from compat_frozen import freeze, tensors_in
 from compat_state import differences, torch_state
+from kept_objects import assert_memwatch_keeps_nothing
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memwatch
@@ -101,6 +102,7 @@ def check(
     """
     run(program)  # first-time effects: lazy imports, warnings given once, caches
     gc.collect()
+    assert_memwatch_keeps_nothing()
     gc.freeze()  # the collections below then pass over what torch has just imported: half of a test's time
     plain = run(program)
     with _no_collections():

@@ -100,14 +100,12 @@ def compare(op: Any, intercept: str, count: int) -> str:
         observed = _results(samples)
     if observed == plain:
         return "equal"
-    if any(
-        _results(samples) != plain for _ in range(_REPEATS)
-    ):  # as LAPACK's lstsq, by the alignment of its memory
-        return "not repeatable"
-    if intercept == "key":
-        return "different"
-    with EmptyMode():
-        return "as under any mode" if observed == _results(samples) else "different"
+    if intercept == "mode":
+        with EmptyMode():
+            if observed == _results(samples):
+                return "as under any mode"
+    repeats = all(_results(samples) == plain for _ in range(_REPEATS))
+    return "different" if repeats else "not repeatable"  # as LAPACK's lstsq, by the alignment of its memory
 
 
 def _results(samples: list[Callable[[], Any]]) -> list[Any]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -169,10 +172,31 @@ def fake_rank() -> None:
     dist.destroy_process_group()
 
 
+def forked(rank: Callable[[], None]) -> int:
+    """Run a rank in a fork of this process, which has imported what all ranks need; return the number of the fork."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        rank()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    os._exit(code)  # gloo's threads need not be waited for
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "fake":
-        fake_rank()
+        ranks = {forked(fake_rank)}
     else:
-        gloo_rank(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads need not be waited for
+        world, file = int(sys.argv[2]), sys.argv[3]
+        ranks = {forked(functools.partial(gloo_rank, rank, world, file)) for rank in range(world)}
+    while ranks:
+        number, status = os.wait()
+        ranks.discard(number)
+        if status:
+            for each in ranks:
+                os.kill(each, signal.SIGKILL)  # it would wait for the one that failed
+            sys.exit(1)

@@ -35,15 +35,6 @@ OTHERWISE_DIFFERENT = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collections():
-    """Let the collections between programs look at the programs' objects only, not at all of torch's."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @functools.cache
 def profiled(program):
     gc.collect()  # garbage of other tests that goes inside the block would be part of its baseline

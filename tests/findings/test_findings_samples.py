@@ -253,7 +253,7 @@ def test_other_threads_may_change_what_is_searched():
     thread = threading.Thread(target=change)
     thread.start()
     try:
-        for _ in range(10):
+        for _ in range(3):
             with memwatch.profile() as prof:
                 with_a_table(table, [])
             assert [text for kind, text in prof.notes if kind == "recorder"] == []

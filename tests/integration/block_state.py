@@ -22,6 +22,7 @@ _CLASSES = (
     torch.autograd.Function,
     torch.autograd.graph.saved_tensors_hooks,
 )
+FROZEN = "frozen objects"
 _HOOKS = [
     (nn_module, name) for name in dir(nn_module) if name.startswith("_global_") and name.endswith("hooks")
 ]
@@ -41,7 +42,8 @@ def block_state() -> dict[str, object]:
         "grad": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()),
         "dtype": torch.get_default_dtype(),
         "threads": torch.get_num_threads(),
-        "gc": (gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.get_freeze_count(), len(gc.callbacks)),
+        "gc": (gc.isenabled(), gc.get_threshold(), gc.get_debug(), len(gc.callbacks)),
+        FROZEN: gc.get_freeze_count(),
         "tracing": (sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile()),
         "hooks of sys": (sys.excepthook, sys.displayhook, sys.unraisablehook, threading.excepthook),
         "streams": (sys.stdout, sys.stderr),
@@ -74,5 +76,8 @@ def module_functions() -> dict[tuple[str, str], int]:
 
 def changes(before: dict, after: dict) -> dict:
     """Return what differs between two states, as a failed test shows it."""
-    keys = [key for key in before if before[key] != after.get(key)]
+    keys = [key for key in before if key != FROZEN and before[key] != after.get(key)]
+    if FROZEN in before:
+        count, later = before[FROZEN], after[FROZEN]
+        keys += [FROZEN] if later > count or bool(later) != bool(count) else []  # frozen objects may die
     return {key: (before[key], after.get(key)) for key in keys}

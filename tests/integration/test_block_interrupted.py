@@ -19,6 +19,7 @@ from memwatch.record.tables.storages import BASELINE, Storages, address_of
 from memwatch.record.tables.strings import Strings
 
 SIGNALS = 300
+ROUNDS = 60
 FLUSH_EVERY_OPS = 40  # as often as a flush can be hit
 
 
@@ -96,7 +97,7 @@ def test_storages_that_other_threads_resize_die_once(native, monkeypatch):
             threads = [threading.Thread(target=resize) for _ in range(3)]
             for thread in threads:
                 thread.start()
-            for _ in range(300):
+            for _ in range(ROUNDS):
                 held = [torch.ones(3) for _ in range(60)]
                 del held
             over.set()
@@ -107,7 +108,7 @@ def test_storages_that_other_threads_resize_die_once(native, monkeypatch):
         sys.setswitchinterval(before)
     died = prof.capture.tables["deaths"]["storage"]
     assert errors == []
-    assert len(died) == len(np.unique(died)) == 300 * 60
+    assert len(died) == len(np.unique(died)) == ROUNDS * 60
 
 
 def test_an_address_may_be_in_use_again_before_its_death_is_told():

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 
 import pytest
@@ -275,7 +271,7 @@ def test_a_generator_is_not_decorated():
             memwatch.profile()(function)
 
 
-def test_a_first_import_inside_the_block_keeps_nothing_of_it():
+def test_a_first_import_inside_the_block_keeps_nothing_of_it(fresh_python):
     """Torch loads parts of itself at first use, inside the block here; what they keep of ours is no recorder."""
     code = """
     import gc, memwatch, torch
@@ -289,13 +285,12 @@ def test_a_first_import_inside_the_block_keeps_nothing_of_it():
     with kept_too("no hooks here"):
         print(kept(lambda: 3, backend="eager")())
     """
-    words = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = fresh_python(code)
     assert done.stdout.split() == ["0", "3"], done.stderr
 
 
 @pytest.mark.parametrize("native", ["0", "1"])
-def test_a_block_by_mode_registers_no_kernel(native):
+def test_a_block_by_mode_registers_no_kernel(native, fresh_python):
     """Kernels for every op take a second to register, and a block that sees ops by a mode has no use for them."""
     code = """
     import memwatch, torch
@@ -305,9 +300,7 @@ def test_a_block_by_mode_registers_no_kernel(native):
         torch.ones(3)
     assert key._Registered.kernels is None
     """
-    words = [sys.executable, "-c", textwrap.dedent(code)]
-    environment = {**os.environ, "MEMWATCH_NATIVE": native}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    done = fresh_python(code, MEMWATCH_NATIVE=native)
     assert done.returncode == 0, done.stderr
 
 

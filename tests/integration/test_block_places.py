@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
 import sys
 import threading
 
@@ -84,7 +82,7 @@ def test_threads_under_a_debugger_keep_their_variables(monkeypatch):
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        for _ in range(20):
+        for _ in range(5):
             with memwatch.profile():
                 held = [torch.ones(64, 64) for _ in range(20)]
                 del held
@@ -121,12 +119,9 @@ kept.sum().backward()
 
 @pytest.mark.parametrize("native", ["1", "0"])
 @pytest.mark.parametrize("intercept", ["key", "mode"])
-def test_a_block_that_is_open_when_python_exits_is_ended_then(intercept, native, tmp_path):
+def test_a_block_that_is_open_when_python_exits_is_ended_then(intercept, native, fresh_python, tmp_path):
     """As a cell of a notebook leaves it: Python exits cleanly, and the file is whole."""
     path = tmp_path / "open.memwatch"
-    words = [sys.executable, "-c", OPEN_AT_EXIT, str(path), intercept]
-    done = subprocess.run(
-        words, env={**os.environ, "MEMWATCH_NATIVE": native}, capture_output=True, text=True, check=False
-    )
+    done = fresh_python(OPEN_AT_EXIT, str(path), intercept, MEMWATCH_NATIVE=native)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert memwatch.load(path).meta["complete"]

@@ -97,7 +97,7 @@ def test_a_diagnosis_makes_no_garbage():
         gc.enable()
 
 
-def test_ten_thousand_uses_leave_nothing():
+def test_a_thousand_uses_leave_nothing():
     """Objects of the process do not grow with the number of checks, clean or failing."""
 
     def clean():
@@ -108,7 +108,7 @@ def test_ten_thousand_uses_leave_nothing():
         clean()
     gc.collect()
     before = len(gc.get_objects())
-    for _ in range(10_000):
+    for _ in range(1000):
         clean()
     for _ in range(3):
         with pytest.raises(TensorLeakError), check_leaks():
@@ -116,7 +116,7 @@ def test_ten_thousand_uses_leave_nothing():
         find_leaks(park)
     KEPT.clear()
     gc.collect()
-    assert len(gc.get_objects()) - before < 200
+    assert len(gc.get_objects()) - before < 100
 
 
 def test_the_error_holds_nothing_of_the_program():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -38,8 +37,11 @@ def test_one_pass_leaves_nothing_behind(program):
 
 
 HEAD = """
+import gc, warnings
 import torch
 from memwatch.leaks import check_leaks
+gc.unfreeze()
+warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 """
 FIRST_USES = {
@@ -89,16 +91,10 @@ def first_use():
 
 
 @pytest.mark.parametrize("program", FIRST_USES.values(), ids=FIRST_USES)
-def test_the_first_use_in_a_process_is_not_blamed_for_torchs_own(program):
+def test_the_first_use_in_a_process_is_not_blamed_for_torchs_own(program, fresh_python):
     """Lazy imports tie up the frames above them once, and torch makes constants and caches: nobody's leak."""
     checked = f"{HEAD}{program}\nwith check_leaks():\n    first_use()\n"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", checked],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = fresh_python(checked)
     assert done.returncode == 0, done.stderr
 
 
@@ -125,10 +121,10 @@ def test_hooks_of_the_program_in_torchs_own_tables_are_no_constants_of_torch():
     handles.pop().remove()
 
 
-def test_watching_imports_no_compiler():
+def test_watching_imports_no_compiler(fresh_python):
     """A check does not load torch._dynamo into a process that does not use it."""
     code = (
         "import sys, torch\nfrom memwatch.leaks import check_leaks\nwith check_leaks(): torch.ones(3) + 1\n"
     )
     asked = code + "sys.exit('torch._dynamo' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", asked], timeout=120, check=False).returncode == 0
+    assert fresh_python(asked).returncode == 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -46,10 +44,9 @@ print("alive")
 """
 
 
-def test_a_pack_that_cannot_write_its_row_ends_without_a_word():
+def test_a_pack_that_cannot_write_its_row_ends_without_a_word(fresh_python):
     """It is destroyed by autograd, from a destructor, where an exception of C++ ends the process."""
-    command = [sys.executable, "-c", DESTRUCTOR]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = fresh_python(DESTRUCTOR)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 

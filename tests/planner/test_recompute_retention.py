@@ -12,8 +12,6 @@ from memwatch.planner import Graph, OpSpec, Schedule, plan_graph, program_peak, 
 from memwatch.planner.clock import Clock
 from memwatch.planner.recompute.retention import can_model, solve_retention
 
-pytest.importorskip("ortools")
-
 
 @pytest.mark.parametrize(
     ("length", "budget", "copies", "recomputes"), [(4, 3, 4, 6), (8, 5, 3, 5), (12, 7, 3, 7)]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 from replay_programs import PROGRAMS
@@ -57,7 +55,7 @@ def test_recorded_inputs_go_with_the_profile():
     assert kept() is None
 
 
-def test_package_can_be_called():
+def test_package_can_be_called(fresh_python):
     """`memwatch.replay` is the package and the function at once, whichever import came first."""
     code = (
         "import torch, memwatch, memwatch.replay\n"
@@ -67,8 +65,5 @@ def test_package_can_be_called():
         "from memwatch.replay import plan\n"
         "print(memwatch.replay(plan(prof)).identical)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert done.stdout.strip() == "True"
-    assert done.stderr == ""
+    done = fresh_python(code)
+    assert (done.stdout, done.stderr) == ("True\n", "")

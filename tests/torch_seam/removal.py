@@ -24,6 +24,7 @@ import pandas  # noqa: F401
 import torch
 
 TIME_LIMIT_S = 60
+_FREEZE = gc.freeze
 Step = Callable[[], dict[str, object]]
 
 
@@ -121,6 +122,7 @@ def _import_backend() -> dict[str, object]:
     return {}
 
 
+_OF_THE_COMPILER = ("torch._dynamo.", "torch._functorch.")
 _OF_THE_KEY = ("torch._C._dispatch", "torch._ops", "torch.ops", "torch.library")
 _OF_PROFILES_ALONE = (
     *_OF_THE_KEY,
@@ -136,7 +138,7 @@ def steps_of(name: str) -> dict[str, Step]:
 
     To register the kernels on the key takes as long as all the rest.
     """
-    if name.startswith(("torch._dynamo.", "torch._functorch.")):
+    if name.startswith(_OF_THE_COMPILER):
         return {
             "backend": _import_backend,
             "compiled": _profile_compiled,
@@ -213,11 +215,31 @@ def _warm_up() -> None:
     gc.get_freeze_count, gc.freeze, gc.unfreeze = lambda: 0, lambda: None, lambda: None
 
 
+def _warm_up_compiler() -> None:
+    """Import torch's compiler and let it compile once, which is slow too; the names of it are to be asked last."""
+    torch.compile(torch.exp, backend="eager")(torch.ones(2))
+    torch._dynamo.reset()
+    gc.collect()
+    _FREEZE()
+
+
 def serve() -> None:
     """Answer each name on standard input."""
-    _warm_up()
+    with tempfile.TemporaryDirectory() as folder:
+        # the first fork that imports memwatch keeps what it compiled for the others, whatever else Python is told
+        sys.dont_write_bytecode, sys.pycache_prefix = False, folder
+        _warm_up()
+        _answer()
+
+
+def _answer() -> None:
+    has_compiler = False
     for line in sys.stdin:
-        sys.stdout.write(_forked(line.strip()))
+        name = line.strip()
+        if name.startswith(_OF_THE_COMPILER) and not has_compiler:
+            has_compiler = True
+            _warm_up_compiler()
+        sys.stdout.write(_forked(name))
         sys.stdout.flush()
 
 

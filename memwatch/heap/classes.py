@@ -1,0 +1,57 @@
+"""The classes of many objects at once: which there are, how many objects of each, and the objects of some of them.
+
+A heap has hundreds of thousands of objects of a few thousand classes, so each class is asked once. Classes are told
+apart by `id`: a metaclass may define hash and comparison as it likes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memwatch.heap.ids import ids_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from numpy.typing import NDArray
+
+
+class Classes:
+    """The classes of some objects; holds each class, so drop it soon.
+
+    Attributes:
+        by_id: the classes by their ids.
+        ids: for each object the `id` of its class.
+    """
+
+    def __init__(self, objects: Sequence[object]) -> None:
+        types = tuple(map(type, objects))  # alive until each has its place below
+        self.ids: NDArray[np.int64] = ids_of(types)
+        distinct = np.unique(self.ids).tolist()
+        self.by_id: dict[int, type] = {key: ctypes.cast(key, ctypes.py_object).value for key in distinct}
+
+    def ids_where(self, wanted: Callable[[type], bool]) -> list[int]:
+        """Return the ids of the wanted classes."""
+        return [key for key, cls in self.by_id.items() if wanted(cls)]
+
+    def places(self, ids: Collection[int]) -> NDArray[np.int64]:
+        """Return the positions of the objects whose class has one of these ids."""
+        return np.flatnonzero(np.isin(self.ids, list(ids)))
+
+
+def of_classes(objects: Sequence[Any], wanted: Callable[[type], bool]) -> list[Any]:
+    """Return the objects, in their order, whose class is wanted."""
+    classes = Classes(objects)
+    return [objects[place] for place in classes.places(classes.ids_where(wanted)).tolist()]
+
+
+def count_by_class(objects: Sequence[object]) -> dict[int, int]:
+    """Return how many of some objects are of each class, by `id` of the class.
+
+    The class itself would be kept alive by the count, and with it a cycle under test that runs through it.
+    """
+    keys, counts = np.unique(ids_of(map(type, objects)), return_counts=True)
+    return dict(zip(keys.tolist(), counts.tolist(), strict=True))

@@ -1,0 +1,63 @@
+"""A process that has imported torch and memwatch, and runs every program that it is asked for in a fork of itself.
+
+A process of its own takes seconds to import torch. A fork has the modules, and is as fresh otherwise: no block was open
+in it, no kernel is registered, torch has loaded nothing on first use.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import gc
+import json
+import os
+import signal
+import sys
+import types
+
+import torch
+
+import memwatch.leaks
+import memwatch.report.export
+import memwatch.report.terminal
+
+TIME_LIMIT_S = 60
+
+
+def next_program() -> dict:
+    """Serve requests, a line of JSON each; return one in every fork, and leave when there are no more."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            return json.loads(line)
+        _, status = os.waitpid(child, 0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # what the program may have left running
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+    sys.exit(0)
+
+
+def become(program: dict) -> dict:
+    """Make this process what `python -c` would be; return the namespace of its main module."""
+    os.setsid()
+    signal.alarm(TIME_LIMIT_S)  # a program that hangs fails its test
+    os.chdir(program["folder"])
+    for number, name in enumerate(("/dev/null", program["stdout"], program["stderr"])):
+        os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(program["environment"])
+    sys.argv = ["-c", *program["arguments"]]
+    sys.path[0] = ""
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    return main.__dict__
+
+
+torch.set_num_threads(1)
+memwatch.profile()  # loads what the first one loads
+assert "torch._dynamo" not in sys.modules
+gc.collect()
+gc.freeze()  # a fork that looked at all these objects, as at its end, would copy the memory that they lie in
+program = next_program()
+exec(compile(program["code"], "<string>", "exec"), become(program))

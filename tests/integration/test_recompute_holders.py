@@ -1,0 +1,174 @@
+"""What is said of memory that checkpointing computed again: who keeps it, and what other choices would need."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from recompute_models import WIDTH, Block, Net, again, again_reentrant, train_plainly
+from torch import nn
+
+import memwatch
+from memwatch.analysis.facts.grouped import Grouped as Numbered
+from memwatch.analysis.findings.smaller_regions import SmallerRegions
+from memwatch.report.facts import recomputed
+
+
+@pytest.mark.parametrize("run", [again, again_reentrant], ids=["non-reentrant", "reentrant"])
+def test_a_variable_of_a_forward_that_has_returned_holds_nothing(run):
+    """What was computed again is kept by the checkpoint or by autograd, not by the forward's dead variables."""
+    net = Net(run)
+    with memwatch.profile() as prof:
+        net(torch.randn(512, WIDTH, requires_grad=True)).sum().backward()
+    assert prof.ops["phase"][int(prof.timeline["op"][prof.timeline["live_bytes"].idxmax()])] == "backward"
+    again = prof.at_peak[prof.at_peak["category"] == "recomputed"]
+    largest = again[again["nbytes"] == again["nbytes"].max()]
+    assert set(largest["holder_kind"]) <= {"checkpoint", "autograd node"}
+    assert set(largest["module"]) <= {
+        f"blocks.{index}.{part}" for index in range(3) for part in ("up", "act")
+    }
+    assert not again["holder"].str.contains("local variable of `forward`").any()
+    assert prof.findings == []
+
+
+def test_the_input_of_a_region_is_kept_by_its_checkpoint():
+    """The checkpoint's own books say so; no node's backward reads it."""
+    net = Net(again)
+    with memwatch.profile() as prof:
+        loss = net(torch.randn(512, WIDTH, requires_grad=True)).sum()
+    held = prof.at_peak[prof.at_peak["holder_kind"] == "checkpoint"]
+    assert (held["nbytes"] == 512 * WIDTH * 4).sum() >= 2
+    assert set(held["holder"]) == {
+        "a checkpoint called by `net`, which runs its region again from it in backward"
+    }
+    assert set(held["category"]) == {"activation", "input"}
+    loss.backward()
+
+
+@pytest.mark.parametrize("intercept", ["key", "mode"])
+def test_what_a_compiled_function_saved_is_saved_until_its_backward_ends(intercept):
+    """Its saved tensors, and the line that calls it, are those of the call; no line is in code that torch wrote."""
+    net = nn.Sequential(Block(), Block())
+    compiled = torch.compile(net, backend="aot_eager")
+    x = torch.randn(512, WIDTH, requires_grad=True)
+    compiled(x).sum().backward()
+    with memwatch.profile(intercept=intercept) as prof:
+        y = compiled(x)
+        y.sum().backward()
+    assert set(prof.ops["phase"]) == {"forward", "backward"}
+    lines = [*prof.ops["line"], *prof.at_peak["line"], *prof.saved["line"]]
+    assert {line.rpartition(":")[0] for line in lines} <= {"", __file__}
+    saved = prof.saved[prof.saved["at_peak"]].drop_duplicates("storage")
+    sizes = prof.storages["nbytes"].loc[saved["storage"]]
+    assert sizes.max() == 512 * 4 * WIDTH * 4
+    assert sizes.sum() > 0.3 * prof.peak_bytes
+
+
+class Grouped(nn.Module):
+    """Eight blocks, checkpointed in groups of some."""
+
+    def __init__(self, per_group, run):
+        super().__init__()
+        blocks = [nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH)) for _ in range(8)]
+        starts = range(0, 8, per_group)
+        self.groups = nn.ModuleList(nn.Sequential(*blocks[start : start + per_group]) for start in starts)
+        self.run = run
+
+    def forward(self, x):
+        for group in self.groups:
+            x = self.run(group, x)
+        return x
+
+
+def _two_steps(net):
+    x = torch.randn(2048, WIDTH, requires_grad=True)
+    with memwatch.profile() as prof:
+        for _ in range(2):
+            net(x).sum().backward()
+            net.zero_grad()
+    return prof
+
+
+@pytest.mark.parametrize("run", [again, again_reentrant], ids=["non-reentrant", "reentrant"])
+def test_a_large_region_is_told_to_be_split(run):
+    """What the peak would fall to is what it is in the program with smaller regions, which has no such finding."""
+    smaller = _two_steps(Grouped(1, run))
+    assert smaller.findings == []
+    for per_group in (8, 2):
+        large = _two_steps(Grouped(per_group, run))
+        (finding,) = large.findings
+        assert finding.kind == "recompute"
+        assert finding.site.startswith(f"{__file__}:")
+        assert finding.predicted_peak_bytes == pytest.approx(smaller.peak_bytes, rel=0.02)
+        assert smaller.peak_bytes < 0.9 * large.peak_bytes
+
+
+def test_the_summary_says_what_keeping_it_would_take():
+    """To keep what backward computes again takes what the plain program keeps; what is kept anyway counts too."""
+    torch.manual_seed(0)
+    x = torch.randn(512, WIDTH, requires_grad=True)
+
+    def kept_bytes(run):
+        net = Net(run)
+        with memwatch.profile(holders=False) as prof:
+            loss = net(x).sum()
+        live = prof.timeline["live_bytes"].iloc[-1] - prof.baseline_bytes
+        del loss
+        return live
+
+    with memwatch.profile() as prof:
+        Net(again)(x).sum().backward()
+    instead = recomputed(prof)
+    assert instead.at_peak_bytes == prof.at_peak[prof.at_peak["category"] == "recomputed"]["nbytes"].sum()
+    difference = kept_bytes(lambda block, x: block(x)) - kept_bytes(again)
+    result = 512 * WIDTH * 4  # of a region, which forward keeps as the input of the next
+    state = torch.get_rng_state().nbytes  # a checkpoint keeps it for each region
+    assert instead.instead_bytes == difference + 3 * (result + state)
+    assert "Computed again in backward: " in prof.summary(color=False)
+    assert "Computed again" not in _plain().summary(color=False)
+
+
+def _plain():
+    with memwatch.profile(holders=False) as prof:
+        train_plainly()
+    return prof
+
+
+@pytest.mark.parametrize("holders", [True, False])
+def test_what_a_checkpoint_computed_again_is_its_until_backward_has_read_it(holders):
+    """Then torch has let go, and what is alive still is what the program keeps; it may even use it again."""
+    kept, x = [], torch.randn(500, 64, requires_grad=True)
+
+    def region(x):
+        kept.append((x * 2).relu())
+        return kept[-1].sin()
+
+    with memwatch.profile(holders=holders) as prof:
+        again(region, x).sum().backward()
+        at_peak = torch.zeros(2000, 64)
+        again_used = kept[-1] * 2
+    del at_peak, again_used
+    peak = prof.at_peak
+    assert set(peak.loc[peak["category"] == "recomputed", "op_name"]) == {"aten.relu.default"}
+    assert not peak["holder"].str.contains("a checkpoint, which ran").any(), peak["holder"].tolist()
+
+
+def test_what_smaller_regions_spare_is_the_sum_of_all_runs():
+    """A run is judged by the ops and the memory of its own, whatever else was recorded."""
+    facts = _two_steps(Grouped(4, again))._tables.facts
+    runs = list(range(len(facts.recomputes.stack)))
+    assert len(runs) == 4
+    alone = [SmallerRegions(facts, [run]) for run in runs]
+    together = SmallerRegions(facts, runs)
+    assert (together.bytes_of_event() == sum(each.bytes_of_event() for each in alone)).all()
+    assert together.spared == [row for each in alone for row in each.spared]
+    made = facts.allocations.op[together.spared]
+    assert {int(run) for run in facts.recomputes.run_of_op[made]} == set(runs)
+
+
+def test_rows_are_found_by_their_number():
+    grouped = Numbered(np.array([3, -1, 2, 3, 0]))
+    assert [grouped.within(start, start + 1).tolist() for start in (-1, 0, 1, 2, 3)] == [
+        [1], [4], [], [2], [0, 3],
+    ]  # fmt: skip
+    assert grouped.within(2, 9).tolist() == [2, 0, 3]
