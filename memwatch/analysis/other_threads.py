@@ -44,7 +44,7 @@ def _heard(facts: Facts) -> list[str]:
 
 
 def _unheard(facts: Facts) -> list[str]:
-    """Say which threads nobody heard; those that ran before the block only if there is a sign of what they made."""
+    """Say which threads nobody heard; of those before the block, what they made, or that they may run the program's."""
     meta, allocations = facts.capture.meta, facts.allocations
     started, before = int(meta.get("threads_unheard", 0)), int(meta.get("threads_before", 0))
     sentences = []
@@ -60,6 +60,11 @@ def _unheard(facts: Facts) -> list[str]:
             f"{count} {_noun('storage', count)}, {format_bytes(int(allocations.nbytes[later].sum()))} in all, first "
             f"seen inside the block were made outside torch, or by {before} other {_noun('thread', before)} that ran "
             "before the block was entered: what such threads allocate is not counted"
+        )
+    elif at_work := int(meta.get("threads_at_work_before", 0)):
+        sentences.append(
+            f"{at_work} other {_noun('thread', at_work)} ran before the block was entered: what such threads allocate "
+            "is not counted; start them, or the pool that they belong to, inside the block"
         )
     return sentences
 

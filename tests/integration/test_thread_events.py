@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -128,3 +129,29 @@ def test_events_that_nobody_takes_are_given_up():
     del events, leave
     gc.collect()
     assert reference() is None
+
+
+def test_a_warm_pool_is_told_and_an_idle_thread_of_a_library_is_not():
+    """What a pool's old workers allocate does not count, so a note says what to do; inside the block it counts."""
+
+    def told(prof):
+        return [text for kind, text in prof.notes if "start them, or the pool" in text]
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(torch.ones, 1).result()
+        with memwatch.profile() as prof:
+            kept = pool.submit(torch.ones, COUNT)
+            kept.result()
+    assert len(told(prof)) == 1 or any("ran before the block" in text for _, text in prof.notes)
+    idle = threading.Event()
+    thread = threading.Thread(target=idle.wait)
+    thread.start()
+    others = StartedThreads([], None)
+    others.start()
+    others.stop()
+    idle.set()
+    thread.join()
+    again = StartedThreads([], None)
+    again.start()
+    again.stop()
+    assert (others.before, others.at_work_before) == (again.before + 1, again.at_work_before)

@@ -20,6 +20,8 @@ from memwatch.capture.schema import NONE, ORIGINS
 from memwatch.device_names import CPU, META
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from memwatch.capture import Capture
@@ -61,6 +63,10 @@ class Allocations:
         """Whether an allocation is a block that a storage got by a resize, in place of its first one."""
         later: NDArray[np.bool_] = (self.storage != NONE) & (np.arange(len(self)) >= self.named)
         return later
+
+    def rows_of(self, storages: Sequence[int] | IntArray) -> IntArray:
+        """Return all rows of some storages: their first blocks, and those that they got by resizes."""
+        return np.flatnonzero((self.storage != NONE) & np.isin(self.storage, storages))
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def _gradients_in(facts: Facts, buckets: list[int]) -> list[int]:
     uses, category = facts.capture.tables["uses"], facts.categories.category
     copies = np.unique(uses["op"][np.isin(uses["storage"], facts.allocations.storage[buckets])])
     copied = np.unique(uses["storage"][np.isin(uses["op"], copies)])
-    return [row for row in copied.tolist() if category[row] == "gradient"]
+    return [row for row in facts.allocations.rows_of(copied).tolist() if category[row] == "gradient"]
 
 
 def _line_that_builds(facts: Facts, buckets: list[int]) -> str:

@@ -44,7 +44,8 @@ def find_float32(peak: Moment) -> list[Candidate]:
     largest = max(copies, key=lambda row: int(facts.allocations.nbytes[row]), default=NONE)
     line = str(facts.made_by.line[largest]) if copies else ""
     holder = Holder(HolderKind.AUTOGRAD_NODE, FLOAT32_COPY, line, subject=(FindingKind.FLOAT32,))
-    return if_large(FindingKind.FLOAT32, holder, copies, peak, _LEAST_RATIO)
+    rows = facts.allocations.rows_of(copies).tolist()
+    return if_large(FindingKind.FLOAT32, holder, rows, peak, _LEAST_RATIO)
 
 
 def _shapes(facts: Facts) -> dict[int, str]:

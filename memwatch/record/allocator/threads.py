@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import contextlib
 import inspect
+import multiprocessing.pool
+import sys
 import threading
+from types import FunctionType
 from typing import TYPE_CHECKING, Final, Protocol
 
+from memwatch.own_code import is_program_code
 from memwatch.record.patches import Patches
 from memwatch.record.timer import RepeatingThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
 _RUNS_A_THREAD: Final = "_bootstrap_inner"
 """The method of `threading.Thread` in which a thread of Python spends its life, whatever its class."""
+
+_WORKERS: Final = tuple(
+    function.__code__
+    for function in (
+        getattr(concurrent.futures.thread, "_worker", None),
+        getattr(multiprocessing.pool, "worker", None),
+    )
+    if isinstance(function, FunctionType)
+)
+"""What the threads of Python's pools run while they wait for something to do."""
 
 
 class ThreadLogs(Protocol):
@@ -32,6 +48,16 @@ def name_of(thread: threading.Thread) -> str:
     return name if type(name) is str else "unnamed"
 
 
+def _is_at_work(frame: FrameType | None) -> bool:
+    """Return True for a thread that may run the program's code: those of libraries' own, as of tqdm, do not count."""
+    while frame is not None:
+        code = frame.f_code
+        if code in _WORKERS or is_program_code(code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
 class StartedThreads:
     """Have a log in every thread that starts between `start` and `stop`.
 
@@ -42,25 +68,40 @@ class StartedThreads:
 
     Attributes:
         before: how many threads of the program's ran already at the start, beside the one that called it.
+        at_work_before: how many of these run code of the program, or wait for it as a pool's worker does.
         unheard: how many have started that have no log.
     """
 
     def __init__(
         self, names: list[str], logs: ThreadLogs | None, heard: Callable[[], None] = lambda: None
     ) -> None:
-        self.before = self.unheard = 0
+        self.before = self.at_work_before = self.unheard = 0
         self._names = names
         self._taken = set(names)
         self._logs, self._heard = logs, heard
         self._numbering = threading.Lock()
         self._patches = Patches()
 
+    @property
+    def meta(self) -> dict[str, int]:
+        """The counts, as a capture keeps them."""
+        return {
+            "threads_before": self.before,
+            "threads_at_work_before": self.at_work_before,
+            "threads_unheard": self.unheard,
+        }
+
     def start(self) -> None:
         """Begin to enter new threads."""
         here = threading.current_thread()
-        self.before = sum(
-            each is not here and not isinstance(each, RepeatingThread) for each in threading.enumerate()
-        )
+        others = [
+            each
+            for each in threading.enumerate()
+            if each is not here and not isinstance(each, RepeatingThread)
+        ]
+        self.before = len(others)
+        frames = sys._current_frames()
+        self.at_work_before = sum(_is_at_work(frames.pop(each.ident or 0, None)) for each in others)
         if hasattr(threading.Thread, _RUNS_A_THREAD):
             self._patches.put_around(threading.Thread, _RUNS_A_THREAD, self._enter)
 
