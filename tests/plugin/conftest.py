@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-import memwatch.leaks
+import memwatch
 
 INI = """
 [pytest]
@@ -26,15 +26,16 @@ def _imports():
     import torch._dynamo
     import torch.nn.utils.parametrizations  # noqa: F401
 
-    import memwatch.report  # noqa: F401
+    from memwatch import report  # noqa: F401
+
+    memwatch.find_leaks(lambda: None)  # its own lazy imports
+    with memwatch.profile():
+        pass
 
 
 @pytest.fixture(autouse=True)
 def _few_threads():
     torch.set_num_threads(1)
-    memwatch.leaks.find_leaks(lambda: None)  # its own lazy imports
-    with memwatch.profile():
-        pass
 
 
 @pytest.fixture

@@ -225,7 +225,14 @@ def _warm_up_compiler() -> None:
 
 def serve() -> None:
     """Answer each name on standard input."""
-    _warm_up()
+    with tempfile.TemporaryDirectory() as folder:
+        # the first fork that imports memwatch keeps what it compiled for the others, whatever else Python is told
+        sys.dont_write_bytecode, sys.pycache_prefix = False, folder
+        _warm_up()
+        _answer()
+
+
+def _answer() -> None:
     has_compiler = False
     for line in sys.stdin:
         name = line.strip()
