@@ -7,6 +7,8 @@ import json
 import pytest
 import torch
 
+import memwatch
+
 INI = """
 [pytest]
 asyncio_default_fixture_loop_scope = function
@@ -16,21 +18,19 @@ addopts = -p no:timeout -p no:anyio -p no:unraisableexception
 
 @pytest.fixture(autouse=True, scope="session")
 def _imports():
-    """Import what inner sessions import, which pytester makes them forget."""
+    """Import what inner sessions import, which pytester makes them forget: torch._dynamo cannot be imported twice.
+
+    Not before the first of these tests: the heaps that earlier tests search stay small.
+    """
     import hypothesis.strategies  # noqa: F401
-
-    import memwatch.report
-
-    memwatch.leaks.find_leaks(lambda: None)  # its own lazy imports
-    with memwatch.profile():
-        pass
-
-
-@pytest.fixture(scope="module")
-def torchs_compiler():
-    """Import torch's compiler, as optimizers do: it cannot be imported twice, and makes the heap twice as large."""
     import torch._dynamo
     import torch.nn.utils.parametrizations  # noqa: F401
+
+    from memwatch import report  # noqa: F401
+
+    memwatch.find_leaks(lambda: None)  # its own lazy imports
+    with memwatch.profile():
+        pass
 
 
 @pytest.fixture(autouse=True)
