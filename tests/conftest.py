@@ -23,7 +23,8 @@ _FIRST = ("leaks", "findings", "heap", "plugin")
 _LAST = (
     "test_leaks_programs_autograd.py", "test_leaks_facts.py", "test_leaks_innocent.py", "test_leaks_hygiene.py",
     "test_leaks_pipelining.py", "test_leaks_programs_training.py",  # these import torch's compiler
-    "test_truth.py", "test_compat_opinfo.py",  # transformers, torch's op database
+    "test_truth.py", "test_truth_transformers.py", "test_truth_accelerate.py", "test_truth_diffusers.py",
+    "test_truth_lightning.py", "test_compat_opinfo.py",  # libraries, torch's op database
 )  # fmt: skip
 
 
