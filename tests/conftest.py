@@ -24,8 +24,9 @@ _FIRST = ("leaks", "heap", "plugin")
 _LAST = (
     "test_leaks_programs_autograd.py", "test_leaks_facts.py", "test_leaks_innocent.py", "test_leaks_hygiene.py",
     "test_leaks_pipelining.py", "test_leaks_programs_training.py", "test_heap_graph.py",
-    # these import torch's compiler, the next ones transformers and torch's op database
-    "test_truth.py", "test_compat_opinfo.py",
+    # these import torch's compiler, the next ones libraries and torch's op database
+    "test_truth.py", "test_truth_transformers.py", "test_truth_accelerate.py", "test_truth_diffusers.py",
+    "test_truth_lightning.py", "test_compat_opinfo.py",
 )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def llama_with_a_static_cache():
             rf"\.(keys|values)\b|{RESULT}|local|argument",
             r".*attn.*|",
         )
-        for length in range(MOST - 4, MOST)
+        for length in (PROMPT, *range(MOST - 4, MOST))
     ),
     *PASSING,
 )

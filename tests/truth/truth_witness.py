@@ -92,6 +92,8 @@ class Witness:
         if is_backward and not is_again:
             node = torch._C._current_autograd_node()
             place = self._of_node.get(node._sequence_nr()) if node is not None else None
+        elif is_again and not self._running:
+            place = None  # a region that was left by an exception: its modules are not known
         else:
             place = self._place(frame)
         number = torch._C._autograd._get_sequence_nr() - 1
