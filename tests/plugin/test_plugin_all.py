@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.usefixtures("torchs_compiler")
-
 
 def test_all_checks_every_test_in_one_run(session):
     """Unmarked tests that park tensors fail; bodies run once."""
