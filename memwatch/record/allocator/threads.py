@@ -48,6 +48,15 @@ def name_of(thread: threading.Thread) -> str:
     return name if type(name) is str else "unnamed"
 
 
+def _count_at_work(threads: list[threading.Thread]) -> int:
+    """Return how many of some threads run the program's code, or wait for work in a pool of Python's."""
+    frames = sys._current_frames()
+    try:
+        return sum(_is_at_work(frames.get(each.ident or 0)) for each in threads)
+    finally:
+        frames.clear()  # this call's own frame is among them, which would be a cycle
+
+
 def _is_at_work(frame: FrameType | None) -> bool:
     """Return True for a thread that may run the program's code: those of libraries' own, as of tqdm, do not count."""
     while frame is not None:
@@ -100,8 +109,7 @@ class StartedThreads:
             if each is not here and not isinstance(each, RepeatingThread)
         ]
         self.before = len(others)
-        frames = sys._current_frames()
-        self.at_work_before = sum(_is_at_work(frames.pop(each.ident or 0, None)) for each in others)
+        self.at_work_before = _count_at_work(others)
         if hasattr(threading.Thread, _RUNS_A_THREAD):
             self._patches.put_around(threading.Thread, _RUNS_A_THREAD, self._enter)
 
