@@ -110,17 +110,10 @@ def categorise(
     collective = _collective_ops(capture)
     communicated = _communicated_in_backward(capture, collective, allocations.named)
     found, told = Categories([], [], [], [], []), kept.are_told
-    columns = zip(
-        allocations.storage.tolist(),
-        allocations.origin.tolist(),
-        allocations.op.tolist(),
-        kept.needed.tolist(),
-        kept.by_itself.tolist(),
-        kept.like_others.tolist(),
-        kept.lasting.tolist(),
-        strict=True,
-    )
-    for storage, origin, op, needed, by_itself, like_others, lasting in columns:
+    columns = (allocations.storage, allocations.origin, allocations.op)
+    flags = (kept.needed, kept.by_itself, kept.like_others, kept.lasting)
+    rows = zip(*(column.tolist() for column in (*columns, *flags)), strict=True)
+    for storage, origin, op, needed, by_itself, like_others, lasting in rows:
         role, role_name, role_module = "", "", NONE
         has_role = storage != NONE and storage in roles
         if has_role and not (roles[storage][0] == "input" and storage in derived):
