@@ -115,7 +115,7 @@ class _Snapshot:
 def _sums(blocks: list[dict[str, Any]], recorded: list[int]) -> dict[str, int]:
     """Return the sizes of a segment: as the snapshot had them, else summed over its blocks."""
     allocated = [block for block in blocks if block["state"] == "active_allocated"]
-    active = [block for block in blocks if block["state"].startswith("active")]
+    active = [block for block in blocks if block["state"] != "inactive"]
     sums = {
         "allocated_size": sum(block["size"] for block in allocated),
         "active_size": sum(block["size"] for block in active),
