@@ -82,10 +82,16 @@ def planned() -> dict[str, float]:
     import memwatch
 
     torch.set_num_threads(1)
-    step = WORKLOADS["GPT"]()
-    step()
-    with memwatch.profile(replay=True) as prof:
+
+    def recorded(workload: str) -> Any:
+        step = WORKLOADS[workload]()
         step()
+        with memwatch.profile(replay=True) as prof:
+            step()
+        return prof
+
+    memwatch.plan(recorded("MLP"), budget=BUDGET)  # compiles the kernels, where none are in the cache
+    prof = recorded("GPT")
     start = time.thread_time()
     plan = memwatch.plan(prof, budget=BUDGET)
     return {"plan_s": time.thread_time() - start, "plan_peak_increase_bytes": plan.peak_increase_bytes}
