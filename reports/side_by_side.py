@@ -129,6 +129,7 @@ def write(found: dict[tuple[str, ...], dict[str, list[dict[str, float]]]], commi
         "",
         f"Written by `python reports/side_by_side.py {commit} --rounds {rounds}`: a process for each sample, the two",
         "in turn, medians of the rounds; the ratio is now to before. Times of steps are tenth percentiles.",
+        "`added_ms` is a small difference of two steps: of the GPT, whose step takes 150 ms and more, it is noise.",
         "",
         "| program | figure | before | now | ratio |",
         "| --- | --- | --- | --- | --- |",
