@@ -114,7 +114,8 @@ def test_the_summary_says_what_keeping_it_would_take():
             loss = net(x).sum()
         live = prof.live_at(len(prof.timeline) - 1)
         del loss
-        return live.loc[live["origin"] != "baseline", "nbytes"].sum()  # what other tests left may go meanwhile
+        made = live["origin"] != "baseline"  # what other tests left may go meanwhile
+        return live.loc[made, "nbytes"].sum()
 
     with memwatch.profile() as prof:
         Net(again)(x).sum().backward()
