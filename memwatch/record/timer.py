@@ -19,23 +19,24 @@ class Timer:
     """Calls a function every so often in a thread of its own; errors of the function are dropped."""
 
     def __init__(self, seconds: float, act: Callable[[], None]) -> None:
-        self._seconds = seconds
-        self._to_start = [act]
+        self._act = [act]
         self._done: Final = threading.Event()
+        # the thread that was told to stop may run on for a while: it must not keep what `act` refers to
+        self._to_start = [functools.partial(_repeat, self._done, seconds, self._act)]
 
     def start(self) -> None:
         """Begin, unless it has begun or is over; any thread may ask."""
         with contextlib.suppress(IndexError):
-            target = functools.partial(_repeat, self._done, self._seconds, self._to_start.pop())
-            RepeatingThread(target=target, name="memwatch-flush", daemon=True).start()
+            RepeatingThread(target=self._to_start.pop(), name="memwatch-flush", daemon=True).start()
 
     def stop(self) -> None:
-        """End for good."""
+        """End for good, and let go of the function."""
         self._to_start.clear()
+        self._act.clear()
         self._done.set()
 
 
-def _repeat(done: threading.Event, seconds: float, act: Callable[[], None]) -> None:
+def _repeat(done: threading.Event, seconds: float, to_call: list[Callable[[], None]]) -> None:
     while not done.wait(seconds):
         with contextlib.suppress(Exception):
-            act()
+            to_call[0]()  # no name here for the function
