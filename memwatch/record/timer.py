@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_END_WITHIN_S: Final = 1.0
+"""How long the end of a block waits for a write that is under way, as to a disk that does not answer."""
+
+
 class RepeatingThread(threading.Thread):
     """A thread of memwatch's own."""
 
@@ -22,18 +26,24 @@ class Timer:
         self._act = [act]
         self._done: Final = threading.Event()
         # the thread that was told to stop may run on for a while: it must not keep what `act` refers to
-        self._to_start = [functools.partial(_repeat, self._done, seconds, self._act)]
+        target = functools.partial(_repeat, self._done, seconds, self._act)
+        self._to_start = [RepeatingThread(target=target, name="memwatch-flush", daemon=True)]
+        self._started: list[threading.Thread] = []
 
     def start(self) -> None:
         """Begin, unless it has begun or is over; any thread may ask."""
         with contextlib.suppress(IndexError):
-            RepeatingThread(target=self._to_start.pop(), name="memwatch-flush", daemon=True).start()
+            thread = self._to_start.pop()
+            thread.start()
+            self._started.append(thread)
 
     def stop(self) -> None:
-        """End for good, and let go of the function."""
+        """End for good, let go of the function, and wait for the thread unless the function takes long."""
         self._to_start.clear()
         self._act.clear()
         self._done.set()
+        for thread in self._started:
+            thread.join(_END_WITHIN_S)
 
 
 def _repeat(done: threading.Event, seconds: float, to_call: list[Callable[[], None]]) -> None:

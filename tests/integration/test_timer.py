@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 
-from memwatch.record.timer import Timer
+from memwatch.record import timer
+from memwatch.record.timer import RepeatingThread, Timer
 
 
 class Recorder:
@@ -13,17 +15,29 @@ class Recorder:
         """Do nothing: the thread never comes to it."""
 
 
-def test_a_timer_that_is_over_keeps_nothing_while_its_thread_is_still_ending():
-    """What the function refers to may go at once: the thread wakes up some time after it was told to stop."""
+def test_a_timer_that_is_over_keeps_nothing_while_its_thread_is_still_ending(monkeypatch):
+    """What the function refers to goes at once, though the thread wakes up some time after it was told to stop."""
+    monkeypatch.setattr(timer, "_END_WITHIN_S", 0.0)
     recorder = Recorder()
-    timer = Timer(1000.0, recorder.flush)
-    timer.start()
+    repeated = Timer(1000.0, recorder.flush)
+    repeated.start()
     reference = weakref.ref(recorder)
     del recorder
     gc.disable()
     try:
         assert reference() is not None
-        timer.stop()
+        repeated.stop()
         assert reference() is None
     finally:
         gc.enable()
+
+
+def test_the_thread_of_a_timer_that_is_over_has_ended():
+    """A program that counts its threads after the block finds none of memwatch's."""
+    before = set(threading.enumerate())
+    for _ in range(20):
+        repeated = Timer(1000.0, Recorder().flush)
+        repeated.start()
+        repeated.stop()
+        new = [each for each in threading.enumerate() if isinstance(each, RepeatingThread)]
+        assert not set(new) - before
