@@ -1,6 +1,6 @@
 """The planner: from a program, as a graph of buffers, to a schedule with a lower peak. It knows no torch."""
 
-from memwatch.planner.errors import BudgetError, GraphError, OrderError
+from memwatch.planner.errors import BudgetError, GraphError, OptionError, OrderError
 from memwatch.planner.graph import Graph, cuda_block_sizes
 from memwatch.planner.op import Effect, OpSpec
 from memwatch.planner.order.bounds import lower_bound
@@ -18,6 +18,7 @@ __all__ = [
     "Graph",
     "GraphError",
     "OpSpec",
+    "OptionError",
     "OrderError",
     "OrderResult",
     "PeakResult",

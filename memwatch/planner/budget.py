@@ -16,8 +16,13 @@ def parse_budget(budget: int | float | str, program_increase_bytes: int) -> int:
         The peak increase that a plan may have (bytes), rounded down.
 
     Raises:
-        SizeError: the text is neither a size nor a percentage, or the number is negative or not finite.
+        SizeError: the text is neither a size nor a percentage, or the number is negative, not finite, or a
+            share such as 0.5, which would be no byte.
     """
+    if isinstance(budget, float) and 0 <= budget < 1:
+        raise SizeError(
+            f"{budget!r} is less than a byte; write {f'{budget * 100:g}%'!r} for that share of the program's own"
+        )
     if not (isinstance(budget, str) and budget.strip().endswith("%")):
         return parse_bytes(budget)
     digits = budget.strip()[:-1].strip()

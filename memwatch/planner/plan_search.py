@@ -6,10 +6,9 @@ budgets of the same program found, and says why a budget cannot be reached.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from memwatch.planner import offload as moving
 from memwatch.planner.budget import parse_budget
 from memwatch.planner.clock import Clock
-from memwatch.planner.errors import BudgetError, OrderError
+from memwatch.planner.errors import BudgetError
 from memwatch.planner.fingerprint import fingerprint
 from memwatch.planner.moves import describe_moves
 from memwatch.planner.order.bounds import lower_bound, pinned_bound, working_sets
@@ -29,41 +28,15 @@ from memwatch.planner.plan import Plan
 from memwatch.planner.recompute.model import recompute_model, schedule_of
 from memwatch.planner.recompute.search import PricedSchedule, RecomputeSearch, Terms, warm_up
 from memwatch.planner.recompute.seeds import seeds
+from memwatch.planner.request import OrderChoice, PlanRequest
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
 
-OrderChoice: TypeAlias = "str | Callable[[Graph], Sequence[int]]"
-
 _LARGEST_QUICK = 5_000
 _ROUNDING = 1e-12
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """The arguments of `plan_graph` other than the graph and the budget."""
-
-    order: OrderChoice = "auto"
-    recompute: bool = True
-    offload: bool = False
-    bandwidth: float | None = None
-    time_limit_s: float = 10.0
-    seed: int = 0
-
-    def check(self) -> None:
-        """Raise `OrderError` for an order or a time limit that means nothing."""
-        if not (callable(self.order) or self.order in ("auto", "program")):
-            raise OrderError(
-                f"order={self.order!r} is unknown; use 'auto', 'program' or a function of the graph"
-            )
-        if not (self.time_limit_s > 0 and math.isfinite(self.time_limit_s)):
-            raise OrderError(
-                f"time_limit_s={self.time_limit_s!r} leaves no time; use a positive number of seconds"
-            )
 
 
 @dataclass(slots=True)
@@ -138,6 +111,7 @@ def plan_graph(
     Raises:
         BudgetError: no plan fits; `best` is the lowest one that was found.
         OrderError: the order is none of the above, or the function returned an order that is not valid.
+        OptionError: another argument has a wrong type or is out of its range.
         SizeError: the budget cannot be read.
     """
     request = PlanRequest(order, recompute, offload, bandwidth, time_limit_s, seed)
@@ -166,7 +140,7 @@ def plan_before(graph: Graph, budget: int | float | str | None, request: PlanReq
         if found.peak_bytes > total:
             history.others.append(found)
             best = _plan(graph, found, history.bound(graph, request), None)
-            raise BudgetError(_why_not(graph, allowed, best, request), best, best.lower_bound_bytes)
+            raise _budget_error(graph, allowed, best, request)
         history.answers[total] = history.choose(total, found)
     return _plan(graph, history.answers[total], history.bound(graph, request), allowed)
 
@@ -231,20 +205,20 @@ def _plan(graph: Graph, found: PricedSchedule, bound_bytes: int, allowed: int | 
     )
 
 
-def _why_not(graph: Graph, allowed: int, best: Plan, request: PlanRequest) -> str:
-    """Return the message of a `BudgetError`: the lowest peak found, what stands in the way, what to do."""
+def _budget_error(graph: Graph, allowed: int, best: Plan, request: PlanRequest) -> BudgetError:
+    """Return the error that says the lowest peak found, what stands in the way, and what to do."""
     found, bound = format_bytes(best.peak_increase_bytes), format_bytes(best.lower_bound_bytes)
     lowest = f"no plan fits {format_bytes(allowed)}: the lowest peak increase found is {found}"
+    error = partial(BudgetError, best=best, bound_bytes=best.lower_bound_bytes)
     if allowed >= best.lower_bound_bytes:
-        return f"{lowest}; the bound of {bound} does not exclude it, more time may help"
+        return error(f"{lowest}; the bound of {bound} does not exclude it, more time may help")
     if not (request.recompute or request.offload):
-        return f"{lowest}, and no order goes below {bound}; allow recompute or offload"
+        return error(f"{lowest}, and no order goes below {bound}", options=("recompute", "offload"))
     bound_bytes = best.lower_bound_bytes + graph.baseline_bytes
     if pinned_bound(graph) >= bound_bytes:
-        return f"{lowest}, and what is kept at the end takes {bound}; keep less"
+        return error(f"{lowest}, and what is kept at the end takes {bound}", advice="keep less")
     if int(working_sets(graph).max(initial=0)) < bound_bytes:
-        return (
-            f"{lowest}, and what must wait beside the last of the large ops makes it {bound}; allow offload"
-        )
+        reason = f"{lowest}, and what must wait beside the last of the large ops makes it {bound}"
+        return error(reason, options=("offload",))
     op = graph.op_names[int(working_sets(graph).argmax())]
-    return f"{lowest}, and op {op!r} alone needs {bound} for its inputs, outputs and workspace"
+    return error(f"{lowest}, and op {op!r} alone needs {bound} for its inputs, outputs and workspace")

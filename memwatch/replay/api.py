@@ -20,7 +20,7 @@ from memwatch.planner import BudgetError, Graph
 from memwatch.planner.fingerprint import fingerprint
 from memwatch.planner.moves import describe_moves
 from memwatch.planner.plan import Plan
-from memwatch.planner.plan_search import OrderChoice, plan_graph
+from memwatch.planner.plan_search import plan_graph
 from memwatch.reading import Reading, load
 from memwatch.replay.graph import Recorded, in_words, recorded_program
 from memwatch.replay.inputs import check_inputs
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from memwatch.encoding.replay_inputs import ReplayInputs
+    from memwatch.planner.request import OrderChoice
     from memwatch.replay.result import ReplayResult
     from memwatch.replay.selective import Regions
 
@@ -124,6 +125,7 @@ def plan(
 
     Raises:
         BudgetError: no plan fits; `.best` is the lowest plan found.
+        OptionError: an argument has a wrong type or is out of its range.
         UnsupportedOpError: an op cannot be replayed; the message names it and its line.
         MemwatchError: the source was recorded without `replay=True`.
     """

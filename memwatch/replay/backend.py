@@ -22,9 +22,9 @@ from memwatch._torch.aot import (
     default_partition,
     extract_forward_and_backward,
 )
-from memwatch.errors import MemwatchError
-from memwatch.planner import BudgetError, Plan, plan_graph
+from memwatch.planner import BudgetError, OptionError, Plan, plan_graph
 from memwatch.planner.budget import parse_budget
+from memwatch.planner.request import PlanRequest, check_switch
 from memwatch.replay.errors import UnsupportedOpError
 from memwatch.replay.fx import graph_from_fx
 from memwatch.replay.rewrite import rewritten
@@ -65,15 +65,21 @@ class BackendOptions:
         """Return the options that a user gave, checked.
 
         Raises:
-            MemwatchError: an option does not exist, or its value means nothing.
+            OptionError: an option does not exist, or its value means nothing.
+            OrderError: the order is unknown.
+            SizeError: the budget cannot be read.
         """
         known = [entry.name for entry in fields(cls)]
         for name in options or {}:
             if name not in known:
-                raise MemwatchError(f"the backend memwatch has no option {name!r}; it has {', '.join(known)}")
+                raise OptionError(f"the backend memwatch has no option {name!r}; it has {', '.join(known)}")
         found = cls(**(options or {}))
+        PlanRequest(
+            found.order, found.recompute, time_limit_s=found.time_limit_s, seed=found.seed
+        ).check()  # what is wrong is said now rather than in the middle of a compilation
+        check_switch("strict", found.strict)
         if found.budget is not None:
-            parse_budget(found.budget, 0)  # raises now rather than in the middle of a compilation
+            parse_budget(found.budget, 0)
         return found
 
 
@@ -93,11 +99,11 @@ def memwatch_backend(
         mode: modes are presets of inductor; only "default" and None mean something here.
 
     Raises:
-        MemwatchError: an option that does not exist.
+        OptionError: an option or a mode that does not exist.
         BudgetError: with the option `strict`, a graph cannot be run within the budget.
     """
     if mode not in (None, "default"):
-        raise MemwatchError(f"the backend memwatch has no mode {mode!r}; give options={{'budget': ...}}")
+        raise OptionError(f"the backend memwatch has no mode {mode!r}; give options={{'budget': ...}}")
     planner = _Planner(BackendOptions.read(options))
     compiled: Callable[..., Any] = aot_autograd(
         fw_compiler=boxed_nop,
@@ -147,8 +153,9 @@ class _Planner:
                 time_limit_s=options.time_limit_s, seed=options.seed,
             )  # fmt: skip
         except BudgetError as error:
+            error = error.for_options([entry.name for entry in fields(BackendOptions)])
             if options.strict or not isinstance(error.best, Plan):
-                raise
+                raise error from None
             warnings.warn(f"torch.compile, backend memwatch: {error}; the lowest plan is used", stacklevel=2)
             plan = error.best
         _log.info("%s ops planned: %s", graph.num_ops, plan)

@@ -11,10 +11,20 @@ import pytest
 from planner_clocks import clock_of_readings
 from planner_recompute_graphs import layered_graph, linear_graph, training_chain
 
-from memwatch.planner import BudgetError, Graph, OrderError, load_plan, plan_graph, program_peak, simulate
+from memwatch.planner import (
+    BudgetError,
+    Graph,
+    OptionError,
+    OrderError,
+    load_plan,
+    plan_graph,
+    program_peak,
+    simulate,
+)
 from memwatch.planner.fingerprint import fingerprint
 from memwatch.planner.plan_file import PlanFileError
-from memwatch.planner.plan_search import PlanRequest, plan_before
+from memwatch.planner.plan_search import plan_before
+from memwatch.planner.request import PlanRequest
 from memwatch.sizes import SizeError
 
 KIB = 2**10
@@ -111,11 +121,33 @@ def test_an_order_that_is_none_is_refused(chain, order):
         plan_graph(chain, order=order)
 
 
-@pytest.mark.parametrize("time_limit_s", [0, -1, float("nan"), float("inf")])
-def test_a_time_limit_that_is_none_is_refused(chain, time_limit_s):
-    """A search needs a positive number of seconds."""
-    with pytest.raises(OrderError, match="time_limit_s"):
-        plan_graph(chain, time_limit_s=time_limit_s)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("time_limit_s", value) for value in (0, -1, float("nan"), float("inf"), "10", True)],
+        *[(name, value) for name in ("recompute", "offload") for value in ("no", 1, None)],
+        *[("seed", value) for value in ("a", -1, 1.5, True, None)],
+    ],
+)
+def test_options_of_a_wrong_type_or_range_are_refused(chain, name, value):
+    """A search needs a positive number of seconds; words for switches would silently mean yes."""
+    with pytest.raises(OptionError, match=f"{name}={value!r}"):
+        plan_graph(chain, **{name: value})
+
+
+@pytest.mark.parametrize(("budget", "share"), [(0.5, "'50%'"), (0.125, "'12.5%'"), (0.0, "'0%'")])
+def test_a_share_written_as_a_number_is_refused(chain, budget, share):
+    """Half a byte is no budget: the message says how half of the program's own is written."""
+    with pytest.raises(SizeError, match=share):
+        plan_graph(chain, budget=budget)
+
+
+def test_advice_names_the_options_that_the_caller_has(chain):
+    """What needs an option that is not there is told without it."""
+    with pytest.raises(BudgetError, match="allow recompute or offload") as caught:
+        plan_graph(chain, budget=0, recompute=False)
+    assert str(caught.value.for_options(["recompute"])).endswith("allow recompute")
+    assert str(caught.value.for_options([])) == caught.value.reason
 
 
 @pytest.mark.parametrize("readings", [0, 3, 10, 30])

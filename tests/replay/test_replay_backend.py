@@ -211,7 +211,14 @@ def test_budget_out_of_reach_is_said():
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"bugdet": 1}, "no option 'bugdet'; it has budget"), ({"budget": "banana"}, "banana")],
+    [
+        ({"bugdet": 1}, "no option 'bugdet'; it has budget"),
+        ({"budget": "banana"}, "banana"),
+        ({"budget": 0.5}, "'50%'"),
+        ({"recompute": "no"}, "recompute='no'"),
+        ({"strict": "yes"}, "strict='yes'"),
+        ({"seed": "a"}, "seed='a'"),
+    ],
 )
 def test_options_that_mean_nothing_are_refused(options, words):
     """A misspelt option or budget is named, with what there is."""
