@@ -125,7 +125,7 @@ class Snapshot:
         counts, referents = _referents(self.objects[: self.first_root])
         entries = [[held.value for held in root.entries] for root in self.roots]
         counts = np.concatenate([counts, np.fromiter(map(len, entries), dtype=np.int64)])
-        self._index(self.first_gc_end)
+        self._index_rest(self.first_gc_end)
         parents = np.repeat(np.arange(len(self.objects)), counts)
         parents = np.concatenate([parents, self._find(ids_of(parent for parent, _ in hidden))])
         targets = self._find(
@@ -139,16 +139,19 @@ class Snapshot:
         self.parents, self.children = _sorted_edges(parents[kept], targets[kept])
         self.starts = np.searchsorted(self.parents, np.arange(len(self.objects) + 1))
 
-    def _index(self, first: int = 0) -> None:
-        """Sort the ids of what is listed, for :meth:`_find`; all before `first` are sorted already."""
+    def _index(self) -> None:
+        """Sort the ids of what is listed so far, for :meth:`_find`."""
+        ids = ids_of(self.objects)
+        self._order = np.argsort(ids, kind="stable")
+        self._ids = ids[self._order]
+
+    def _index_rest(self, first: int) -> None:
+        """Sort those of what was listed since then in, from the position `first` on."""
         ids = ids_of(self.objects[first:])
         order = np.argsort(ids, kind="stable")
-        if first:
-            places = np.searchsorted(self._ids, ids[order], side="right")
-            self._order = np.insert(self._order, places, order + first)
-            self._ids = np.insert(self._ids, places, ids[order])
-        else:
-            self._order, self._ids = order, ids[order]
+        places = np.searchsorted(self._ids, ids[order], side="right")
+        self._order = np.insert(self._order, places, order + first)
+        self._ids = np.insert(self._ids, places, ids[order])
 
     def _short_cuts(self, parents: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Mark references to a module's namespace from anything but the module: every function has one."""

@@ -51,9 +51,7 @@ def run(program: Program, around: Callable[[], Any] = contextlib.nullcontext) ->
     Returns:
         The `Outcome`.
     """
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
+    _seed()
     gc.collect()
     gc.disable()
     error = None
@@ -78,6 +76,13 @@ def run(program: Program, around: Callable[[], Any] = contextlib.nullcontext) ->
         gc.enable()
     warned = [(each.category, _without_harness(str(each.message))) for each in caught]
     return Kept(Outcome(result, error, warned, state, at_once, by_gc))
+
+
+def _seed() -> None:
+    """Seed all generators; `torch.manual_seed` would list the stack for each kind of device that is not there."""
+    torch.default_generator.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
 
 
 def _without_replay(run: Kept) -> Any:
@@ -185,9 +190,7 @@ def mode_effects(prof: memwatch.Profile) -> list[str]:
 
 def _repeated(program: Program) -> Program:
     def run_it() -> Any:
-        torch.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)
+        _seed()
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return program()
