@@ -55,3 +55,18 @@ def count_by_class(objects: Sequence[object]) -> dict[int, int]:
     """
     keys, counts = np.unique(ids_of(map(type, objects)), return_counts=True)
     return dict(zip(keys.tolist(), counts.tolist(), strict=True))
+
+
+def named_classes(keys: Collection[int], *heaps: Callable[[], Sequence[object]]) -> dict[int, type]:
+    """Return the classes of some ids that objects are of, looking for them in one list of objects after the other.
+
+    Args:
+        keys: ids of classes, some of which may be gone.
+        heaps: return the lists; one is asked only if those before it did not have all of the classes.
+    """
+    found: dict[int, type] = {}
+    for heap in heaps:
+        if len(found) < len(keys):
+            by_id = Classes(heap()).by_id
+            found.update((key, by_id[key]) for key in keys if key in by_id)
+    return found

@@ -5,13 +5,17 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
+from memwatch.heap.ids import ids_of
 from memwatch.own_code import is_memwatch_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from types import CodeType, FrameType
 
 _HELD_BY_FRAME_ONLY: Final = 3  # the frame, our name, the argument of getrefcount
@@ -38,13 +42,17 @@ def read_locals(frame: FrameType) -> dict[str, object]:
     return values
 
 
-def without_empty_dictionaries(objects: Iterable[object]) -> list[Any]:
+def without_empty_dictionaries(objects: list[Any]) -> list[Any]:
     """Return the objects without the dictionaries that hold nothing: they lead nowhere.
 
     One may be what a frame keeps since `read_locals` read and emptied it. In a list of ours it would look as if
     the program held it, and the next look would leave it filled.
     """
-    return [obj for obj in objects if type(obj) is not dict or obj]
+    is_dictionary = ids_of(map(type, objects)) == id(dict)
+    empty = [place for place in np.flatnonzero(is_dictionary).tolist() if not objects[place]]
+    is_kept = np.ones(len(objects), dtype=bool)
+    is_kept[empty] = False
+    return list(compress(objects, is_kept.tolist()))
 
 
 def running_frames() -> Iterator[tuple[FrameType, str]]:

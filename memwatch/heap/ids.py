@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -12,15 +12,25 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+_POINTER_BYTES: Final = ctypes.sizeof(ctypes.c_void_p)
+
 
 def ids_of(objects: Iterable[object]) -> NDArray[np.int64]:
     """Return the ``id`` of each object.
 
-    A tuple holds the addresses of its items in one piece, and an id is an address: copying them takes a tenth of
-    the time of calling `id` for each.
+    A tuple or list holds the addresses of its items in one piece, and an id is an address: copying them takes a
+    tenth of the time of calling `id` for each.
     """
-    items = tuple(objects)
+    items = objects if type(objects) is list else tuple(objects)
     if not items:
         return np.empty(0, dtype=np.int64)
-    addresses = ctypes.string_at(id(items) + tuple.__basicsize__, len(items) * ctypes.sizeof(ctypes.c_void_p))
+    addresses = ctypes.string_at(_first_item(items), len(items) * _POINTER_BYTES)
     return np.frombuffer(addresses, dtype=np.int64)
+
+
+def _first_item(items: tuple[object, ...] | list[object]) -> int:
+    """Return where the addresses of the items lie: at the end of a tuple, elsewhere for a list."""
+    if type(items) is list:
+        field = id(items) + list.__basicsize__ - 2 * _POINTER_BYTES
+        return ctypes.c_void_p.from_address(field).value or 0
+    return id(items) + tuple.__basicsize__

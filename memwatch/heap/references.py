@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.heap.frames import read_locals
 from memwatch.heap.names import instance_dict
+from memwatch.heap.roots import is_tool_class
 from memwatch.heap.tensors import is_node_type, mro_of, type_dict
 from memwatch.own_code import is_program_code
 
@@ -53,12 +54,13 @@ def step_of(cls: type, *, deep: bool) -> Callable[[Any], Iterator[Chain]] | None
     Args:
         cls: the class.
         deep: True to go from a module into its parameters and submodules, and into objects whose class an
-            installed package defines.
+            installed package defines. Objects of memwatch and of the test runner are never looked into: a block is
+            a variable of the program, and its books are long.
     """
     step = _step_of(cls)
     if step is _module and not deep:
         return _module_itself
-    if step is _object and not deep and not _is_program_class(cls):
+    if step is _object and (is_tool_class(cls) or not (deep or _is_program_class(cls))):
         return None
     return step
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextvars
+import functools
 import signal
 import sys
 import threading
@@ -141,14 +142,27 @@ def _frame_root(frame: FrameType, thread: str, modules: set[int]) -> Root:
     return root
 
 
+@functools.cache
 def is_runner_module(name: str) -> bool:
     """Return True if a module belongs to a test runner."""
     return name.partition(".")[0] in _TEST_RUNNERS
 
 
+@functools.cache
 def is_own_module(name: str) -> bool:
     """Return True if a module belongs to memwatch."""
     return name.partition(".")[0] == "memwatch"
+
+
+def is_tool_module(name: str) -> bool:
+    """Return True if a module belongs to memwatch or to a test runner."""
+    return is_own_module(name) or is_runner_module(name)
+
+
+def is_tool_class(cls: type) -> bool:
+    """Return True for a class of memwatch or of a test runner: what its objects hold is not the program's doing."""
+    module = type_dict(cls).get("__module__")
+    return type(module) is str and is_tool_module(module)
 
 
 def _module_roots() -> Iterator[Root]:

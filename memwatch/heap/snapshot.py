@@ -18,8 +18,8 @@ from memwatch.heap.classes import Classes
 from memwatch.heap.frames import without_empty_dictionaries
 from memwatch.heap.ids import ids_of
 from memwatch.heap.pause import pause_gc, resume_gc
-from memwatch.heap.roots import Held, Root, RootKind, find_roots, is_own_module, is_runner_module
-from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, mro_of, quiet, type_dict
+from memwatch.heap.roots import Held, Root, RootKind, find_roots, is_tool_class, is_tool_module
+from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, mro_of, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 UNREACHED: Final = -1
-_CHUNK: Final = 50_000  # objects whose references are listed at a time
+_CHUNK: Final = 4_000  # objects whose references are listed at a time: few enough for the processor's cache
 
 
 class Snapshot:
@@ -125,7 +125,7 @@ class Snapshot:
         counts, referents = _referents(self.objects[: self.first_root])
         entries = [[held.value for held in root.entries] for root in self.roots]
         counts = np.concatenate([counts, np.fromiter(map(len, entries), dtype=np.int64)])
-        self._index()
+        self._index_rest(self.first_gc_end)
         parents = np.repeat(np.arange(len(self.objects)), counts)
         parents = np.concatenate([parents, self._find(ids_of(parent for parent, _ in hidden))])
         targets = self._find(
@@ -144,6 +144,14 @@ class Snapshot:
         ids = ids_of(self.objects)
         self._order = np.argsort(ids, kind="stable")
         self._ids = ids[self._order]
+
+    def _index_rest(self, first: int) -> None:
+        """Sort those of what was listed since then in, from the position `first` on."""
+        ids = ids_of(self.objects[first:])
+        order = np.argsort(ids, kind="stable")
+        places = np.searchsorted(self._ids, ids[order], side="right")
+        self._order = np.insert(self._order, places, order + first)
+        self._ids = np.insert(self._ids, places, ids[order])
 
     def _short_cuts(self, parents: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Mark references to a module's namespace from anything but the module: every function has one."""
@@ -212,17 +220,14 @@ class Snapshot:
 
     def barriers(self) -> set[int]:
         """Return the positions a search must not enter: those of memwatch and of the test runner."""
-        found = set()
-        for name, module in list(sys.modules.items()):
-            if isinstance(name, str) and _is_tool(name) and type(module) is ModuleType:
-                found |= {self.position(module), self.position(module.__dict__)}
-        tools = self._classes.ids_where(lambda cls: _is_tool(type_dict(cls).get("__module__")))
-        found.update(self._classes.places(tools).tolist())
-        return found - {UNREACHED}
-
-
-def _is_tool(module: object) -> bool:
-    return type(module) is str and (is_own_module(module) or is_runner_module(module))
+        tools = [
+            module
+            for name, module in list(sys.modules.items())
+            if isinstance(name, str) and is_tool_module(name) and type(module) is ModuleType
+        ]
+        found = self.positions(id(obj) for module in tools for obj in (module, module.__dict__))
+        instances = self._classes.places(self._classes.ids_where(is_tool_class))
+        return {*found, *instances.tolist()}
 
 
 def _referents(objects: Sequence[object]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -6,11 +6,12 @@ and without its naming of classes, which runs code of metaclasses.
 
 from __future__ import annotations
 
+import functools
 import gc
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from memwatch.heap.classes import Classes
+from memwatch.heap.classes import named_classes
 from memwatch.heap.names import type_name
 from memwatch.heap.roots import is_own_module
 from memwatch.heap.tensors import TypeFilter, type_dict
@@ -35,13 +36,18 @@ def grown_classes(counts: Sequence[Mapping[int, int]]) -> tuple[tuple[str, int],
     """
     if len(counts) < _LEAST_COUNTS:
         return ()
+    added_by_class = {
+        key: added
+        for key in counts[-1]
+        if (added := min(after.get(key, 0) - before.get(key, 0) for before, after in pairwise(counts))) > 0
+    }
+    # what the calls added is young, unless the program itself collected garbage
+    classes = named_classes(added_by_class, functools.partial(gc.get_objects, 0), gc.get_objects)
     is_tensor_or_node = TypeFilter()
     grown = [
-        (type_name(cls), added)
-        for key, cls in Classes(gc.get_objects()).by_id.items()
-        if (added := min(after.get(key, 0) - before.get(key, 0) for before, after in pairwise(counts))) > 0
-        and _is_of_program(cls)
-        and not is_tensor_or_node.wants(cls)
+        (type_name(cls), added_by_class[key])
+        for key, cls in classes.items()
+        if _is_of_program(cls) and not is_tensor_or_node.wants(cls)
     ]
     return tuple(sorted(grown, key=lambda row: (-row[1], row[0]))[:_MOST_CLASSES])
 

@@ -19,6 +19,7 @@ import pytest
 import torch
 from compat_deaths import observed_order, plain_order
 from compat_frozen import freeze, tensors_in
+from compat_kept import Kept, forget
 from compat_state import differences, torch_state
 from kept_objects import assert_memwatch_keeps_nothing
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,11 +45,13 @@ class Outcome:
     freed_by_gc: list[bool]
 
 
-def run(program: Program, around: Callable[[], Any] = contextlib.nullcontext) -> Outcome:
-    """Run a program with fixed seeds inside `around()`; memwatch's own entry and exit count as the program's."""
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
+def run(program: Program, around: Callable[[], Any] = contextlib.nullcontext) -> Kept:
+    """Run a program with fixed seeds inside `around()`; memwatch's own entry and exit count as the program's.
+
+    Returns:
+        The `Outcome`.
+    """
+    _seed()
     gc.collect()
     gc.disable()
     error = None
@@ -61,7 +64,8 @@ def run(program: Program, around: Callable[[], Any] = contextlib.nullcontext) ->
                     value = program()
             except Exception as raised:
                 error = freeze(raised)
-        state = (torch.get_rng_state().numpy().tobytes(), random.getstate(), repr(np.random.get_state()))
+        numpys = np.random.get_state()
+        state = (torch.get_rng_state().numpy().tobytes(), random.getstate(), numpys[1].tobytes(), numpys[2:])
         result = freeze(value)
         alive = [weakref.ref(tensor) for tensor in tensors_in(value)]
         del value
@@ -71,11 +75,19 @@ def run(program: Program, around: Callable[[], Any] = contextlib.nullcontext) ->
     finally:
         gc.enable()
     warned = [(each.category, _without_harness(str(each.message))) for each in caught]
-    return Outcome(result, error, warned, state, at_once, by_gc)
+    return Kept(Outcome(result, error, warned, state, at_once, by_gc))
 
 
-def _kept_for_replay(outcome: Outcome) -> Any:
+def _seed() -> None:
+    """Seed all generators; `torch.manual_seed` would list the stack for each kind of device that is not there."""
+    torch.default_generator.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+
+
+def _without_replay(run: Kept) -> Any:
     """Leave out what `replay=True` changes and says: it holds storages, so gradients are summed out of place."""
+    outcome = run.value
     return _without_versions(outcome.result), outcome.error, outcome.warned, outcome.random_state
 
 
@@ -100,21 +112,22 @@ def check(
     Where the report says that ATen took other formulas because a mode was on, or `formula` does, the program
     must run as it does under an empty mode.
     """
+    forget()
     run(program)  # first-time effects: lazy imports, warnings given once, caches
     gc.collect()
     assert_memwatch_keeps_nothing()
     gc.freeze()  # the collections below then pass over what torch has just imported: half of a test's time
     plain = run(program)
     with _no_collections():
-        expected = plain_order(_repeated(program)) if deaths else []
-    before = torch_state()
+        expected = Kept(plain_order(_repeated(program)) if deaths else [])
+    before = Kept(torch_state())
     prof = memwatch.profile(intercept=intercept)
     observed = run(program, lambda: prof)
-    after = torch_state()
+    after = Kept(torch_state())
     again = run(program)
-    assert (plain.error is not None) is raises, plain.error
+    assert (plain.value.error is not None) is raises, plain.value.error
     assert plain == again, "the program does not repeat plainly: it cannot be compared"
-    assert differences(before, after) == []
+    assert differences(before.value, after.value) == []
     # a program at the limit of recursion leaves the recorder no room either, and the recorder says so
     unsaid = [text for kind, text in prof.notes if kind == "recorder" and "RecursionError" not in text]
     assert unsaid == []
@@ -126,15 +139,15 @@ def check(
         intercept == "key" and os.environ.get("MEMWATCH_NATIVE") == "0"
     ):  # what replay needs is recorded in Python alone
         replayed = run(program, lambda: memwatch.profile(intercept=intercept, replay=True))
-        assert _kept_for_replay(replayed) == _kept_for_replay(plain)
+        assert _without_replay(replayed) == _without_replay(plain)
     if deaths:
         with _no_collections():
             with memwatch.profile(intercept=intercept) as prof:
                 result = _repeated(program)()
             del result
-            order = observed_order(prof)
+            order = Kept(observed_order(prof))
             if order != expected and intercept == "mode":
-                expected = plain_order(_under_mode(_repeated(program)))
+                expected = Kept(plain_order(_under_mode(_repeated(program))))
         assert mode_effects(prof) or order == expected
     return prof
 
@@ -177,9 +190,7 @@ def mode_effects(prof: memwatch.Profile) -> list[str]:
 
 def _repeated(program: Program) -> Program:
     def run_it() -> Any:
-        torch.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)
+        _seed()
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return program()

@@ -36,6 +36,7 @@ _OWNERS = (
     os,
     threading,
 )
+_ENDING_S = 5
 _KEY = torch._C._dispatch_key_parse("Fake")
 
 
@@ -85,9 +86,7 @@ def torch_state() -> dict[str, Any]:
         ),
         "hooks of python": (sys.excepthook, threading.excepthook, sys.unraisablehook),
         "warnings": (list(warnings.filters), warnings.showwarning, warnings.formatwarning),
-        "threads of memwatch": [
-            thread.name for thread in threading.enumerate() if thread.name.startswith("memwatch")
-        ],
+        "threads of memwatch": _threads_of_memwatch(),
         "streams": (sys.stdout, sys.stderr, os.fstat(2).st_ino),
     }
 
@@ -118,3 +117,11 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         else:
             found.append(f"{part}: {value!r} -> {other!r}")
     return found
+
+
+def _threads_of_memwatch() -> list[str]:
+    """Name the threads of memwatch that do not end: one that was told to may take a moment."""
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("memwatch")]
+    for thread in ours:
+        thread.join(_ENDING_S)
+    return [thread.name for thread in ours if thread.is_alive()]

@@ -71,7 +71,8 @@ def _profile(intercept: str) -> dict[str, object]:
     with memwatch.profile(intercept=intercept) as prof:
         _train()
         leaks_outputs = _outlives_its_tensor()
-    prof.summary()
+    if os.environ["MEMWATCH_NATIVE"] == "1":
+        prof.summary()  # once for each name: it reads tables, and takes nothing of torch's
     notes = [text for _, text in prof.notes]
     return {
         "peak_bytes": prof.peak_increase_bytes,
@@ -90,17 +91,21 @@ def _profile_by(intercept: str, native: str) -> Step:
     return step
 
 
-def _profile_compiled() -> dict[str, object]:
-    os.environ["MEMWATCH_NATIVE"] = "0"
-    import memwatch
-
+def _run_compiled() -> None:
     def function(x: torch.Tensor) -> None:
         y = x.exp()
         torch._dynamo.graph_break()
         y.sum().backward()  # its ops run uncompiled while dynamo evaluates frames
 
+    torch.compile(function, backend="eager")(torch.ones(8, requires_grad=True))
+
+
+def _profile_compiled() -> dict[str, object]:
+    os.environ["MEMWATCH_NATIVE"] = "0"
+    import memwatch
+
     with memwatch.profile(intercept="mode") as prof:
-        torch.compile(function, backend="eager")(torch.ones(8, requires_grad=True))
+        _run_compiled()
     return {"notes": [text for _, text in prof.notes]}
 
 
@@ -217,7 +222,7 @@ def _warm_up() -> None:
 
 def _warm_up_compiler() -> None:
     """Import torch's compiler and let it compile once, which is slow too; the names of it are to be asked last."""
-    torch.compile(torch.exp, backend="eager")(torch.ones(2))
+    _run_compiled()
     torch._dynamo.reset()
     gc.collect()
     _FREEZE()
