@@ -89,6 +89,7 @@ INFERENCES: Final[dict[str, str]] = {
     "earlier": "seen so earlier, and it may have let go since",
     "later": "seen so later",
     "twin": "as another one that this line made was held",
+    "made with": "born while torch made it, and alive after that",
     "returned": "seen in a call that has returned, and the object may live on",
     "same call": "the innermost call that made it and still runs",
     "no variable": "a look found it in no variable, and this call made it and still runs",

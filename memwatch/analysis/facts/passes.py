@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
-_DEEPEST: Final = 64
+_DEEPEST: Final = 256
 _OF_OBJECTS: Final = (
     EdgeKind.ATTRIBUTE.value, EdgeKind.CLASS_ATTRIBUTE.value, EdgeKind.CLOSURE_CELL.value,
     EdgeKind.CELL_CONTENTS.value,
@@ -50,13 +50,15 @@ def starts_of_passes(capture: Capture, call_stacks: CallStacks) -> IntArray:
     return np.zeros(0, dtype=np.int64)
 
 
-def made_for_objects(capture: Capture, allocations: Allocations) -> NDArray[np.bool_]:
-    """Return what was made by calls whose results samples saw in attributes, closures, or in a global container."""
+def made_to_be_kept(capture: Capture, allocations: Allocations) -> NDArray[np.bool_]:
+    """Return what was made by calls whose results samples saw in attributes, closures, or in containers.
+
+    A variable that refers to a tensor itself does not count: it has that until the next pass makes another.
+    """
     edges, rows, stacks = capture.tables["edges"], capture.tables["holders"], capture.tables["ops"]["stack"]
-    longer = edges["path"][edges["depth"] > 0]
-    in_global = edges["path"][(edges["depth"] == 0) & (edges["kind"] == EdgeKind.GLOBAL.value)]
     of_objects = edges["path"][np.isin(edges["kind"], _OF_OBJECTS)]
-    lasting = np.union1d(of_objects, np.intersect1d(in_global, longer))
+    in_containers = edges["path"][(edges["depth"] > 0) & np.isin(edges["kind"], _ITEMS)]
+    lasting = np.union1d(of_objects, in_containers)
     stack_of = np.full(len(allocations), NONE, dtype=np.int64)
     known = (allocations.op != NONE) & (allocations.op < len(stacks)) & (allocations.storage != NONE)
     stack_of[known] = stacks[allocations.op[known]]

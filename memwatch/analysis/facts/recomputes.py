@@ -23,7 +23,7 @@ class Recomputes:
     def __init__(self, capture: Capture) -> None:
         runs, phase = capture.tables["recomputes"], capture.tables["ops"]["phase"]
         # the outer of two nested regions is left last
-        self.module, self.stack = runs["module"], runs["stack"]
+        self.stack = runs["stack"]
         self._start_op, self._end_op = runs["start_op"], runs["end_op"]
         self.run_of_op = np.full(len(phase), NONE, dtype=np.int64)
         """Per op: the innermost region that computed it again, -1 if none did or nobody knows."""
@@ -31,7 +31,7 @@ class Recomputes:
             self.run_of_op[int(runs["start_op"][row]) : int(runs["end_op"][row])] = row
         self.is_recompute: NDArray[np.bool_] = phase == RECOMPUTE
         self.run_of_op[~self.is_recompute] = NONE
-        self.last_op = np.full(len(self.module), NONE, dtype=np.int64)
+        self.last_op = np.full(len(self.stack), NONE, dtype=np.int64)
         """Per run: its last op; a nested backward is none of it."""
         again = np.flatnonzero(self.run_of_op != NONE)
         np.maximum.at(self.last_op, self.run_of_op[again], again)

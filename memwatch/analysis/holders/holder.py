@@ -53,7 +53,7 @@ class Holder:
     path: str = ""
     is_own: bool | None = None
     subject: tuple[object, ...] = field(default=(), repr=False)
-    evidence: HolderEvidence = HolderEvidence.STRUCTURE
+    evidence: HolderEvidence = field(kw_only=True)
     inference: Inference | None = None
     edges: Path = field(default=(), repr=False, compare=False)
 
@@ -116,7 +116,7 @@ def holder_of(path: Path) -> Holder:
         words.path_text(path),
         None if edge is None else edge.is_own,
         tuple(map(_identity, _told_edges(read))),
-        HolderEvidence.SEEN,
+        evidence=HolderEvidence.SEEN,
         edges=path,
     )
 

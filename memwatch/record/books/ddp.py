@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from memwatch._torch.distributed import BROADCAST, MAKE_REDUCER, REBUILD, Reducer, bucket_sizes
 from memwatch.record.harmless import Harmless
-from memwatch.record.roles import BUCKET, COMMUNICATION
+from memwatch.record.roles import BUCKET, COMMUNICATION, REDUCER_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +78,7 @@ class ReducerBook:
                 self._context.roles.add(number, BUCKET, f"bucket {count} of {owner}")
                 count += 1
             elif not sizes:
-                self._context.roles.add(number, COMMUNICATION, f"memory of the reducer of {owner}")
+                self._context.roles.add(number, REDUCER_MEMORY, f"memory of the reducer of {owner}")
             else:
                 self._context.roles.add(number, COMMUNICATION, f"map of used parameters of {owner}")
 
