@@ -36,8 +36,8 @@ class Recomputes:
         again = np.flatnonzero(self.run_of_op != NONE)
         np.maximum.at(self.last_op, self.run_of_op[again], again)
         self._last_read = _last_reads(capture)
-        reentrant = runs["sequence"]
-        self.nodes: IntArray = np.unique(reentrant[reentrant != NONE])
+        self._is_reentrant = runs["sequence"] != NONE
+        self.nodes: IntArray = np.unique(runs["sequence"][self._is_reentrant])
         """Sequence numbers of the nodes of reentrant regions."""
 
     def run_of(self, op: int) -> int:
@@ -48,6 +48,11 @@ class Recomputes:
         """Return the ops that a run computed again itself: none of a region within it, or of a nested backward."""
         start, end = int(self._start_op[run]), int(self._end_op[run])
         return start + np.flatnonzero(self.run_of_op[start:end] == run)
+
+    def reentrant_run_at(self, op: int) -> int:
+        """Return the innermost reentrant region that runs again during an op, its own backward included; -1 if none."""
+        rows = np.flatnonzero((self._start_op <= op) & (op < self._end_op) & self._is_reentrant)
+        return int(rows[0]) if len(rows) else NONE
 
     def share_a_run(self, one_op: int, other_op: int) -> bool:
         """Return True if a run of some region lasted during both ops; the nested backward of one belongs to it."""

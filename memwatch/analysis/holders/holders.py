@@ -9,6 +9,7 @@ from memwatch.analysis.facts.role_times import InRole
 from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
 from memwatch.analysis.holders.kinds import HolderKind
+from memwatch.analysis.holders.regions import Regions
 from memwatch.analysis.holders.samples import HolderSamples
 from memwatch.analysis.holders.unseen import Unseen
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
@@ -54,6 +55,7 @@ class Holders:
     def __init__(self, facts: Facts, saved: SavedTensors) -> None:
         self._facts, self._saved_tensors = facts, saved
         self._samples = HolderSamples(facts)
+        self._regions = Regions(facts)
         self._unseen = Unseen(facts, self._samples)
 
     def variables(self, allocation: int, op: int) -> list[Holder]:
@@ -109,9 +111,12 @@ class Holders:
         op = int(self._facts.op_of_event[event])
         variables = self.variables(allocation, op)
         if variables:
+            of_region = self._regions.holder(allocation, op, variables)
+            if of_region is not None:
+                return of_region
             is_held = self._facts.categories.category[allocation] == "held"
             return min(variables, key=_lasts_less) if is_held else variables[0]
-        checkpoint = self._checkpoint(allocation, op)
+        checkpoint = self._checkpoint(allocation, op) or self._regions.holder(allocation, op, ())
         return self._unseen.holder(allocation, event) if checkpoint is None else checkpoint
 
     def _in_books(self, allocation: int, event: int) -> Holder | None:
