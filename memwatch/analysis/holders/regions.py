@@ -54,5 +54,7 @@ class Regions:
         found = Holder(
             HolderKind.CHECKPOINT, template, line, subject=(template, line), evidence=HolderEvidence.STRUCTURE
         )
-        rules = {holder.inference for holder in seen} if seen else {Inference.WITHIN_REGION}
-        return found if None in rules else found.inferred(min(rules, key=list(Inference).index))
+        if not seen:
+            return found.inferred(Inference.WITHIN_REGION)
+        rule = seen[0].inference
+        return found if rule is None else found.inferred(rule)
