@@ -93,12 +93,24 @@ def use_up(kept):
 @pytest.mark.parametrize(("run", "category"), [(collect, "held"), (use_up, "temporary")])
 def test_what_a_plain_loop_keeps_in_a_container_is_held(run, category):
     """A list has what earlier passes made; a variable has it until the next pass, and no rule speaks of iterations."""
+    kept = []
     with memwatch.profile() as prof:
-        run([])
+        run(kept)
     made = prof.at_peak[(prof.at_peak["op_name"] == "aten.mul.Tensor") & (prof.at_peak["nbytes"] > WIDE)]
-    kept = made[made["category"] == category]
-    assert kept["nbytes"].sum() >= made["nbytes"].sum() - WIDE * WIDE * 4  # what runs now is in no list yet
-    assert not kept["rule"].str.contains("into the next iteration|a later iteration").any()
+    told = made[made["category"] == category]
+    assert told["nbytes"].sum() >= made["nbytes"].sum() - WIDE * WIDE * 4  # what runs now is in no list yet
+    assert not told["rule"].str.contains("into the next iteration|a later iteration").any()
+
+
+def test_what_waits_in_a_list_for_its_use_is_not_held():
+    """The list is gone before the block ends: nothing keeps it on purpose."""
+    with memwatch.profile() as prof:
+        kept = []
+        collect(kept)
+        torch.stack(kept).sum()
+        kept.clear()
+    made = prof.storages[(prof.storages["op_name"] == "aten.mul.Tensor") & (prof.storages["nbytes"] > WIDE)]
+    assert set(made["category"]) == {"temporary"}
 
 
 def test_the_largest_of_a_kind_stands_behind_a_colon():
