@@ -199,6 +199,7 @@ class Edge:
         reader: the function that reads the global, where the path goes through it.
         is_own: True if `file` is the program's own code, False if it is torch's, Python's or a package's;
             None where nobody asked. Decided from the real path when the edge is recorded.
+        is_torchs: True if `file` is torch's; read from a capture only.
     """
 
     kind: EdgeKind
@@ -211,3 +212,4 @@ class Edge:
     hidden: bool = False
     reader: Vertex | None = None
     is_own: bool | None = None
+    is_torchs: bool = False

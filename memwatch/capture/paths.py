@@ -121,6 +121,7 @@ def read_paths(capture: Capture) -> dict[int, Path]:
                 line=_optional(line),
                 reader=vertices.get(reader),
                 is_own=None if code == NONE else code == CodeOwner.PROGRAM,
+                is_torchs=code == CodeOwner.TORCH,
             )
             for _, _, kind, name, position, owner, reader, file, line, code in rows
         )

@@ -12,7 +12,7 @@ from memwatch.capture.imported_tables import IMPORTED
 from memwatch.capture.table import Table
 from memwatch.own_code import CodeOwner
 
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 5
 """Raised with every change of a recorded table; a file of another format is refused."""
 
 NONE: Final = -1
@@ -38,6 +38,7 @@ ROLES: Final = (
     "communication",
     "autocast copy",
     "stepped parameter",
+    "reducer memory",
 )
 PLACES_OF_MODULES: Final = ("known", "moved", "former")
 """How a row of `modules` tells a module's place: as it always was, as it is since, as where it is no more."""
@@ -199,7 +200,6 @@ RECORDED: Final = (
     _table(
         "compiled_calls",
         "One row per outermost call of a function that `torch.compile` made.",
-        ("start_op", "int", "number of ops started before the call"),
         ("start_ns", "int", "unix time at which it began, nanoseconds"),
         ("end_ns", "int", "unix time at which it returned, nanoseconds"),
         ("module", "int", "module id that called it, -1 outside any"),
@@ -215,14 +215,12 @@ RECORDED: Final = (
             "number of ops started when it was left, with a nested backward if it is reentrant",
         ),
         ("sequence", "int", "autograd sequence number of the node of a reentrant region, -1 for others"),
-        ("module", "int", "module id that called the region in forward, -1 outside any"),
         ("stack", "int", "stack id of the call of the region in forward, -1 if unknown"),
     ),
     _table(
         "recomputed",
         "One row per storage that a checkpoint kept for the backward when its region had run again.",
         ("storage", "int", "the storage"),
-        ("op", "int", "number of ops started before"),
     ),
     _table(
         "allocator",

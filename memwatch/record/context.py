@@ -165,10 +165,10 @@ class Context:
             handle.remove()
         self._handles.clear()
 
-    def place(self) -> tuple[int, int, int]:
-        """Return how many ops have started, the running module and the running call stack."""
+    def place(self) -> tuple[int, int]:
+        """Return the running module and the running call stack."""
         module, outer = self.top
-        return self._op_counter[0], module, self._capture_stack(outer, NONE)
+        return module, self._capture_stack(outer, NONE)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a module call starts."""

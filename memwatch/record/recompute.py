@@ -198,7 +198,7 @@ class Recomputes:
             self._context.top, self._context.recomputing, self._context.thread = run.before
             self._has_context.release()
         region = run.region
-        self._runs += (run.start_op, self._op_counter[0], region.sequence, region.module, region.stack)
+        self._runs += (run.start_op, self._op_counter[0], region.sequence, region.stack)
         self._note_kept(region.frame())
 
     def _note_kept(self, frame: Any) -> None:
@@ -208,8 +208,7 @@ class Recomputes:
             for tensor in recomputed_tensors(frame):
                 with contextlib.suppress(RuntimeError, NotImplementedError):  # it shows no storage
                     for part in plain_parts(tensor):
-                        storage = self._storages.number_of(part, NONE, BASELINE)
-                        self._kept += (storage, self._op_counter[0])
+                        self._kept += (self._storages.number_of(part, NONE, BASELINE),)
 
     def _is_here(self) -> bool:
         """Return True where ops are seen, unless a compiler writes down what runs."""

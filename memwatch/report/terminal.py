@@ -218,6 +218,10 @@ def _holders(reading: Reading, rows: int, line: int) -> Table:
 def _phases(reading: Reading) -> Text:
     sums = bytes_by(reading.at_peak, "phase")["nbytes"]
     idle = [f"; {name} {format_bytes(sums[name])}" for name in ("lag", "drag", "void") if sums.get(name, 0)]
+    if sums.get("", 0):
+        idle.append(f"; not known {format_bytes(sums[''])}")
+    if any(kind == "threads" for kind, _ in reading.notes):
+        idle.append(" (other threads ran: their uses are not seen)")
     return Text(f"In use at the peak: {_share(sums.get('use', 0), reading)}{''.join(idle)}")
 
 

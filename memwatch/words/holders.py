@@ -65,6 +65,11 @@ SAVED_FOR_MODULE: Final = "saved for the backward of {op} on behalf of `{module}
 SOME_OP: Final = "an op"
 REGION_INPUT: Final = "a checkpoint, which runs its region again from it in backward"
 REGION_INPUT_OF: Final = "a checkpoint called by `{module}`, which runs its region again from it in backward"
+REGION_GIVEN: Final = "a checkpoint, which was given it for its region"
+REGION_RESULT: Final = (
+    "a checkpoint, whose region ran again and returned it: kept until the backward of the region is over"
+)
+REGION_GRADIENT: Final = "a checkpoint, which was given it as the gradient of its region"
 RECOMPUTED: Final = "a checkpoint, which ran {op} again and keeps its result until backward reads it"
 RECOMPUTED_IN: Final = (
     "a checkpoint, which ran {op} of `{module}` again and keeps its result until backward reads it"
@@ -89,6 +94,8 @@ INFERENCES: Final[dict[str, str]] = {
     "earlier": "seen so earlier, and it may have let go since",
     "later": "seen so later",
     "twin": "as another one that this line made was held",
+    "within region": "made when its region ran again, and alive while the backward of that runs",
+    "made with": "born while torch made it, and alive after that",
     "returned": "seen in a call that has returned, and the object may live on",
     "same call": "the innermost call that made it and still runs",
     "no variable": "a look found it in no variable, and this call made it and still runs",

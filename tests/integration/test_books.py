@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -98,6 +98,13 @@ def test_buckets_of_ddp_are_communication(alone):
     assert peak[peak["category"] == "gradient"]["nbytes"].sum() >= 2 * LAYER_BYTES
 
 
+def test_what_a_process_group_still_has_is_no_bucket():
+    """Before the buckets are made anew their sizes are broadcast, and the group's thread may free these a bit later."""
+    assert ddp._last_with(30, [(4, 8), (5, 16), (6, 10), (7, 20)]) == [(6, 10), (7, 20)]
+    assert ddp._last_with(30, [(6, 10), (7, 20)]) == [(6, 10), (7, 20)]
+    assert ddp._last_with(0, [(4, 8), (5, 16)]) == [(4, 8), (5, 16)]  # the logger said nothing
+
+
 def test_many_buckets_are_counted(alone):
     """Each bucket of a reducer has its number, and its size is that of the logger."""
     with memwatch.profile() as prof:
@@ -162,6 +169,20 @@ def test_whole_parameters_of_fsdp2_and_their_buffers(left_over, rank_of_four):
     assert set(gradients["name"]) == {"grad of 0.weight", "grad of 1.weight", "grad of 2.weight"}
     seen = prof.at_peak.groupby("category")["nbytes"].sum()
     assert seen["unsharded parameter"] % LAYER_BYTES == 0
+
+
+def test_low_precision_copies_of_shards_are_communication(rank_of_four):
+    """With a policy of mixed precision FSDP2 gathers copies of its shards, to communicate by its books."""
+    model = shard(
+        net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    )
+    with memwatch.profile() as prof:
+        train(model)
+    copies = prof.storages[prof.storages["tensor"] == f"bfloat16[{WIDTH * WIDTH // 4}]"]
+    assert set(copies["name"]) == {f"all-gather input of `{layer}`" for layer in range(3)}
+    assert set(copies["category"]) == {"communication"}
+    reduced = prof.storages[prof.storages["tensor"] == f"float32[{WIDTH * WIDTH}]"]
+    assert set(reduced["category"]) == {"communication"}
 
 
 def after_each_op(prof):
@@ -294,8 +315,10 @@ def test_a_reducer_whose_logger_says_nothing_has_memory_and_no_named_part(alone,
     monkeypatch.setattr(ddp, "bucket_sizes", lambda model: [])
     with memwatch.profile() as prof:
         model = DistributedDataParallel(net(), find_unused_parameters=True)
-    names = set(of_category(prof, "communication")["name"]) - {"flat copy for a broadcast of many tensors"}
-    assert names == {"memory of the reducer of DistributedDataParallel(Sequential)"}
+    made = of_category(prof, "communication")
+    made = made[made["name"] != "flat copy for a broadcast of many tensors"]
+    assert set(made["name"]) == {"memory of the reducer of DistributedDataParallel(Sequential)"}
+    assert made["rule"].str.startswith("inferred: ").all()
     assert model is not None
 
 

@@ -14,6 +14,7 @@ from worker_threads import COUNT, ENOUGH_S, NATIVE, NBYTES, WAYS, Worker
 
 import memwatch
 from memwatch.record.allocator.threads import name_of
+from memwatch.record.native import library
 from memwatch.record.session import Session
 
 
@@ -176,6 +177,31 @@ def test_what_another_thread_may_use_is_not_called_unused():
         torch.ones(10 * COUNT).sum()
         del batch
     assert [finding.kind for finding in prof.findings] == ["void"]
+
+
+@pytest.mark.parametrize(("uses_it", "kinds"), [(True, []), (False, ["drag"])])
+def test_what_another_thread_may_still_use_is_not_said_to_drag(uses_it, kinds):
+    """Here it was used last, but a thread has it too, and allocates since: its ops are not recorded."""
+    waiting, done = queue.Queue(), queue.Queue()
+
+    def consume():
+        done.put(float((waiting.get() * 2).sum()))
+
+    with memwatch.profile() as prof:
+        batch = torch.ones(10 * COUNT)
+        batch.sum()
+        if uses_it:
+            thread = threading.Thread(target=consume, name="consumer")
+            thread.start()
+            waiting.put(batch)
+            done.get(timeout=ENOUGH_S)
+            thread.join()
+        for _ in range(2):
+            torch.ones(10 * COUNT) * 2
+        del batch
+    assert [finding.kind for finding in prof.findings] == (kinds if library.is_wanted() else ["drag"])
+    told = "other threads ran: their uses are not seen" in prof.summary(width=160, color=False)
+    assert told == uses_it
 
 
 def test_a_program_without_threads_has_no_note_of_them():

@@ -212,3 +212,40 @@ def sliced_decoding():
         images = net.decode(latents).sample  # peak: sample
     assert images.shape == (5, 3, 2 * SIDE, 2 * SIDE)
     return Ran(prof, {"net": net})
+
+
+@pattern(
+    *SAMPLED,
+    Fact(f32(IMAGES, 4, SIDE, SIDE), "input|temporary|held", f"latents|{LIBRARY}", "local|argument"),
+    Fact(f32(2 * IMAGES, 4, SIDE, SIDE), "input|temporary", "twice", "local|argument"),
+    Fact(f32(2 * IMAGES, WORDS, TEXT), "input|held", "text", "local|argument"),
+)
+def guided_sampling():
+    net, scheduler = conditioned().eval(), diffusers.DDIMScheduler(num_train_timesteps=50)
+    scheduler.set_timesteps(3)
+    with torch.no_grad(), memwatch.profile() as prof:
+        latents = torch.randn(IMAGES, 4, SIDE, SIDE)  # peak: latents
+        text = torch.randn(2 * IMAGES, WORDS, TEXT)  # peak: text
+        for time in scheduler.timesteps:
+            twice = torch.cat([latents, latents])  # peak: twice
+            guess = net(twice, time, encoder_hidden_states=text).sample  # peak: sample
+            without, given = guess.chunk(2)
+            guess = without + 3.0 * (given - without)  # peak: sample
+            latents = scheduler.step(guess, time, latents).prev_sample
+    return Ran(prof, {"net": net})
+
+
+@pattern(
+    *SAMPLED,
+    Fact(f32(IMAGES, 4, SIDE, SIDE), "input", "latents", "local|argument"),
+    Fact(f32(IMAGES, WORDS, TEXT), "input", "latents", "local|argument"),
+)
+def sliced_attention():
+    net = conditioned().eval()
+    net.set_attention_slice(1)
+    with torch.no_grad(), memwatch.profile() as prof:
+        for _ in range(2):
+            latents = torch.randn(IMAGES, 4, SIDE, SIDE)  # peak: latents
+            text = torch.randn(IMAGES, WORDS, TEXT)  # peak: latents
+            net(latents, 7, encoder_hidden_states=text)  # peak: sample
+    return Ran(prof, {"net": net})

@@ -47,7 +47,7 @@ def recomputed(selected=False):
             f32(ROWS, WIDTH),
             "activation|input|recomputed",
             "down",
-            rf"{SAVED}|checkpoint|kept|`t_outputs`, argument of `_engine_run_backward`",  # reentrant: the result
+            rf"{SAVED}|checkpoint|kept",
             block,
             "add.Tensor",
         ),
@@ -108,7 +108,7 @@ def checkpoint_without_reentry():
     return train(Stack(lambda block, x: checkpoint(block, x, use_reentrant=False)))
 
 
-NESTED_BACKWARD = "argument of `_engine_run_backward`"
+NESTED_BACKWARD = "a checkpoint, w(hose region ran again|hich was given it as the gradient)"
 """What a reentrant checkpoint calls with the outputs that it computed again, and their gradients."""
 
 
@@ -119,6 +119,20 @@ NESTED_BACKWARD = "argument of `_engine_run_backward`"
 )
 def checkpoint_with_reentry():
     return train(Stack(lambda block, x: checkpoint(block, x, use_reentrant=True)))
+
+
+@pattern(
+    Fact(f32(ROWS, WIDTH), "temporary", "region batch", var("x"), op="randn"),
+    Fact(f32(ROWS, WIDTH), "input", "given to a region", "a checkpoint, which was given it", op="tanh"),
+    Fact(f32(ROWS, HIDDEN), "temporary", "given to a region", f"{RESULT}|`input`|{UNNAMED}", "[01]"),
+)
+def input_of_a_region_in_no_variable():
+    region = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, WIDTH))
+    with torch.no_grad(), memwatch.profile() as prof:
+        for _ in range(2):
+            x = torch.randn(ROWS, WIDTH)  # peak: region batch
+            checkpoint(region, x.tanh(), use_reentrant=True)  # peak: given to a region
+    return Ran(prof, {"region": region})
 
 
 def keep_products(context, op, *args, **kwargs):

@@ -90,6 +90,7 @@ export function showStorage(frame, row, stacks) {
     ...fact("module", text("module")),
     ...fact("op", text("op_name")),
     ...fact("line", text("line")),
+    ...fact("own line", text("own_line") === text("line") ? "" : text("own_line")),
     ...fact("origin", text("origin")),
     ...fact("device", text("device")),
     ...fact("life", life(frame, row)),

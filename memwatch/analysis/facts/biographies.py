@@ -2,6 +2,9 @@
 
 lag: allocated, not yet used. use: from the first to the last use. drag: from the last use to the free.
 void: never used at all. The words are those of heap profiling (Röjemo & Runciman, ICFP 1996).
+
+A kernel uses its workspace for as long as that lives. What no recorded op used is not void where nobody saw who might:
+memory that no tensor names, and what another thread made, whose ops are not recorded.
 """
 
 from __future__ import annotations
@@ -11,9 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memwatch.analysis.facts.allocations import WORKSPACE
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.live_curve import LiveCurve
     from memwatch.analysis.facts.uses import UseBounds
@@ -30,19 +36,17 @@ class Biographies:
 
     first_event: IntArray  # the first event at or after the start of the first use
     last_event: IntArray  # the first event after the end of the last use
-    used: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    used: NDArray[np.bool_]
+    known: NDArray[np.bool_]  # False where nobody saw the uses: no phase is told then
     lag_ns: IntArray
     use_ns: IntArray
     drag_ns: IntArray
     void_ns: IntArray
-    known: bool = True  # False where uses were not recorded: no phase is told then
 
     def phase_at(self, event: int) -> IntArray:
         """Return the phase of every allocation at an event: an index into PHASE_NAMES, -1 where it is not known."""
-        if not self.known:
-            return np.full(len(self.used), NONE, dtype=np.int64)
         phase = np.where(event < self.first_event, LAG, np.where(event < self.last_event, USE, DRAG))
-        return np.where(self.used, phase, VOID)
+        return np.where(self.known, np.where(self.used, phase, VOID), NONE)
 
 
 def write_biographies(
@@ -62,17 +66,21 @@ def write_biographies(
         used = np.zeros(len(used), dtype=bool)
     start, end = np.zeros_like(bounds.first_op), np.zeros_like(bounds.last_op)
     start[used], end[used] = ops["start_ns"][bounds.first_op[used]], ops["end_ns"][bounds.last_op[used]]
-    birth = allocations.birth_ns
+    birth, in_kernel = allocations.birth_ns, allocations.origin == WORKSPACE
     death = np.where(allocations.death_ns == NONE, int(capture.meta.get("end_ns", 0)), allocations.death_ns)
     death = np.maximum(death, birth)
-    start, end = np.clip(start, birth, death), np.clip(end, birth, death)
+    start = np.where(in_kernel, birth, np.clip(start, birth, death))
+    end = np.where(in_kernel, death, np.clip(end, birth, death))
+    is_seen = used | ((allocations.storage != NONE) & (allocations.thread == NONE))
+    known = (is_seen | in_kernel) & (not capture.lacks("uses"))
+    used = used | in_kernel
     return Biographies(
         np.searchsorted(curve.time_ns, start, side="left"),
         np.searchsorted(curve.time_ns, end, side="right"),
         used,
-        np.where(used, start - birth, 0),
-        np.where(used, end - start, 0),
-        np.where(used, death - end, 0),
-        np.where(used | capture.lacks("uses"), 0, death - birth),
-        known=not capture.lacks("uses"),
+        known,
+        np.where(used & known, start - birth, 0),
+        np.where(used & known, end - start, 0),
+        np.where(used & known, death - end, 0),
+        np.where(used | ~known, 0, death - birth),
     )

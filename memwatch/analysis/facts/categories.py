@@ -38,6 +38,7 @@ _ROLE_RULES = {
     "unsharded gradient": "it is the gradient of a whole parameter, which FSDP has not reduced yet",
     "bucket": "DistributedDataParallel's reducer reduces the gradients in it",
     "communication": "DistributedDataParallel or FSDP2 made it to communicate",
+    "reducer memory": "inferred: it was born while DistributedDataParallel made its reducer, and is alive after that",
 }
 _INPUT_RULES = {
     **dict.fromkeys((BASELINE, EXTERNAL), "it was there before, made outside the block or the allocator"),
@@ -47,6 +48,7 @@ _CATEGORY_OF_ROLE = {
     "stepped parameter": "parameter",
     "unsharded gradient": "gradient",
     "bucket": "communication",
+    "reducer memory": "communication",
 }
 """The category that a role gives, where it has another name."""
 _STRENGTH = (
@@ -59,6 +61,7 @@ _STRENGTH = (
     "unsharded gradient",
     "bucket",
     "communication",
+    "reducer memory",
     "input",
 )
 """Roles that give a category, the strongest first."""
@@ -66,7 +69,14 @@ _ROLE_EARLIER: Final = "inferred: {rule}, and at the next look it was so no more
 _OUTLIVES: Final = "it was {name}, but no more by op {op}, and the program keeps it"
 _COLLECTIVES = ("c10d.", "_c10d_functional.", "c10d_functional.")
 """How the names of the ops begin by which processes communicate."""
-_KEPT_LIKE_OTHERS: Final = "inferred: what the same line made before was kept into a later iteration"
+_KEPT: Final = "kept from one iteration into the next; no module and no optimizer owns it"
+_KEPT_ACROSS_PASSES: Final = (
+    "kept from one pass of the program's loop into the next, in a container or an object"
+)
+_LIKE_OTHERS: Final = "inferred: what the same line made before was kept into a later iteration"
+_LIKE_OTHERS_ACROSS_PASSES: Final = (
+    "inferred: what the same line made before was kept into a later pass of the loop"
+)
 _KEPT_BY_OBJECTS: Final = "a global, a class or a cache was seen to keep it, whichever call returns"
 _TEMPORARY: Final = "made by an op, in no other role, and no later iteration needs it"
 _TEMPORARY_OF_ALL: Final = "made by an op, in no other role; no iteration was marked"
@@ -137,7 +147,7 @@ def categorise(
             if category == "temporary" and lasting:
                 category, rule = "held", _KEPT_BY_OBJECTS
             if category == "temporary" and like_others:
-                category, rule = "held", _KEPT_LIKE_OTHERS
+                category, rule = "held", _LIKE_OTHERS if told else _LIKE_OTHERS_ACROSS_PASSES
         for texts, text in zip(found[:4], (category, rule, role, role_name), strict=True):
             texts.append(text)
         found.role_module.append(role_module)
@@ -184,7 +194,7 @@ def _without_role(
     if storage == NONE:
         return "unknown", _unnamed_rule(origin, op)
     if is_held:
-        return "held", "kept from one iteration into the next; no module and no optimizer owns it"
+        return "held", _KEPT if told else _KEPT_ACROSS_PASSES
     if is_saved:
         return "activation", "autograd saved it for backward"
     if crosses:

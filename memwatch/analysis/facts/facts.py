@@ -13,11 +13,11 @@ from memwatch.analysis.facts.biographies import Biographies, write_biographies
 from memwatch.analysis.facts.call_stacks import CallStacks
 from memwatch.analysis.facts.categories import Categories, categorise
 from memwatch.analysis.facts.devices import narrowed
-from memwatch.analysis.facts.iterations import KeptAcross, boundaries, kept_across
+from memwatch.analysis.facts.iterations import KeptAcross, at, boundaries, kept_across
 from memwatch.analysis.facts.live_curve import LiveCurve, trace_live_curve
 from memwatch.analysis.facts.made_by import MadeBy, made_by
 from memwatch.analysis.facts.module_names import owning_modules, qualified
-from memwatch.analysis.facts.passes import made_for_objects, seen_in_lasting, starts_of_passes
+from memwatch.analysis.facts.passes import made_to_be_kept, seen_in_lasting, starts_of_passes
 from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
 from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.analysis.facts.role_times import PastRole, RoleTimes
@@ -114,18 +114,18 @@ class Facts:
 
     @cached_property
     def _kept_across(self) -> KeptAcross:
-        """Return what is alive across iterations; across passes of a plain loop only what objects keep counts."""
+        """Return what is alive across iterations; across passes of a plain loop, what something keeps."""
         capture, allocations = self.capture, self.allocations
-        ends_ns = boundaries(capture, self.places)
-        if len(ends_ns) or capture.rows("calls"):
-            return kept_across(capture, allocations, self.use_bounds, ends_ns)
+        bounds = boundaries(capture, self.places)
+        if len(bounds.ends_ns) or capture.rows("calls"):
+            return kept_across(capture, allocations, self.use_bounds, bounds)
         passes_ns = starts_of_passes(capture, self.call_stacks)
-        in_objects = made_for_objects(capture, allocations)
-        kept = kept_across(capture, allocations, self.use_bounds, passes_ns)
+        is_kept = made_to_be_kept(capture, allocations)
+        kept = kept_across(capture, allocations, self.use_bounds, at(passes_ns))
         return KeptAcross(
-            needed=kept.needed & in_objects,
-            by_itself=kept.by_itself & in_objects,
-            like_others=kept.like_others & in_objects,
+            needed=kept.needed & is_kept,
+            by_itself=kept.by_itself & is_kept,
+            like_others=kept.like_others & is_kept,
             lasting=seen_in_lasting(capture, allocations),
             are_told=False,
             ends_ns=passes_ns,

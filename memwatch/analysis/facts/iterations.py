@@ -1,8 +1,9 @@
 """Iterations: when one ends and the next begins, and what stays alive from one into the next.
 
 The program's own marks (`prof.step()`) say it best. Without them an iteration ends with the optimizer's step, without
-steps with a backward, and where none of these ran with the next call of the outermost module, as in generation. What a
-program without all of them does is divided by the passes of its outermost loop (`passes.py`).
+steps with a backward, and where none of these ran with a call of the outermost module, as in generation: what runs
+until the next call belongs to neither iteration, for it may end the one or prepare the other. What a program without
+all of them does is divided by the passes of its outermost loop (`passes.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,18 @@ _FOREVER = np.iinfo(np.int64).max
 _FEWEST_CROSSED = 2
 
 
+class Boundaries(NamedTuple):
+    """When iterations end and the next ones begin, in unix time; as many of both, in order.
+
+    Attributes:
+        ends_ns: when an iteration ends.
+        starts_ns: when the next one begins.
+    """
+
+    ends_ns: IntArray
+    starts_ns: IntArray
+
+
 class KeptAcross(NamedTuple):
     """Per allocation: whether it is alive across iterations.
 
@@ -48,29 +61,36 @@ class KeptAcross(NamedTuple):
     ends_ns: IntArray
 
 
-def boundaries(capture: Capture, places: Places) -> IntArray:
-    """Return when iterations end, in unix time; nothing where no step, backward or module call tells."""
+def boundaries(capture: Capture, places: Places) -> Boundaries:
+    """Return when iterations end; nothing where no step, backward or module call tells."""
     steps = capture.tables["steps"]
     marks = np.array([name == MARK for name in capture.text(steps["name"])], dtype=bool)
     if marks.any():
-        marked_ns: IntArray = steps["time_ns"][marks]
-        return marked_ns
+        return at(steps["time_ns"][marks])
     if len(marks):
-        return _ends_of_steps(steps, capture.tables["ops"], places)
+        return at(_ends_of_steps(steps, capture.tables["ops"], places))
     backward = _ends_of_backwards(capture.tables["ops"])
-    return backward if len(backward) else _starts_of_calls(capture)
+    return at(backward) if len(backward) else _between_calls(capture)
 
 
-def kept_across(capture: Capture, allocations: Allocations, uses: UseBounds, ends_ns: IntArray) -> KeptAcross:
+def at(times_ns: IntArray) -> Boundaries:
+    """Return the boundaries where an iteration begins when the last one ends."""
+    return Boundaries(times_ns, times_ns)
+
+
+def kept_across(
+    capture: Capture, allocations: Allocations, uses: UseBounds, bounds: Boundaries
+) -> KeptAcross:
     """Return which allocations are alive across the ends of iterations."""
     death_ns = np.where(allocations.death_ns == NONE, _FOREVER, allocations.death_ns)
-    first, count = _crossed(allocations.birth_ns, death_ns, ends_ns)
+    first, count = _crossed(allocations.birth_ns, death_ns, bounds)
     started = np.append(capture.tables["ops"]["start_ns"], 0)
     last_use_ns = np.where(uses.last_op == NONE, 0, started[np.minimum(uses.last_op, len(started) - 1)])
-    first_ns = np.append(ends_ns, _FOREVER)[first]
+    first_ns = np.append(bounds.starts_ns, _FOREVER)[first]
     is_often = count >= _FEWEST_CROSSED
-    needed = is_often | ((count > 0) & (last_use_ns > first_ns))
-    by_itself = is_often & ~_saved_across(capture, allocations, ends_ns)
+    needed = is_often | ((count > 0) & (last_use_ns >= first_ns))
+    by_itself = is_often & ~_saved_across(capture, allocations, bounds)
+    ends_ns = bounds.ends_ns
     is_last = allocations.birth_ns > np.sort(ends_ns)[-_FEWEST_CROSSED : 1 - _FEWEST_CROSSED].max(initial=0)
     like_others = _like_others(capture, allocations, needed, is_last)
     lasting = np.zeros(len(allocations), dtype=bool)
@@ -92,19 +112,19 @@ def _like_others(
     return like
 
 
-def _crossed(start_ns: IntArray, end_ns: IntArray, ends_ns: IntArray) -> tuple[IntArray, IntArray]:
+def _crossed(start_ns: IntArray, end_ns: IntArray, bounds: Boundaries) -> tuple[IntArray, IntArray]:
     """Return, for each stretch of time, the first boundary in it and how many there are."""
-    first = np.searchsorted(ends_ns, start_ns, side="right")
-    return first, np.maximum(np.searchsorted(ends_ns, end_ns) - first, 0)
+    first = np.searchsorted(bounds.ends_ns, start_ns, side="right")
+    return first, np.maximum(np.searchsorted(bounds.starts_ns, end_ns) - first, 0)
 
 
-def _saved_across(capture: Capture, allocations: Allocations, ends_ns: IntArray) -> NDArray[np.bool_]:
+def _saved_across(capture: Capture, allocations: Allocations, bounds: Boundaries) -> NDArray[np.bool_]:
     """Return which allocations autograd saved at the end of an iteration, and still had in the next."""
     packs, unpacks = capture.tables["packs"], capture.tables["unpacks"]
     end_ns = np.full(int(packs["pack"].max(initial=-1)) + 2, _FOREVER, dtype=np.int64)
     released = unpacks["released"] == 1
     end_ns[unpacks["pack"][released]] = unpacks["time_ns"][released]
-    _, count = _crossed(packs["time_ns"], end_ns[packs["pack"]], ends_ns)
+    _, count = _crossed(packs["time_ns"], end_ns[packs["pack"]], bounds)
     storages = packs["storage"][(count > 0) & (packs["storage"] != NONE)]
     return np.isin(allocations.storage, storages)
 
@@ -129,13 +149,15 @@ def _ends_of_backwards(ops: dict[str, IntArray]) -> IntArray:
     return ends_ns
 
 
-def _starts_of_calls(capture: Capture) -> IntArray:
-    """Return when the root module that ran last was called again."""
-    calls, starts_ns = capture.tables["calls"], capture.tables["ops"]["start_ns"]
+def _between_calls(capture: Capture) -> Boundaries:
+    """Return the stretches between two calls of the root module that ran last."""
+    calls, ops = capture.tables["calls"], capture.tables["ops"]
     root = np.flatnonzero(calls["depth"] == 0)
     if not len(root):
-        return np.zeros(0, dtype=np.int64)
+        return at(np.zeros(0, dtype=np.int64))
     last = calls["module"][root[np.argmax(calls["start_op"][root])]]
-    again = np.sort(calls["start_op"][root][calls["module"][root] == last])[1:]
-    called_ns: IntArray = starts_ns[again[again < len(starts_ns)]]
-    return called_ns
+    of_last = root[calls["module"][root] == last]
+    of_last = of_last[np.argsort(calls["start_op"][of_last], kind="stable")]
+    again, ended = calls["start_op"][of_last][1:], calls["end_op"][of_last][:-1]
+    ran = (again < len(ops["start_ns"])) & (ended > 0)
+    return Boundaries(ops["end_ns"][ended[ran] - 1], ops["start_ns"][again[ran]])

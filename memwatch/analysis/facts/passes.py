@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
-_DEEPEST: Final = 64
+_DEEPEST: Final = 256
 _OF_OBJECTS: Final = (
     EdgeKind.ATTRIBUTE.value, EdgeKind.CLASS_ATTRIBUTE.value, EdgeKind.CLOSURE_CELL.value,
     EdgeKind.CELL_CONTENTS.value,
@@ -50,18 +50,26 @@ def starts_of_passes(capture: Capture, call_stacks: CallStacks) -> IntArray:
     return np.zeros(0, dtype=np.int64)
 
 
-def made_for_objects(capture: Capture, allocations: Allocations) -> NDArray[np.bool_]:
-    """Return what was made by calls whose results samples saw in attributes, closures, or in a global container."""
+def made_to_be_kept(capture: Capture, allocations: Allocations) -> NDArray[np.bool_]:
+    """Return what was made by calls whose results samples saw in attributes, closures, or a container that is kept.
+
+    A container is kept if it is a global, or if some result is alive when the block ends: results that wait in a list
+    for their use are not. A variable that refers to a tensor itself has it until the next pass makes another.
+    """
     edges, rows, stacks = capture.tables["edges"], capture.tables["holders"], capture.tables["ops"]["stack"]
     longer = edges["path"][edges["depth"] > 0]
     in_global = edges["path"][(edges["depth"] == 0) & (edges["kind"] == EdgeKind.GLOBAL.value)]
     of_objects = edges["path"][np.isin(edges["kind"], _OF_OBJECTS)]
+    in_containers = edges["path"][(edges["depth"] > 0) & np.isin(edges["kind"], _ITEMS)]
     lasting = np.union1d(of_objects, np.intersect1d(in_global, longer))
     stack_of = np.full(len(allocations), NONE, dtype=np.int64)
     known = (allocations.op != NONE) & (allocations.op < len(stacks)) & (allocations.storage != NONE)
     stack_of[known] = stacks[allocations.op[known]]
-    seen = np.unique(stack_of[rows["storage"][np.isin(rows["path"], lasting)]])
-    made: NDArray[np.bool_] = np.isin(stack_of, seen[seen != NONE])
+    seen = stack_of[rows["storage"][np.isin(rows["path"], lasting)]]
+    in_container = stack_of[rows["storage"][np.isin(rows["path"], in_containers)]]
+    alive_at_end = stack_of[allocations.death_ns == NONE]
+    kept = np.union1d(seen, np.intersect1d(in_container, alive_at_end))
+    made: NDArray[np.bool_] = np.isin(stack_of, kept[kept != NONE])
     return made
 
 

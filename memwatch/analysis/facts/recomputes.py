@@ -23,7 +23,7 @@ class Recomputes:
     def __init__(self, capture: Capture) -> None:
         runs, phase = capture.tables["recomputes"], capture.tables["ops"]["phase"]
         # the outer of two nested regions is left last
-        self.module, self.stack = runs["module"], runs["stack"]
+        self.stack = runs["stack"]
         self._start_op, self._end_op = runs["start_op"], runs["end_op"]
         self.run_of_op = np.full(len(phase), NONE, dtype=np.int64)
         """Per op: the innermost region that computed it again, -1 if none did or nobody knows."""
@@ -31,13 +31,13 @@ class Recomputes:
             self.run_of_op[int(runs["start_op"][row]) : int(runs["end_op"][row])] = row
         self.is_recompute: NDArray[np.bool_] = phase == RECOMPUTE
         self.run_of_op[~self.is_recompute] = NONE
-        self.last_op = np.full(len(self.module), NONE, dtype=np.int64)
+        self.last_op = np.full(len(self.stack), NONE, dtype=np.int64)
         """Per run: its last op; a nested backward is none of it."""
         again = np.flatnonzero(self.run_of_op != NONE)
         np.maximum.at(self.last_op, self.run_of_op[again], again)
         self._last_read = _last_reads(capture)
-        reentrant = runs["sequence"]
-        self.nodes: IntArray = np.unique(reentrant[reentrant != NONE])
+        self._is_reentrant = runs["sequence"] != NONE
+        self.nodes: IntArray = np.unique(runs["sequence"][self._is_reentrant])
         """Sequence numbers of the nodes of reentrant regions."""
 
     def run_of(self, op: int) -> int:
@@ -48,6 +48,11 @@ class Recomputes:
         """Return the ops that a run computed again itself: none of a region within it, or of a nested backward."""
         start, end = int(self._start_op[run]), int(self._end_op[run])
         return start + np.flatnonzero(self.run_of_op[start:end] == run)
+
+    def reentrant_run_at(self, op: int) -> int:
+        """Return the innermost reentrant region that runs again during an op, its own backward included; -1 if none."""
+        rows = np.flatnonzero((self._start_op <= op) & (op < self._end_op) & self._is_reentrant)
+        return int(rows[0]) if len(rows) else NONE
 
     def share_a_run(self, one_op: int, other_op: int) -> bool:
         """Return True if a run of some region lasted during both ops; the nested backward of one belongs to it."""

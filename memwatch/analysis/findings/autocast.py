@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.analysis.findings.avoidable_memory import if_large
 from memwatch.analysis.findings.kinds import FindingKind
-from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.words.findings import AUTOCAST_CACHE
 
 if TYPE_CHECKING:
@@ -33,5 +33,6 @@ def find_autocast(peak: Moment) -> list[Candidate]:
         AUTOCAST_CACHE,
         str(facts.made_by.line[largest]),
         subject=(FindingKind.AUTOCAST,),
+        evidence=HolderEvidence.STRUCTURE,
     )
     return if_large(FindingKind.AUTOCAST, holder, copies, peak, _LEAST_RATIO)

@@ -8,7 +8,7 @@ import numpy as np
 
 from memwatch.analysis.findings.avoidable_memory import if_large
 from memwatch.analysis.findings.kinds import FindingKind
-from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.capture.schema import NONE
 from memwatch.words.findings import BUCKETS
 
@@ -31,7 +31,11 @@ def find_buckets(peak: Moment) -> list[Candidate]:
     if not any(peak.alive[row] for row in buckets):
         return []
     holder = Holder(
-        HolderKind.COMMUNICATION, BUCKETS, _line_that_builds(facts, buckets), subject=(FindingKind.BUCKETS,)
+        HolderKind.COMMUNICATION,
+        BUCKETS,
+        _line_that_builds(facts, buckets),
+        subject=(FindingKind.BUCKETS,),
+        evidence=HolderEvidence.STRUCTURE,
     )
     return if_large(FindingKind.BUCKETS, holder, _gradients_in(facts, buckets), peak, _LEAST_RATIO)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.analysis.findings.avoidable_memory import if_large
 from memwatch.analysis.findings.kinds import FindingKind
-from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.capture.schema import ACCESSES, NONE
 from memwatch.own_code import CodeOwner
 from memwatch.words.findings import FLOAT32_COPY
@@ -43,7 +43,8 @@ def find_float32(peak: Moment) -> list[Candidate]:
     ]
     largest = max(copies, key=lambda row: int(facts.allocations.nbytes[row]), default=NONE)
     line = str(facts.made_by.line[largest]) if copies else ""
-    holder = Holder(HolderKind.AUTOGRAD_NODE, FLOAT32_COPY, line, subject=(FindingKind.FLOAT32,))
+    subject, books = (FindingKind.FLOAT32,), HolderEvidence.STRUCTURE
+    holder = Holder(HolderKind.AUTOGRAD_NODE, FLOAT32_COPY, line, subject=subject, evidence=books)
     rows = facts.allocations.rows_of(copies).tolist()
     return if_large(FindingKind.FLOAT32, holder, rows, peak, _LEAST_RATIO)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memwatch.analysis.facts.biographies import DRAG
 from memwatch.analysis.findings.candidate import Candidate, by_holder
 from memwatch.analysis.findings.kinds import FindingKind
-from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.capture.schema import PHASES
 from memwatch.words.findings import GRADIENTS
 
@@ -19,6 +19,6 @@ def find_gradient(moment: Moment) -> list[Candidate]:
     """Return the gradients that are alive in forward though nothing reads them any more."""
     if moment.op < 0 or PHASES[moment.facts.op_phase(moment.op)] != "forward":
         return []
-    holders = [Holder(HolderKind.GRADIENT, GRADIENTS)]
+    holders = [Holder(HolderKind.GRADIENT, GRADIENTS, evidence=HolderEvidence.STRUCTURE)]
     held = ((allocation, holders) for allocation in moment.idle(DRAG, "gradient"))
     return by_holder(FindingKind.GRADIENT, held, moment.facts.allocations)

@@ -9,6 +9,7 @@ from memwatch.analysis.facts.biographies import LAG
 from memwatch.analysis.findings.candidate import Candidate, by_holder
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import HolderKind
+from memwatch.analysis.other_threads import another_thread_ran_while_idle
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
@@ -21,13 +22,16 @@ _LEAST_WAITING: Final = 2
 def find_lag(moment: Moment) -> list[Candidate]:
     """Return computed results that wait, by what they wait in.
 
-    What one pass of a loop makes for another does not wait, as averaged weights: nothing could make it later.
+    What one pass of a loop makes for another does not wait, as averaged weights: nothing could make it later. Nor is it
+    known to wait while another thread runs, whose ops are not recorded.
     """
     loops, category = moment.evidence.loops, moment.facts.categories.category
     held = (
         (allocation, _waiting_places(moment, allocation, variables))
         for allocation, variables in moment.held_by_variables(LAG)
-        if category[allocation] != "held" and not loops.is_needed_in_another_pass(allocation, moment.op)
+        if category[allocation] != "held"
+        and not loops.is_needed_in_another_pass(allocation, moment.op)
+        and not another_thread_ran_while_idle(moment.facts, allocation)
     )
     found = ((row, waits) for row, waits in held if waits and loops.is_computed(row))
     return by_holder(FindingKind.LAG, found, moment.facts.allocations)

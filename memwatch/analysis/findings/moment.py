@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.biographies import LAG, USE
-from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcome
 from memwatch.capture.schema import KEPT_ON_PURPOSE, NONE, PHASES
 
@@ -146,5 +146,8 @@ class Moment:
         for row, outcomes in self.held_by_autograd:
             if (SavedTensorOutcome.OUTLIVED in outcomes) is outlived:
                 roots = self.evidence.holders.graph_roots(row, self.op)
-                nameless = Holder(HolderKind.AUTOGRAD_NODE, words, str(line[row]), subject=(kind,))
+                books = HolderEvidence.STRUCTURE
+                nameless = Holder(
+                    HolderKind.AUTOGRAD_NODE, words, str(line[row]), subject=(kind,), evidence=books
+                )
                 yield row, [root for root in roots if not root.foreign] or [nameless]

@@ -8,7 +8,7 @@ import numpy as np
 
 from memwatch.analysis.findings.avoidable_memory import if_large
 from memwatch.analysis.findings.kinds import FindingKind
-from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.capture.schema import NONE, PHASES
 from memwatch.words.findings import OPTIMIZER_STEP
 
@@ -25,7 +25,8 @@ def find_optimizer(peak: Moment) -> list[Candidate]:
     op = peak.op
     if op < 0 or PHASES[peak.facts.op_phase(op)] != "optimizer":
         return []
-    holder = Holder(HolderKind.OPTIMIZER, OPTIMIZER_STEP, peak.facts.op_line(op))
+    line, books = peak.facts.op_line(op), HolderEvidence.STRUCTURE
+    holder = Holder(HolderKind.OPTIMIZER, OPTIMIZER_STEP, line, evidence=books)
     return if_large(FindingKind.OPTIMIZER, holder, _foreach_temporaries(peak.facts), peak, _LEAST_RATIO)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from memwatch.analysis.findings.avoidable_memory import if_large
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.findings.smaller_regions import SmallerRegions
-from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.capture.schema import NONE
 from memwatch.own_code import CodeOwner
 from memwatch.words.findings import REGION
@@ -36,6 +36,7 @@ def find_recompute(peak: Moment) -> list[Candidate]:
     if facts.call_stacks.owner_of_file.get(site.rpartition(":")[0]) != CodeOwner.PROGRAM:
         return []  # a library's own region: nobody can make it smaller here
     split = SmallerRegions(facts, np.flatnonzero(sites == site).tolist())
-    holder = Holder(HolderKind.CHECKPOINT, REGION, site, is_own=True, subject=(site,))
+    books = HolderEvidence.STRUCTURE
+    holder = Holder(HolderKind.CHECKPOINT, REGION, site, is_own=True, subject=(site,), evidence=books)
     found = if_large(FindingKind.RECOMPUTE, holder, split.spared, peak, _LEAST_RATIO)
     return [dataclasses.replace(candidate, spares=split.bytes_of_event()) for candidate in found]

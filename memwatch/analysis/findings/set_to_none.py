@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from memwatch.analysis.findings.candidate import Candidate
 from memwatch.analysis.findings.kinds import FindingKind
-from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.words.findings import GRADIENTS
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ def find_set_to_none(moment: Moment) -> list[Candidate]:
         return []
     spans = moment.evidence.idle_gradients.of(storages[idle].tolist())
     line = facts.own_line(int(spans.zero_op[0]))
-    holder = Holder(HolderKind.GRADIENT, GRADIENTS, line, subject=(FindingKind.SET_TO_NONE,))
+    subject, books = (FindingKind.SET_TO_NONE,), HolderEvidence.STRUCTURE
+    holder = Holder(HolderKind.GRADIENT, GRADIENTS, line, subject=subject, evidence=books)
     rows = (row_of[storage] for storage in spans.storage.tolist())
     told = tuple(zip(rows, spans.start.tolist(), spans.end.tolist(), strict=True))
     nbytes = int(facts.allocations.nbytes[idle].sum())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.analysis.findings.avoidable_memory import if_large
 from memwatch.analysis.findings.kinds import FindingKind
-from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.capture.schema import ACCESSES, NONE
 from memwatch.words.findings import CONVERTED_COPY
 
@@ -26,7 +26,8 @@ def find_twice(peak: Moment) -> list[Candidate]:
     copies = _converted_copies(peak)
     largest = max(copies, key=lambda row: int(facts.allocations.nbytes[row]), default=NONE)
     line = str(made.line[largest]) if copies else ""
-    holder = Holder(HolderKind.AUTOGRAD_NODE, CONVERTED_COPY, line, subject=(FindingKind.TWICE,))
+    subject, books = (FindingKind.TWICE,), HolderEvidence.STRUCTURE
+    holder = Holder(HolderKind.AUTOGRAD_NODE, CONVERTED_COPY, line, subject=subject, evidence=books)
     return if_large(FindingKind.TWICE, holder, copies, peak, _LEAST_RATIO)
 
 

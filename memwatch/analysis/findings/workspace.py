@@ -9,7 +9,7 @@ import numpy as np
 from memwatch.analysis.facts.allocations import WORKSPACE
 from memwatch.analysis.findings.avoidable_memory import if_large
 from memwatch.analysis.findings.kinds import FindingKind
-from memwatch.analysis.holders import Holder, HolderKind
+from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
 from memwatch.capture.schema import NONE
 from memwatch.words.holders import KERNEL
 
@@ -35,5 +35,6 @@ def find_workspace(peak: Moment) -> list[Candidate]:
         KERNEL.format(op=facts.op_name(op)),
         facts.op_line(op),
         subject=(facts.op_name(op),),
+        evidence=HolderEvidence.STRUCTURE,
     )
     return if_large(FindingKind.WORKSPACE, holder, found.tolist(), peak, _LEAST_RATIO)

@@ -24,6 +24,10 @@ class Inference(Enum):
     EARLIER = "earlier"  # seen before, and it cannot be told whether the reference ended since
     LATER = "later"  # seen afterwards, and it cannot be told whether the reference had begun
     TWIN = "twin"  # another one that the same line made was seen so
+    WITHIN_REGION = (
+        "within region"  # made when its region ran again, and no pack has it while the backward runs
+    )
+    MADE_WITH = "made with"  # born while torch made it, and alive after that; its books do not tell its parts
     RETURNED = "returned"  # seen through a variable of a call that has returned; the object is still alive
     SAME_CALL = "same call"  # on the evaluation stack of the innermost call that made it and still runs
     NO_VARIABLE = "no variable"  # it, or its twin, was looked for in vain, and a call that made it still runs

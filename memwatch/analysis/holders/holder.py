@@ -53,7 +53,7 @@ class Holder:
     path: str = ""
     is_own: bool | None = None
     subject: tuple[object, ...] = field(default=(), repr=False)
-    evidence: HolderEvidence = HolderEvidence.STRUCTURE
+    evidence: HolderEvidence = field(kw_only=True)
     inference: Inference | None = None
     edges: Path = field(default=(), repr=False, compare=False)
 
@@ -70,9 +70,19 @@ class Holder:
         return words.INFERRED.format(holder=self.words, rule=words.INFERENCES[self.inference.value])
 
     @property
+    def is_of_torch(self) -> bool:
+        """Whether it is a variable of a call of torch's own."""
+        return bool(self.edges) and HolderPath(self.edges).is_of_torch
+
+    @property
     def foreign(self) -> bool:
         """Whether the line is torch's, Python's or an installed package's, which no user edits."""
         return self.is_own is False
+
+    @property
+    def nearness(self) -> tuple[bool, bool]:
+        """What sorts holders seen at one time: the program's own first, then packages', and torch's own calls last."""
+        return self.foreign, self.foreign and self.is_of_torch
 
     @property
     def order(self) -> tuple[bool, bool]:
@@ -116,7 +126,7 @@ def holder_of(path: Path) -> Holder:
         words.path_text(path),
         None if edge is None else edge.is_own,
         tuple(map(_identity, _told_edges(read))),
-        HolderEvidence.SEEN,
+        evidence=HolderEvidence.SEEN,
         edges=path,
     )
 

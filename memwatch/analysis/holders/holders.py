@@ -9,6 +9,7 @@ from memwatch.analysis.facts.role_times import InRole
 from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
 from memwatch.analysis.holders.kinds import HolderKind
+from memwatch.analysis.holders.regions import Regions
 from memwatch.analysis.holders.samples import HolderSamples
 from memwatch.analysis.holders.unseen import Unseen
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
@@ -30,8 +31,11 @@ _ROLES: Final = {
     "unsharded gradient": (HolderKind.COMMUNICATION, words.UNSHARDED_GRADIENT),
     "bucket": (HolderKind.COMMUNICATION, words.COMMUNICATION),
     "communication": (HolderKind.COMMUNICATION, words.COMMUNICATION),
+    "reducer memory": (HolderKind.COMMUNICATION, words.COMMUNICATION),
 }
 """Roles that name their holder by themselves."""
+_BOOKS: Final = HolderEvidence.STRUCTURE
+_INFERRED_ROLES: Final = ("reducer memory",)
 _INFERENCES: Final = {InRole.LATER: Inference.ROLE_LATER, InRole.EARLIER: Inference.ROLE_EARLIER}
 
 
@@ -51,6 +55,7 @@ class Holders:
     def __init__(self, facts: Facts, saved: SavedTensors) -> None:
         self._facts, self._saved_tensors = facts, saved
         self._samples = HolderSamples(facts)
+        self._regions = Regions(facts)
         self._unseen = Unseen(facts, self._samples)
 
     def variables(self, allocation: int, op: int) -> list[Holder]:
@@ -106,9 +111,12 @@ class Holders:
         op = int(self._facts.op_of_event[event])
         variables = self.variables(allocation, op)
         if variables:
+            of_region = self._regions.holder(allocation, op, variables)
+            if of_region is not None:
+                return of_region
             is_held = self._facts.categories.category[allocation] == "held"
             return min(variables, key=_lasts_less) if is_held else variables[0]
-        checkpoint = self._checkpoint(allocation, op)
+        checkpoint = self._checkpoint(allocation, op) or self._regions.holder(allocation, op, ())
         return self._unseen.holder(allocation, event) if checkpoint is None else checkpoint
 
     def _in_books(self, allocation: int, event: int) -> Holder | None:
@@ -127,7 +135,8 @@ class Holders:
         copied = self._facts.autocast_copies.get(int(self._facts.allocations.storage[allocation]))
         if copied is None:
             return None
-        return Holder(HolderKind.AUTOCAST_CACHE, words.AUTOCAST_COPY.format(name=copied), subject=(copied,))
+        text = words.AUTOCAST_COPY.format(name=copied)
+        return Holder(HolderKind.AUTOCAST_CACHE, text, subject=(copied,), evidence=_BOOKS)
 
     def _checkpoint(self, allocation: int, op: int) -> Holder | None:
         """Return the checkpoint that keeps what it computed again until backward reads it, as torch's own frame says.
@@ -144,7 +153,7 @@ class Holders:
         )
         template = words.RECOMPUTED_IN if module else words.RECOMPUTED
         text = template.format(op=op_name, module=module)
-        holder = Holder(HolderKind.CHECKPOINT, text, line, subject=(op_name, module))
+        holder = Holder(HolderKind.CHECKPOINT, text, line, subject=(op_name, module), evidence=_BOOKS)
         return holder if facts.recomputes.is_over(run, op) else holder.inferred(Inference.LATER)
 
     def _by_role(self, allocation: int, role: str, event: int) -> Holder | None:
@@ -154,19 +163,22 @@ class Holders:
         """
         kind, template = _ROLES[role]
         name = str(self._facts.names[allocation]).removeprefix(GRADIENT_PREFIX)
-        holder = Holder(kind, template.format(name=name), subject=(name,))
+        holder = Holder(kind, template.format(name=name), subject=(name,), evidence=_BOOKS)
         storage, op = int(self._facts.allocations.storage[allocation]), int(self._facts.op_of_event[event])
         known = self._facts.role_times.at(storage, role, op)
         if known is InRole.ENDED:
             return None
-        return holder.inferred(_INFERENCES[known]) if known in _INFERENCES else holder
+        if known in _INFERENCES:
+            return holder.inferred(_INFERENCES[known])
+        return holder.inferred(Inference.MADE_WITH) if role in _INFERRED_ROLES else holder
 
     def _saved(self, allocation: int, op: int, pack: int) -> Holder:
         saved = self._saved_tensors
         node, module, line = (str(column[pack]) for column in (saved.op_name, saved.module, saved.line))
         if saved.of_region[pack]:
             template = words.REGION_INPUT_OF if module else words.REGION_INPUT
-            return Holder(HolderKind.CHECKPOINT, template.format(module=module), line, subject=(module, line))
+            text, subject = template.format(module=module), (module, line)
+            return Holder(HolderKind.CHECKPOINT, text, line, subject=subject, evidence=_BOOKS)
         template = words.SAVED_FOR_MODULE if module else words.SAVED
         roots = [root for root in self.graph_roots(allocation, op) if root.evidence is HolderEvidence.SEEN]
         return Holder(
@@ -175,6 +187,7 @@ class Holders:
             line,
             roots[0].path if roots else "",
             subject=(node, module),
+            evidence=_BOOKS,
         )
 
 

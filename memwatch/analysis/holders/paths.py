@@ -114,6 +114,13 @@ class HolderPath:
         return any(map(_is_hook_table, self._on_the_way))
 
     @property
+    def is_of_torch(self) -> bool:
+        """Whether the root is a variable of a call of torch's own."""
+        owner = self.head.owner
+        in_torch = self.head.is_torchs or (owner is not None and bool(owner.library))
+        return in_torch and self.head.kind in (EdgeKind.LOCAL, EdgeKind.ARGUMENT)
+
+    @property
     def is_inside(self) -> bool:
         """Whether the root's variable refers to a container or an object, and that to the memory."""
         return len(self.edges) > (2 if self.head.kind is EdgeKind.MODULE else 1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from memwatch.analysis.holders.calls import defined_name
+from memwatch.analysis.holders.regions import CHECKPOINT_FILE
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from memwatch.edges import Vertex
 
 _GONE = 0  # in place of a line: the call is not on this stack
-_CHECKPOINT = "torch/utils/checkpoint.py"  # whose calls are around every call in a region
 _ELSEWHERE = -1  # the stack is that of another thread
 _UNREAD = -2  # nobody asked yet
 _FIRST_LOOK_OPS = 4096
@@ -96,7 +96,7 @@ class RunningCalls:
         The next region may begin with no op in between, and its calls look the same.
         """
         recomputes = self._facts.recomputes
-        inside = any(frame.file.endswith(_CHECKPOINT) for frame in place.around)
+        inside = any(frame.file.endswith(CHECKPOINT_FILE) for frame in place.around)
         return inside and recomputes.share_a_run(seen_op, seen_op) and not recomputes.share_a_run(seen_op, op)
 
     def is_made_in(self, call: Vertex, seen_op: int, made: int) -> bool:

@@ -146,7 +146,7 @@ class HolderSamples:
             placed = [self._of_itself(holder, rows, allocation, seen_op, op) for holder in found]
             kept = [holder for holder in placed if holder is not None]
             if kept:
-                return sorted(kept, key=lambda holder: holder.foreign)
+                return sorted(kept, key=lambda holder: holder.nearness)
             gone += found
         return self._after_return(gone, allocation, op) if gone else []
 

@@ -68,7 +68,8 @@ class Unseen:
         op, made = int(facts.op_of_event[event]), int(allocations.op[allocation])
         op_name, line = str(facts.made_by.op_name[allocation]), str(facts.made_by.line[allocation])
         if int(allocations.origin[allocation]) == WORKSPACE:
-            return Holder(HolderKind.KERNEL, words.KERNEL.format(op=op_name), line, subject=(op_name,))
+            text, books = words.KERNEL.format(op=op_name), HolderEvidence.STRUCTURE
+            return Holder(HolderKind.KERNEL, text, line, subject=(op_name,), evidence=books)
         known = self._inferred(allocation, made, op) or self._reading_op(allocation, event)
         known = known or self._in_no_variable(allocation, made, op)
         return self._not_seen(allocation, made) if known is None else known
@@ -113,7 +114,8 @@ class Unseen:
         if not text:
             return None
         told = text.format(op=op_name, module=module)
-        return Holder(kind, told, line, subject=(rule, op_name, module)).inferred(rule)
+        subject, inferred = (rule, op_name, module), HolderEvidence.INFERRED
+        return Holder(kind, told, line, subject=subject, evidence=inferred, inference=rule)
 
     def _in_no_variable(self, allocation: int, made: int, op: int) -> Holder | None:
         """Return the evaluation stack of the call that made an allocation, if no variable was seen to hold it.
@@ -130,7 +132,8 @@ class Unseen:
         call = common_call(self._facts, allocation, op)
         if call is None or not self._samples.was_in_no_variable(allocation, op):
             return None
-        value = Holder(HolderKind.EVALUATION_STACK, words.STACK_VALUE)
+        inferred = HolderEvidence.INFERRED
+        value = Holder(HolderKind.EVALUATION_STACK, words.STACK_VALUE, evidence=inferred)
         placed = value.on_stack_of(call.function, call.site, is_own=call.is_own)
         return placed.inferred(Inference.NO_VARIABLE)
 

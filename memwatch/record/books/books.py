@@ -41,7 +41,7 @@ class Books:
         self._patches = Patches()
         self._books: tuple[Book, ...] = (  # the patches refer to them weakly
             ReducerBook(storages, context),
-            ParameterGroupBook(context),
+            ParameterGroupBook(storages, context),
             FlatParameterBook(context),
             AutocastBook(storages, context),
         )

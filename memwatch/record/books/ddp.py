@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from memwatch._torch.distributed import BROADCAST, MAKE_REDUCER, REBUILD, Reducer, bucket_sizes
 from memwatch.record.harmless import Harmless
-from memwatch.record.roles import BUCKET, COMMUNICATION
+from memwatch.record.roles import BUCKET, COMMUNICATION, REDUCER_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,8 @@ class ReducerBook:
         self._storages, self._context = storages, context
         self._harmless = Harmless(context.could_not_record, DistributedDataParallel.__name__)
         self.functions = (self._making, self._rebuilding, self._broadcasting)
-        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        # by the reducer: who has it, and the bytes of all its buckets
+        self._owners: weakref.WeakKeyDictionary[Any, tuple[str, int]] = weakref.WeakKeyDictionary()
 
     def open(self, patches: Patches) -> bool:
         """Begin to read; torch always has it."""
@@ -51,8 +52,9 @@ class ReducerBook:
         with self._harmless:
             if self._context.is_its_thread:
                 name = f"{type(ddp).__name__}({type(ddp.module).__name__})"
-                self._names[ddp.reducer] = name
-                self._note(first, name, bucket_sizes(ddp))
+                sizes = bucket_sizes(ddp)
+                self._owners[ddp.reducer] = name, sum(sizes)
+                self._note(self._storages.born_since(first), name, sizes)
         return result
 
     def _rebuilding(self, rebuild: Callable[..., Any], reducer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -60,25 +62,26 @@ class ReducerBook:
         is_rebuilt = rebuild(reducer, *args, **kwargs)
         with self._harmless:
             if is_rebuilt and self._context.is_its_thread:
-                self._note(first, self._names.get(reducer, DistributedDataParallel.__name__), None)
+                owner, nbytes = self._owners.get(reducer, (DistributedDataParallel.__name__, 0))
+                self._note(_last_with(nbytes, self._storages.born_since(first)), owner, None)
         return is_rebuilt
 
-    def _note(self, first: int, owner: str, sizes: list[int] | None) -> None:
-        """Note the role of what was born since `first` and lives.
+    def _note(self, born: list[tuple[int, int]], owner: str, sizes: list[int] | None) -> None:
+        """Note the role of what was born for a reducer.
 
         Args:
-            first: number of the first storage that may be new.
+            born: number and bytes of each storage, in the order of their births.
             owner: who has the buckets.
             sizes: bytes of each bucket, in order: the reducer also keeps a map of the parameters in use. None where
                 it makes nothing but buckets, empty where the logger says nothing.
         """
         count = 0
-        for number, nbytes in self._storages.born_since(first):
+        for number, nbytes in born:
             if sizes is None or (count < len(sizes) and nbytes == sizes[count]):
                 self._context.roles.add(number, BUCKET, f"bucket {count} of {owner}")
                 count += 1
             elif not sizes:
-                self._context.roles.add(number, COMMUNICATION, f"memory of the reducer of {owner}")
+                self._context.roles.add(number, REDUCER_MEMORY, f"memory of the reducer of {owner}")
             else:
                 self._context.roles.add(number, COMMUNICATION, f"map of used parameters of {owner}")
 
@@ -91,3 +94,10 @@ class ReducerBook:
                 for number in range(first, self._storages.count):
                     self._context.roles.add(number, COMMUNICATION, _FLAT_COPY, lives=number in living)
         return result
+
+
+def _last_with(nbytes: int, born: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the last storages that have so many bytes together: what a process group was told first may live on."""
+    while len(born) > 1 and 0 < nbytes <= sum(size for _, size in born[1:]):
+        born = born[1:]
+    return born

@@ -1,7 +1,8 @@
 """FSDP2's parameter groups: whole parameters, their gradients, and the buffers of all-gather and reduce-scatter.
 
 A group keeps the tensors of the whole parameters for good, and takes their bytes away when it reshards. The block
-sees those changes as resizes.
+sees those changes as resizes. What else is born while it gathers or reduces, as copies of another dtype, is made to
+communicate.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
 
     from memwatch.record.context import Context
     from memwatch.record.patches import Patches
+    from memwatch.record.tables.storages import Storages
 
 
 class ParameterGroupBook:
     """Note what the parameter groups of FSDP2 keep, at the calls that change it."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, storages: Storages, context: Context) -> None:
+        self._storages, self._context = storages, context
         self._harmless = Harmless(context.could_not_record, "fully_shard")
         self.functions = (self._unsharding, self._waiting, self._reducing)
         self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -51,11 +53,13 @@ class ParameterGroupBook:
         return group is not None
 
     def _unsharding(self, unshard: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+        first = self._storages.count
         result = unshard(group, *args, **kwargs)
         with self._harmless:
             buffer = all_gather_output(group)
             if buffer is not None:
                 self._context.roles.note(buffer, COMMUNICATION, f"all-gather buffer of {_owner(group)}")
+            self._note_rest(first, f"all-gather input of {_owner(group)}")
         return result
 
     def _waiting(self, wait: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -73,11 +77,22 @@ class ParameterGroupBook:
         with self._harmless:
             for name, tensor in unsharded_gradients(group):
                 self._context.roles.note(tensor, UNSHARDED_GRADIENT, f"{GRADIENT_PREFIX}{name}")
+        first = self._storages.count
         result = reduce(group, *args, **kwargs)
         with self._harmless:
             for what, tensor in reduction_buffers(group):
                 self._context.roles.note(tensor, COMMUNICATION, f"{what} of {_owner(group)}")
+            self._note_rest(first, f"reduced gradients of {_owner(group)}")
         return result
+
+    def _note_rest(self, first: int, name: str) -> None:
+        """Note that what was born since `first`, and has no role, was made to communicate."""
+        if not self._context.is_its_thread:
+            return
+        living = dict(self._storages.born_since(first))
+        for number in range(first, self._storages.count):
+            if not self._storages.roles.get(number):
+                self._context.roles.add(number, COMMUNICATION, name, lives=number in living)
 
 
 def _owner(group: Any) -> str:

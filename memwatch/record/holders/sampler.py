@@ -40,6 +40,7 @@ class HolderSampler:
         self._is_sampling = self._is_marked = False
         self._paced_by: weakref.ref[object] | None = None
         self._root: weakref.ref[object] | None = None
+        self._first_call_op: int | None = None
 
     @property
     def tables(self) -> dict[str, Rows]:
@@ -91,21 +92,30 @@ class HolderSampler:
     def root_called(self, module: object) -> None:
         """Take a further call of the first outermost module for the start of an iteration, where no step tells."""
         if self._root is None:
-            self._root = weakref.ref(module)
+            self._root, self._first_call_op = weakref.ref(module), self._state.op_counter[0]
         elif not self._is_marked and self._paced_by is None and self._root() is module:
-            self._iteration_starts()
+            self._iteration_starts(self._first_call_op)
+            self._first_call_op = None
 
-    def _iteration_starts(self) -> None:
-        """Plan a sample at the op, in the new iteration, at which the last one had its peak on a device."""
+    def _iteration_starts(self, last_from: int | None = None) -> None:
+        """Plan a sample at the op, in the new iteration, at which the last one had its peak on a device.
+
+        Args:
+            last_from: the op with which the last one began, where that was not known when it did.
+        """
         for device, schedule in self._state.schedules.items():
-            schedule.iteration_starts(self._state.op_counter[0])
+            schedule.iteration_starts(self._state.op_counter[0], last_from)
             self._watch(device)
 
-    def born(self, device: int, nbytes: int) -> None:
-        """Take a sample, if the birth of a storage of `nbytes` on a device makes it worth while."""
+    def born(self, device: int, nbytes: int, workspace_bytes: int) -> None:
+        """Take a sample, if the birth of a storage of `nbytes` on a device makes it worth while.
+
+        What the op needed beyond that counts: the peak may lie within a kernel.
+        """
         state = self._state
-        schedule, gross_bytes = state.schedule_of(device), state.storages.gross_bytes(device)
-        if not self._is_sampling and schedule.is_worth_it(nbytes, gross_bytes, state.op_counter[0]):
+        schedule = state.schedule_of(device)
+        high_bytes = state.storages.gross_bytes(device) + workspace_bytes
+        if not self._is_sampling and schedule.is_worth_it(nbytes, high_bytes, state.op_counter[0]):
             self._watch(device)
             self.sample(device)
 

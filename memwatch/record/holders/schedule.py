@@ -91,11 +91,17 @@ class SamplingSchedule:
         self._iteration_start = 0
         self._iteration_high = (0, -1)
 
-    def iteration_starts(self, op: int) -> None:
-        """Plan a sample at the op, in the iteration that starts with `op`, at which the last one had its peak."""
+    def iteration_starts(self, op: int, last_from: int | None = None) -> None:
+        """Plan a sample at the op, in the iteration that starts with `op`, at which the last one had its peak.
+
+        Args:
+            op: ops started so far.
+            last_from: the op with which the last iteration began; None for the last call's `op`.
+        """
         _, peak_op = self._iteration_high
         is_wanted = peak_op >= 0 and (self._due_count < _FREE_DUE_SAMPLES or self._costs.is_affordable())
-        self._due_op = op + peak_op - self._iteration_start if is_wanted else -1
+        start = self._iteration_start if last_from is None else last_from
+        self._due_op = op + max(peak_op - start, 0) if is_wanted else -1
         self._iteration_start, self._iteration_high = op, (0, -1)
 
     def worth_from_bytes(self) -> int:
@@ -105,18 +111,18 @@ class SamplingSchedule:
         near, climb = self._high_bytes * _NEAR_RATIO, self._climbed_bytes * _CLIMB_RATIO
         return self.base_bytes + int(climb if self._again >= _MAX_AGAIN else min(near, climb))
 
-    def is_worth_it(self, born_bytes: int, live_bytes: int, op: int) -> bool:
+    def is_worth_it(self, born_bytes: int, high_bytes: int, op: int) -> bool:
         """Return True if a sample should be taken now, at a birth.
 
         Args:
             born_bytes: size of what was born.
-            live_bytes: what is live with it.
+            high_bytes: the most that was live in the op that made it.
             op: ops started so far.
         """
         self._born_bytes += born_bytes
-        if live_bytes > self._iteration_high[0]:
-            self._iteration_high = (live_bytes, op)
-        increase, high = live_bytes - self.base_bytes, self._high_bytes
+        if high_bytes > self._iteration_high[0]:
+            self._iteration_high = (high_bytes, op)
+        increase, high = high_bytes - self.base_bytes, self._high_bytes
         climbs = increase > self._climbed_bytes * _CLIMB_RATIO
         if not (climbs or self._is_due(op) or self._is_fresh(increase)):
             return False

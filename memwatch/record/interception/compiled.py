@@ -36,12 +36,12 @@ class CompiledCalls:
     Args:
         pause: switches off what dynamo may not see; returns whether the call runs in the thread of the block.
         resume: switches it on again.
-        place: returns the ops started, the running module and the call stack.
+        place: returns the running module and the call stack.
         ours: functions that torch calls back, even where dynamo evaluates frames.
     """
 
     def __init__(
-        self, pause: Callable[[], bool], resume: Callable[[], None], place: Callable[[], tuple[int, int, int]],
+        self, pause: Callable[[], bool], resume: Callable[[], None], place: Callable[[], tuple[int, int]],
         ours: Iterable[Any],
     ) -> None:  # fmt: skip
         self.count = 0
@@ -49,7 +49,7 @@ class CompiledCalls:
         self._pause = pause
         self._resume = resume
         self._place = place
-        self._begun: tuple[int, int, int, int] = (0, 0, NONE, NONE)
+        self._begun: tuple[int, int, int] = (0, NONE, NONE)
         self._ours = tuple(ours)
         self._patches = Patches()
         self._outermost: int | None = None  # id of the running frame of the wrapper
@@ -88,15 +88,15 @@ class CompiledCalls:
         enters = callback is None and frame.f_code.co_name == COMPILED_WRAPPER and self._outermost is None
         if enters and self._pause():
             self.count += 1
-            op, module, stack = self._place()
-            self._begun = op, ticks(), module, stack
+            module, stack = self._place()
+            self._begun = ticks(), module, stack
             self._outermost, self._prior = id(frame), prior
         return prior
 
     def _returning(self, maybe_set_eval_frame: Callable[[Any], Any], callback: Any) -> Any:
         if self._outermost == id(sys._getframe(_CALLER)) and callback is self._prior:
             self._outermost = self._prior = None
-            op, start, module, stack = self._begun
-            self.rows += (op, start, ticks(), module, stack)
+            start, module, stack = self._begun
+            self.rows += (start, ticks(), module, stack)
             self._resume()
         return maybe_set_eval_frame(callback)

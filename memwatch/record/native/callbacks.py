@@ -64,7 +64,7 @@ class StorageTable(Protocol):
     def hold_one(self, tensor: Tensor, key: int, number: int) -> None:
         """Watch a known storage by its Python object from now on."""
 
-    def above_watched(self, device: int, nbytes: int) -> None:
+    def above_watched(self, device: int, nbytes: int, workspace_bytes: int) -> None:
         """Call who waits for a birth of so many bytes on a device, or raise the error of the limit."""
 
 

@@ -112,7 +112,7 @@ class Storages:
         self._limits: dict[int, int] = {}
         self._limit_of: Callable[[str], int] = lambda device: NEVER
         self._told_from: dict[int, int] = {}
-        self._on_birth: Callable[[int, int], None] | None = None
+        self._on_birth: Callable[[int, int, int], None] | None = None
         self._rewatched_count = 0
         self._strings = strings
         self._op_counter = op_counter
@@ -203,20 +203,21 @@ class Storages:
             self.above_watched(device, weight)
         return number
 
-    def tell_of_births(self, on_birth: Callable[[int, int], None] | None) -> None:
-        """Call `on_birth` with device and size of each storage whose birth is watched for, the first of a device too.
+    def tell_of_births(self, on_birth: Callable[[int, int, int], None] | None) -> None:
+        """Call `on_birth` at each birth that is watched for, the first of a device too.
 
         Args:
-            on_birth: the function; None to call nobody.
+            on_birth: takes the device, the size, and what the op needed beyond that; None to call nobody.
         """
         self._on_birth, self._told_from = on_birth, {}
         for device in self.devices:
             self._set_watch_bytes(device)
 
     def watch(self, device: int, nbytes: int) -> None:
-        """Tell of every storage that is born on a device while `gross_bytes` of it are more than `nbytes`.
+        """Tell of every storage that is born on a device while more than `nbytes` were live in the op that made it.
 
-        What was there at entry and has died since counts as live: it is what the block made that may be much.
+        What was there at entry and has died since counts as live: it is what the block made that may be much. The
+        workspace of the op counts too, where the allocator's events are heard as they come.
         """
         self._told_from[device] = nbytes
         self._set_watch_bytes(device)
@@ -234,14 +235,21 @@ class Storages:
         watch_bytes = min(told_from - account.entry_gone_bytes, limit_bytes)
         account.watch_bytes = NEVER if name == META else watch_bytes
 
-    def above_watched(self, device: int, nbytes: int) -> None:
-        """Call who waits for a birth like this one, of `nbytes` bytes, or raise the error of the limit."""
+    def above_watched(self, device: int, nbytes: int, workspace_bytes: int = 0) -> None:
+        """Call who waits for a birth like this one, of `nbytes` bytes, or raise the error of the limit.
+
+        Args:
+            device: string id of the device.
+            nbytes: size of the storage.
+            workspace_bytes: what the op that made it needed beyond what is live after it, as far as that is known.
+        """
         self._set_watch_bytes(device)  # the first birth on a device comes here whoever waits
         account = self.ledger.account(device)
-        if account.live_bytes <= account.watch_bytes:
+        if account.live_bytes + workspace_bytes <= account.watch_bytes:
             return
-        if self._on_birth is not None and self.gross_bytes(device) > self._told_from.get(device, 0):
-            self._on_birth(device, nbytes)
+        high_bytes = self.gross_bytes(device) + workspace_bytes
+        if self._on_birth is not None and high_bytes > self._told_from.get(device, 0):
+            self._on_birth(device, nbytes, workspace_bytes)
         limit_bytes = self._limits[device]
         if account.live_bytes > limit_bytes:
             self._limits[device] = NEVER  # once: the program may handle the error and go on

@@ -32,6 +32,19 @@ class Events {
     return std::exchange(rows_, {});
   }
 
+  /// Return how much more than now was live on a device, at most, since some time.
+  int64_t above_now(int64_t since, int64_t device) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    int64_t more = 0, most = 0;
+    for (size_t row = rows_.size(); row != 0 && rows_[row - kColumns] >= since; row -= kColumns) {
+      if (rows_[row - kColumns + kDevice] == device) {
+        more -= rows_[row - kColumns + kBytes];
+        most = std::max(most, more);
+      }
+    }
+    return most;
+  }
+
   /// Give up the events that nobody will take; a forked child may find the mutex held for ever, and keeps them then.
   void clear() {
     const std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
@@ -44,7 +57,7 @@ class Events {
   void mute(bool muted) { muted_ = muted; }
   bool is_muted() const { return muted_; }
 
-  static constexpr int64_t kColumns = 5;
+  static constexpr int64_t kColumns = 5, kBytes = 2, kDevice = 3;
   static int64_t number_of(c10::Device device) {
     return static_cast<int64_t>(device.type()) << 8 | (device.index() & 0xff);
   }
@@ -81,6 +94,12 @@ class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
   }
   void reportMemoryUsage(void* block, int64_t nbytes, size_t, size_t, c10::Device device) override {
     events_->add(block, nbytes, device, thread_);
+  }
+
+  /// Return what this thread needed on a device since some time beyond what is live now; 0 where it is not heard.
+  static int64_t above_now(int64_t since, c10::Device device) {
+    const auto* log = of_this_thread();
+    return log == nullptr ? 0 : log->events_->above_now(since, Events::number_of(device));
   }
 
   /// Have a log hear this thread, unless a profiler does; return whether it does.

@@ -35,7 +35,9 @@ class StorageTable {
   void hold_one(const py::object& tensor, int64_t key, int64_t number) const {
     self_.attr("hold_one")(tensor, key, number);
   }
-  void above_watched(int64_t device, int64_t nbytes) const { self_.attr("above_watched")(device, nbytes); }
+  void above_watched(int64_t device, int64_t nbytes, int64_t workspace_bytes) const {
+    self_.attr("above_watched")(device, nbytes, workspace_bytes);
+  }
 
   py::object live = py::none(), roles = py::none(), dead = py::none(), note_death, take_death;
   std::shared_ptr<Rows> births, deaths;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "allocator.h"
 #include "boxed.h"
 
 namespace memwatch {
@@ -354,7 +355,7 @@ int64_t Recorder::number_of(const at::Tensor& tensor) {
   return known != nullptr ? storages_->number_of(known) : storages_->born(tensor, key, kNone, kOriginBaseline, ticks());
 }
 
-void Recorder::made(const Call& call, const at::Tensor& tensor, int64_t at) {
+void Recorder::made(Call& call, const at::Tensor& tensor, int64_t at) {
   if (!tensor.defined()) {
     return;
   }
@@ -368,12 +369,15 @@ void Recorder::made(const Call& call, const at::Tensor& tensor, int64_t at) {
     return std::find(call.given.keys.begin(), call.given.keys.end(), key) != call.given.keys.end();
   };
   if (known == nullptr || (storages_->is_by_tensor(known) && !is_given())) {  // else its address was used before
-    const int64_t storage = storages_->born(tensor, key, call.number, kOriginOp, at);
+    if (call.workspace_bytes == kNone) {
+      call.workspace_bytes = AllocatorLog::above_now(call.start, tensor.device());
+    }
+    const int64_t storage = storages_->born(tensor, key, call.number, kOriginOp, at, call.workspace_bytes);
     uses_->add(UsesRow{.op = call.number, .storage = storage, .access = kAccessOutput});
   }
 }
 
-void Recorder::made(const Call& call, const c10::IValue& value, int64_t at) {
+void Recorder::made(Call& call, const c10::IValue& value, int64_t at) {
   if (value.isTensor()) {
     made(call, value.toTensor(), at);
   } else if (is_list(value)) {
@@ -383,7 +387,7 @@ void Recorder::made(const Call& call, const c10::IValue& value, int64_t at) {
   }
 }
 
-void Recorder::made(const Call& call, PyObject* value, int64_t at) {
+void Recorder::made(Call& call, PyObject* value, int64_t at) {
   if (THPVariable_Check(value)) {
     made(call, THPVariable_Unpack(value), at);
   } else if (is_list(value)) {

@@ -25,6 +25,7 @@ struct Given {
 struct Call {
   const Kind* kind = nullptr;
   int64_t number = 0, stack = kNone, module = kNone, phase = 0, sequence = kNone, start = 0;
+  int64_t workspace_bytes = kNone;  // read when the first storage that it made is seen
   Given given;
   torch::jit::Stack kept;  // the arguments of an op that may give them other storages
 };
@@ -84,9 +85,9 @@ class Recorder {
   void give(const at::Tensor& tensor, int64_t access, Given& given);
   void give(const c10::IValue& value, int64_t access, Given& given);
   void give(PyObject* value, int64_t access, Given& given);
-  void made(const Call& call, const at::Tensor& tensor, int64_t at);
-  void made(const Call& call, const c10::IValue& value, int64_t at);
-  void made(const Call& call, PyObject* value, int64_t at);
+  void made(Call& call, const at::Tensor& tensor, int64_t at);
+  void made(Call& call, const c10::IValue& value, int64_t at);
+  void made(Call& call, PyObject* value, int64_t at);
 
   int64_t ops_started() const { return integer(PyList_GET_ITEM(started_.ptr(), 0)); }
   void set_ops_started(int64_t count);

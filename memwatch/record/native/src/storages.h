@@ -113,7 +113,10 @@ class Storages {
   }
 
   /// Append the birth of the storage of a plain tensor; return its number.
-  int64_t born(const at::Tensor& tensor, int64_t key, int64_t op, Origin origin, int64_t at) {
+  ///
+  /// workspace_bytes: what the op that made it needed beyond what is live after it.
+  int64_t born(const at::Tensor& tensor, int64_t key, int64_t op, Origin origin, int64_t at,
+               int64_t workspace_bytes = 0) {
     const int64_t address = address_of(tensor);
     const int64_t shape = shape_of(tensor), device = device_of(tensor);
     int64_t nbytes = 0;
@@ -145,8 +148,8 @@ class Storages {
                                  .device = device,
                                  .origin = origin,
                                  .shape = shape});
-    if (there.live_bytes > there.watch_bytes) {
-      table_.above_watched(device, weight);
+    if (there.live_bytes + workspace_bytes > there.watch_bytes) {
+      table_.above_watched(device, weight, workspace_bytes);
     }
     return number;
   }
