@@ -12,7 +12,7 @@ from memwatch.capture.imported_tables import IMPORTED
 from memwatch.capture.table import Table
 from memwatch.own_code import CodeOwner
 
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 5
 """Raised with every change of a recorded table; a file of another format is refused."""
 
 NONE: Final = -1
@@ -236,6 +236,7 @@ RECORDED: Final = (
             "int",
             "string id of the name of the thread that allocated or freed, -1 for the one that recorded",
         ),
+        ("reserved_bytes", "int", "what the allocator of the device holds after it, 0 where it keeps none"),
         (
             "window",
             "int",
