@@ -84,8 +84,8 @@ def is_running() -> bool:
 def start_allocator_events(*, of_accelerators: bool) -> Callable[[], object]:
     """Start torch's profiler for the allocator's events alone; it records no ops.
 
-    Its tree leaves out what is not the host's and lies in no scope. So an accelerator's events need one: around all, and
-    in the threads of a backward the scopes of autograd's nodes.
+    Its tree leaves out what is not the host's and lies in no scope. So an accelerator's events need scopes: one around
+    all and, in the threads of a backward, those of autograd's nodes.
 
     Args:
         of_accelerators: whether they are wanted too.
