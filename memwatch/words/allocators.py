@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
     from memwatch.devices.reserved import Reserved
+
+
+class ReservedBytes(Protocol):
+    """What an allocator held of a device at the peak; see `memwatch.analysis.facts.reserved.ReservedBytes`."""
+
+    @property
+    def at_peak_bytes(self) -> int:
+        """What was reserved at the peak."""
+
+    @property
+    def most_bytes(self) -> int:
+        """What was reserved at most."""
+
+    @property
+    def live_at_peak_bytes(self) -> int:
+        """What was live of it."""
+
+    @property
+    def free_at_peak_bytes(self) -> int:
+        """What was not."""
+
+    @property
+    def largest_free_bytes(self) -> int | None:
+        """The largest stretch of that, None where it is not known."""
+
+
+def reserved_at_peak_text(held: ReservedBytes) -> str:
+    """Return a clause: what was reserved at the peak, and how much of it was free."""
+    pieces = (
+        f" (the largest piece has {format_bytes(held.largest_free_bytes)})" if held.largest_free_bytes else ""
+    )
+    return (
+        f"Reserved by its allocator at the peak: {format_bytes(held.at_peak_bytes)}, of which "
+        f"{format_bytes(held.live_at_peak_bytes)} live and {format_bytes(held.free_at_peak_bytes)} free{pieces}; "
+        f"at most {format_bytes(held.most_bytes)}"
+    )
 
 
 def reserved_text(held: Reserved) -> str:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import signal
 import sys
 import traceback
 
 import pretend
 import torch
 
+TIME_LIMIT_S = 240  # the planner may have to compile its kernels first
+
 
 def run() -> None:
     """Run the tests that the arguments name; write the error of each, with the variables of its calls."""
+    signal.alarm(TIME_LIMIT_S)
     module, calls = importlib.import_module(sys.argv[1]), json.loads(sys.argv[2])
     for name, function, arguments in calls:
         error = ""

@@ -8,7 +8,7 @@ segments at the peak are known if the ones that are left come to the bytes that 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.live_curve import LiveCurve
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
+
+
+_MORE: Final = ("segment_alloc", "segment_map")
+_LESS: Final = ("segment_free", "segment_unmap")
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ def reserved_bytes(
         curve: the live curve.
         alive: which allocations are alive at the peak.
     """
+    if capture.rows("segments") or capture.rows("history"):
+        return _imported(capture, device, curve)
     events = capture.tables["allocator"]
     entry_bytes, end_bytes = (
         int(capture.meta.get(name, {}).get(device, 0)) for name in ("entry_reserved_bytes", "reserved_bytes")
@@ -77,6 +83,29 @@ def reserved_bytes(
     return ReservedBytes(
         int(after[at_peak]), int(after.max()), end_bytes, curve.peak_bytes, largest_free_bytes
     )
+
+
+def _imported(capture: Capture, device: str, curve: LiveCurve) -> ReservedBytes | None:
+    """Return what a memory snapshot tells: its segments at the end, and what its history says of those before.
+
+    Sizes of blocks are what was asked for, so the holes between them are not known.
+    """
+    history, segments = (_of_device(capture, name, device) for name in ("history", "segments"))
+    action = np.array(capture.text(history["action"]), dtype=object)
+    sign = np.isin(action, _MORE).astype(np.int64) - np.isin(action, _LESS)
+    end_bytes = int(segments["nbytes"].sum())
+    changes = np.concatenate([[0], sign * history["nbytes"]])
+    after = end_bytes - changes.sum() + np.cumsum(changes)
+    at_peak = int(np.searchsorted(history["time_ns"], curve.time_ns[curve.peak_event], side="right"))
+    if not after.any():
+        return None
+    return ReservedBytes(int(after[at_peak]), int(after.max()), end_bytes, curve.peak_bytes, None)
+
+
+def _of_device(capture: Capture, table: str, device: str) -> dict[str, IntArray]:
+    columns = capture.tables[table]
+    here = np.array([name == device for name in capture.text(columns["device"])], dtype=bool)
+    return {name: values[here] for name, values in columns.items()}
 
 
 def _order_of_peak(events: dict[str, IntArray], allocations: Allocations, curve: LiveCurve) -> int:

@@ -73,7 +73,14 @@ class Allocator final : public c10::DeviceAllocator {
   }
 
   void set_limit(c10::DeviceIndex device, size_t nbytes) { of(device).limit = nbytes; }
-  void record_history(bool recorded) { recorded_ = recorded; }
+  /// Begin a history, or end it.
+  void record_history(bool recorded) {
+    const std::lock_guard<std::recursive_mutex> guard(mutex_);
+    for (OfDevice& device : devices_) {
+      device.history.clear();
+    }
+    recorded_ = recorded;
+  }
 
   /// Let somebody look at the segments and the history of a device.
   template <typename F>
@@ -183,12 +190,11 @@ class Allocator final : public c10::DeviceAllocator {
     ++of(device).stats.num_ooms;
     const size_t left = of(device).limit - std::min(of(device).limit, reserved(device));
     note(device, {"oom", left, requested, stream});
-    c10::reportOutOfMemoryToProfiler(
-        static_cast<int64_t>(requested), allocated(device), reserved(device), c10::Device(kType, device));
-    TORCH_CHECK_WITH(
-        OutOfMemoryError, false, "pretend out of memory. Tried to allocate ", requested, " bytes on device ",
-        static_cast<int>(device), ", which has ", left, " bytes left; ", allocated(device), " of ", reserved(device),
-        " reserved bytes are allocated.");
+    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(requested), allocated(device), reserved(device),
+                                     c10::Device(kType, device));
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "pretend out of memory. Tried to allocate ", requested,
+                     " bytes on device ", static_cast<int>(device), ", which has ", left, " bytes left; ",
+                     allocated(device), " of ", reserved(device), " reserved bytes are allocated.");
   }
 
   void empty(c10::DeviceIndex device) {
@@ -201,7 +207,7 @@ class Allocator final : public c10::DeviceAllocator {
     });
   }
 
-  void count(c10::DeviceIndex device, c10::CachingAllocator::StatArray DeviceStats::*stats, bool small, int64_t by) {
+  void count(c10::DeviceIndex device, c10::CachingAllocator::StatArray DeviceStats::* stats, bool small, int64_t by) {
     using c10::CachingAllocator::StatType;
     for (const auto type : {StatType::AGGREGATE, small ? StatType::SMALL_POOL : StatType::LARGE_POOL}) {
       auto& stat = (of(device).stats.*stats)[static_cast<size_t>(type)];
@@ -213,8 +219,8 @@ class Allocator final : public c10::DeviceAllocator {
   void each_stat(c10::DeviceIndex device, F change) {
     const std::lock_guard<std::recursive_mutex> guard(mutex_);
     DeviceStats& stats = of(device).stats;
-    for (auto* array : {&stats.allocation, &stats.segment, &stats.active, &stats.allocated_bytes,
-                        &stats.reserved_bytes, &stats.active_bytes, &stats.requested_bytes}) {
+    for (auto* array : {&stats.allocation, &stats.segment, &stats.active, &stats.allocated_bytes, &stats.reserved_bytes,
+                        &stats.active_bytes, &stats.requested_bytes}) {
       for (auto& stat : *array) {
         change(stat);
       }
@@ -222,8 +228,7 @@ class Allocator final : public c10::DeviceAllocator {
   }
 
   void report(c10::DeviceIndex device, char* address, int64_t nbytes) {
-    c10::reportMemoryUsageToProfiler(
-        address, nbytes, allocated(device), reserved(device), c10::Device(kType, device));
+    c10::reportMemoryUsageToProfiler(address, nbytes, allocated(device), reserved(device), c10::Device(kType, device));
   }
 
   void note(c10::DeviceIndex device, Entry entry) {

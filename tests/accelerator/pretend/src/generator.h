@@ -27,13 +27,11 @@ class Generator final : public c10::GeneratorImpl {
   void set_offset(uint64_t) override { TORCH_CHECK(false, "a pretend generator has no offset"); }
   uint64_t get_offset() const override { TORCH_CHECK(false, "a pretend generator has no offset"); }
   void set_state(const c10::TensorImpl& state) override { host_.unsafeGetGeneratorImpl()->set_state(state); }
-  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    return host_.unsafeGetGeneratorImpl()->get_state();
-  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return host_.unsafeGetGeneratorImpl()->get_state(); }
 
   static const at::Generator& of_device(c10::DeviceIndex device) {
-    static auto* defaults = new std::array<at::Generator, kDevices>{
-        at::make_generator<Generator>(c10::DeviceIndex{0}), at::make_generator<Generator>(c10::DeviceIndex{1})};
+    static auto* defaults = new std::array<at::Generator, kDevices>{at::make_generator<Generator>(c10::DeviceIndex{0}),
+                                                                    at::make_generator<Generator>(c10::DeviceIndex{1})};
     return defaults->at(device < 0 ? current_device : device);
   }
 

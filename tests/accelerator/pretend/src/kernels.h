@@ -17,8 +17,7 @@ namespace pretend {
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
 inline at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                        std::optional<at::Device> device, std::optional<bool>,
-                        std::optional<at::MemoryFormat> format) {
+                        std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   const c10::DeviceGuard guard(c10::device_or_default(device));
   return at::detail::empty_generic(size, &Allocator::only(), kKeys, c10::dtype_or_default(dtype), format);
 }
@@ -31,9 +30,9 @@ inline at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, st
 
 /// The same memory as a tensor of the host.
 inline at::Tensor on_host(const at::Tensor& tensor) {
-  return tensor.is_cpu() ? tensor
-                         : at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),
-                                         tensor.options().device(at::kCPU));
+  return tensor.is_cpu()
+             ? tensor
+             : at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
 }
 
 inline at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
@@ -65,8 +64,7 @@ inline void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (size_t number = 0; number < arguments.size(); ++number) {
     if (arguments[number].name() == "generator") {
       c10::IValue& value = torch::jit::peek(*stack, number, arguments.size());
-      const auto generator =
-          value.isNone() ? Generator::of_device(current_device) : value.toGenerator();
+      const auto generator = value.isNone() ? Generator::of_device(current_device) : value.toGenerator();
       if (generator.device().type() == kType) {
         value = at::check_generator<Generator>(generator)->host();
       }
