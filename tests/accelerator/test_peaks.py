@@ -41,6 +41,7 @@ def observed(program, native, devices=(FIRST,)):
         before = {device: counted(device) for device in devices}
         with memwatch.profile() as prof:
             kept = program()
+        assert prof.meta["recorder"] == ("native" if native == "1" else "python")
         assert_as_counted(prof, before, devices)
         del kept
     return prof

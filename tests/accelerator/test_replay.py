@@ -59,10 +59,9 @@ def test_offloaded_buffers_go_to_pinned_memory():
     start = torch.rand(PAGE // 4, device=DEVICE)
     prof, _ = recorded(lambda: chain(start))
     planned = plan(prof, budget="85%", recompute=False, offload=True)
-    assert any(step.kind != "compute" for step in planned.steps) or planned.moves
     result = replay(planned)
     assert result.identical
-    assert result.moved_bytes > 0
+    assert result.moved_bytes == planned.moved_bytes > 0
     assert result.peak_increase_bytes == planned.peak_increase_bytes
     assert pretend.pinned_bytes() == 0
 
