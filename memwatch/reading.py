@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from memwatch.analysis.derived_tables import DerivedTables
+    from memwatch.analysis.facts.reserved import ReservedBytes
     from memwatch.analysis.findings.finding import Finding
     from memwatch.encoding.replay_inputs import ReplayInputs
 
@@ -88,6 +89,11 @@ class Reading:
     def baseline_bytes(self) -> int:
         """Bytes of the storages that were live when the block was entered."""
         return self._tables.facts.curve.baseline_bytes
+
+    @property
+    def reserved(self) -> ReservedBytes | None:
+        """What the allocator of an accelerator held at the peak, live or not; None where it keeps nothing."""
+        return self._tables.facts.reserved
 
     @property
     def peak_increase_bytes(self) -> int:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import scrambled_words
+from forked import run_forked
 from kept_objects import assert_memwatch_keeps_nothing
 
 pytest_plugins = ["pytester"]
@@ -65,15 +64,7 @@ def fresh_python(_fork_server, tmp_path, tmp_path_factory):
 
     def run(code, *arguments, **environment):
         outputs = tmp_path_factory.mktemp("outputs")
-        request = {"code": textwrap.dedent(code), "arguments": arguments, "folder": str(tmp_path)}
-        request["environment"] = {**os.environ, **environment}
-        request |= {name: str(outputs / name) for name in ("stdout", "stderr")}
-        _fork_server.stdin.write(json.dumps(request) + "\n")
-        _fork_server.stdin.flush()
-        returncode = int(_fork_server.stdout.readline())
-        return subprocess.CompletedProcess(
-            code, returncode, (outputs / "stdout").read_text(), (outputs / "stderr").read_text()
-        )
+        return run_forked(_fork_server, code, *arguments, folder=tmp_path, outputs=outputs, **environment)
 
     return run
 

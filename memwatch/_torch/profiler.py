@@ -5,7 +5,7 @@
 | torch._C._profiler._get_approximate_time | ticks |
 | torch._C._profiler._ApproximateClockToUnixTimeConverter | TickConverter |
 | torch._C._autograd._profiler_enabled | is_running() |
-| _prepare_profiler, _enable_profiler with a ProfilerConfig | start_allocator_events() |
+| _prepare_profiler, _enable_profiler with a ProfilerConfig and RecordScopes | start_allocator_events() |
 | _disable_profiler().experimental_event_tree() | stop_allocator_events() |
 | _prepare_profiler, _disable_profiler | drop_allocator_events() |
 | node.tag == _EventType.Allocation | is_allocation(event) |
@@ -14,6 +14,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,6 +56,8 @@ _Config: Final[Any] = _events.take("torch._C._profiler.ProfilerConfig", None)
 _KINETO: Final[Any] = _events.take("torch._C._profiler.ProfilerState.KINETO", None)
 _CPU: Final[Any] = _events.take("torch._C._profiler.ProfilerActivity.CPU", None)
 _NO_OPS: Final[Any] = _events.take("torch._C._profiler.RecordScope.BUILD_FEATURE", None)
+_USER_SCOPE: Final[Any] = _events.take("torch._C._profiler.RecordScope.USER_SCOPE", None)
+_BACKWARD: Final[Any] = _events.take("torch._C._profiler.RecordScope.BACKWARD_FUNCTION", None)
 _ExperimentalConfig: Final[Any] = _events.take("torch._C._profiler._ExperimentalConfig", None)
 _ALLOCATION: Final[Any] = _events.take("torch._C._profiler._EventType.Allocation", None)
 EVENTS_WORK: Final = _events.complete
@@ -77,8 +81,17 @@ def is_running() -> bool:
     return _running()
 
 
-def start_allocator_events() -> None:
+def start_allocator_events(*, of_accelerators: bool) -> Callable[[], object]:
     """Start torch's profiler for the allocator's events alone; it records no ops.
+
+    Its tree leaves out what is not the host's and lies in no scope. So an accelerator's events need scopes: one around
+    all and, in the threads of a backward, those of autograd's nodes.
+
+    Args:
+        of_accelerators: whether they are wanted too.
+
+    Returns:
+        What is to be called before the profiler stops.
 
     Raises:
         MemwatchError: this torch lacks a name that this needs.
@@ -86,7 +99,10 @@ def start_allocator_events() -> None:
     _events.require()
     config = _memory_only()
     _prepare(config, {_CPU})
-    _enable(config, {_CPU}, {_NO_OPS})
+    _enable(config, {_CPU}, {_USER_SCOPE, _BACKWARD} if of_accelerators else {_NO_OPS})
+    around_all = profiler.record_function("memwatch") if of_accelerators else contextlib.nullcontext()
+    around_all.__enter__()
+    return functools.partial(around_all.__exit__, None, None, None)
 
 
 def stop_allocator_events() -> list[Any]:

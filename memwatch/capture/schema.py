@@ -234,6 +234,7 @@ RECORDED: Final = (
             "int",
             "string id of the name of the thread that allocated or freed, -1 for the one that recorded",
         ),
+        ("reserved_bytes", "int", "what the allocator of the device holds after it, 0 where it keeps none"),
         (
             "window",
             "int",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
-    own = "[-o FILE] [-f] [-q] [--html[=PATH]] [--no-stacks] [--replay] [--limit SIZE]"
+    own = "[-o FILE] [-f] [-q] [--html[=PATH]] [--no-stacks] [--replay] [--limit [DEVICE=]SIZE]"
     parser.usage = f"memwatch run {own} {PROGRAM_USAGE}"
     parser.add_argument("-o", "--output", metavar="FILE", help="the capture; default NAME.PID.memwatch, here")
     parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
@@ -47,8 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replay", action="store_true", help="record what `memwatch plan` and `replay` need")
     parser.add_argument(
         "--limit",
-        metavar="SIZE",
-        help="stop the program at the op that lifts live bytes above this, such as 2GiB",
+        metavar="[DEVICE=]SIZE",
+        action="append",
+        help="stop the program at the op that lifts live bytes of a device above this, such as 2GiB or cuda:0=8GiB; "
+        "may be given for several devices",
     )
     add_program(parser)
 
@@ -66,7 +68,10 @@ def execute(options: argparse.Namespace) -> int | BaseException:
             make_room(path, force=options.force)
     again = memwatch_command()
     recording = profile(
-        capture.absolute(), stacks=not options.no_stacks, replay=options.replay, limit_bytes=options.limit
+        capture.absolute(),
+        stacks=not options.no_stacks,
+        replay=options.replay,
+        limit_bytes=_limits(options.limit),
     )
     try:
         run = program.load()
@@ -80,6 +85,23 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         _say_at_exit(recording, capture, page, commands, "" if options.replay else unbuilt_remark())
     write_page = functools.partial(recording.report, page, force=options.force) if page is not None else None
     return _run_inside(recording, run, write_page)
+
+
+def _limits(given: list[str] | None) -> str | dict[str, str] | None:
+    """Return the limit of every device, or limits by device.
+
+    Raises:
+        MemwatchError: one limit is of every device, and there are others.
+    """
+    if given is None:
+        return None
+    if len(given) == 1 and "=" not in given[0]:
+        return given[0]
+    if not all("=" in limit for limit in given):
+        raise MemwatchError(
+            "give --limit one size for every device, or a DEVICE=SIZE for each, as cuda:0=8GiB"
+        )
+    return dict(limit.split("=", 1) for limit in given)
 
 
 def _run_inside(

@@ -6,7 +6,7 @@ An adapter asks torch's module of a device only once the program has used it: as
 from __future__ import annotations
 
 from memwatch.devices.adapter import Adapter
-from memwatch.devices.choice import adapter_of, devices_in_use, reserved_by_device
+from memwatch.devices.choice import adapter_of, devices_in_use
 from memwatch.devices.out_of_memory import is_out_of_memory
 
-__all__ = ["Adapter", "adapter_of", "devices_in_use", "is_out_of_memory", "reserved_by_device"]
+__all__ = ["Adapter", "adapter_of", "devices_in_use", "is_out_of_memory"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
+
+_ROUNDING_BYTES: Final = 512
 
 
 class Accelerator:
@@ -36,17 +38,32 @@ class Accelerator:
 
     def allocated_bytes(self, name: str) -> int:
         """Return what the allocator has handed out; 0 for a backend whose allocator has no statistics."""
-        return self._statistic("memory_allocated", name)
+        return self._statistic("allocated_bytes.all.current", name)
 
     def reserved_bytes(self, name: str) -> int:
         """Return what the allocator holds; 0 for a backend whose allocator has no statistics."""
-        return self._statistic("memory_reserved", name)
+        return self._statistic("reserved_bytes.all.current", name)
 
-    def _statistic(self, function: str, name: str) -> int:
+    def out_of_memory_count(self, name: str) -> int:
+        """Return how many times the allocator had no memory left; 0 for a backend that does not count."""
+        return self._statistic("num_ooms", name)
+
+    def _statistic(self, key: str, name: str) -> int:
         try:
-            return int(getattr(torch.accelerator, function)(torch.device(name)))
+            return int(torch.accelerator.memory_stats(torch.device(name)).get(key, 0))
         except (AttributeError, RuntimeError, ValueError):
             return 0
+
+    @property
+    def rounding_bytes(self) -> int:
+        """The least block of c10's caching allocators."""
+        return _ROUNDING_BYTES
+
+    def segments(self, name: str) -> list[dict[str, Any]]:
+        """Return the segments of a device; none for a backend whose module has no `memory_snapshot`."""
+        listed = getattr(self._module, "memory_snapshot", list)()
+        index = torch.device(name).index or 0
+        return [segment for segment in listed if segment["device"] == index]
 
     def random_state(self, name: str) -> torch.Tensor:
         """Return the state of the default generator; empty for a backend that shows none."""

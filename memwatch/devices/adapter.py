@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +20,16 @@ class Adapter(Protocol):
 
     def reserved_bytes(self, name: str) -> int:
         """Return what the allocator of a device holds, handed out or not, bytes; 0 where it keeps none."""
+
+    @property
+    def rounding_bytes(self) -> int:
+        """The sizes of all blocks that the allocator hands out are multiples of this."""
+
+    def segments(self, name: str) -> list[dict[str, Any]]:
+        """Return the segments of a device with their blocks, as torch lists them; none where it does not."""
+
+    def out_of_memory_count(self, name: str) -> int:
+        """Return how many times the allocator of a device had no memory left; 0 where nobody counts."""
 
     def random_state(self, name: str) -> torch.Tensor:
         """Return the state of the default generator of a device."""

@@ -33,9 +33,3 @@ def devices_in_use() -> list[str]:
     accelerator = torch.accelerator.current_accelerator()
     kinds = [CPU] if accelerator is None else [CPU, accelerator.type]
     return [name for kind in kinds for name in adapter_of(kind).names]
-
-
-def reserved_by_device() -> dict[str, int]:
-    """Return what the allocator of each accelerator in use holds, handed out or not, bytes."""
-    reserved = {name: adapter_of(name).reserved_bytes(name) for name in devices_in_use()}
-    return {name: nbytes for name, nbytes in reserved.items() if nbytes}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -48,6 +48,19 @@ class Cpu:
 
     def reserved_bytes(self, name: str) -> int:
         """Return 0: what malloc keeps is not torch's."""
+        return 0
+
+    @property
+    def rounding_bytes(self) -> int:
+        """One: torch's books of the host are of what was asked for."""
+        return 1
+
+    def segments(self, name: str) -> list[dict[str, Any]]:
+        """Return none: what malloc keeps is not torch's."""
+        return []
+
+    def out_of_memory_count(self, name: str) -> int:
+        """Return 0: nobody counts."""
         return 0
 
     def random_state(self, name: str) -> torch.Tensor:

@@ -20,13 +20,8 @@ class Cuda(Accelerator):
             return []
         return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
-    def allocated_bytes(self, name: str) -> int:
-        """Return what the caching allocator has handed out."""
-        return torch.cuda.memory_allocated(name)
-
-    def reserved_bytes(self, name: str) -> int:
-        """Return what the caching allocator holds in its segments."""
-        return torch.cuda.memory_reserved(name)
+    def _statistic(self, key: str, name: str) -> int:
+        return int(torch.cuda.memory_stats(name).get(key, 0))
 
     def random_state(self, name: str) -> torch.Tensor:
         """Return the state of the default generator."""

@@ -12,18 +12,17 @@ if TYPE_CHECKING:
 
 
 def retained_bytes(
-    snapshot: Snapshot, *, without: int | None = None, cut: tuple[int, int] | None = None
+    snapshot: Snapshot, *, device: str, without: int | None = None, cut: tuple[int, int] | None = None
 ) -> int:
-    """Count the bytes of tensor storage that only one object, or one reference, keeps reachable.
+    """Count the bytes of a device's tensor storage that only one object, or one reference, keeps reachable.
 
-    A storage counts if every path from every root passes there, which is to say that the object (or the
-    reference)
-    dominates it. Searching once more with it taken away answers exactly that for one object, in one sweep,
-    where a
+    A storage counts if every path from every root passes there, which is to say that the object (or the reference)
+    dominates it. Searching once more with it taken away answers exactly that for one object, in one sweep, where a
     dominator tree would answer for all at many times the cost.
 
     Args:
         snapshot: the open graph.
+        device: the name of the device.
         without: position of the object taken away.
         cut: the reference taken away, as (parent, child) positions.
 
@@ -38,6 +37,7 @@ def retained_bytes(
     lost = 0
     for storage in snapshot.storages():
         position = snapshot.position(storage)
-        if before.reaches(position) and not after.reaches(position):
+        is_lost = before.reaches(position) and not after.reaches(position)
+        if is_lost and str(storage.device) == device:
             lost += storage_bytes(storage)
     return lost

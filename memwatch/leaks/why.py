@@ -39,7 +39,7 @@ class WhyAlive:
         tensor: the tensor, described.
         nbytes: bytes of its storage.
         paths: retention paths, shortest first, each a tuple of steps from a root; one path per direct holder.
-        retained_bytes: for each path, the bytes that cutting its last reference alone would free.
+        retained_bytes: for each path, the bytes of the tensor's device that cutting its last reference would free.
         reachable: False if no root reaches the tensor; the only path is then the loop that keeps it.
     """
 
@@ -91,13 +91,16 @@ def why_alive(tensor: torch.Tensor) -> WhyAlive:
     with quiet():
         storage = storage_of(tensor)
     nbytes = 0 if storage is None else storage_bytes(storage)
+    device = "" if storage is None else str(storage.device)
     with Snapshot([tensor]) as snapshot:
         tree = search(snapshot, snapshot.root_groups(runner=True), closed=snapshot.barriers())
         position = snapshot.position(tensor)
         if tree.reaches(position):
             chains = _chains(snapshot, tree, position)
             paths = tuple(tuple(steps_of(snapshot, chain)) for chain in chains)
-            freed = tuple(retained_bytes(snapshot, cut=(chain[-2], chain[-1])) for chain in chains)
+            freed = tuple(
+                retained_bytes(snapshot, device=device, cut=(chain[-2], chain[-1])) for chain in chains
+            )
             return WhyAlive(describe(tensor), nbytes, paths, freed)
         loop, chain = Loops(snapshot, tree).find(position)
         steps = tuple(steps_of(snapshot, loop) + steps_of(snapshot, chain))

@@ -6,52 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memwatch.capture.capture import Note
+from memwatch.devices.reserved import Reserved
 from memwatch.sizes import format_bytes
+from memwatch.words.allocators import counted, reserved_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-
-@dataclass
-class Reserved:
-    """What the allocator held of a device at the end, in bytes."""
-
-    segments: int = 0
-    reserved_bytes: int = 0
-    allocated_bytes: int = 0
-    requested_bytes: int = 0
-    waiting_bytes: int = 0
-    largest_free_bytes: int = 0
-
-    def add_segment(self, nbytes: int) -> None:
-        """Count a segment."""
-        self.segments += 1
-        self.reserved_bytes += nbytes
-
-    def add_block(self, nbytes: int, requested: int, *, allocated: bool, waiting: bool) -> None:
-        """Count a block of a segment."""
-        if allocated:
-            self.allocated_bytes += nbytes
-            self.requested_bytes += requested
-        elif waiting:
-            self.waiting_bytes += nbytes
-        else:
-            self.largest_free_bytes = max(self.largest_free_bytes, nbytes)
-
-    def __str__(self) -> str:
-        """One clause for people."""
-        free = self.reserved_bytes - self.allocated_bytes - self.waiting_bytes
-        waiting = (
-            f", {format_bytes(self.waiting_bytes)} still in use by another stream"
-            if self.waiting_bytes
-            else ""
-        )
-        return (
-            f"at the end {format_bytes(self.reserved_bytes)} were reserved in {_count(self.segments, 'segment')}: "
-            f"{format_bytes(self.allocated_bytes)} allocated for the {format_bytes(self.requested_bytes)} that were "
-            f"asked for{waiting}, {format_bytes(free)} free (the largest free block has "
-            f"{format_bytes(self.largest_free_bytes)})"
-        )
 
 
 @dataclass
@@ -107,10 +67,10 @@ def notes_of(
 
 def _of_device(device: str, told: Told) -> Iterator[tuple[str, str]]:
     if told.reserved.segments:
-        yield "reserved", f"{device}: {told.reserved}"
+        yield "reserved", f"{device}: at the end {reserved_text(told.reserved)}"
     if told.out_of_memory:
         asked, free = (format_bytes(nbytes) for nbytes in told.out_of_memory[0])
-        times = _count(len(told.out_of_memory), "time")
+        times = counted(len(told.out_of_memory), "time")
         text = f"{device}: memory ran out {times}; at first {asked} were asked for while the device had {free} free"
         yield "out of memory", text
     if told.before[0]:
@@ -127,10 +87,6 @@ def _of_device(device: str, told: Told) -> Iterator[tuple[str, str]]:
         yield "history", text
 
 
-def _allocations(counted: tuple[int, int]) -> str:
-    count, nbytes = counted
-    return f"{_count(count, 'allocation')} of {format_bytes(nbytes)}"
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def _allocations(told: tuple[int, int]) -> str:
+    count, nbytes = told
+    return f"{counted(count, 'allocation')} of {format_bytes(nbytes)}"

@@ -15,7 +15,7 @@ from memwatch.capture.schema import NONE
 from memwatch.memory_snapshot import lives as life
 from memwatch.memory_snapshot.errors import SnapshotError
 from memwatch.memory_snapshot.fields import MOST, dicts, integer, lists, plain, text
-from memwatch.memory_snapshot.notes import Reserved, Told, notes_of
+from memwatch.memory_snapshot.notes import Told, notes_of
 from memwatch.memory_snapshot.plain_pickle import read_plain_pickle
 from memwatch.memory_snapshot.rows import Rows
 from memwatch.memory_snapshot.times import LATEST_US, NS_PER_US, TIME, Times, times_of
@@ -24,6 +24,8 @@ from memwatch.sizes import format_bytes
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator
+
+    from memwatch.devices.reserved import Reserved
 
 MOST_BYTES: Final = 1 << 32
 """Larger files are refused: their values would fill the memory of most machines."""

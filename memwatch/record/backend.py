@@ -108,6 +108,9 @@ class Listener(Protocol):
     def flush_due(self) -> None:
         """Write the rows; called after the op that `OpRecorder.flush_at` named."""
 
+    def op_failed(self) -> None:
+        """Hear that an op raised; what it was given is still alive."""
+
     def backward_begins(self) -> bool:
         """Hear of the first op of a backward; return True if storages are watched from their birth in it too."""
 

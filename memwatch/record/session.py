@@ -21,7 +21,6 @@ from memwatch._version import __version__
 from memwatch.capture.capture import Note
 from memwatch.capture.file import CaptureWriter
 from memwatch.capture.recording import Recording
-from memwatch.devices import reserved_by_device
 from memwatch.errors import MemwatchError
 from memwatch.record import baseline, context
 from memwatch.record.allocator.channel import AllocatorChannel
@@ -31,6 +30,7 @@ from memwatch.record.backend import Block
 from memwatch.record.books import Books
 from memwatch.record.choice import Choice
 from memwatch.record.clock import Clock, ticks
+from memwatch.record.device_books import DeviceBooks
 from memwatch.record.holders.sampler import HolderSampler
 from memwatch.record.interception.compiled import CompiledCalls
 from memwatch.record.interception.tracing import JitTracing
@@ -70,6 +70,9 @@ class Session:
         self._writer = CaptureWriter(options.path, force=options.force) if options.path is not None else None
         self._recording = Recording(self._writer)
         self._clock = Clock()
+        self._notes: list[Note] = []
+        self._device_books = DeviceBooks(self.note)
+        self.op_failed = self._device_books.op_failed
         self.op_counter = counter = new_op_counter()
         self.strings = strings = Strings()
         block = Block(strings, counter, self._clock, choice.is_estimate, self.note, thread_names=[])
@@ -92,7 +95,6 @@ class Session:
         self._process = ProcessSampler()
         self._holders: HolderSampler | None = None
         self._want_holders = options.holders
-        self._notes: list[Note] = []
         events = (
             choice.backend.allocator_events(block) if options.allocator and not choice.is_estimate else None
         )
@@ -133,6 +135,7 @@ class Session:
                 self._switch_on(
                     functools.partial(self._allocator.start, self._add_events), self._allocator.stop
                 )
+            self._device_books.begin()
             self._schedule(FLUSH_OPS)
             if self._writer is not None:
                 self._timer.start()
@@ -196,6 +199,7 @@ class Session:
             self.arguments.finish()
         self._let_go()
         self._process.sample()
+        self._device_books.end()
         if self._compiled.count:
             self.note(
                 "compiled",
@@ -354,7 +358,7 @@ class Session:
             "end_ns": self._clock.to_ns(ticks()),
             "threads": torch.get_num_threads(),
             **self._threads.meta,
-            "reserved_bytes": reserved_by_device(),
+            **self._device_books.meta,
             "estimate": self._choice.is_estimate,
             "intercept": self.interceptor.name,
             "recorder": self._choice.backend.name,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from memwatch._torch import profiler
+from memwatch.device_names import is_host
 from memwatch.errors import MemwatchError
 
 if TYPE_CHECKING:
@@ -40,10 +41,11 @@ def measure_peak(device: str) -> Iterator[Measured]:
         raise MemwatchError("a profiler is running, so the peak cannot be measured; leave its block first")
     measured = Measured()
     with _without_kineto_lines():
-        profiler.start_allocator_events()
+        leave_scope = profiler.start_allocator_events(of_accelerators=not is_host(device))
     try:
         yield measured
     finally:
+        leave_scope()
         with _without_kineto_lines():
             events = profiler.stop_allocator_events()
     measured.peak_increase_bytes = _peak(_events(events, device))

@@ -10,7 +10,10 @@ from typing import Any, Final
 from memwatch.sizes import format_bytes
 
 VERSIONS: Final = ("memwatch", "torch", "python")
-SHOWN_ELSEWHERE: Final = frozenset({*VERSIONS, "argv", "start_ns", "started_s", "end_ns", "complete"})
+SHOWN_ELSEWHERE: Final = frozenset(
+    {*VERSIONS, "argv", "start_ns", "started_s", "end_ns", "complete"}
+    | {"entry_allocated_bytes", "entry_reserved_bytes", "rounding_bytes", "segments"}
+)
 LABELS: Final = {"intercept": "ops seen by", "reserved_bytes": "reserved by allocators"}
 
 SIZES: Final = ("reserved_bytes",)

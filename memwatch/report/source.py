@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from memwatch.words.allocators import ReservedBytes
+
 Frame = tuple[str, int, str, bool]
 """One stack frame: file, line, function, and whether it is the program's own code."""
 
@@ -55,6 +57,10 @@ class Reading(Protocol):
     @property
     def peak_increase_bytes(self) -> int:
         """Peak minus baseline, bytes."""
+
+    @property
+    def reserved(self) -> ReservedBytes | None:
+        """What the allocator of the device held at the peak, None where it keeps nothing."""
 
     @property
     def device(self) -> str:

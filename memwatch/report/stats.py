@@ -71,11 +71,23 @@ def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
     }
 
 
-def _sizes(reading: Reading) -> dict[str, int]:
+def _sizes(reading: Reading) -> dict[str, int | None]:
     return {
         "peak_bytes": reading.peak_bytes,
         "baseline_bytes": reading.baseline_bytes,
         "peak_increase_bytes": reading.peak_increase_bytes,
+        **_reserved(reading),
+    }
+
+
+def _reserved(reading: Reading) -> dict[str, int | None]:
+    held = reading.reserved
+    if held is None:
+        return {}
+    return {
+        "peak_reserved_bytes": held.at_peak_bytes,
+        "most_reserved_bytes": held.most_bytes,
+        "peak_largest_free_bytes": held.largest_free_bytes,
     }
 
 

@@ -24,6 +24,7 @@ from memwatch.report.meta import format_duration
 from memwatch.report.plan.places import Places
 from memwatch.report.plan.terminal import plan_parts
 from memwatch.sizes import format_bytes
+from memwatch.words.allocators import reserved_at_peak_text
 from memwatch.words.findings import holder_at
 
 if TYPE_CHECKING:
@@ -108,14 +109,9 @@ def _headline(reading: Reading) -> Text:
 
 
 def _reserved(reading: Reading) -> Text:
-    """Return a line about what the allocator of an accelerator keeps, empty where none says so."""
-    nbytes = dict(reading.meta.get("reserved_bytes", {})).get(reading.device)
-    if not nbytes:
-        return Text()
-    live = format_bytes(reading.timeline["live_bytes"].iloc[-1])
-    return Text(
-        f"\nReserved by its allocator when the block ended: {format_bytes(nbytes)}, of which {live} live"
-    )
+    """Return a line about what the allocator of an accelerator holds, empty where it keeps nothing."""
+    held = reading.reserved
+    return Text() if held is None else Text(f"\n{clip(reserved_at_peak_text(held))}")
 
 
 def _other_devices(reading: Reading) -> Text:

@@ -34,9 +34,9 @@ def test_retained_bytes_count_what_only_one_reference_keeps():
     with Snapshot() as snapshot:
         first, second = (snapshot.position(BIG[key]) for key in ("first", "second"))
         table = snapshot.position(BIG)
-        assert retained_bytes(snapshot, without=first) == 200
-        assert retained_bytes(snapshot, cut=(table, second)) == 0
-        assert retained_bytes(snapshot, without=table) == 600
+        assert retained_bytes(snapshot, device="cpu", without=first) == 200
+        assert retained_bytes(snapshot, device="cpu", cut=(table, second)) == 0
+        assert retained_bytes(snapshot, device="cpu", without=table) == 600
 
 
 def test_a_closed_snapshot_holds_nothing():

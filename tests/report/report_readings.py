@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
+from memwatch.analysis.facts.reserved import ReservedBytes
 from memwatch.capture.derived import DERIVED_BY_NAME, PANDAS_DTYPE
 from memwatch.capture.schema import CATEGORIES
 
@@ -42,6 +43,7 @@ class HandMade:
     stacks: dict = field(default_factory=dict)
     holders: dict = field(default_factory=dict)
     device: str = "cpu"
+    reserved: ReservedBytes | None = None
 
     @property
     def devices(self) -> list[str]:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import report_readings
 
+from memwatch.analysis.facts.reserved import ReservedBytes
 from memwatch.report.stats import format_stats, stats
 from memwatch.report.terminal import summary
 from memwatch.report.tree import peak_tree, tree
@@ -179,13 +180,12 @@ def test_statistics_are_those_of_the_tables(training):
 
 
 def test_what_an_allocator_keeps_stands_beside_what_is_live():
-    """Reserved memory is told of the device of the tables, next to its live bytes at the end; the host has none."""
+    """Reserved memory is told at the peak, next to the live bytes and the largest free piece; the host has none."""
     reading = report_readings.from_lives([{"nbytes": 2048, "born": 0}])
     assert "Reserved" not in summary(reading, color=False)
-    reading.meta, reading.device = {"reserved_bytes": {"cuda:0": 8192, "cuda:1": 4096}}, "cuda:0"
-    text = summary(reading, width=120, color=False)
+    reading.reserved = ReservedBytes(8192, 9216, 4096, 2048, 5120)
     assert (
-        "Reserved by its allocator when the block ended: 8.00 KiB, of which 2.00 KiB live"
-        in text.splitlines()
+        "Reserved by its allocator at the peak: 8.00 KiB, of which 2.00 KiB live and 6.00 KiB free (the largest piece "
+        "has 5.00 KiB); at most 9.00 KiB" in summary(reading, width=160, color=False).splitlines()
     )
-    assert "4.00 KiB" not in text
+    assert stats(reading)["peak_reserved_bytes"] == 8192

@@ -169,7 +169,7 @@ function moduleSummary() {
 
 async function makeTables() {
   const [saved, steps] = await Promise.all(["saved", "steps"].map(async (name) => Frame.unpack(model.blocks[name], await words())));
-  const share = `${bytes(model.saved.nbytes - model.saved.held_anyway_bytes)} (${percent(model.saved.nbytes - model.saved.held_anyway_bytes, totals.peak_bytes)}) of the peak is there only for backward; ${bytes(model.saved.held_anyway_bytes)} more is saved but lives anyway (parameters, inputs, states).`;
+  const share = model.saved.share_ratio === null ? "A memory snapshot does not tell what autograd saved." : `${bytes(model.saved.nbytes - model.saved.held_anyway_bytes)} (${percent(model.saved.nbytes - model.saved.held_anyway_bytes, totals.peak_bytes)}) of the peak is there only for backward; ${bytes(model.saved.held_anyway_bytes)} more is saved but lives anyway (parameters, inputs, states).`;
   const listed = model.saved.listed < model.saved.tensors ? ` Of ${whole(model.saved.tensors)} saved tensors, those held at the peak are listed.` : "";
   const layers = model.saved.layers ? ` ${model.saved.layers}.` : "";
   return new Tables({

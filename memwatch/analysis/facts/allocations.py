@@ -139,6 +139,7 @@ def _assemble(capture: Capture, match: _Match) -> Allocations:
     ops = capture.tables["ops"]
     op = _op_at(ops, blocks.birth_ns[extra])
     origin = np.where(np.arange(len(extra)) < len(match.resized), BY_OP, UNOBSERVED)
+    origin = np.where(blocks.birth_order[extra] == NONE, BASELINE, origin)
     op, origin = _place_workspace(ops, blocks, extra, op, origin)
     by_thread = blocks.thread[extra] != NONE
     op, origin = np.where(by_thread, NONE, op), np.where(by_thread, BY_THREAD, origin)
@@ -150,7 +151,7 @@ def _assemble(capture: Capture, match: _Match) -> Allocations:
         "origin": origin,
         "thread": blocks.thread[extra],
         "op": op,
-        "birth_ns": blocks.birth_ns[extra],
+        "birth_ns": np.where(origin == BASELINE, _start_ns(capture), blocks.birth_ns[extra]),
         "death_ns": blocks.death_ns[extra],
         "counted": np.ones(len(extra), dtype=bool),
         "birth_order": blocks.birth_order[extra],
@@ -165,7 +166,9 @@ def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
     """Return the columns of the recorder's storages: from their block if they have one, else from what was seen."""
     births, blocks = match.births, match.blocks
     named, matched = len(match.block_of), match.block_of != NONE
-    start_ns = int(capture.meta.get("start_ns", 0))
+    start_ns = _start_ns(capture)
+    heard = matched.copy()  # whether the birth was heard, too
+    heard[matched] = blocks.birth_order[match.block_of[matched]] != NONE
     columns = {name: births[name].copy() for name in ("nbytes", "device", "address", "op")}
     death_ns = np.where(match.died_ns == LIVES, NONE, match.died_ns)
     birth_ns = births["time_ns"].copy()
@@ -177,8 +180,8 @@ def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
         death_ns[matched], thread[matched] = blocks.death_ns[block], blocks.thread[block]
         seen_late = matched & (columns["op"] == NONE) & (thread == NONE)
         columns["op"][seen_late] = _op_at(capture.tables["ops"], birth_ns)[seen_late]
-    at_entry = ~matched & (births["origin"] == BASELINE) & (births["time_ns"] <= start_ns)
-    origin = np.where(matched & (births["origin"] == BASELINE), UNOBSERVED, births["origin"])
+    at_entry = ~heard & (births["origin"] == BASELINE) & (births["time_ns"] <= start_ns)
+    origin = np.where(heard & (births["origin"] == BASELINE), UNOBSERVED, births["origin"])
     origin = np.where((origin == UNOBSERVED) & (thread != NONE), BY_THREAD, origin)
     real = _is_real(births)
     device = np.array(capture.text(births["device"]), dtype=object)
@@ -198,6 +201,10 @@ def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
         "birth_order": birth_order,
         "death_order": death_order,
     }
+
+
+def _start_ns(capture: Capture) -> int:
+    return int(capture.meta.get("start_ns", 0))
 
 
 def _is_real(births: dict[str, IntArray]) -> NDArray[np.bool_]:

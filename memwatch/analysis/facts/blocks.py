@@ -1,8 +1,9 @@
 """Blocks: every stretch of memory the allocator handed out, from allocation to free.
 
-The allocator's events are paired by address. A free without its allocation is dropped: c10 remembers
+The allocator's events are paired by address. A free on the host without its allocation is dropped: c10 remembers
 the size of a block until it sees its free, so a block that it did not see is freed with the size of an older one at
-that address. An allocation at an address that is still held means that the free was missed, so the older block ends
+that address. The allocator of an accelerator knows its blocks: such a free tells of one that was there at entry. An
+allocation at an address that is still held means that the free was missed, so the older block ends
 there.
 """
 
@@ -30,9 +31,11 @@ class Blocks:
     nbytes: IntArray
     device: IntArray
     thread: IntArray  # string id of the name of the thread that allocated, -1 for the one that recorded
-    birth_ns: IntArray
+    birth_ns: IntArray  # 0: it was there at entry
     death_ns: IntArray  # -1: never freed
-    birth_order: IntArray  # position among the allocator's events, which settles equal times
+    birth_order: (
+        IntArray  # position among the allocator's events, which settles equal times; -1: there at entry
+    )
     death_order: IntArray
     freed: NDArray[
         np.bool_
@@ -46,6 +49,7 @@ class Blocks:
 def pair_events(capture: Capture) -> Blocks:
     """Pair the allocations and frees of a capture into blocks."""
     events = capture.tables["allocator"]
+    with_books = _with_books(capture)
     open_blocks: dict[tuple[int, int], int] = {}
     births: list[int] = []
     deaths: list[int] = []
@@ -56,6 +60,10 @@ def pair_events(capture: Capture) -> Blocks:
         block = open_blocks.pop(place, None)
         if block is not None:
             deaths[block], freed[block] = order, nbytes < 0
+        elif nbytes < 0 and device in with_books:
+            births.append(order)
+            deaths.append(order)
+            freed.append(True)
         if nbytes > 0:
             open_blocks[place] = len(births)
             births.append(order)
@@ -64,17 +72,25 @@ def pair_events(capture: Capture) -> Blocks:
     birth = np.array(births, dtype=np.int64)
     death = np.array(deaths, dtype=np.int64)
     time_ns = events["time_ns"]
+    at_entry = birth == death
     return Blocks(
         events["address"][birth],
-        events["nbytes"][birth],
+        np.abs(events["nbytes"][birth]),
         events["device"][birth],
-        events["thread"][birth],
-        time_ns[birth],
+        np.where(at_entry, NONE, events["thread"][birth]),
+        np.where(at_entry, 0, time_ns[birth]),
         np.where(death == NONE, NONE, time_ns[death] if len(time_ns) else NONE),
-        birth,
+        np.where(at_entry, NONE, birth),
         death,
         np.array(freed, dtype=bool),
     )
+
+
+def _with_books(capture: Capture) -> set[int]:
+    """Return string ids of the devices whose allocator said at entry what it had handed out."""
+    known = capture.meta.get("entry_allocated_bytes", {})
+    seen = np.unique(capture.tables["allocator"]["device"])
+    return {number for number, name in zip(seen.tolist(), capture.text(seen), strict=True) if name in known}
 
 
 def block_at(blocks: Blocks, address: IntArray, time_ns: IntArray) -> IntArray:

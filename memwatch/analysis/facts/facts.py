@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.analysis.facts.allocations import Allocations, in_order, join_allocations
+from memwatch.analysis.facts.at_entry import as_counted_at_entry
 from memwatch.analysis.facts.autocast import autocast_copies
 from memwatch.analysis.facts.biographies import Biographies, write_biographies
 from memwatch.analysis.facts.call_stacks import CallStacks
@@ -20,6 +21,7 @@ from memwatch.analysis.facts.module_names import owning_modules, qualified
 from memwatch.analysis.facts.passes import made_to_be_kept, seen_in_lasting, starts_of_passes
 from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
 from memwatch.analysis.facts.recomputes import Recomputes
+from memwatch.analysis.facts.reserved import ReservedBytes, reserved_bytes
 from memwatch.analysis.facts.role_times import PastRole, RoleTimes
 from memwatch.analysis.facts.uses import UseBounds, use_bounds
 from memwatch.capture.schema import NONE
@@ -47,7 +49,7 @@ class Facts:
     @cached_property
     def _joined(self) -> tuple[Capture, Allocations, LiveCurve]:
         capture, allocations = join_allocations(self._source)
-        return capture, *trace_live_curve(capture, allocations)
+        return capture, *trace_live_curve(capture, as_counted_at_entry(capture, allocations))
 
     @property
     def capture(self) -> Capture:
@@ -63,6 +65,12 @@ class Facts:
     def curve(self) -> LiveCurve:
         """The live bytes after every allocation and free."""
         return self._joined[2]
+
+    @cached_property
+    def reserved(self) -> ReservedBytes | None:
+        """What the allocator held, None where it keeps nothing."""
+        alive = self.alive_at(self.curve.peak_event)
+        return reserved_bytes(self.capture, self.device, self.allocations, self.curve, alive)
 
     @cached_property
     def strings(self) -> Texts:

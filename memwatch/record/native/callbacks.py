@@ -93,6 +93,7 @@ class OpCallbacks:
     Attributes:
         string_id: numbers the name of an op.
         flush_due: writes the rows.
+        op_failed: hears that an op raised.
         holds_in_backward: called at the first op of a backward, returns whether storages are watched from birth in it.
         could_not_record: says that the tensors of an op could not be looked into.
         frame_callback: returns what dynamo evaluates the frames of this thread with, None where it does not.
@@ -103,6 +104,7 @@ class OpCallbacks:
     def __init__(self, listener: Listener, operands: Operands, strings: Strings) -> None:
         self.string_id: Callable[[str], int] = strings
         self.flush_due = listener.flush_due
+        self.op_failed = listener.op_failed
         self.holds_in_backward = listener.backward_begins
         self.could_not_record = listener.could_not_record
         self.frame_callback = frame_callback

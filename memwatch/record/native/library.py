@@ -25,7 +25,7 @@ from memwatch.record.native import cache
 from memwatch.record.native.compile import NO_COMPILER
 
 SOURCES: Final = pathlib.Path(__file__).parent / "src"
-_COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
+COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
 _NAME: Final = "_recorder"
 _FLAGS: Final = ("-O2", "-g0", "-std=c++20", "-fvisibility=hidden")
 FIRST_PYTHON: Final = (3, 11)
@@ -128,7 +128,7 @@ def _compile(folder: str) -> pathlib.Path:
     """Compile in a child process; return the library that it left in a folder."""
     sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
     # -P: the child must not find this folder's modules under the names of others
-    command = [sys.executable, "-P", str(_COMPILE), _NAME, folder, *_FLAGS, "--", *sources]
+    command = [sys.executable, "-P", str(COMPILE), _NAME, folder, *_FLAGS, "--", *sources]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     child = subprocess.run(  # noqa: S603  # the command is our own
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -23,11 +23,12 @@ from memwatch._torch.profiler import (
     stop_allocator_events,
 )
 from memwatch.capture.schema import NONE
+from memwatch.devices import devices_in_use
 from memwatch.record.backend import Window
 from memwatch.record.clock import ticks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from memwatch.capture.packed import IntArray
     from memwatch.record.backend import Block
@@ -46,11 +47,12 @@ class KinetoEvents:
         self._block = block
         self._start = self._start_sentinel = self._start_op = 0
         self.is_open = False
+        self._leave_scope: Callable[[], object] = lambda: None
 
     def open(self) -> bool:
         """Begin a window; return True."""
         with _quiet():
-            start_allocator_events()
+            self._leave_scope = start_allocator_events(of_accelerators=len(devices_in_use()) > 1)
         self.is_open = True
         self._start, self._start_sentinel = _sentinels()
         self._start_op = self._block.op_counter[0]
@@ -59,6 +61,7 @@ class KinetoEvents:
     def close(self) -> list[Window]:
         """End it and return it; an empty list if its events were lost."""
         end, end_sentinel = _sentinels()
+        self._leave_scope()
         with _quiet():
             roots = stop_allocator_events()
         self.is_open = False
@@ -73,6 +76,7 @@ class KinetoEvents:
 
     def drop(self) -> None:
         """End the window in its own thread, once a profiler of another thread has taken its session."""
+        self._leave_scope()
         with _quiet():
             drop_allocator_events()
         self.is_open = False
@@ -108,7 +112,7 @@ class KinetoEvents:
 
     def _events(self, roots: list[Any]) -> np.ndarray[Any, Any]:
         devices: dict[Any, int] = {}
-        rows: list[tuple[int, int, int, int]] = []
+        rows: list[tuple[int, int, int, int, int, int]] = []
         waiting = roots[::-1]
         while waiting:
             node = waiting.pop()
@@ -117,10 +121,15 @@ class KinetoEvents:
                 device = fields.device
                 if device not in devices:
                     devices[device] = self._block.strings(str(device))
-                rows.append((node.start_time_ns, fields.ptr, fields.alloc_size, devices[device]))
+                rows.append(
+                    (
+                        node.start_time_ns, fields.ptr, fields.alloc_size, devices[device],
+                        NONE,  # kineto hears one thread
+                        fields.total_reserved,
+                    )
+                )  # fmt: skip
             waiting.extend(node.children[::-1])
-        events = np.array(rows, dtype=np.int64).reshape(-1, 4)
-        events = np.column_stack([events, np.full(len(events), NONE)])  # kineto hears one thread
+        events = np.array(rows, dtype=np.int64).reshape(-1, 6)
         return events[np.argsort(events[:, 0], kind="stable")]
 
 

@@ -134,6 +134,7 @@ class PythonOpRecorder:
                 started[0] = number  # nothing ran
                 return self.run(kind, restored, kwargs)
             self.ops += (number, name, stack, module, phase, sequence, start, ticks(), 1)
+            self._listener.op_failed()
             raise
         self.ops += (number, name, stack, module, phase, sequence, start, end, 0)
         try:

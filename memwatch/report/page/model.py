@@ -28,6 +28,7 @@ from memwatch.report.page.privacy import PUBLIC_META, PathHider, file_of
 from memwatch.report.page.stacks import pack_stacks
 from memwatch.report.source import retention_edges
 from memwatch.report.text import visible
+from memwatch.words.allocators import reserved_at_peak_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -132,6 +133,7 @@ def _totals(reading: Reading) -> dict[str, Any]:
         "peak_bytes": reading.peak_bytes,
         "baseline_bytes": reading.baseline_bytes,
         "increase_bytes": reading.peak_increase_bytes,
+        "reserved": None if reading.reserved is None else reserved_at_peak_text(reading.reserved),
         "device": visible(reading.device),
         "ops": len(reading.ops) if is_recorded(reading, "ops") else None,
         "events": max(len(reading.timeline) - 1, 0),

@@ -17,16 +17,18 @@ namespace memwatch {
 /// The events of all threads of a block, in the order of the reports.
 class Events {
  public:
-  void add(void* block, int64_t nbytes, c10::Device device, int64_t thread) {
+  void add(void* block, int64_t nbytes, c10::Device device, int64_t thread, int64_t reserved) {
     if (muted_) {  // a forked child may find the mutex held for ever
       return;
     }
     const std::lock_guard<std::mutex> guard(mutex_);
     last_ = std::max(last_, ticks());  // the processor may read its counter before it has the lock
-    rows_.insert(rows_.end(), {last_, reinterpret_cast<int64_t>(block), nbytes, number_of(device), thread});
+    rows_.insert(rows_.end(),
+                 {last_, reinterpret_cast<int64_t>(block), nbytes, number_of(device), thread, reserved});
   }
 
-  /// Give the events since the last time: ticks, address, signed bytes, device as `number_of` tells it, thread.
+  /// Give the events since the last time: ticks, address, signed bytes, device as `number_of` tells it, thread,
+  /// and what the allocator of the device holds then.
   std::vector<int64_t> take() {
     const std::lock_guard<std::mutex> guard(mutex_);
     return std::exchange(rows_, {});
@@ -57,7 +59,7 @@ class Events {
   void mute(bool muted) { muted_ = muted; }
   bool is_muted() const { return muted_; }
 
-  static constexpr int64_t kColumns = 5, kBytes = 2, kDevice = 3;
+  static constexpr int64_t kColumns = 6, kBytes = 2, kDevice = 3;
   static int64_t number_of(c10::Device device) {
     return static_cast<int64_t>(device.type()) << 8 | (device.index() & 0xff);
   }
@@ -92,8 +94,8 @@ class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
     }
     return true;
   }
-  void reportMemoryUsage(void* block, int64_t nbytes, size_t, size_t, c10::Device device) override {
-    events_->add(block, nbytes, device, thread_);
+  void reportMemoryUsage(void* block, int64_t nbytes, size_t, size_t reserved, c10::Device device) override {
+    events_->add(block, nbytes, device, thread_, static_cast<int64_t>(reserved));
   }
 
   /// Return what this thread needed on a device since some time beyond what is live now; 0 where it is not heard.

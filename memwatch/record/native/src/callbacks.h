@@ -117,6 +117,7 @@ struct OpCallbacks {
   explicit OpCallbacks(const py::object& callbacks)
       : string_id(callbacks.attr("string_id")),
         flush_due(callbacks.attr("flush_due")),
+        op_failed(callbacks.attr("op_failed")),
         holds_in_backward(callbacks.attr("holds_in_backward")),
         could_not_record(callbacks.attr("could_not_record")),
         storages_of(callbacks.attr("storages_of")),
@@ -127,7 +128,7 @@ struct OpCallbacks {
         frame_callback(callbacks.attr("frame_callback")),
         passed_on(callbacks.attr("passed_on")) {}
 
-  py::object string_id, flush_due, holds_in_backward, could_not_record, storages_of, made, resized, overload_of;
+  py::object string_id, flush_due, op_failed, holds_in_backward, could_not_record, storages_of, made, resized, overload_of;
   py::object hand_on, frame_callback, passed_on;
 };
 

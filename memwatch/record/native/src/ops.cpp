@@ -261,6 +261,9 @@ void Recorder::ran(const Call& call, int64_t end, bool failed) {
                    .start_ticks = call.start,
                    .end_ticks = end,
                    .failed = failed});
+  if (failed) {
+    look(*call.kind, [&] { callbacks_.op_failed(); });
+  }
 }
 
 /// Append the uses of what it was given.

@@ -1,0 +1,153 @@
+"""What the allocator of an accelerator held at the peak: its segments, and the largest hole in them.
+
+Each of the allocator's events carries what is reserved after it. A rise tells of a new segment, which begins with the
+block of that event. Which segments are given back no event tells; those that are there at the end are known. So the
+segments at the peak are known if the ones that are left come to the bytes that were reserved then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.capture.schema import NONE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from memwatch.analysis.facts.allocations import Allocations
+    from memwatch.analysis.facts.live_curve import LiveCurve
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
+
+
+_MORE: Final = ("segment_alloc", "segment_map")
+_LESS: Final = ("segment_free", "segment_unmap")
+
+
+@dataclass(frozen=True)
+class ReservedBytes:
+    """What an allocator held of a device, handed out or not.
+
+    Attributes:
+        at_peak_bytes: when most bytes were live.
+        most_bytes: at most.
+        at_end_bytes: when the block ended.
+        live_at_peak_bytes: of what it held at the peak, what was live.
+        largest_free_bytes: the largest stretch at the peak that no live block took, None where that is not known.
+            A freed block that a stream still used counts as free.
+    """
+
+    at_peak_bytes: int
+    most_bytes: int
+    at_end_bytes: int
+    live_at_peak_bytes: int
+    largest_free_bytes: int | None
+
+    @property
+    def free_at_peak_bytes(self) -> int:
+        """What was reserved at the peak and not live."""
+        return self.at_peak_bytes - self.live_at_peak_bytes
+
+
+def reserved_bytes(
+    capture: Capture, device: str, allocations: Allocations, curve: LiveCurve, alive: NDArray[np.bool_]
+) -> ReservedBytes | None:
+    """Return what the allocator of a device held; None where it keeps nothing, or did not say.
+
+    Args:
+        capture: what one device sees of the recorded tables.
+        device: its name.
+        allocations: every piece of memory.
+        curve: the live curve.
+        alive: which allocations are alive at the peak.
+    """
+    if capture.rows("segments") or capture.rows("history"):
+        return _imported(capture, device, curve)
+    events = capture.tables["allocator"]
+    entry_bytes, end_bytes = (
+        int(capture.meta.get(name, {}).get(device, 0)) for name in ("entry_reserved_bytes", "reserved_bytes")
+    )
+    after = np.concatenate([[entry_bytes], events["reserved_bytes"]])
+    if not after.any():
+        return None
+    at_peak = 1 + _order_of_peak(events, allocations, curve)
+    ends = dict(map(tuple, capture.meta.get("segments", {}).get(device, ())))
+    segments = _segments_at(at_peak, after, events["address"], ends)
+    largest_free_bytes = None
+    if sum(segments.values()) == after[at_peak] and allocations.address[alive].all():
+        holes = _holes(segments, allocations.address[alive], allocations.nbytes[alive])
+        largest_free_bytes = max(holes, default=0)
+    return ReservedBytes(
+        int(after[at_peak]), int(after.max()), end_bytes, curve.peak_bytes, largest_free_bytes
+    )
+
+
+def _imported(capture: Capture, device: str, curve: LiveCurve) -> ReservedBytes | None:
+    """Return what a memory snapshot tells: its segments at the end, and what its history says of those before.
+
+    Sizes of blocks are what was asked for, so the holes between them are not known.
+    """
+    history, segments = (_of_device(capture, name, device) for name in ("history", "segments"))
+    action = np.array(capture.text(history["action"]), dtype=object)
+    sign = np.isin(action, _MORE).astype(np.int64) - np.isin(action, _LESS)
+    end_bytes = int(segments["nbytes"].sum())
+    changes = np.concatenate([[0], sign * history["nbytes"]])
+    after = end_bytes - changes.sum() + np.cumsum(changes)
+    at_peak = int(np.searchsorted(history["time_ns"], curve.time_ns[curve.peak_event], side="right"))
+    if not after.any():
+        return None
+    return ReservedBytes(int(after[at_peak]), int(after.max()), end_bytes, curve.peak_bytes, None)
+
+
+def _of_device(capture: Capture, table: str, device: str) -> dict[str, IntArray]:
+    columns = capture.tables[table]
+    here = np.array([name == device for name in capture.text(columns["device"])], dtype=bool)
+    return {name: values[here] for name, values in columns.items()}
+
+
+def _order_of_peak(events: dict[str, IntArray], allocations: Allocations, curve: LiveCurve) -> int:
+    """Return the position of the peak among the allocator's events, -1 if it is before all."""
+    allocation = int(curve.allocation[curve.peak_event])
+    if allocation == NONE:
+        return -1
+    if allocations.birth_order[allocation] != NONE:
+        return int(allocations.birth_order[allocation])
+    return int(np.searchsorted(events["time_ns"], curve.time_ns[curve.peak_event], side="right")) - 1
+
+
+def _segments_at(at: int, after: IntArray, address: IntArray, ends: dict[int, int]) -> dict[int, int]:
+    """Return sizes of segments by address: those of the end without what came later, and what came before and is gone.
+
+    Args:
+        at: position in `after`.
+        after: what was reserved after each event, at entry first.
+        address: the block of each event.
+        ends: the segments at the end.
+    """
+    rises = np.flatnonzero(np.diff(after) > 0)
+    sizes = np.diff(after)[rises].tolist()
+    made = list(zip(rises.tolist(), address[rises].tolist(), sizes, strict=True))
+    later = {start for event, start, _ in made if event >= at}
+    before = {start: nbytes for event, start, nbytes in made if event < at}
+    segments = {start: nbytes for start, nbytes in ends.items() if start not in later or start in before}
+    gone = {start: nbytes for start, nbytes in before.items() if start not in segments}
+    if sum(segments.values()) < after[at]:
+        segments |= gone
+    return segments
+
+
+def _holes(segments: dict[int, int], address: IntArray, nbytes: IntArray) -> list[int]:
+    """Return the bytes between live blocks, of every segment."""
+    order = np.argsort(address)
+    starts, ends = address[order], (address + nbytes)[order]
+    holes: list[int] = []
+    for start, size in segments.items():
+        first, last = np.searchsorted(starts, [start, start + size])
+        inside = zip(
+            [start, *ends[first:last].tolist()], [*starts[first:last].tolist(), start + size], strict=True
+        )
+        holes += [upper - lower for lower, upper in inside]
+    return holes

@@ -1,0 +1,72 @@
+"""When a device has no memory left: the error, and what memwatch adds to it."""
+
+from __future__ import annotations
+
+import os
+
+import pretend
+import pytest
+import torch
+
+import memwatch
+from memwatch.devices import adapter_of, is_out_of_memory
+from memwatch.devices.reserved import reserved_in
+from memwatch.words.allocators import reserved_text
+
+MIB = 1 << 20
+DEVICE = "pretend:0"
+NATIVE = pytest.mark.parametrize("native", ["1", "0"])
+
+
+def make(nbytes):
+    return torch.empty(nbytes, dtype=torch.uint8, device=DEVICE)
+
+
+def run_out(native):
+    """Hold 6 of 20 MiB in three pieces, and ask for 8 MiB where 14 are free."""
+    os.environ["MEMWATCH_NATIVE"] = native
+    pretend.set_limit(0, 20 * MIB)
+    held = [make(4 * MIB) for _ in range(5)]
+    del held[1], held[2]
+    prof = memwatch.profile()
+    with pytest.raises(torch.OutOfMemoryError) as raised, prof:
+        make(8 * MIB)
+    left = reserved_in(adapter_of(DEVICE).segments(DEVICE))  # nothing was freed since
+    del held
+    return prof, raised.value, left
+
+
+@NATIVE
+def test_the_error_says_why_though_enough_was_free(native):
+    """Reserved, allocated, free and the largest free block, as they were when memory ran out."""
+    prof, error, held = run_out(native)
+    notes = [text for kind, text in prof.notes if kind == "out of memory"]
+    assert notes == [f"{DEVICE}: when memory ran out {reserved_text(held)}"]
+    assert (held.reserved_bytes, held.allocated_bytes) == (20 * MIB, 12 * MIB)
+    assert held.free_bytes == 8 * MIB
+    assert held.largest_free_bytes == 4 * MIB
+    assert is_out_of_memory(error)
+    assert "the largest free block has 4.00 MiB" in " ".join(error.__notes__[0].split())
+
+
+@NATIVE
+def test_an_op_that_fails_otherwise_says_nothing_of_memory(native):
+    """The allocator counts how often memory ran out; other errors are none of its."""
+    os.environ["MEMWATCH_NATIVE"] = native
+    tensor = make(16).float()
+    with memwatch.profile() as prof, pytest.raises(RuntimeError):
+        tensor.view(3)
+    assert not [kind for kind, _ in prof.notes if kind == "out of memory"]
+
+
+@NATIVE
+def test_a_limit_of_one_device(native):
+    """Memwatch's own limit stops the op before the allocator has to."""
+    os.environ["MEMWATCH_NATIVE"] = native
+    with memwatch.profile(limit_bytes={"pretend:0": 8 * MIB}):
+        kept = [torch.empty(9 * MIB, dtype=torch.uint8, device="pretend:1"), make(5 * MIB)]
+    with (
+        pytest.raises(memwatch.MemoryLimitError, match="pretend:0"),
+        memwatch.profile(limit_bytes={"pretend:0": 8 * MIB}),
+    ):
+        kept.append(make(5 * MIB))

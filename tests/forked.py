@@ -1,0 +1,30 @@
+"""Ask the process of `fork_server.py` to run a program in a fork of itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import textwrap
+
+
+def run_forked(server, code, *arguments, folder, outputs, **environment):
+    """Run code as `python -c` does, in a process of its own; return what `subprocess.run` would.
+
+    Args:
+        server: the process of `fork_server.py`.
+        code: the program.
+        *arguments: its arguments.
+        folder: where it runs.
+        outputs: where its stdout and stderr are kept.
+        **environment: environment variables that differ from this process's.
+    """
+    request = {"code": textwrap.dedent(code), "arguments": arguments, "folder": str(folder)}
+    request["environment"] = {**os.environ, **environment}
+    request |= {name: str(outputs / name) for name in ("stdout", "stderr")}
+    server.stdin.write(json.dumps(request) + "\n")
+    server.stdin.flush()
+    returncode = int(server.stdout.readline())
+    return subprocess.CompletedProcess(
+        code, returncode, (outputs / "stdout").read_text(), (outputs / "stderr").read_text()
+    )
