@@ -12,6 +12,7 @@ import weakref
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch import Tensor
 
 from memwatch._torch.autograd import call_at_end_of_backward, current_graph_task_id
@@ -130,7 +131,9 @@ class Gradients:
     def _watch_on(self, grad: Tensor) -> None:
         """Keep a gradient known: the tensor that backward made it as is gone, and no op may touch it any more."""
         with contextlib.suppress(RuntimeError, NotImplementedError):
-            for part in plain_parts(grad):
+            for part in (
+                (grad,) if grad.__class__ is Tensor and grad.layout is torch.strided else plain_parts(grad)
+            ):
                 self._storages.watch_on(part)
 
 

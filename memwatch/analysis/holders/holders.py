@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from memwatch.analysis.facts.grouped import Grouped
+import numpy as np
+
 from memwatch.analysis.facts.role_times import InRole
 from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
@@ -18,7 +19,6 @@ from memwatch.words import holders as words
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.facts import Facts
@@ -37,6 +37,7 @@ _ROLES: Final = {
     "communication": (HolderKind.COMMUNICATION, words.COMMUNICATION),
 }
 """Roles that name their holder by themselves."""
+_NO_PACKS: Final = np.zeros(0, dtype=np.int64)
 _INFERENCES: Final = {InRole.LATER: Inference.ROLE_LATER, InRole.EARLIER: Inference.ROLE_EARLIER}
 
 
@@ -57,13 +58,17 @@ class Holders:
         return self._samples.graph_roots(allocation, op)
 
     @cached_property
-    def _packs_by_storage(self) -> Grouped:
-        return Grouped(self._saved_tensors.storage)
+    def _packs_by_storage(self) -> dict[int, IntArray]:
+        storages = self._saved_tensors.storage
+        order = np.argsort(storages, kind="stable")
+        found, starts = np.unique(storages[order], return_index=True)
+        packs = dict(zip(found.tolist(), np.split(order, starts[1:]), strict=True)) if len(found) else {}
+        packs.pop(NONE, None)
+        return packs
 
     def _packs_of(self, allocation: int) -> IntArray:
         """Return the saved tensors that lie in an allocation."""
-        storage = int(self._facts.allocations.storage[allocation])
-        return self._packs_by_storage.within(storage, storage + (storage != NONE))
+        return self._packs_by_storage.get(int(self._facts.allocations.storage[allocation]), _NO_PACKS)
 
     def packs_at(self, allocation: int, op: int) -> list[int]:
         """Return the saved tensors through which autograd held an allocation by the end of an op."""
@@ -72,7 +77,10 @@ class Holders:
 
     def _packs_at_event(self, allocation: int, event: int) -> list[int]:
         """Return the saved tensors through which autograd held an allocation at an event."""
-        packs, now_ns = self._packs_of(allocation), int(self._facts.curve.time_ns[event])
+        packs = self._packs_of(allocation)
+        if not len(packs):
+            return []
+        now_ns = int(self._facts.curve.time_ns[event])
         are_saved = self._facts.capture.tables["packs"]["time_ns"][packs] <= now_ns
         return _held(packs, are_saved, self._saved_tensors.released_ns[packs], now_ns)
 
