@@ -8,6 +8,7 @@ reports/side_by_side.md: `python reports/side_by_side.py COMMIT [--rounds N]`, o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -17,7 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HERE = pathlib.Path(__file__).parent
 TOP = HERE.parent
@@ -97,28 +101,43 @@ def planned() -> dict[str, float]:
     return {"plan_s": time.thread_time() - start, "plan_peak_increase_bytes": plan.peak_increase_bytes}
 
 
-def child(top: pathlib.Path, *arguments: str) -> dict[str, float]:
-    """Run a sample in a fresh process that imports memwatch from `top`."""
+@contextlib.contextmanager
+def beside(commit: str) -> Iterator[dict[str, pathlib.Path]]:
+    """Check another commit out; yield the folders of both, by the words for them."""
+    with tempfile.TemporaryDirectory() as folder:
+        other = pathlib.Path(folder) / "other"
+        git = ["git", "-C", str(TOP), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(other), commit], check=True)
+        try:
+            yield {"before": other, "now": TOP}
+        finally:
+            subprocess.run([*git, "remove", "--force", str(other)], check=True)
+
+
+def child(script: pathlib.Path, top: pathlib.Path, *arguments: str) -> dict[str, float]:
+    """Run a sample of a script in a fresh process that imports memwatch from `top`."""
     environment = dict(os.environ) | {
         "PYTHONPATH": os.pathsep.join([str(top), str(top / "plugins"), str(HERE)])
     }
     if arguments[-1].startswith("Python"):
         environment["MEMWATCH_NATIVE"] = "0"
-    command = [sys.executable, str(HERE / "side_by_side.py"), "--child", *arguments]
-    done = subprocess.run(command, env=environment, cwd=top, check=True, capture_output=True, text=True)
+    command = [sys.executable, str(script), "--child", *arguments]
+    done = subprocess.run(command, env=environment, cwd=top, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def measure(other: pathlib.Path, rounds: int) -> dict[tuple[str, ...], dict[str, list[dict[str, float]]]]:
+def measure(
+    tops: dict[str, pathlib.Path], rounds: int
+) -> dict[tuple[str, ...], dict[str, list[dict[str, float]]]]:
     """Take all samples, the two commits in turn."""
     programs = [(workload, profile) for workload in STEPS for profile in PROFILES] + [("plan",)]
     found: dict[tuple[str, ...], dict[str, list[dict[str, float]]]] = {}
     for _ in range(rounds):
         for program in random.sample(programs, len(programs)):
-            sides = found.setdefault(program, {"before": [], "now": []})
+            sides = found.setdefault(program, {side: [] for side in tops})
             for side in random.sample(list(sides), 2):
-                sides[side].append(child(other if side == "before" else TOP, *program))
+                sides[side].append(child(pathlib.Path(__file__), tops[side], *program))
     return found
 
 
@@ -156,14 +175,8 @@ def main() -> None:
     parser.add_argument("commit", help="the commit to measure beside this one")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        other = pathlib.Path(folder) / "other"
-        git = ["git", "-C", str(TOP), "worktree"]
-        subprocess.run([*git, "add", "--quiet", "--detach", str(other), options.commit], check=True)
-        try:
-            print(write(measure(other, options.rounds), options.commit, options.rounds))
-        finally:
-            subprocess.run([*git, "remove", "--force", str(other)], check=True)
+    with beside(options.commit) as tops:
+        print(write(measure(tops, options.rounds), options.commit, options.rounds))
 
 
 if __name__ == "__main__":

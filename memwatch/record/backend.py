@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor
 
     from memwatch.capture.packed import IntArray
     from memwatch.record.clock import Clock
@@ -78,7 +80,7 @@ class CallContext(Protocol):
     Attributes:
         top: numbers of the innermost running module and of the call stack above its call, each -1 for none.
         optimizing: whether an optimizer's step is running.
-        in_backward: set by the recorder at the first op of a backward; `backward_ended` unsets it.
+        graph_task: the backward of the last op, set by the recorder; `backward_ended` sets it to -1, that of none.
         thread: whose module calls are seen: the block's, or one of autograd's while a region runs again in it.
         recomputing: the graph task in which a checkpointed region runs again in that thread, -2 while none does.
         saves_inputs: whether a checkpoint keeps the inputs of a region now: no node needs them.
@@ -86,7 +88,7 @@ class CallContext(Protocol):
 
     top: tuple[int, int]
     optimizing: bool
-    in_backward: bool
+    graph_task: int
     thread: int
     recomputing: int
     saves_inputs: bool
@@ -99,7 +101,7 @@ class CallContext(Protocol):
         """
 
     def backward_ended(self) -> None:
-        """Note the gradients; a recorder calls it at the first op after a backward."""
+        """Hear that a backward has ended; a recorder calls it at the first op after it."""
 
 
 class Listener(Protocol):
@@ -113,6 +115,9 @@ class Listener(Protocol):
 
     def backward_begins(self) -> bool:
         """Hear of the first op of a backward; return True if storages are watched from their birth in it too."""
+
+    def leaves_reached(self, leaves: Iterable[Tensor], /) -> None:
+        """Hear which leaves the backward that runs may give gradients, in parts, before it does."""
 
     def could_not_record(self, op: str, error: Exception) -> None:
         """Note that the tensors of an op could not be looked into; the op itself ran."""

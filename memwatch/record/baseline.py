@@ -40,7 +40,7 @@ def scan(storages: Storages, context: Context) -> None:
             with contextlib.suppress(AttributeError, KeyError, TypeError):  # a half-made optimizer
                 context.owners.learn_parameters(optimizer)
             context.owners.learn_state(optimizer)
-    context.backward_ended()
+    context.look_at_gradients()
 
 
 def _instances(objects: Sequence[Any], bases: Sequence[type]) -> list[list[Any]]:

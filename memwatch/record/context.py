@@ -81,7 +81,7 @@ class Context:
     ) -> None:  # fmt: skip
         self.top: tuple[int, int] = _OUTSIDE
         self.optimizing = False
-        self.in_backward = False
+        self.graph_task = NO_TASK
         self.recomputing = NOTHING
         self.recomputes_by_hand = recomputes_by_hand
         self.saves_inputs = False
@@ -98,9 +98,7 @@ class Context:
         self.roles = Roles(storages, strings, op_counter)
         self.owners = Owners(storages, strings, self.roles, self._harmless)
         self._known = self.owners.registry.known
-        self.gradients = Gradients(
-            self.roles.note_watched, storages, op_counter, self.owners.parameters, could_not_record
-        )
+        self.gradients = Gradients(self.roles, self.owners.parameters, could_not_record)
         self.role_ends = RoleEnds(self.roles, self.owners, self.gradients, self._harmless)
         self._handles: list[Any] = []
         self._patches = Patches()
@@ -207,8 +205,10 @@ class Context:
         self._step_code = caller.f_code
         self.forget_failed_steps(caller.f_back)
         with self._harmless:
-            self.owners.learn_parameters(optimizer, caller.f_back)
-            self.backward_ended()
+            stepped = self.owners.learn_parameters(optimizer, caller.f_back)
+            if current_graph_task_id() == NO_TASK:  # else a hook of a backward steps: it is not over
+                self.backward_ended()
+            self.gradients.note_of(stepped)
         self._born_before_step = self._storages.count
         self.running.append((self.top, self.optimizing, NONE, self._op_counter[0]))
         self.top = (self.top[0], self._capture_stack(self.top[1], NONE, 3))
@@ -243,18 +243,29 @@ class Context:
             self.top, self.optimizing = self.running[begun[0]][:2]
             del self.running[begun[0] :]
 
-    def backward_ended(self) -> None:
-        """Note the gradients, if there may be others by now, and watch what backward left by Python objects."""
-        self.in_backward = False
+    @property
+    def in_backward(self) -> bool:
+        """Whether an op of a backward ran, and none outside it since."""
+        return self.graph_task != NO_TASK
+
+    def look_at_gradients(self) -> None:
+        """Look at all gradients that there are, when the block is entered and when it is left."""
         with self._harmless:
-            self.gradients.note_others()
+            self.gradients.note_all()
+        self.backward_ended()
+
+    def backward_ended(self) -> None:
+        """Note the gradients of a backward that raised, and watch what backward left by Python objects."""
+        self.graph_task = NO_TASK
+        with self._harmless:
+            self.gradients.note_reached()
             if current_graph_task_id() == NO_TASK:
                 self._storages.rewatch()
 
     def look_again(self) -> None:
         """Look at the end for modules that were never called, for gradients, and for roles that ended or are new."""
         self.owners.look_again()
-        self.backward_ended()
+        self.look_at_gradients()
         self.role_ends.look(sys._getframe())
 
     @property

@@ -1,6 +1,8 @@
 """Gradients: which storages are `.grad` of a parameter, at the end of each backward and at samples amid one.
 
-A program may drop its gradients before any op runs after backward, so the end of backward itself is waited for.
+A backward adds gradients up in the leaves of its own graph and nowhere else. So a recorder tells which leaves that
+graph has, and they alone are looked at when it ends. A program may drop its gradients before any op runs after
+backward, so the end of backward itself is waited for.
 """
 
 from __future__ import annotations
@@ -10,22 +12,22 @@ import weakref
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from torch import Tensor
 
-from memwatch._torch.autograd import call_at_end_of_backward
+from memwatch._torch.autograd import call_at_end_of_backward, current_graph_task_id
 from memwatch._torch.dynamo import frame_callback
 from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import NONE
 from memwatch.record.harmless import Harmless
-from memwatch.record.roles import GRADIENT, NAMES
+from memwatch.record.roles import BUCKET, GRADIENT, NAMES, UNSHARDED
 from memwatch.record.tables.parts import plain_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from memwatch.record.roles import InRole
-    from memwatch.record.tables.op_counter import OpCounter
-    from memwatch.record.tables.storages import Storages
+    from memwatch.record.parameters import KnownParameter, Parameters
+    from memwatch.record.roles import InRole, Roles
 
 _grad_of: Final[Callable[[Tensor], Tensor | None]] = getattr_static(Tensor, "grad").__get__
 """Read `.grad` past a property of the same name in the program's own class of parameters."""
@@ -35,10 +37,8 @@ class Gradients:
     """Note the gradients of the parameters that a context knows.
 
     Args:
-        note: appends the role of a tensor; see `Roles.note_watched`.
-        storages: the storages that are alive.
-        op_counter: how many ops have started.
-        parameters: those that the owners know: a weak reference, name and module of each parameter, by its `id`.
+        roles: where their role is noted.
+        parameters: those that the owners know.
         could_not_record: called with what fails at the end of a backward.
 
     Attributes:
@@ -46,17 +46,14 @@ class Gradients:
     """
 
     def __init__(
-        self,
-        note: Callable[..., bool],
-        storages: Storages,
-        op_counter: OpCounter,
-        parameters: dict[int, tuple[weakref.ref[Tensor], str, int]],
-        could_not_record: Callable[[str, Exception], None],
+        self, roles: Roles, parameters: Parameters, could_not_record: Callable[[str, Exception], None]
     ) -> None:
-        self._note, self._storages = note, storages
-        self._op_counter, self._parameters = op_counter, parameters
+        self._roles, self._storages = roles, roles.storages
+        self._op_counter, self._parameters = roles.op_counter, parameters
         self._is_stopped = False
         self.harmless = Harmless(could_not_record, "the end of a backward")
+        self._reached: dict[int, set[int]] = {}
+        self._new: set[int] = set()
         self._op_of_new = NONE
         self.python_functions: tuple[Callable[..., Any], ...] = (_AtEnd.__call__,)
 
@@ -66,52 +63,77 @@ class Gradients:
 
     def backward_begins(self) -> None:
         """Have the gradients noted when the backward that runs in this thread is done."""
+        self._reached.setdefault(current_graph_task_id(), set())
         call_at_end_of_backward(_AtEnd(weakref.ref(self)))
 
-    def note_others(self) -> None:
-        """Note the gradients, unless no op ran since every parameter was found to have a new one."""
-        if self._op_of_new != self._op_counter[0]:
-            self.note()
+    def reached(self, leaves: Iterable[Tensor]) -> None:
+        """Hear of leaves in the graph of the backward that runs in this thread: it may give them gradients."""
+        keys = self._parameters.keys_of(leaves)
+        self._reached.setdefault(current_graph_task_id(), set()).update(keys)
+
+    def note_reached(self) -> None:
+        """Note the gradients of every backward that has ended and was not looked at then, as one that raised."""
+        while self._reached:
+            self._note(self._parameters.of_keys(self._reached.popitem()[1]))
+
+    def backward_ends(self) -> None:
+        """Note the gradients of the backward that ends in this thread."""
+        reached = self._reached.pop(current_graph_task_id(), ())
+        if self._roles.was_noted(BUCKET) or self._roles.was_noted(UNSHARDED):
+            self.note_all()  # DDP and FSDP set gradients of their own, also of what this backward did not reach
+        else:
+            self._note(self._parameters.of_keys(reached))
 
     def note_in_op(self) -> None:
         """Note the gradients that there are while an op of backward ends: they were there when it began."""
-        self.note(self._op_counter[0] - 1)
+        for reached in list(self._reached.values()):
+            self._note(self._parameters.of_keys(tuple(reached)), self._op_counter[0] - 1)
+
+    def note_of(self, tensors: list[Tensor]) -> None:
+        """Note the gradients of some tensors, unless no op ran since all of them were found to have new ones."""
+        if self._op_of_new != self._op_counter[0] or not self._new.issuperset(map(id, tensors)):
+            self._note(self._parameters.of_keys(map(id, tensors)))
+
+    def note_all(self) -> None:
+        """Note the gradients of all parameters that are known: where the recorder looks around anyway."""
+        self._note(self._parameters)
 
     def in_role(self) -> Iterator[InRole]:
         """Yield what is a gradient now."""
-        for reference, name, module in list(self._parameters.values()):
-            parameter = reference()
+        for known in self._parameters:
+            parameter = known()
             if parameter is not None and parameter.is_leaf and (grad := _grad_of(parameter)) is not None:
-                yield GRADIENT, grad, (name,), module
+                yield GRADIENT, grad, (known.name,), known.module
 
-    def note(self, op: int = NONE) -> None:
-        """Note which storages are gradients, as of an op or of now."""
+    def _note(self, parameters: Iterable[KnownParameter], op: int = NONE) -> None:
+        """Note which storages are gradients of some parameters, as of an op or of now."""
         if self._is_stopped:
             return
         self._storages.record_deaths()
-        all_are_new = op == NONE
+        if self._op_of_new != self._op_counter[0]:
+            self._new.clear()
+            self._op_of_new = self._op_counter[0]
         with disable_torch_function():
-            for key in list(self._parameters):
-                known = self._parameters.get(key)
-                if known is None:  # another thread let go of it just now
+            for known in parameters:
+                parameter = known()
+                if parameter is None or not parameter.is_leaf:
                     continue
-                reference, name, module = known
-                parameter = reference()
-                if parameter is None:
-                    self._parameters.pop(key, None)
-                elif parameter.is_leaf and (grad := _grad_of(parameter)) is not None:
-                    is_new = self._note(grad, GRADIENT, module, NAMES[GRADIENT], name, op=op)
-                    if is_new and op == NONE:
-                        self._watch_on(grad)
-                    all_are_new = all_are_new and is_new
-                elif parameter.requires_grad:
-                    all_are_new = False
-        self._op_of_new = self._op_counter[0] if all_are_new else NONE
+                grad = _grad_of(parameter)
+                if grad is None:
+                    continue
+                is_new = self._roles.note_watched(
+                    grad, GRADIENT, known.module, NAMES[GRADIENT], known.name, op=op
+                )
+                if is_new and op == NONE:
+                    self._watch_on(grad)
+                    self._new.add(known.key)
 
     def _watch_on(self, grad: Tensor) -> None:
         """Keep a gradient known: the tensor that backward made it as is gone, and no op may touch it any more."""
         with contextlib.suppress(RuntimeError, NotImplementedError):
-            for part in plain_parts(grad):
+            for part in (
+                (grad,) if grad.__class__ is Tensor and grad.layout is torch.strided else plain_parts(grad)
+            ):
                 self._storages.watch_on(part)
 
 
@@ -133,4 +155,4 @@ class _AtEnd:
             call_at_end_of_backward(self)
         else:
             with gradients.harmless:
-                gradients.note()
+                gradients.backward_ends()

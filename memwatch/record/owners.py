@@ -15,6 +15,7 @@ from memwatch._torch.modules import BUFFERS, PARAMETERS
 from memwatch.capture.schema import NONE
 from memwatch.own_code import CodeOwner
 from memwatch.record.module_registry import ModuleRegistry
+from memwatch.record.parameters import Parameters
 from memwatch.record.roles import BUFFER, NAMES, PARAMETER, STATE, STEPPED, Roles
 from memwatch.record.search_budget import SearchBudget
 from memwatch.record.tables.rows import Rows
@@ -39,7 +40,7 @@ class Owners:
         harmless: around what runs in a call of the program's.
 
     Attributes:
-        parameters: a weak reference, name and module of each parameter, by its `id`.
+        parameters: those that are known.
         modules: rows of `modules`.
         registry: the modules that are known.
         all_state_is_seen: whether every optimizer keeps its state in itself: to ask a wrapper would run its code.
@@ -50,7 +51,7 @@ class Owners:
         self._budget = SearchBudget()
         self.modules = Rows()
         self.registry = ModuleRegistry(self.modules, strings, self._own, self._budget, roles.op_counter)
-        self.parameters: dict[int, tuple[weakref.ref[Tensor], str, int]] = {}
+        self.parameters = Parameters()
         self._stepped: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self.all_state_is_seen = True
@@ -63,15 +64,11 @@ class Owners:
 
     def swap(self, swap_tensors: Callable[..., Any], t1: Tensor, t2: Tensor) -> Any:
         """Let go of parameters while torch swaps them: it refuses tensors that anybody refers to weakly."""
-        tensors = t1, t2
-        known = {id(tensor): self.parameters.pop(id(tensor), (None,))[1:] for tensor in tensors}
+        know_again = self.parameters.without((t1, t2))
         try:
             return swap_tensors(t1, t2)
         finally:
-            for tensor in tensors:
-                before = known[id(tensor)]
-                if before:
-                    self.parameters[id(tensor)] = (weakref.ref(tensor), *before)
+            know_again()
 
     def learn_modules(self, modules: Iterable[nn.Module], frame: FrameType | None) -> None:
         """Number and name the trees of modules, and note the roles of their parameters and buffers.
@@ -84,13 +81,14 @@ class Owners:
 
     def own(self, parameter: Tensor, name: str) -> None:
         """Note that a tensor is a parameter, so that its gradient and its optimizer's state get its name."""
-        if not self._is_known(parameter):
-            self.parameters[id(parameter)] = (weakref.ref(parameter), name, NONE)
+        if self.parameters.find(parameter) is None:
+            self.parameters.add(parameter, name, NONE)
         self._roles.note(parameter, PARAMETER, *self.name_of(parameter))
 
     def name_of(self, parameter: Tensor) -> tuple[str, int]:
         """Return the name of a parameter and the number of its module, empty and -1 if it has none."""
-        return self.parameters[id(parameter)][1:] if self._is_known(parameter) else ("", NONE)
+        known = self.parameters.find(parameter)
+        return ("", NONE) if known is None else (known.name, known.module)
 
     def look_again(self) -> None:
         """Look at the end for modules that were never called.
@@ -127,23 +125,23 @@ class Owners:
         for key, tensor in list((module.__dict__.get(PARAMETERS) or {}).items()):
             if tensor is not None:
                 self._roles.note(tensor, PARAMETER, key, number)
-                known = self.parameters.get(id(tensor))
-                if known is None or known[0]() is not tensor or known[2] == NONE:  # an id may be in use again
-                    self.parameters[id(tensor)] = (weakref.ref(tensor), key, number)
+                known = self.parameters.find(tensor)
+                if known is None or known.module == NONE:
+                    self.parameters.add(tensor, key, number)
         for key, tensor in list((module.__dict__.get(BUFFERS) or {}).items()):
             if tensor is not None:
                 self._roles.note(tensor, BUFFER, key, number)
 
-    def learn_parameters(self, optimizer: Any, frame: FrameType | None = None) -> None:
-        """Note what an optimizer steps.
+    def learn_parameters(self, optimizer: Any, frame: FrameType | None = None) -> list[Tensor]:
+        """Note what an optimizer steps, and return it.
 
         Args:
             optimizer: the optimizer.
             frame: the call that steps it, whose variables may lead to modules that are not known.
         """
         tensors = list(_stepped_by(optimizer))
-        if self._has_stepped(optimizer) and all(map(self._is_known, tensors)):
-            return
+        if self._has_stepped(optimizer) and self.parameters.are_known(tensors):
+            return tensors
         if isinstance(optimizer.__dict__.get("state"), dict) and "param_groups" in optimizer.__dict__:
             self._optimizers[id(optimizer)] = weakref.ref(optimizer)
         else:
@@ -156,27 +154,25 @@ class Owners:
             for index, tensor in enumerate(settings["params"]):
                 # also what is known: its memory may be new, as after `module.half()`
                 self.own(tensor, f"group{group}.param{index}")
+        return tensors
 
     def _search(self, cls: type, tensors: list[Tensor], frame: FrameType) -> None:
         """Look for the modules that own what an optimizer of a class steps, where that may still help."""
-        unknown = len(tensors) - sum(map(self._is_known, tensors))
+        find = self.parameters.find
+        unknown = sum(find(tensor) is None for tensor in tensors)
         if not unknown or not self._budget.spend(cls):
             return
         for owner in (CodeOwner.PROGRAM, CodeOwner.INSTALLED):
-            if not all(map(self._is_known, tensors)):
+            if not self.parameters.are_known(tensors):
                 self.registry.learn((), frame, owner)
-        if not all(map(self._is_known, tensors)):
+        if not self.parameters.are_known(tensors):
             self.registry.learn_from_heap()
-        if sum(map(self._is_known, tensors)) == len(tensors) - unknown:
+        if sum(find(tensor) is None for tensor in tensors) == unknown:
             self._budget.found_nothing(cls)
 
     def _has_stepped(self, optimizer: Any) -> bool:
         known = self._stepped.get(id(optimizer))
         return known is not None and known() is optimizer
-
-    def _is_known(self, parameter: Tensor) -> bool:
-        known = self.parameters.get(id(parameter))
-        return known is not None and known[0]() is parameter
 
     def learn_state(self, optimizer: Any) -> None:
         """Note the role of every tensor in the optimizer's state, named as ``adamw.exp_avg[layers.0.weight]``."""
@@ -188,7 +184,8 @@ class Owners:
         """Yield the tensors of an optimizer's state."""
         kind = type(optimizer).__name__.lower()
         for parameter, state in list(states.items()):
-            owner, module = self.name_of(parameter) if self._is_known(parameter) else ("?", NONE)
+            known = self.parameters.find(parameter)
+            owner, module = ("?", NONE) if known is None else (known.name, known.module)
             for slot, value in list(state.items()) if isinstance(state, dict) else ():
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
                     if isinstance(tensor, Tensor):

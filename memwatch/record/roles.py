@@ -8,10 +8,10 @@ from torch import Tensor
 
 from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
-from memwatch.record.tables.parts import plain_parts
+from memwatch.record.tables.parts import address_or_zero, plain_parts
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BASELINE, Storages, address_of
-from memwatch.record.tables.watched import WatchedStorage
+from memwatch.record.tables.watched import WatchedTensor
 
 if TYPE_CHECKING:
     from memwatch.record.tables.op_counter import OpCounter
@@ -67,7 +67,9 @@ class Roles:
             watched = self.storages.live.get(address_of(tensor)) if tensor.__class__ is Tensor else None
         except (RuntimeError, NotImplementedError):
             watched = None
-        if watched.__class__ is not WatchedStorage:
+        if watched is None or (
+            watched.__class__ is WatchedTensor and watched.address != address_or_zero(tensor)
+        ):
             self.note(tensor, role, name.format(*words), module, op)
         elif not self.storages.roles.get(watched.number, 0) >> role & 1:
             self.add(watched.number, role, name.format(*words), module, op=op)

@@ -46,7 +46,9 @@ from memwatch.record.timer import Timer
 from memwatch.record.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor
 
     from memwatch.capture.packed import IntArray
     from memwatch.record.options import Options
@@ -297,6 +299,10 @@ class Session:
         self.context.gradients.backward_begins()
         freed_are_seen = self._allocator is not None and self._allocator.running
         return not freed_are_seen or self.interceptor.name != "key" or self.arguments is not None
+
+    def leaves_reached(self, leaves: Iterable[Tensor]) -> None:
+        """Tell the gradients which leaves the backward that runs may give any."""
+        self.context.gradients.reached(leaves)
 
     def _flush_by_timer(self) -> None:
         self._process.sample()

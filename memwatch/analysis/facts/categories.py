@@ -114,44 +114,106 @@ def categorise(
     roles = _roles(capture, {key for key, role in past.items() if role.is_over})
     derived = DerivedInputs(capture)
     outlived = _outlived_roles(capture, allocations, kept, past)
-    saved = _saved(capture, allocations.named)
-    crosses = _crosses_to_backward(capture, allocations.named)
     recomputed = _recompute_rules(capture)
-    collective = _collective_ops(capture)
-    communicated = _communicated_in_backward(capture, collective, allocations.named)
-    found, told = Categories([], [], [], [], []), kept.are_told
-    columns = (allocations.storage, allocations.origin, allocations.op)
-    flags = (kept.needed, kept.by_itself, kept.like_others, kept.lasting)
-    rows = zip(*(column.tolist() for column in (*columns, *flags)), strict=True)
-    for storage, origin, op, needed, by_itself, like_others, lasting in rows:
-        role, role_name, role_module = "", "", NONE
-        has_role = storage != NONE and storage in roles
-        if has_role and not (roles[storage][0] == "input" and storage in derived):
-            strongest, role, role_name, role_module = roles[storage]
+    traits = _traits(capture, allocations, kept)
+    found = _by_traits(traits)
+    names = (allocations.storage, allocations.origin, allocations.op)
+    is_special = np.isin(allocations.storage, [*roles, *outlived]) | np.isin(allocations.op, list(recomputed))
+    special = np.flatnonzero(is_special)
+    rows = zip(special.tolist(), *(column[special].tolist() for column in names), strict=True)
+    for row, storage, origin, op in rows:
+        if storage in roles and not (roles[storage][0] == "input" and storage in derived):
+            strongest, found.role[row], found.role_name[row], found.role_module[row] = roles[storage]
             category, rule = _by_role(strongest, is_unsure=(storage, strongest) in past)
-        elif storage != NONE and origin != WORKSPACE and (again := recomputed.get(op)) is not None:
-            category, rule = "recomputed", again
+        elif storage != NONE and origin != WORKSPACE and op in recomputed:
+            category, rule = "recomputed", recomputed[op]
         else:
-            is_saved, does_cross = storage != NONE and saved[storage], storage != NONE and crosses[storage]
-            is_held = by_itself if is_saved or does_cross else needed
-            category, rule = _without_role(
-                storage, origin, op, is_held=is_held, is_saved=is_saved, crosses=does_cross, told=told
-            )
-            if category in ("temporary", "input", "held") and storage != NONE:
-                if NONE < op < len(collective) and collective[op]:
-                    category, rule = "communication", "a collective made it"
-                elif communicated[storage]:
-                    category, rule = "communication", "a collective works on it in backward"
-                elif storage in outlived:
-                    category, rule = outlived[storage]
-            if category == "temporary" and lasting:
-                category, rule = "held", _KEPT_BY_OBJECTS
-            if category == "temporary" and like_others:
-                category, rule = "held", _LIKE_OTHERS if told else _LIKE_OTHERS_ACROSS_PASSES
-        for texts, text in zip(found[:4], (category, rule, role, role_name), strict=True):
-            texts.append(text)
-        found.role_module.append(role_module)
+            category, rule = _by_itself(_Traits(*traits[row].tolist()), outlived.get(storage))
+        found.category[row], found.rule[row] = category, rule
     return found
+
+
+class _Traits(NamedTuple):
+    """What decides the category of an allocation in no role: numbers, of which all but `origin` are 0 or 1."""
+
+    origin: int
+    has_op: int
+    is_seen: int  # by a tensor
+    needed: int
+    by_itself: int
+    like_others: int
+    lasting: int
+    is_told: int
+    is_saved: int
+    crosses: int
+    by_collective: int
+    communicated: int
+
+
+def _traits(capture: Capture, allocations: Allocations, kept: KeptAcross) -> IntArray:
+    """Return the traits of each allocation, a row for each."""
+    storage, op = allocations.storage, allocations.op
+    collective = _collective_ops(capture)
+    by_storage = (
+        _saved(capture, allocations.named),
+        _crosses_to_backward(capture, allocations.named),
+        _communicated_in_backward(capture, collective, allocations.named),
+    )
+    saved, crosses, communicated = (np.append(column, 0)[storage] for column in by_storage)
+    made = np.where((op != NONE) & (op < len(collective)), op, len(collective))
+    return np.column_stack(
+        _Traits(
+            origin=allocations.origin,
+            has_op=op != NONE,
+            is_seen=storage != NONE,
+            needed=kept.needed,
+            by_itself=kept.by_itself,
+            like_others=kept.like_others,
+            lasting=kept.lasting,
+            is_told=np.full(len(storage), kept.are_told),
+            is_saved=saved,
+            crosses=crosses,
+            by_collective=np.append(collective, False)[made],
+            communicated=communicated,
+        )
+    ).astype(np.int64)
+
+
+def _by_traits(traits: IntArray) -> Categories:
+    """Return the categories of allocations that are in no role; there are few different traits."""
+    codes = traits @ (2 ** np.arange(len(_Traits._fields))[::-1])  # the first has more than two values
+    _, first, at = np.unique(codes, return_index=True, return_inverse=True)
+    different = [_by_itself(_Traits(*row), None) for row in traits[first].tolist()]
+    chosen, count = at.tolist(), len(traits)
+    return Categories(
+        [different[each][0] for each in chosen],
+        [different[each][1] for each in chosen],
+        [""] * count,
+        [""] * count,
+        [NONE] * count,
+    )
+
+
+def _by_itself(traits: _Traits, outlived: tuple[str, str] | None) -> tuple[str, str]:
+    """Return category and rule of an allocation that is in no role, and that no checkpoint computed again.
+
+    Args:
+        traits: what is known of it.
+        outlived: category and rule of what lives on after a role.
+    """
+    category, rule = _without_role(traits)
+    if category in ("temporary", "input", "held") and traits.is_seen:
+        if traits.by_collective:
+            category, rule = "communication", "a collective made it"
+        elif traits.communicated:
+            category, rule = "communication", "a collective works on it in backward"
+        elif outlived is not None:
+            category, rule = outlived
+    if category == "temporary" and traits.lasting:
+        return "held", _KEPT_BY_OBJECTS
+    if category == "temporary" and traits.like_others:
+        return "held", _LIKE_OTHERS if traits.is_told else _LIKE_OTHERS_ACROSS_PASSES
+    return category, rule
 
 
 def _all_unknown(count: int) -> Categories:
@@ -185,30 +247,28 @@ def _outlived_roles(
     return found
 
 
-def _without_role(
-    storage: int, origin: int, op: int, *, is_held: bool, is_saved: bool, crosses: bool, told: bool
-) -> tuple[str, str]:
+def _without_role(traits: _Traits) -> tuple[str, str]:
     """Return category and rule of an allocation that is no parameter, buffer, state, gradient or input."""
-    if origin == WORKSPACE:
+    if traits.origin == WORKSPACE:
         return "workspace", "allocated and freed within one op; no tensor names it"
-    if storage == NONE:
-        return "unknown", _unnamed_rule(origin, op)
-    if is_held:
-        return "held", _KEPT if told else _KEPT_ACROSS_PASSES
-    if is_saved:
+    if not traits.is_seen:
+        return "unknown", _unnamed_rule(traits)
+    if traits.by_itself if traits.is_saved or traits.crosses else traits.needed:
+        return "held", _KEPT if traits.is_told else _KEPT_ACROSS_PASSES
+    if traits.is_saved:
         return "activation", "autograd saved it for backward"
-    if crosses:
+    if traits.crosses:
         return "activation", "inferred: made in forward and read in backward"
-    return _of_one_iteration(origin, op, told=told)
+    return _of_one_iteration(traits)
 
 
-def _of_one_iteration(origin: int, op: int, *, told: bool) -> tuple[str, str]:
+def _of_one_iteration(traits: _Traits) -> tuple[str, str]:
     """Return category and rule of what has no role, is not needed in backward, nor in another iteration."""
-    if origin in _INPUT_RULES:
-        return "input", _INPUT_RULES[origin]
-    if origin == UNOBSERVED and op == NONE:
+    if traits.origin in _INPUT_RULES:
+        return "input", _INPUT_RULES[traits.origin]
+    if traits.origin == UNOBSERVED and not traits.has_op:
         return "temporary", "made where no op was recorded, used by one later"
-    return "temporary", _TEMPORARY if told else _TEMPORARY_OF_ALL
+    return "temporary", _TEMPORARY if traits.is_told else _TEMPORARY_OF_ALL
 
 
 def _recompute_rules(capture: Capture) -> dict[int, str]:
@@ -237,10 +297,10 @@ def _communicated_in_backward(capture: Capture, collective: NDArray[np.bool_], n
     return taken
 
 
-def _unnamed_rule(origin: int, op: int) -> str:
-    if origin == BY_THREAD:
+def _unnamed_rule(traits: _Traits) -> str:
+    if traits.origin == BY_THREAD:
         return "another thread allocated it; what for was not seen"
-    if op == NONE:
+    if not traits.has_op:
         return "allocated outside every recorded op (compiled code, C++ or another mode)"
     return "allocated in an op and kept after it; no tensor was seen on it"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from memwatch.analysis.facts.grouped import Grouped
 from memwatch.capture.schema import ROLES
 
 if TYPE_CHECKING:
@@ -56,23 +57,27 @@ class RoleTimes:
     """When each storage was in which role."""
 
     def __init__(self, capture: Capture) -> None:
-        begun, ended = capture.tables["roles"], capture.tables["role_ends"]
-        starts: dict[tuple[int, str], list[tuple[int, int]]] = {}
-        ends: dict[tuple[int, str], list[tuple[int, int]]] = {}
-        columns = (begun["storage"].tolist(), begun["role"].tolist(), begun["op"].tolist())
-        for row, (storage, role, op) in enumerate(zip(*columns, strict=True)):
-            starts.setdefault((storage, ROLES[role]), []).append((op, row))
+        self._begun, ended = capture.tables["roles"], capture.tables["role_ends"]
+        self._rows_of_storage = Grouped(self._begun["storage"])
+        self._stretches: dict[tuple[int, str], list[Stretch]] = {}
+        self._ends: dict[tuple[int, str], list[tuple[int, int]]] = {}
         columns = (ended["storage"].tolist(), ended["role"].tolist(), ended["last_op"].tolist())
         for storage, role, last_op, op in zip(*columns, ended["op"].tolist(), strict=True):
-            ends.setdefault((storage, ROLES[role]), []).append((op, last_op))
-        self._stretches = {
-            key: _stretches(key[1], begins, ends.get(key, [])) for key, begins in starts.items()
-        }
-        self._may_end = [key for key in ends if key in self._stretches]
+            self._ends.setdefault((storage, ROLES[role]), []).append((op, last_op))
+
+    def _stretches_of(self, storage: int, role: str) -> list[Stretch]:
+        """Return when a storage was in a role."""
+        key = storage, role
+        if key not in self._stretches:
+            rows = self._rows_of_storage.within(storage, storage + 1)
+            rows = rows[self._begun["role"][rows] == ROLES.index(role)]
+            starts = list(zip(self._begun["op"][rows].tolist(), rows.tolist(), strict=True))
+            self._stretches[key] = _stretches(role, starts, self._ends.get(key, []))
+        return self._stretches[key]
 
     def at(self, storage: int, role: str, op: int) -> InRole:
         """Return whether a storage is in a role while an op runs, or between it and the next."""
-        stretches = self._stretches.get((storage, role), [])
+        stretches = self._stretches_of(storage, role)
         begun = [each for each in stretches if each.first_op <= op]
         if not stretches:
             return InRole.KNOWN
@@ -85,10 +90,10 @@ class RoleTimes:
     def past_at(self, op: int) -> dict[tuple[int, str], PastRole]:
         """Return, by storage and role, the roles that were over when an op runs, or may have been."""
         found = {}
-        for key in self._may_end:
+        for key in self._ends:
             state = self.at(*key, op)
             if state in (InRole.EARLIER, InRole.ENDED):
-                last = max(each for each in self._stretches[key] if each.first_op <= op)
+                last = max(each for each in self._stretches_of(*key) if each.first_op <= op)
                 found[key] = PastRole(state is InRole.ENDED, last.end_op, last.row)
         return found
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from memwatch.analysis.facts.role_times import InRole
 from memwatch.analysis.holders.evidence import HolderEvidence, Inference
@@ -18,8 +20,11 @@ from memwatch.words import holders as words
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
+    from memwatch.capture.packed import IntArray
 
 _ROLES: Final = {
     "parameter": (HolderKind.PARAMETER, words.PARAMETER),
@@ -36,17 +41,8 @@ _ROLES: Final = {
 """Roles that name their holder by themselves."""
 _BOOKS: Final = HolderEvidence.STRUCTURE
 _INFERRED_ROLES: Final = ("reducer memory",)
+_NO_PACKS: Final = np.zeros(0, dtype=np.int64)
 _INFERENCES: Final = {InRole.LATER: Inference.ROLE_LATER, InRole.EARLIER: Inference.ROLE_EARLIER}
-
-
-class _Pack(NamedTuple):
-    """A saved tensor: its number, and when autograd took hold of it and let it go, in ops started and in unix time."""
-
-    number: int
-    start_op: int
-    end_op: int  # -1 if never
-    start_ns: int
-    end_ns: int
 
 
 class Holders:
@@ -67,35 +63,31 @@ class Holders:
         return self._samples.graph_roots(allocation, op)
 
     @cached_property
-    def _packs(self) -> dict[int, list[_Pack]]:
-        """The saved tensors that lie in each storage."""
-        saved, packs = self._saved_tensors, self._facts.capture.tables["packs"]
-        columns = (saved.storage, saved.saved_op, saved.released_op, packs["time_ns"], saved.released_ns)
-        found: dict[int, list[_Pack]] = {}
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        for number, (storage, *bounds) in enumerate(rows):
-            if storage != NONE:
-                found.setdefault(storage, []).append(_Pack(number, *bounds))
-        return found
+    def _packs_by_storage(self) -> dict[int, IntArray]:
+        storages = self._saved_tensors.storage
+        order = np.argsort(storages, kind="stable")
+        found, starts = np.unique(storages[order], return_index=True)
+        packs = dict(zip(found.tolist(), np.split(order, starts[1:]), strict=True)) if len(found) else {}
+        packs.pop(NONE, None)
+        return packs
+
+    def _packs_of(self, allocation: int) -> IntArray:
+        """Return the saved tensors that lie in an allocation."""
+        return self._packs_by_storage.get(int(self._facts.allocations.storage[allocation]), _NO_PACKS)
 
     def packs_at(self, allocation: int, op: int) -> list[int]:
         """Return the saved tensors through which autograd held an allocation by the end of an op."""
-        packs = self._packs.get(int(self._facts.allocations.storage[allocation]), [])
-        return [
-            pack.number
-            for pack in packs
-            if pack.start_op <= op + 1 and (pack.end_op == NONE or pack.end_op > op)
-        ]
+        packs, saved = self._packs_of(allocation), self._saved_tensors
+        return _held(packs, saved.saved_op[packs] <= op + 1, saved.released_op[packs], op)
 
     def _packs_at_event(self, allocation: int, event: int) -> list[int]:
         """Return the saved tensors through which autograd held an allocation at an event."""
-        packs = self._packs.get(int(self._facts.allocations.storage[allocation]), [])
+        packs = self._packs_of(allocation)
+        if not len(packs):
+            return []
         now_ns = int(self._facts.curve.time_ns[event])
-        return [
-            pack.number
-            for pack in packs
-            if pack.start_ns <= now_ns and (pack.end_ns == NONE or pack.end_ns > now_ns)
-        ]
+        are_saved = self._facts.capture.tables["packs"]["time_ns"][packs] <= now_ns
+        return _held(packs, are_saved, self._saved_tensors.released_ns[packs], now_ns)
 
     def describe(self, allocations: Sequence[int], event: int) -> list[Holder]:
         """Return one holder for each allocation, at an event of the live curve."""
@@ -189,6 +181,12 @@ class Holders:
             subject=(node, module),
             evidence=_BOOKS,
         )
+
+
+def _held(packs: IntArray, are_saved: NDArray[np.bool_], ends: IntArray, now: int) -> list[int]:
+    """Return those of some saved tensors that are saved and not let go of: never, or later than now."""
+    held: list[int] = packs[are_saved & ((ends == NONE) | (ends > now))].tolist()
+    return held
 
 
 def _lasts_less(holder: Holder) -> tuple[bool, bool, bool]:

@@ -51,8 +51,14 @@ class SampleRows:
 
     def with_kind(self, kind: HolderKind) -> NDArray[np.bool_]:
         """Return, for each row, whether its holder is of a kind."""
-        wanted = [number for number, path in self.paths.items() if HolderPath(path).kind is kind]
-        return np.isin(self.table["path"], wanted)
+        return self._is_of_kind.get(kind, np.zeros(len(self.table["path"]), dtype=bool))
+
+    @cached_property
+    def _is_of_kind(self) -> dict[HolderKind, NDArray[np.bool_]]:
+        numbers: dict[HolderKind, list[int]] = {}
+        for number, path in self.paths.items():
+            numbers.setdefault(HolderPath(path).kind, []).append(number)
+        return {kind: np.isin(self.table["path"], found) for kind, found in numbers.items()}
 
     @cached_property
     def is_graph(self) -> NDArray[np.bool_]:

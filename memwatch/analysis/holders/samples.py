@@ -99,6 +99,8 @@ class HolderSamples:
     def _holders(self, allocation: int, op: int) -> list[Holder]:
         """Return all holders in the sample that speaks best for an allocation while an op ran."""
         facts, rows = self._facts, self._rows.of(allocation)
+        if not len(rows) and not len(self._twins.rows(allocation)):
+            return []  # no sample tells of it, nor of another that the same calls made
         small = facts.allocations.nbytes[allocation] <= SMALL_RATIO * facts.curve.peak_increase_bytes
         if len(rows) and small:  # most samples leave out what is so small
             return self._own(rows, np.unique(self._table["sample"][rows]), allocation, op)

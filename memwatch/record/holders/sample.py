@@ -87,10 +87,11 @@ class Sample:
     def _look_at_roles(self, frame: FrameType | None) -> None:
         """End the roles that are over: what has none is searched for."""
         state = self._state
-        if state.costs.may_look_at_roles():
+        known_count = len(self._live) + len(state.context.owners.registry.known)
+        if state.costs.may_look_at_roles(known_count):
             start = ticks()
             state.context.role_ends.look(frame, least_bytes=self._smallest_bytes, in_op=True)
-            state.costs.roles_looked_at(ticks() - start)
+            state.costs.roles_looked_at(known_count, ticks() - start)
 
     # Each search ends with the method that makes it: what it has in its queues would refer to the program's
     # objects while gc is asked who does.
@@ -196,9 +197,9 @@ class Sample:
         explained = {number for numbers in self._saved.values() for number in numbers}
         missing = {
             alive.key: alive
-            for alive in list(self._live.values())
-            if alive.__class__ is WatchedStorage and alive.number >= state.first_number
-            and alive.nbytes >= self._smallest_bytes and alive.device == self._device
+            for alive in state.storages.newest(state.first_number)
+            if alive.__class__ is WatchedStorage and alive.device == self._device
+            and alive.nbytes >= self._smallest_bytes
             and alive.number not in self._holder_counts and alive.number not in explained
             and not state.context.roles.owns(alive.number)
         }  # fmt: skip

@@ -26,6 +26,8 @@ _FREE_DUE_SAMPLES: Final = 2
 _FREE_HEAP_SCANS: Final = 1
 _ROLE_LOOKS_RATIO: Final = 0.25
 _FREE_ROLE_LOOKS: Final = 4
+_FREE_OF_ROLE_LOOKS: Final = 20_000
+"""Storages and modules that the free looks at roles may go through, after the first."""
 
 
 class SamplingCosts:
@@ -35,7 +37,7 @@ class SamplingCosts:
         self.count = 0
         self.cost_ticks = 0
         self._heap_scan_ticks = 0
-        self._role_look_count = self._role_look_ticks = 0
+        self._role_look_count = self._role_look_ticks = self._looked_at_count = 0
         self._heap_scan_count = 0
         self._start_ticks = ticks()
 
@@ -49,15 +51,21 @@ class SamplingCosts:
             return True
         return self._heap_scan_ticks <= _HEAP_SCANS_TIME_RATIO * (ticks() - self._start_ticks)
 
-    def may_look_at_roles(self) -> bool:
-        """Return True if looks at the roles are a small share of what the samples take."""
-        if self._role_look_count < _FREE_ROLE_LOOKS:
+    def may_look_at_roles(self, known_count: int) -> bool:
+        """Return True if looks at the roles are a small share of what the samples take, or few and at little.
+
+        Args:
+            known_count: storages and modules that a look goes through now.
+        """
+        is_little = self._looked_at_count + known_count <= _FREE_OF_ROLE_LOOKS
+        if self._role_look_count < _FREE_ROLE_LOOKS and (is_little or not self._role_look_count):
             return True
         return self._role_look_ticks <= _ROLE_LOOKS_RATIO * self.cost_ticks
 
-    def roles_looked_at(self, spent_ticks: int) -> None:
-        """Note what a look at the roles took."""
+    def roles_looked_at(self, known_count: int, spent_ticks: int) -> None:
+        """Note how much a look at the roles went through, and what it took."""
         self._role_look_count += 1
+        self._looked_at_count += known_count
         self._role_look_ticks += spent_ticks
 
     def heap_scanned(self, spent_ticks: int) -> None:

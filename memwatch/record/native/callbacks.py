@@ -94,7 +94,6 @@ class OpCallbacks:
         string_id: numbers the name of an op.
         flush_due: writes the rows.
         op_failed: hears that an op raised.
-        holds_in_backward: called at the first op of a backward, returns whether storages are watched from birth in it.
         could_not_record: says that the tensors of an op could not be looked into.
         frame_callback: returns what dynamo evaluates the frames of this thread with, None where it does not.
         hand_on: `__torch_dispatch__` of the mode, for what dynamo or a tensor subclass must not meet in C++.
@@ -105,12 +104,18 @@ class OpCallbacks:
         self.string_id: Callable[[str], int] = strings
         self.flush_due = listener.flush_due
         self.op_failed = listener.op_failed
-        self.holds_in_backward = listener.backward_begins
+        self._listener = listener
         self.could_not_record = listener.could_not_record
         self.frame_callback = frame_callback
         self.hand_on: Callable[..., Any] = ModeInterceptor.__torch_dispatch__
         self.passed_on = MemwatchError
         self._operands = operands
+
+    def backward_begins(self, leaves: list[Tensor]) -> bool:
+        """Hear of a backward at its first op, and of its leaves; return if storages are watched from birth in it."""
+        holds = self._listener.backward_begins()
+        self._listener.leaves_reached(leaves)
+        return holds
 
     def storages_of(self, tensor: Tensor) -> list[tuple[int, int]]:
         """Return the number and the address of every storage that holds bytes of an argument."""

@@ -28,6 +28,7 @@ from memwatch.record.clock import ticks
 from memwatch.record.interception.key import KeyInterceptor
 from memwatch.record.interception.kinds import READ, WRITE, OpKind
 from memwatch.record.interception.mode import ModeInterceptor
+from memwatch.record.python.graphs import BackwardGraphs
 from memwatch.record.python.kernels import PYTHON_KERNELS
 from memwatch.record.tables.operands import OUTPUT, Operands, lies_in
 from memwatch.record.tables.rows import Rows
@@ -71,6 +72,7 @@ class PythonOpRecorder:
         self._strings = block.strings
         self._names: dict[OpKind, int] = {}
         self._op_counter = block.op_counter
+        self._graphs = BackwardGraphs()
 
     def interceptor(self, *, by_mode: bool) -> Interceptor:
         """Return what hands this recorder every op."""
@@ -92,15 +94,17 @@ class PythonOpRecorder:
             module, outer = context.top
             task = current_graph_task_id()
             if task == NO_TASK:
-                if context.in_backward:
+                if context.graph_task != NO_TASK:
                     context.backward_ended()
                 grad = _grad_enabled()
                 phase = OPTIMIZER if context.optimizing and not grad else FORWARD
                 sequence = next_sequence_nr() - 1 if grad else NONE
             else:
-                if not context.in_backward:
-                    context.in_backward = True
-                    self._ledger.hold = self._listener.backward_begins()
+                if context.graph_task != task:
+                    is_new = self._graphs.enter(task, within=context.graph_task)
+                    context.graph_task = task
+                    if is_new:
+                        self._ledger.hold = self._listener.backward_begins()
                 grad = _grad_enabled()
                 if (task == context.recomputing and _thread() == context.thread) or (
                     grad and not keeps_graph() and context.recomputes_by_hand()
@@ -111,6 +115,8 @@ class PythonOpRecorder:
                     phase = BACKWARD
                     node = current_node()  # none in the callbacks that run when backward is done, as FSDP's
                     sequence = NONE if node is None else sequence_nr_of(node)
+                    if sequence not in self._graphs.visited:
+                        self._listener.leaves_reached(self._graphs.leaves_from(node))
                     if sequence > _MAX_SEQUENCE:  # AccumulateGrad's: the largest unsigned number
                         sequence = NONE
             stack = self._capture_stack(outer, task)

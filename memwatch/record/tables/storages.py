@@ -287,7 +287,7 @@ class Storages:
         self.record_deaths()
         self.ledger.hold = True
         since, self._rewatched_count = self._rewatched_count, self.ledger.count
-        for known in self._newest(since):
+        for known in self.newest(since):
             key = known.key
             if known.__class__ is WatchedTensor:
                 tensor, live = known(), self.live
@@ -312,12 +312,13 @@ class Storages:
         if number == self.count:
             return []
         self.record_deaths()
-        return sorted((each.number, each.nbytes) for each in self._newest(number))
+        return sorted((each.number, each.nbytes) for each in self.newest(number))
 
-    def _newest(self, number: int) -> list[WatchedStorage | WatchedTensor]:
-        """Return the living storages with at least that number."""
+    def newest(self, number: int) -> list[WatchedStorage | WatchedTensor]:
+        """Return the living storages with at least that number, the oldest first; older ones are not looked at."""
         try:
-            return list(itertools.takewhile(lambda each: each.number >= number, reversed(self.live.values())))
+            newest = itertools.takewhile(lambda each: each.number >= number, reversed(self.live.values()))
+            return list(newest)[::-1]
         except RuntimeError:  # one was born or died in another thread, just now
             return [each for each in list(self.live.values()) if each.number >= number]
 

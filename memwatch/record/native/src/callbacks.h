@@ -95,18 +95,19 @@ class CallContext {
     return {integer(PyTuple_GET_ITEM(pair.ptr(), 0)), integer(PyTuple_GET_ITEM(pair.ptr(), 1))};
   }
   bool is_optimizing() const { return optimizing_.truth_of(context_.ptr()); }
-  bool is_in_backward() const { return in_backward_.truth_of(context_.ptr()); }
+  /// Return the graph task of the last op, or what is the number of none.
+  int64_t graph_task() const { return integer(graph_task_.of(context_.ptr()).ptr()); }
   /// Return the graph task in which a checkpointed region runs again in `thread`, or what is the number of none.
   int64_t recomputing() const { return integer(recomputing_.of(context_.ptr()).ptr()); }
   int64_t thread() const { return integer(thread_.of(context_.ptr()).ptr()); }
   bool recomputes_by_hand() const { return recomputes_by_hand_.of(context_.ptr())().cast<bool>(); }
   bool saves_inputs() const { return saves_inputs_.truth_of(context_.ptr()); }
-  void enter_backward() const { in_backward_.set(context_.ptr(), Py_True); }
+  void enter_backward(int64_t task) const { graph_task_.set(context_.ptr(), owned(PyLong_FromLongLong(task)).ptr()); }
   void leave_backward() const { context_.attr("backward_ended")(); }
   void clear() { context_ = py::none(); }
 
  private:
-  const Name top_{"top"}, in_backward_{"in_backward"}, optimizing_{"optimizing"}, recomputing_{"recomputing"},
+  const Name top_{"top"}, graph_task_{"graph_task"}, optimizing_{"optimizing"}, recomputing_{"recomputing"},
       recomputes_by_hand_{"recomputes_by_hand"}, saves_inputs_{"saves_inputs"}, thread_{"thread"};
   py::object context_;
 };
@@ -118,7 +119,7 @@ struct OpCallbacks {
       : string_id(callbacks.attr("string_id")),
         flush_due(callbacks.attr("flush_due")),
         op_failed(callbacks.attr("op_failed")),
-        holds_in_backward(callbacks.attr("holds_in_backward")),
+        backward_begins(callbacks.attr("backward_begins")),
         could_not_record(callbacks.attr("could_not_record")),
         storages_of(callbacks.attr("storages_of")),
         made(callbacks.attr("made")),
@@ -128,7 +129,7 @@ struct OpCallbacks {
         frame_callback(callbacks.attr("frame_callback")),
         passed_on(callbacks.attr("passed_on")) {}
 
-  py::object string_id, flush_due, op_failed, holds_in_backward, could_not_record, storages_of, made, resized, overload_of;
+  py::object string_id, flush_due, op_failed, backward_begins, could_not_record, storages_of, made, resized, overload_of;
   py::object hand_on, frame_callback, passed_on;
 };
 

@@ -1,34 +1,19 @@
 #include "ops.h"
 
-#include <ATen/SequenceNumber.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "allocator.h"
 #include "boxed.h"
+#include "graph.h"
 
 namespace memwatch {
 
 namespace {
 
-/// The sequence number of the node that backward runs; none in callbacks when backward is done, as FSDP's.
-int64_t running_sequence() {
-  const auto node = torch::autograd::get_current_node();
-  const uint64_t sequence = node ? node->sequence_nr() : std::numeric_limits<uint64_t>::max();
-  const bool is_one = sequence <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-  return is_one ? static_cast<int64_t>(sequence) : kNone;  // AccumulateGrad's is the largest
-}
-
 /// The number of this thread, as `threading.get_ident()` gives it.
 int64_t this_thread() { return static_cast<int64_t>(PyThread_get_thread_ident()); }
-
-/// The sequence number of the node that was made last.
-int64_t last_sequence() {
-  return c10::GradMode::is_enabled() ? static_cast<int64_t>(at::sequence_number::peek()) - 1 : kNone;
-}
 
 /// Tell whether tensors may lie in a list: those of c10d lie in lists of lists.
 bool is_list(const c10::IValue& value) {
@@ -222,17 +207,22 @@ void Recorder::begin(Call& call, int skip) {
   const auto [module, outer] = context_.top();
   call.module = module;
   const int64_t task = torch::autograd::get_current_graph_task_id();
-  const bool was_in_backward = context_.is_in_backward();
+  const int64_t task_before = context_.graph_task();
   if (task == kNone) {
-    if (was_in_backward) {
+    if (task_before != kNone) {
       context_.leave_backward();
     }
     call.phase = !c10::GradMode::is_enabled() && context_.is_optimizing() ? kPhaseOptimizer : kPhaseForward;
     call.sequence = last_sequence();
   } else {
-    if (!was_in_backward) {
-      context_.enter_backward();
-      storages_->hold = callbacks_.holds_in_backward().cast<bool>();
+    if (task_before != task) {
+      if (task_before == kNone) {
+        backwards_.clear();
+      }
+      context_.enter_backward(task);
+      if (backwards_.insert(task).second) {
+        storages_->hold = callbacks_.backward_begins(leaves_of_backward()).cast<bool>();
+      }
     }
     const bool again = (context_.recomputing() == task && context_.thread() == this_thread()) ||
                        (c10::GradMode::is_enabled() && !torch::autograd::get_current_graph_task_keep_graph() &&

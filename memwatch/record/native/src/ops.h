@@ -8,6 +8,7 @@
 
 #include <limits>
 #include <memory>
+#include <set>
 
 #include "kinds.h"
 #include "overloads.h"
@@ -113,6 +114,7 @@ class Recorder {
 
   int64_t running_ = 0;
   bool closed_ = false;
+  std::set<int64_t> backwards_;  // graph tasks that ops were seen of, until all have ended
 
   int64_t flush_op_ = std::numeric_limits<int64_t>::max(), flush_ticks_ = flush_op_;
   OpCallbacks callbacks_;

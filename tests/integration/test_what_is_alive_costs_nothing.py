@@ -1,0 +1,143 @@
+"""Recording works for what happens, and not for what is merely alive: the same steps take the same lines of code."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import memwatch
+from memwatch.record import gradients
+
+BOTH = pytest.mark.parametrize(
+    "intercept", ["key-native", "mode-native", "key-python", "mode-python"], indirect=True
+)
+MEMWATCH = str(pathlib.Path(memwatch.__file__).parent)
+IDLE = 300
+
+
+class Lines:
+    """Counts the lines of memwatch that run."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __enter__(self):
+        self._before = sys.gettrace()
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *error):
+        sys.settrace(self._before)
+
+    def _call(self, frame, event, argument):
+        return self._line if frame.f_code.co_filename.startswith(MEMWATCH) else None
+
+    def _line(self, frame, event, argument):
+        self.count += event == "line"
+        return self._line
+
+
+def lines_of_a_step(intercept, step, **options):
+    """Return how many lines of memwatch's the third of three like steps takes."""
+    with memwatch.profile(intercept=intercept, **options):
+        step()
+        step()
+        with Lines() as lines:
+            step()
+    return lines.count
+
+
+def training():
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        net(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def small_backwards():
+    net = nn.Linear(4, 4)
+
+    def step():
+        for _ in range(3):
+            net.zero_grad()
+            net(torch.ones(2, 4)).sum().backward()
+
+    return step
+
+
+def idle_modules():
+    return nn.ModuleList(nn.Linear(2, 2) for _ in range(IDLE))
+
+
+def idle_tensors():
+    return [torch.zeros(2) for _ in range(IDLE)]
+
+
+@BOTH
+@pytest.mark.parametrize("program", [training, small_backwards])
+@pytest.mark.parametrize("idle", [idle_modules, idle_tensors])
+def test_a_step_takes_the_same_lines_beside_much_that_is_idle(intercept, program, idle):
+    """No line runs for each module, parameter or storage that the step does not touch; caches may differ by a few."""
+    alone = lines_of_a_step(intercept, program(), holders=False)
+    kept = idle()
+    beside = lines_of_a_step(intercept, program(), holders=False)
+    assert alone > 0
+    assert beside < alone + len(kept) // 3
+    del kept
+
+
+@BOTH
+def test_a_backward_looks_at_the_leaves_of_its_own_graph(intercept, monkeypatch):
+    """Of all parameters that are known, those alone are asked for their gradients that the graph ends in."""
+    asked = []
+    grad_of = gradients._grad_of
+    monkeypatch.setattr(
+        gradients, "_grad_of", lambda parameter: asked.append(parameter) or grad_of(parameter)
+    )
+    used, kept = nn.Linear(4, 4), idle_modules()
+    with memwatch.profile(intercept=intercept, holders=False) as prof:
+        asked.clear()
+        used(torch.ones(2, 4)).sum().backward()
+        torch.ones(3)
+        assert {id(each) for each in asked} == {id(used.weight), id(used.bias)}
+        asked.clear()
+    assert len(prof.storages.query("category == 'gradient'")) == 2
+    del kept
+
+
+@BOTH
+def test_a_backward_within_a_backward_has_leaves_of_its_own(intercept):
+    """Both the outer and the inner graph are known: a reentrant checkpoint runs a backward for its region."""
+    first, inside, last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+    with memwatch.profile(intercept=intercept) as prof:
+        hidden = first(torch.ones(2, 8))
+        hidden = torch.utils.checkpoint.checkpoint(inside, hidden, use_reentrant=True)
+        last(hidden).sum().backward()
+        for each in (first, inside, last):
+            each.zero_grad()
+        torch.ones(3)
+    found = prof.storages.query("category == 'gradient'")
+    assert sorted(found["module"]) == ["first", "first", "inside", "inside", "last", "last"]
+
+
+@BOTH
+def test_an_optimizer_that_steps_within_a_backward(intercept):
+    """A backward whose hooks step is not over: what it gives gradients later is known as such."""
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(second.parameters(), lr=0.1)
+    second.weight.register_post_accumulate_grad_hook(lambda parameter: optimizer.step())
+    with memwatch.profile(intercept=intercept) as prof:
+        second(first(torch.ones(2, 8))).sum().backward()
+        first.zero_grad()
+        second.zero_grad()
+    found = prof.storages.query("category == 'gradient'")
+    assert sorted(found["module"]) == ["first", "first", "second", "second"]
