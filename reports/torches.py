@@ -35,8 +35,11 @@ PARTS = {
     "op database": ["tests/compat/test_compat_opinfo.py"],
 }
 """Parts of the test suite: a column each."""
-NEEDED = ["pytest>=9", "pytest-asyncio>=0.24", "pytest-timeout>=2.3", "expecttest>=0.2", "hypothesis>=6.100"]
-"""What these parts need beside memwatch's own requirements: libraries that have a torch in mind are left out."""
+NEEDED = (
+    "pytest>=9", "pytest-asyncio>=0.24", "pytest-timeout>=2.3", "expecttest>=0.2", "hypothesis>=6.100",
+    "hatchling>=1.25", "transformers>=4.44",
+)  # fmt: skip
+"""What these parts need beside memwatch's own requirements."""
 LINES_OF_FAILURES = 12
 
 
