@@ -35,7 +35,7 @@ class _MonotonicClock:
         return count + self._offset_ns
 
 
-_clock: Final = Part("ops are stamped with Python's clock, which costs more and is less exact")
+_clock: Final = Part("")  # Python's own clock, which torch 2.11 and 2.12 have to use, does as well
 _get_ticks: Final[Any] = _clock.take("torch._C._profiler._get_approximate_time", None)
 _Converter: Final[Any] = _clock.take("torch._C._profiler._ApproximateClockToUnixTimeConverter", None)
 TICKS_ARE_TORCHS: Final = _clock.complete
