@@ -29,7 +29,8 @@ RUNS = (
 PARTS = {
     "compat matrix": ["tests/compat", "--ignore=tests/compat/test_compat_opinfo.py"],
     "truth": ["tests/integration/test_truth.py", "tests/truth/test_truth_patterns.py"],
-    "leaks": ["tests/leaks", "tests/heap"],
+    # the file left out edits the sources of one torch
+    "leaks": ["tests/leaks", "tests/heap", "--ignore=tests/leaks/test_leaks_pipelining.py"],
     "native": ["tests/native"],
     "plan, replay": ["tests/replay"],
     "op database": ["tests/compat/test_compat_opinfo.py"],
