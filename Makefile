@@ -8,7 +8,11 @@ PYTEST := $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker
 HEAP_TESTS := tests/leaks tests/heap tests/plugin
 INSTALL := $(RUN) pip install --quiet -c constraints.txt
 
-.PHONY: demo test lint page docs schema opinfo programs clean
+# where `make torches` puts its environments, and of how many tests it runs one
+TORCHES ?= out/torches
+EVERY ?= 1
+
+.PHONY: demo test lint page docs schema opinfo torches gpu programs clean
 
 demo: $(VENV)/.installed  ## train a small GPT, print its summary, write out/gpt.html
 	-$(VENV)/bin/memwatch build
@@ -37,6 +41,15 @@ schema: $(VENV)/.installed  ## write the C++ header of the tables from the schem
 
 opinfo: $(VENV)/.installed-test  ## the whole op database of torch, plainly and observed (long)
 	$(VENV)/bin/python reports/opinfo.py
+
+torches: $(VENV)/.installed-test  ## the tests with each torch and each Python (hours, 5 GB each): reports/torches.md
+	$(VENV)/bin/python reports/torches.py --where $(TORCHES) --every $(EVERY) $(RUNS)
+
+gpu: export PYTHONPATH := $(CURDIR):$(CURDIR)/plugins
+gpu:  ## what needs a CUDA device, with the machine's own Python and torch: nothing is installed
+	-$(PYTHON) -m memwatch build
+	$(PYTHON) -m pytest -c tests/cuda/pytest.ini -q -rs tests/cuda
+	$(PYTHON) reports/cuda.py
 
 programs:  ## the browser that drives the page, and graphviz
 	@for program in chromium chromedriver dot; do command -v $$program >/dev/null || missing="$$missing $$program"; done; \

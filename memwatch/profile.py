@@ -8,6 +8,7 @@ import inspect
 import warnings
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from memwatch._torch.versions import require_known_torch
 from memwatch.devices import is_out_of_memory
 from memwatch.errors import MemoryLimitError, MemwatchError
 from memwatch.reading import Reading
@@ -151,9 +152,10 @@ def profile(
         A context manager and decorator; after the block it reads the capture.
 
     Raises:
-        MemwatchError: a block is already open, or `intercept` is unknown.
+        MemwatchError: a block is already open, `intercept` is unknown, or memwatch does not know this torch.
         MemoryLimitError: inside the block, at the op that went above `limit_bytes`.
     """
+    require_known_torch()
     return Profile(
         Options(
             path=path,

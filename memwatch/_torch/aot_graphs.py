@@ -3,15 +3,17 @@
 | torch | here |
 | --- | --- |
 | torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput | InputMutation |
+| node.meta["custom"]["_region_activation_memory_budget"] | has_region_budget(module) |
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memwatch._torch.lookup import NoSuchClass, Part
 
 if TYPE_CHECKING:
+    from torch import fx
     from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
     InputMutation = InputMutationAOTOutput
@@ -20,3 +22,13 @@ else:
         "torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput", NoSuchClass
     )
     """The class of outputs of a joint graph that AOTAutograd writes back into an input."""
+
+_REGION_BUDGET: Final = "_region_activation_memory_budget"
+
+
+def has_region_budget(module: fx.GraphModule) -> bool:
+    """Return True if the program gave a part of a graph a budget of its own.
+
+    It does so with `torch.autograd.graph.region_activation_memory_budget`, which torch 2.11 and 2.12 may lack.
+    """
+    return any(_REGION_BUDGET in (node.meta.get("custom") or {}) for node in module.graph.nodes)

@@ -19,17 +19,20 @@
 | torch.autograd.variable.Variable._execution_engine.queue_callback | call_at_end_of_backward |
 | torch.autograd.graph._engine_run_backward.__code__ | ENGINE_CODE, None if unknown |
 | torch.autograd.function._HookMixin, "_register_hook" | registering_hooks_by(replacement) |
+| the name of a node in the error about a saved tensor that was written | node_name_in_errors(name) |
 """
 
 from __future__ import annotations
 
 import contextlib
 import operator
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.autograd import forward_ad
 
 from memwatch._torch.lookup import NoSuchClass, Part
+from memwatch._torch.versions import is_older_than
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -166,3 +169,8 @@ def registering_hooks_by(replacement: Callable[[Callable[..., Any], Any, Any], A
         yield
     finally:
         setattr(_HookMixin, _REGISTER, original)
+
+
+def node_name_in_errors(name: str) -> str:
+    """Return the name of a node as torch's error about a saved tensor has it: before 2.13 the whole name."""
+    return name if is_older_than(2, 13) else re.sub(r"Backward[0-9]*$", "", name)

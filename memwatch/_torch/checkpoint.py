@@ -3,7 +3,8 @@
 | torch | here |
 | --- | --- |
 | torch.utils.checkpoint._run_fn_with_dynamo_disabled | RUN_AGAIN (a place and a name) |
-| torch.utils.checkpoint._CheckpointFrame.save_inputs | SAVE_INPUTS (a place and a name) |
+| torch.utils.checkpoint._CheckpointFrame.__init__ | NEW_FRAME (a place and a name) |
+| torch.utils.checkpoint._CheckpointFrame.save_inputs, or _NoopSaveInputs.apply | SAVE_INPUTS (a place and a name) |
 | frame.recompute_fn, frame.recomputed | recompute_function(frame), recomputed_tensors(frame) |
 | torch.utils.checkpoint.CheckpointFunction.forward, .backward | REENTRANT_FORWARD, REENTRANT_BACKWARD |
 """
@@ -22,14 +23,18 @@ if TYPE_CHECKING:
 _again: Final = Part("what checkpointing computes again is told as ops of the backward")
 _again.take("torch.utils.checkpoint._run_fn_with_dynamo_disabled", None)
 _Frame: Final[Any] = _again.take("torch.utils.checkpoint._CheckpointFrame", None)
-_again.take("torch.utils.checkpoint._CheckpointFrame.save_inputs", None)
+_InputSaver: Final[Any] = getattr(checkpoint, "_NoopSaveInputs", None)  # a Function of autograd in torch 2.11
+if _InputSaver is None:
+    _again.take("torch.utils.checkpoint._CheckpointFrame.save_inputs", None)
 RECOMPUTES_WORK: Final = _again.complete
 """Whether the recomputation of a region that was checkpointed without reentrance can be seen."""
 
 RUN_AGAIN: Final[Place] = (checkpoint, "_run_fn_with_dynamo_disabled")
 """Runs a region again: called with the function that does, which is an attribute of the region's frame."""
-SAVE_INPUTS: Final[Place] = (_Frame, "save_inputs")
-"""The method of a region's frame that keeps its inputs, called once, before the forward."""
+NEW_FRAME: Final[Place] = (_Frame, "__init__")
+"""Makes the frame of a region, before its forward."""
+SAVE_INPUTS: Final[Place] = (_Frame, "save_inputs") if _InputSaver is None else (_InputSaver, "apply")
+"""Has a region's inputs be kept; called once for a region, before its forward."""
 
 
 def recompute_function(frame: Any) -> Any:

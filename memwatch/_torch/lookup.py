@@ -25,7 +25,8 @@ class Part:
     """Names of torch that one ability of memwatch needs together.
 
     Args:
-        lost: what memwatch does worse where one of the names is missing; the end of a sentence.
+        lost: what memwatch does worse where one of the names is missing; the end of a sentence. Empty if what takes
+            the place of the names does as well.
 
     Attributes:
         asked: the names that were looked up.
@@ -108,4 +109,4 @@ def asked() -> list[str]:
 
 def missing() -> list[str]:
     """Return one sentence for each ability that suffers from a name this torch does not have."""
-    return [part.sentence for part in _parts if part.lacking]
+    return [part.sentence for part in _parts if part.lacking and part.lost]

@@ -37,11 +37,11 @@ class _MonotonicClock:
         return count + self._offset_ns
 
 
-_clock: Final = Part("ops are stamped with Python's clock, which costs more and is less exact")
+_clock: Final = Part("")  # Python's own clock, which torch 2.11 and 2.12 have to use, does as well
 _get_ticks: Final[Any] = _clock.take("torch._C._profiler._get_approximate_time", None)
 _Converter: Final[Any] = _clock.take("torch._C._profiler._ApproximateClockToUnixTimeConverter", None)
 TICKS_ARE_TORCHS: Final = _clock.complete
-"""Whether `ticks` is the counter that torch's C++ stamps events with."""
+"""Whether `ticks` is the counter that torch's C++ stamps events with, which older versions keep to themselves."""
 ticks: Final[Callable[[], int]] = _get_ticks if TICKS_ARE_TORCHS else time.perf_counter_ns
 """Return the count of a cheap clock; a `TickConverter` turns counts into time."""
 TickConverter: Final[Callable[[], Any]] = _Converter if TICKS_ARE_TORCHS else _MonotonicClock

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memwatch.leaks.check import check_leaks
-from memwatch.leaks.draw import DrawError
+from memwatch.leaks.errors import DrawError
 from memwatch.leaks.find import RunsError, find_leaks
 from memwatch.leaks.leak import Leak, TensorLeakError
 from memwatch.leaks.why import NotATensorError, WhyAlive, why_alive

@@ -1,4 +1,4 @@
-"""Draw one leak with graphviz."""
+"""Draw one leak with graphviz, which is imported here alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import graphviz  # type: ignore[import-untyped]
 
-from memwatch.errors import MemwatchError
+from memwatch.leaks.errors import DrawError
 from memwatch.words.edges import reference_phrase, vertex_phrase
 from memwatch.words.leaks import FROM_CYCLE, NO_DOT, NOT_DRAWN, ROOT
 
@@ -45,10 +45,6 @@ class Drawable(Protocol):
 
     def headline(self) -> str:
         """Return the leak in one line."""
-
-
-class DrawError(MemwatchError):
-    """The picture of a leak could not be made."""
 
 
 def graph_of(leak: Drawable) -> graphviz.Digraph:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from memwatch._torch.fake import is_fake_mode_on
 from memwatch._torch.modes import require_modes
-from memwatch._torch.profiler import TICKS_ARE_TORCHS
 from memwatch._torch.storages import IDENTITY_IS_ADDRESS
 from memwatch.errors import MemwatchError
 from memwatch.record import native, python
@@ -52,7 +51,7 @@ class Choice:
 def _backend(*, for_replay: bool) -> Backend:
     """Return the native backend if it is built and this torch has all that it shares with Python."""
     # a replay needs the arguments as Python objects: the native recorder has nothing to save there
-    if not for_replay and TICKS_ARE_TORCHS and IDENTITY_IS_ADDRESS:
+    if not for_replay and IDENTITY_IS_ADDRESS:
         compiled = native.backend()
         if compiled is not None:
             return compiled

@@ -22,6 +22,7 @@ from memwatch._torch.autograd import (
     sequence_nr_of,
 )
 from memwatch._torch.checkpoint import (
+    NEW_FRAME,
     RECOMPUTES_WORK,
     REENTRANT_BACKWARD,
     REENTRANT_FORWARD,
@@ -120,13 +121,14 @@ class Recomputes:
         self._regions: weakref.WeakKeyDictionary[Any, _Region] = weakref.WeakKeyDictionary()
         cls = Recomputes
         self.python_functions: tuple[Callable[..., Any], ...] = (
-            cls._save_inputs, cls._run_again, cls._reentrant_forward, cls._reentrant_backward, cls._region,
-            cls._again, cls._begin, cls._end, cls._note_kept, cls._is_here,
+            cls._new_frame, cls._save_inputs, cls._run_again, cls._reentrant_forward, cls._reentrant_backward,
+            cls._region, cls._again, cls._begin, cls._end, cls._note_kept, cls._is_here,
         )  # fmt: skip
 
     def start(self) -> None:
         """Begin to see regions."""
         if RECOMPUTES_WORK:
+            self._patches.put(*NEW_FRAME, self._new_frame)
             self._patches.put(*SAVE_INPUTS, self._save_inputs)
             self._patches.put(*RUN_AGAIN, self._run_again)
         self._patches.put(*REENTRANT_FORWARD, self._reentrant_forward)
@@ -137,17 +139,21 @@ class Recomputes:
         self._patches.take_off()
         self._regions.clear()
 
-    def _save_inputs(self, save_inputs: Callable[..., None], frame: Any, *args: Any, **kwargs: Any) -> None:
+    def _new_frame(self, init: Callable[..., None], frame: Any, *args: Any, **kwargs: Any) -> None:
+        init(frame, *args, **kwargs)
+        with self._harmless:
+            if self._is_here() and (function := recompute_function(frame)) is not None:
+                self._regions[function] = self._region(frame=weakref.ref(frame))
+
+    def _save_inputs(self, save_inputs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         is_here = False
         with self._harmless:
             is_here = self._is_here()
-            if is_here and (function := recompute_function(frame)) is not None:
-                self._regions[function] = self._region(frame=weakref.ref(frame))
         if not is_here:
-            return save_inputs(frame, *args, **kwargs)
+            return save_inputs(*args, **kwargs)
         self._context.saves_inputs = True
         try:
-            return save_inputs(frame, *args, **kwargs)
+            return save_inputs(*args, **kwargs)
         finally:
             self._context.saves_inputs = False
 

@@ -21,7 +21,9 @@ from memwatch._torch.aot import (
     boxed_nop,
     default_partition,
     extract_forward_and_backward,
+    min_cut_partition,
 )
+from memwatch._torch.aot_graphs import has_region_budget
 from memwatch.planner import BudgetError, OptionError, Plan, plan_graph
 from memwatch.planner.budget import parse_budget
 from memwatch.planner.request import PlanRequest, check_switch
@@ -123,7 +125,16 @@ class _Planner:
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **others: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Return the planned forward and backward of a joint graph."""
+        """Return the planned forward and backward of a joint graph.
+
+        Where the program itself says how much a region may keep, torch decides what is kept, as the program asks.
+        """
+        if has_region_budget(joint):
+            _log.info("the program gives regions of this graph a budget, so it is not planned")
+            parts: tuple[fx.GraphModule, fx.GraphModule] = min_cut_partition(
+                joint, inputs, num_fwd_outputs=num_fwd_outputs, **others
+            )
+            return parts
         try:
             plan = self._plan(joint, num_fwd_outputs)
         except UnsupportedOpError as error:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import optimization_hint
 
 from memwatch._torch.aot_graphs import InputMutation
 from memwatch._torch.overloads import (
@@ -19,6 +18,7 @@ from memwatch._torch.overloads import (
     schema_of,
 )
 from memwatch._torch.storages import address_of
+from memwatch._torch.symbolic_sizes import size_hint
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec
 from memwatch.replay.cost import price
@@ -183,9 +183,7 @@ def written_nodes(node: fx.Node) -> Iterator[fx.Node]:
 
 def hinted(size: Value) -> int:
     """Return a size as a number; a symbolic size is replaced by the value that it was traced with."""
-    return (
-        int(optimization_hint(size, fallback=_UNKNOWN_SIZE)) if isinstance(size, torch.SymInt) else int(size)
-    )
+    return int(size_hint(size, fallback=_UNKNOWN_SIZE)) if isinstance(size, torch.SymInt) else int(size)
 
 
 def _tensors(node: fx.Node) -> Iterator[torch.Tensor]:

@@ -20,8 +20,8 @@ _REPEATS = 20
 
 
 @functools.cache
-def entries() -> list[Any]:
-    """Return the entries of the database that have float32 samples on the CPU."""
+def entries(device: str = "cpu") -> list[Any]:
+    """Return the entries of the database that have float32 samples on a device."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal import common_utils
@@ -30,7 +30,7 @@ def entries() -> list[Any]:
     return [
         op
         for op in op_db
-        if torch.float32 in op.supported_dtypes("cpu") and not op.name.startswith(_GPU_ONLY)
+        if torch.float32 in op.supported_dtypes(device) and not op.name.startswith(_GPU_ONLY)
     ]
 
 
@@ -39,10 +39,10 @@ def name_of(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
-def programs(op: Any, count: int) -> Iterator[Callable[[], Any]]:
+def programs(op: Any, count: int, device: str = "cpu") -> Iterator[Callable[[], Any]]:
     """Return up to `count` programs of an entry, spread over its samples."""
     torch.default_generator.manual_seed(0)
-    samples = list(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd))
+    samples = list(op.sample_inputs(device, torch.float32, requires_grad=op.supports_autograd))
     step = max(1, len(samples) // count)
     for sample in itertools.islice(samples, 0, step * count, step):
         yield _program(op, sample)
@@ -86,12 +86,12 @@ def _tensors(value: Any) -> list[Tensor]:
     return []
 
 
-def compare(op: Any, intercept: str, count: int) -> str:
+def compare(op: Any, intercept: str, count: int, device: str = "cpu") -> str:
     """Run an entry's samples plainly and under one profile; say `equal`, `different`, or why there is no answer.
 
     `as under any mode` means: not as plainly, but as under an empty dispatch mode, so the difference is ATen's.
     """
-    samples = list(programs(op, count))
+    samples = list(programs(op, count, device))
     _results(samples)  # first-time effects: caches, warnings given once
     plain, again = _results(samples), _results(samples)
     if not samples:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from replay_programs import GPT, Experts, Residual, UNet
 from torch import nn
+from torch.fx.traceback import annotate
 from torch.nn import functional
 
 from memwatch.errors import MemwatchError
@@ -233,3 +234,37 @@ def test_nothing_is_warned_about_when_the_budget_is_met():
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         gradients(model, compiled(loss, "70%"))
+
+
+def chain(x):
+    for _ in range(4):
+        x = (x @ x).tanh()
+    return x.sum()
+
+
+@pytest.mark.parametrize("budget", [0.0, 1.0])
+def test_a_region_with_a_budget_of_its_own_is_left_to_torch(budget, monkeypatch):
+    """Torch 2.15's region_activation_memory_budget says what to keep; memwatch plans nothing over its head."""
+    backend()
+    monkeypatch.setattr("memwatch.replay.backend.plan_graph", lambda *_, **__: pytest.fail("it was planned"))
+    # older versions mark the region by hand
+    mark = {"_region_activation_memory_budget": budget}
+    region = getattr(torch.autograd.graph, "region_activation_memory_budget", lambda _: annotate(mark))
+
+    def inside(x):
+        with region(budget):
+            return chain(x)
+
+    saved_bytes = []
+
+    def pack(tensor):
+        saved_bytes.append(tensor.nbytes)
+        return tensor
+
+    x = torch.linspace(-0.1, 0.1, 4096).reshape(64, 64).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = compiled(inside)(x)
+    (gradient,) = torch.autograd.grad(loss, x)
+    assert torch.equal(gradient, torch.autograd.grad(chain(x), x)[0])
+    if hasattr(torch.autograd.graph, "region_activation_memory_budget"):
+        assert (sum(saved_bytes) > x.nbytes) == (budget == 1.0)

@@ -142,5 +142,8 @@ class Extension(Protocol):
     def hook(self, modifying: str, packed: Any, pack_hook: Any, unpack_hook: Any, /) -> bool:
         """Have hooks of the program take over from a pack; `modifying` words the error if they write what they get."""
 
+    def stamp_by_torch(self, wanted: bool, /) -> None:
+        """Have the clock be torch's counter, else that of `time.perf_counter_ns`."""
+
     def device_name(self, number: int, /) -> str:
         """Return the name of the device of an allocator event."""

@@ -1,7 +1,8 @@
 """Find, build and load the native recorder.
 
 A library serves one torch, one Python and one state of the sources. Its name holds all three, so the libraries of
-several versions lie side by side, and one of other sources is never loaded.
+several versions lie side by side, and one of other sources is never loaded. It lies in the user's cache, where
+`memwatch build` puts it, or in the package, where a wheel may have it (`hatch_build.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -26,9 +28,10 @@ from memwatch.record.native.compile import NO_COMPILER
 
 SOURCES: Final = pathlib.Path(__file__).parent / "src"
 COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
+BUILT: Final = pathlib.Path(__file__).parent / "built"
+"""The folder of the package where a wheel has a library; it is not there in a checkout."""
 _NAME: Final = "_recorder"
 _FLAGS: Final = ("-O2", "-g0", "-std=c++20", "-fvisibility=hidden")
-FIRST_PYTHON: Final = (3, 11)
 _OFF: Final = "MEMWATCH_NATIVE"
 _FALLBACK: Final = "the Python recorder is used until then"
 _ERROR_LINE: Final = re.compile(r"\berror\b[^:]*:", re.IGNORECASE)
@@ -37,15 +40,26 @@ _ERROR_LINE: Final = re.compile(r"\berror\b[^:]*:", re.IGNORECASE)
 def path() -> pathlib.Path:
     """Return the file that holds, or would hold, the library for this torch and this Python."""
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-    return cache.folder() / f"{_NAME}-torch{torch.__version__}-{python}-{_digest(SOURCES)}{suffix}"
+    name = f"{_NAME}-torch{torch.__version__}-{python}-{_digest(SOURCES)}{_suffix()}"
+    return BUILT / name if (BUILT / name).exists() else cache.folder() / name
+
+
+def of_wheel() -> str:
+    """Return the torch that the wheel's library was compiled for, and its Python; empty where there is none."""
+    for file in BUILT.glob(f"{_NAME}-torch*"):
+        _, torch_version, python, _ = file.name.split("-", 3)
+        return f"torch {torch_version.removeprefix('torch')} and Python 3.{python.removeprefix('cp3')}"
+    return ""
+
+
+def _suffix() -> str:
+    """Return the ending of compiled modules, which names the interface of this Python that they need."""
+    return sysconfig.get_config_var("EXT_SUFFIX") or ".so"
 
 
 @functools.cache
 def _digest(sources: pathlib.Path) -> str:
-    digest = hashlib.sha256(
-        f"{torch.__version__} {torch.version.git_version} {sys.version} {_FLAGS}".encode()
-    )
+    digest = hashlib.sha256(f"{torch.__version__} {torch.version.git_version} {_suffix()} {_FLAGS}".encode())
     for source in sorted(sources.iterdir()):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
@@ -86,13 +100,9 @@ def build() -> pathlib.Path:
         The file, which is replaced whole. Libraries of other versions stay.
 
     Raises:
-        MemwatchError: this Python is too old, there is no place to write or no space there, there are no headers of
-            Python or no compiler, or the compiler did not take the sources.
+        MemwatchError: there is no place to write or no space there, there are no headers of Python or no compiler, or
+            the compiler did not take the sources.
     """
-    if sys.version_info < FIRST_PYTHON:
-        raise MemwatchError(
-            f"the native recorder needs Python 3.11; this is {sys.version.split()[0]}: the Python recorder is used"
-        )
     cache.require_writable()
     _require_headers()
     file = path()
@@ -127,8 +137,9 @@ def _require_headers() -> None:
 def _compile(folder: str) -> pathlib.Path:
     """Compile in a child process; return the library that it left in a folder."""
     sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
-    # -P: the child must not find this folder's modules under the names of others
-    command = [sys.executable, "-P", str(COMPILE), _NAME, folder, *_FLAGS, "--", *sources]
+    # run from there: the child must not find the modules beside `compile.py` under the names of others
+    script = shutil.copyfile(COMPILE, pathlib.Path(folder, "compile.py"))
+    command = [sys.executable, str(script), _NAME, folder, *_FLAGS, "--", *sources]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     child = subprocess.run(  # noqa: S603  # the command is our own
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

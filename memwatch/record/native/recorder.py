@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Final
 
+from memwatch._torch.profiler import TICKS_ARE_TORCHS
 from memwatch.record.native import library
 from memwatch.record.native.allocator import NativeAllocatorEvents
 from memwatch.record.native.kernels import NativeKernels
@@ -25,6 +26,7 @@ class NativeBackend:
     name: Final = "native"
 
     def __init__(self, extension: Extension) -> None:
+        extension.stamp_by_torch(TICKS_ARE_TORCHS)  # Python stamps rows too, and windows
         self._extension = extension
         self._kernels = NativeKernels(extension)
 

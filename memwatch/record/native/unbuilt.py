@@ -1,4 +1,4 @@
-"""Whether the native recorder could be built here and is not: worth one line to a user who waits for the other."""
+"""Why there is no native recorder here, if something can be done: worth one line to a user who waits for the other."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import pathlib
 import shlex
 import shutil
-import sys
 import sysconfig
 from typing import Final
+
+import torch
 
 from memwatch.record.native import cache, library
 
@@ -21,7 +22,21 @@ _told: Final[list[str]] = []
 
 def remark() -> str:
     """Return the line for the user; empty where it is built, cannot be, or is not wanted."""
-    return REMARK if library.is_wanted() and not library.is_built() and _could_be_built() else ""
+    if not library.is_wanted() or library.is_built():
+        return ""
+    return _of_another_torch() or (REMARK if _could_be_built() else "")
+
+
+def _of_another_torch() -> str:
+    """Return the line for who has a wheel with a library that is not for this torch, or not for this Python."""
+    wheel = library.of_wheel()
+    if not wheel:
+        return ""
+    advice = "; `memwatch build` compiles one for it" if _could_be_built() else ""
+    return (
+        f"the native recorder that memwatch was installed with is for {wheel}, and this is torch {torch.__version__}: "
+        f"the recorder in Python was used, which takes two to five times as long{advice}"
+    )
 
 
 def remark_once() -> str:
@@ -35,7 +50,7 @@ def remark_once() -> str:
 def _could_be_built() -> bool:
     """Return True if what the build needs is there: this Python, its headers, a compiler, and a place to write."""
     header = pathlib.Path(sysconfig.get_paths()["include"]) / "Python.h"
-    return sys.version_info >= library.FIRST_PYTHON and header.exists() and _has_compiler() and _may_write()
+    return header.exists() and _has_compiler() and _may_write()
 
 
 def _has_compiler() -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
+from memwatch._torch.autograd import node_name_in_errors
 from memwatch._torch.tensors import nested_sizes_of, version_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def inplace_error(pack: PackedTensor) -> str:
     sizes = nested_sizes_of(packed) if packed.is_nested else list(packed.shape)
     of_node = ""
     if node is not None:
-        of_node = f", which is output {output_nr} of {re.sub(r'Backward[0-9]*$', '', node)},"
+        of_node = f", which is output {output_nr} of {node_name_in_errors(node)},"
     hint = _ANOMALY_HINT if torch.is_anomaly_enabled() else _HINT
     return (
         f"{_MODIFIED}[{packed.type()} {sizes}]{of_node} is at version {version_of(packed)}; "

@@ -28,6 +28,15 @@ State* profiler_of_this_thread() {
   }
 }
 
+/// Return the offset in bytes of the instruction that a frame runs. Python 3.11 has a function for it.
+inline int last_instruction(PyFrameObject* frame) {
+#if PY_VERSION_HEX >= 0x030B0000
+  return PyFrame_GetLasti(frame);
+#else
+  return frame->f_lasti < 0 ? frame->f_lasti : frame->f_lasti * static_cast<int>(sizeof(_Py_CODEUNIT));
+#endif
+}
+
 /// Return true if what a weak reference refers to is gone. Python 3.13 deprecates PyWeakref_GetObject.
 inline bool is_dead(PyObject* reference) {
 #if PY_VERSION_HEX >= 0x030D0000

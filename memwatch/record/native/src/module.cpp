@@ -144,6 +144,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("passed", [] { return passed.load(); }, "How many ops the kernel saw while no recorder ran");
   module.def("original_of", &original_of, "Give the tensor that a pack stands for");
   module.def("hook", &hook, "Have hooks of the program take over from a pack");
+  module.def("stamp_by_torch", [](bool wanted) { ticks_are_torchs = wanted; }, "Choose the clock");
   module.def("device_name", &Events::name_of, "Name the device of an allocator event");
   py::class_<Rows, std::shared_ptr<Rows>>(module, "Rows")
       .def(py::init<>())

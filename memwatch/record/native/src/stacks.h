@@ -104,7 +104,7 @@ class Stacks {
         break;
       }
       scratch[count++] = code;
-      scratch[count++] = PyFrame_GetLasti(frame->get());
+      scratch[count++] = compat::last_instruction(frame->get());
       above = Frame(PyFrame_GetBack(frame->get()));
       frame = &above;
     }

@@ -10,6 +10,7 @@
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <chrono>
 #include <memory>
 
 #include "callbacks.h"
@@ -18,7 +19,15 @@
 
 namespace memwatch {
 
-inline int64_t ticks() { return static_cast<int64_t>(c10::getApproximateTime()); }
+/// Whether the clock is torch's counter; else it is that of `time.perf_counter_ns`. The Python side reads the same one.
+inline bool ticks_are_torchs = true;
+
+inline int64_t ticks() {
+  if (ticks_are_torchs) {
+    return static_cast<int64_t>(c10::getApproximateTime());
+  }
+  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 /// Tell whether a tensor shows the one storage that holds its bytes, and sizes to look up.
 inline bool is_plain(const at::Tensor& tensor) {

@@ -1,0 +1,35 @@
+"""Tests that need a CUDA device: `make gpu` runs them from a bare checkout with the machine's own Python and torch.
+
+Where there is no device they are collected and skipped. What a device does without one to try it on is tested in
+`tests/accelerator` and under FakeTensorMode.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+TESTS = Path(__file__).resolve().parents[1]
+# the programs are those of other tests
+sys.path += [str(TESTS), *(str(TESTS / folder) for folder in ("compat", "integration"))]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests of this folder where there is no device."""
+    if not torch.cuda.is_available():
+        reason = f"torch {torch.__version__} finds no CUDA device here"
+        for item in items:
+            if item.path.parent == Path(__file__).parent:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def on_cuda():
+    """Have tensors be made on the device, and begin with an allocator that holds nothing of earlier tests."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    with torch.device("cuda"):
+        yield torch.device("cuda", torch.cuda.current_device())

@@ -1,0 +1,22 @@
+"""What is used for one thing alone is imported there, so that a machine without it does all the rest."""
+
+from __future__ import annotations
+
+
+def test_recording_leaks_and_summary_need_no_drawing_and_no_solver(fresh_python):
+    """A GPU machine has torch, pandas and rich, but seldom graphviz, objgraph or ortools."""
+    done = fresh_python("""
+        import sys
+        for name in ("graphviz", "objgraph", "ortools"):
+            sys.modules[name] = None  # to import it fails
+        import torch
+        import memwatch
+
+        with memwatch.profile(replay=True) as prof:
+            torch.ones(100, requires_grad=True).exp().sum().backward()
+        assert "Peak" in prof.summary(color=False)
+        assert memwatch.find_leaks(lambda: None) == []
+        assert memwatch.replay(memwatch.plan(prof)).identical
+        print("done")
+    """)
+    assert done.stdout == "done\n", done.stderr

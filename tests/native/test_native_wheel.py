@@ -1,0 +1,96 @@
+"""A wheel that was built with MEMWATCH_BUILD_NATIVE=1 has the native recorder, for machines without a compiler.
+
+The build takes the library that `memwatch build` left in the cache, so these tests compile nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+import torch
+
+from memwatch.record.native import library
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import memwatch, torch
+with memwatch.profile() as prof:
+    torch.ones(3)
+print(memwatch.__file__, prof.meta["recorder"], *(text for kind, text in prof.notes if kind == "recorder"), sep="\\n")
+"""
+
+
+def build_wheel(folder: Path, **variables: str) -> Path:
+    """Build a wheel of this checkout as a front end does; return it."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, env=os.environ | variables, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return build_wheel(tmp_path_factory.mktemp("wheel"), MEMWATCH_BUILD_NATIVE="1")
+
+
+@pytest.fixture(scope="module")
+def site(wheel, tmp_path_factory):
+    """Install the wheel in an environment of its own, which finds the others' packages; return its folder."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder)
+    python = folder / "bin" / "python"
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel]
+    subprocess.run(command, check=True, capture_output=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text(sysconfig.get_paths()["purelib"])
+    return packages
+
+
+def use(site, tmp_path):
+    """Profile with the installed memwatch, where there is no compiler; return where it lies, recorder and notes."""
+    hidden = {"PATH": "", "CXX": "no-compiler", "MEMWATCH_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [site.parents[2] / "bin" / "python", "-I", "-c", PROGRAM],
+        env={**os.environ, **hidden}, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.splitlines()
+
+
+def test_it_is_of_this_platform_and_the_plain_one_of_any(wheel, tmp_path):
+    """An installer takes it only where its library can be loaded; without the variable nothing is compiled in."""
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert f"-{python}-{python}-" in wheel.name
+    assert wheel.name.endswith(f"{sysconfig.get_platform().replace('-', '_').replace('.', '_')}.whl")
+    assert build_wheel(tmp_path, MEMWATCH_BUILD_NATIVE="0").name.endswith("-py3-none-any.whl")
+
+
+def test_it_records_natively_without_a_compiler(site, tmp_path):
+    """The library lies in the installed package; no cache is made."""
+    module, *rest = use(site, tmp_path)
+    assert Path(module).is_relative_to(site)
+    assert rest == ["native"]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_with_another_torch_python_records_and_one_line_says_so(site, tmp_path):
+    """A library of another torch is never loaded: it would crash, or read what is not there."""
+    (built,) = (site / "memwatch" / "record" / "native" / "built").iterdir()
+    other = built.rename(built.with_name(built.name.replace(f"torch{torch.__version__}", "torch2.12.9")))
+    _, recorder, note = use(site, tmp_path)
+    assert recorder == "python"
+    assert "torch 2.12.9 and Python 3." in note
+    assert f"this is torch {torch.__version__}" in note
+    assert "memwatch build" not in note  # there is no compiler
+    other.rename(built)
+
+
+def test_a_checkout_has_no_library_in_it():
+    """A wheel's library is not built in the sources."""
+    assert not library.BUILT.exists()
+    assert library.of_wheel() == ""
