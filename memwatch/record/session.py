@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch._torch import missing
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.overrides import disable_torch_function
 from memwatch._version import __version__
-from memwatch.capture.capture import Note
 from memwatch.capture.file import CaptureWriter
 from memwatch.capture.recording import Recording
 from memwatch.errors import MemwatchError
@@ -34,6 +32,7 @@ from memwatch.record.device_books import DeviceBooks
 from memwatch.record.holders.sampler import HolderSampler
 from memwatch.record.interception.compiled import CompiledCalls
 from memwatch.record.interception.tracing import JitTracing
+from memwatch.record.notes import Notes
 from memwatch.record.patches import Patches
 from memwatch.record.process import ProcessSampler
 from memwatch.record.saved.hooks import SavedTensorHooks
@@ -72,19 +71,20 @@ class Session:
         self._writer = CaptureWriter(options.path, force=options.force) if options.path is not None else None
         self._recording = Recording(self._writer)
         self._clock = Clock()
-        self._notes: list[Note] = []
-        self._device_books = DeviceBooks(self.note)
-        self.op_failed = self._device_books.op_failed
         self.op_counter = counter = new_op_counter()
+        self._notes = notes = Notes(counter, choice.remarks)
+        self.could_not_record = notes.could_not_record
+        self._device_books = DeviceBooks(notes.note)
+        self.op_failed = self._device_books.op_failed
         self.strings = strings = Strings()
-        block = Block(strings, counter, self._clock, choice.is_estimate, self.note, thread_names=[])
+        block = Block(strings, counter, self._clock, choice.is_estimate, notes.note, thread_names=[])
         self._stacks = Stacks(strings, context.CALL_CODE, enabled=options.stacks)
         recorder = choice.backend.recorder(block, self._stacks)
         self.storages = recorder.storages
         if options.limits is not None:
             self.storages.limit(options.limits.of)
         self.context = context.Context(
-            self.storages, recorder.capture_stack, strings, counter, self.could_not_record
+            self.storages, recorder.capture_stack, strings, counter, notes.could_not_record
         )
         self.ops = recorder.ops(self.context, self)
         self.interceptor = self.ops.interceptor(by_mode=choice.by_mode)
@@ -93,22 +93,21 @@ class Session:
             ArgumentRecorder(self.ops, self.storages, strings, counter) if options.replay else None
         )
         self._packer = recorder.packer(self.context)
-        self._saved = SavedTensorHooks(self._packer, self.note)
+        self._saved = SavedTensorHooks(self._packer, notes.note)
         self._process = ProcessSampler()
         self._holders: HolderSampler | None = None
         self._want_holders = options.holders
         events = (
             choice.backend.allocator_events(block) if options.allocator and not choice.is_estimate else None
         )
-        self._allocator = None if events is None else AllocatorChannel(events, counter, self.note)
+        self._allocator = None if events is None else AllocatorChannel(events, counter, notes.note)
         self._timer = Timer(FLUSH_S, self._flush_by_timer)
         self._threads = StartedThreads(block.thread_names, events, self._timer.start)
-        self._written_strings = self._written_notes = self._window_start = self._flushed = 0
+        self._written_strings = self._window_start = self._flushed = 0
         self._flushing = threading.Lock()
         self._undo: list[Callable[[], None]] = []
         self._patches = Patches()
         self._pid = os.getpid()
-        self._not_recorded: set[str] = set()
         called_back = (self._saved, self.context, self.interceptor)
         functions = [function for part in called_back for function in part.python_functions]
         self._compiled = CompiledCalls(
@@ -126,7 +125,7 @@ class Session:
             self._start_ticks = ticks()
             self._started_s = time.time()
             self._process.sample()
-            self._note_missing()
+            self._notes.note_missing()
             self._recording.begin(self._meta(complete=False))
             self._switch_on(self.context.start, self.context.stop)
             self._patch_resize()
@@ -203,16 +202,16 @@ class Session:
         self._process.sample()
         self._device_books.end()
         if self._compiled.count:
-            self.note(
+            self._notes.note(
                 "compiled",
                 f"{self._compiled.count} calls of compiled code ran: only the allocator saw what they used",
             )
         for kind in sorted(self.storages.unseen):
-            self.note(
+            self._notes.note(
                 "unseen",
                 f"tensors of kind {kind} show no storage: only the allocator events count their bytes",
             )
-        self._note_missing()
+        self._notes.note_missing()
         self._recording.meta = self._meta(complete=True)
         self._flush()
         self._recording.finish(self._meta(complete=True), self.op_counter[0])
@@ -224,17 +223,6 @@ class Session:
         self._process.sample()
         if self._holders is not None:
             self._holders.iteration_marked()
-
-    def note(self, kind: str, text: str) -> None:
-        """Keep a sentence for the report."""
-        self._notes.append(Note(self.op_counter[0], kind, text))
-
-    def _note_missing(self) -> None:
-        """Note each name that torch lacks once; some are looked up when dynamo is loaded, within the block."""
-        noted = {note.text for note in self._notes}
-        for kind, sentence in [*(("torch", each) for each in missing()), *self._choice.remarks]:
-            if sentence not in noted:
-                self.note(kind, sentence)
 
     def _patch_resize(self) -> None:
         self._patches.put(torch.UntypedStorage, "resize_", self._resize)
@@ -279,20 +267,13 @@ class Session:
 
     def _stand_aside(self) -> None:
         """Record nothing while torch.jit traces: the tracer would write down the ops of the recorder too."""
-        self.note("traced", "torch.jit traced a function: only the allocator saw what that used")
+        self._notes.note("traced", "torch.jit traced a function: only the allocator saw what that used")
         self.interceptor.stop()
         self._saved.pause()
 
     def _go_on(self, run: Any) -> None:
         self._saved.resume()
         self.interceptor.start(run)
-
-    def could_not_record(self, op: str, error: Exception) -> None:
-        """Note once per op that its tensors could not be looked into."""
-        if op not in self._not_recorded:
-            self._not_recorded.add(op)
-            with contextlib.suppress(Exception):  # the words of the program's own error may fail
-                self.note("recorder", f"{op} is not recorded whole: {type(error).__name__}: {error}")
 
     def backward_begins(self) -> bool:
         """Return True if storages are watched from birth in backward too, not by the allocator's events alone."""
@@ -345,10 +326,8 @@ class Session:
 
     def _write(self, rows: dict[str, Any]) -> None:
         strings = self.strings.texts[self._written_strings :]
-        notes = self._notes[self._written_notes :]
         self._written_strings += len(strings)
-        self._written_notes += len(notes)
-        self._recording.add(rows, strings, notes)
+        self._recording.add(rows, strings, self._notes.unwritten())
 
     def _meta(self, *, complete: bool) -> dict[str, Any]:
         return {
