@@ -6,6 +6,8 @@ RUN := $(VENV)/bin/python -m
 PYTEST := $(RUN) pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -q
 # These search the whole heap, many times: in a process that has not imported what the other tests import.
 HEAP_TESTS := tests/leaks tests/heap tests/plugin
+# Workers and the processes that tests start import hundreds of modules: one compiles them for all.
+export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(RUN) pip install --quiet -c constraints.txt
 
 # where `make torches` puts its environments, and of how many tests it runs one

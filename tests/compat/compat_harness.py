@@ -19,9 +19,9 @@ import pytest
 import torch
 from compat_deaths import observed_order, plain_order
 from compat_frozen import freeze, tensors_in
-from compat_kept import Kept, forget
 from compat_state import differences, torch_state
 from kept_objects import assert_memwatch_keeps_nothing
+from kept_values import Kept, forget
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memwatch

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import memwatch
 from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch
@@ -204,3 +205,15 @@ def test_a_tuple_that_is_being_filled_is_named():
     (edge, *more) = found[0][7]
     assert edge == Edge(EdgeKind.EVALUATION_STACK, "tuple")
     assert [step.kind for step in more] == [EdgeKind.REFERENCE]
+
+
+@pytest.mark.parametrize("tool", ["a block", "the test's request"])
+def test_what_a_tool_keeps_is_not_looked_into(tool, request):
+    """Objects of memwatch, and of the test runner, may be variables of the program: what they keep is not its doing."""
+    variable = memwatch.profile() if tool == "a block" else request
+    variable.kept = torch.ones(5)
+    try:
+        root = Root(RootKind.NAMESPACE, [Held(EdgeKind.GLOBAL, "variable", variable)])
+        assert paths_to({"kept": variable.kept}, [root], deep=True) == {}
+    finally:
+        del variable.kept

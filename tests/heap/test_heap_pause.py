@@ -12,7 +12,6 @@ import torch
 import memwatch
 from memwatch.heap import pause
 from memwatch.heap.pause import pause_gc, resume_gc
-from memwatch.record.holders.sample import Sample
 
 
 def test_the_last_of_two_pauses_switches_collection_on():
@@ -46,7 +45,7 @@ def test_a_look_for_holders_leaves_the_pause_of_a_check_on(monkeypatch):
         pause_gc()  # as a check in another thread that begins amid the look
         seen.append(gc.isenabled())
 
-    monkeypatch.setattr(Sample, "take", take)
+    monkeypatch.setattr("memwatch.record.holders.sample.Sample.take", take)
     with memwatch.profile():
         kept = torch.ones(50_000)
     del kept

@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 from block_state import block_state, changes, module_functions
+from kept_values import Kept, forget
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memwatch
@@ -145,7 +146,8 @@ def test_a_block_leaves_nothing_behind(ending, options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     work, error = ENDINGS[ending]
     generator = generator_after(work)
-    before, functions = block_state(), module_functions()
+    forget()
+    before, functions = Kept(block_state()), Kept(module_functions())
     prof = memwatch.profile(**OPTIONS[options])
     if error is None:
         with prof:
@@ -156,8 +158,8 @@ def test_a_block_leaves_nothing_behind(ending, options, tmp_path, monkeypatch):
         assert raised.type is error
         assert raised.value.__context__ is None
     assert torch.equal(torch.random.get_rng_state(), generator)
-    check_nothing_left(before)
-    assert not changes(functions, module_functions())
+    check_nothing_left(before.value)
+    assert not changes(functions.value, module_functions())
     assert prof.peak_bytes >= prof.baseline_bytes
     assert "Peak" in prof.summary()
     assert len(prof.ops) > 0 or ending == "without an op"

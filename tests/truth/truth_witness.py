@@ -6,6 +6,7 @@ whose node runs, found by autograd's sequence numbers. Nothing here is taken fro
 
 from __future__ import annotations
 
+import functools
 import os
 import sysconfig
 import weakref
@@ -18,7 +19,6 @@ from typing import NamedTuple
 import torch
 from torch.nn.modules import module as modules
 from torch.utils import checkpoint
-from torch.utils._pytree import tree_leaves
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PYTHON = sysconfig.get_paths()["stdlib"] + os.sep
@@ -126,6 +126,7 @@ class Witness:
         return Place(self._running[-1] if self._running else None, line, own_line)
 
 
+@functools.cache
 def is_machinery(file: str) -> bool:
     """Return True for a file of torch, of Python or of these tests' own tools."""
     of_python = file.startswith(_PYTHON) and _PACKAGES not in file
@@ -153,11 +154,22 @@ def plain_tensors(values: object) -> list[torch.Tensor]:
     """Return the tensors in some values whose bytes lie in one storage; those of torch.func wrap others."""
     return [
         one
-        for one in tree_leaves(values)
+        for one in leaves_of(values)
         if type(one) in (torch.Tensor, torch.nn.Parameter)
         and one.layout is torch.strided
         and has_storage(one)
     ]
+
+
+def leaves_of(values: object) -> Iterator[object]:
+    """Yield what lies in tuples, lists and dictionaries, which are all that an op is given."""
+    if isinstance(values, (tuple, list)):
+        for value in values:
+            yield from leaves_of(value)
+    elif isinstance(values, dict):
+        yield from leaves_of(list(values.values()))
+    else:
+        yield values
 
 
 def has_storage(tensor: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
-"""Values that the harness keeps while a program runs, where its own calls do not lead to them.
+"""Values that a test keeps while a block is open, where its own calls do not lead to them.
 
-A sample looks at what the variables of all running calls lead to. Kept in variables, the frozen results of a small
-program would be most of that, and a test would spend half of its time there.
+A sample looks at what the variables of all running calls lead to. Kept in variables, the results and states that a test
+compares would be most of that beside a small program, and the test would spend half of its time there.
 """
 
 from __future__ import annotations
@@ -32,5 +32,5 @@ class Kept(int):
 
 
 def forget() -> None:
-    """Drop all values: those of another program are compared with nothing."""
+    """Drop all values: those of another test are compared with nothing."""
     _VALUES.clear()
