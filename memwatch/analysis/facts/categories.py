@@ -70,6 +70,9 @@ _OUTLIVES: Final = "it was {name}, but no more by op {op}, and the program keeps
 _COLLECTIVES = ("c10d.", "_c10d_functional.", "c10d_functional.")
 """How the names of the ops begin by which processes communicate."""
 _KEPT: Final = "kept from one iteration into the next; no module and no optimizer owns it"
+_WRITTEN_INPUT: Final = (
+    "an argument of the outermost module call, kept from one iteration into the next and written"
+)
 _KEPT_ACROSS_PASSES: Final = (
     "kept from one pass of the program's loop into the next, in a container or an object"
 )
@@ -116,7 +119,7 @@ def categorise(
     outlived = _outlived_roles(capture, allocations, kept, past)
     saved = _saved(capture, allocations.named)
     crosses = _crosses_to_backward(capture, allocations.named)
-    recomputed = _recompute_rules(capture)
+    recomputed, written = _recompute_rules(capture), _written(capture, allocations.named)
     collective = _collective_ops(capture)
     communicated = _communicated_in_backward(capture, collective, allocations.named)
     found, told = Categories([], [], [], [], []), kept.are_told
@@ -128,7 +131,8 @@ def categorise(
         has_role = storage != NONE and storage in roles
         if has_role and not (roles[storage][0] == "input" and storage in derived):
             strongest, role, role_name, role_module = roles[storage]
-            category, rule = _by_role(strongest, is_unsure=(storage, strongest) in past)
+            is_unsure, is_state = (storage, strongest) in past, by_itself and bool(written[storage])
+            category, rule = _by_role(strongest, is_unsure=is_unsure, is_state=is_state)
         elif storage != NONE and origin != WORKSPACE and (again := recomputed.get(op)) is not None:
             category, rule = "recomputed", again
         else:
@@ -160,8 +164,13 @@ def _all_unknown(count: int) -> Categories:
     )
 
 
-def _by_role(role: str, *, is_unsure: bool) -> tuple[str, str]:
-    """Return category and rule of a storage in a role, or perhaps in it no more."""
+def _by_role(role: str, *, is_unsure: bool, is_state: bool) -> tuple[str, str]:
+    """Return category and rule of a storage in a role, or perhaps in it no more.
+
+    What is given to a module, and written and kept across iterations, is state of the program's, as a cache is.
+    """
+    if role == "input" and is_state:
+        return "held", _WRITTEN_INPUT
     rule = _ROLE_RULES[role]
     return _CATEGORY_OF_ROLE.get(role, role), _ROLE_EARLIER.format(rule=rule) if is_unsure else rule
 
@@ -276,6 +285,13 @@ def _saved(capture: Capture, named: int) -> IntArray:
     storages = capture.tables["packs"]["storage"]
     saved[storages[storages != NONE]] = 1
     return saved
+
+
+def _written(capture: Capture, named: int) -> NDArray[np.bool_]:
+    """Return, for each storage, whether an op wrote into it after it was made, as one does into a cache."""
+    written, uses = np.zeros(named, dtype=bool), capture.tables["uses"]
+    written[uses["storage"][uses["access"] == ACCESSES.index("write")]] = True
+    return written
 
 
 def _crosses_to_backward(capture: Capture, named: int) -> IntArray:
