@@ -23,6 +23,7 @@ from memwatch.record.tables.parts import plain_parts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from memwatch.record.owners import ParameterReference
     from memwatch.record.roles import InRole
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.storages import Storages
@@ -50,7 +51,7 @@ class Gradients:
         note: Callable[..., bool],
         storages: Storages,
         op_counter: OpCounter,
-        parameters: dict[int, tuple[weakref.ref[Tensor], str, int]],
+        parameters: dict[int, tuple[ParameterReference, str, int]],
         could_not_record: Callable[[str, Exception], None],
     ) -> None:
         self._note, self._storages = note, storages

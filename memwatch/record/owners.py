@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor, nn
 
@@ -20,13 +20,36 @@ from memwatch.record.search_budget import SearchBudget
 from memwatch.record.tables.rows import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from types import FrameType
 
     from memwatch.record.harmless import Harmless
     from memwatch.record.roles import InRole
     from memwatch.record.tables.storages import Storages
     from memwatch.record.tables.strings import Strings
+
+
+class ParameterReference(weakref.ref[Tensor]):
+    """A weak reference of memwatch's to a parameter: the object that a module has, whatever content torch swaps in."""
+
+    __slots__ = ()
+
+
+class _ReferencesOfOthers:
+    """The module `weakref` for torch's `swap_tensors`, which refuses tensors that anybody refers to weakly.
+
+    A program may have had that function before the block began, so it is left as it is.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(weakref, name)
+
+    def getweakrefs(self, tensor: object) -> list[Any]:
+        """Return the weak references to a tensor that are not memwatch's."""
+        return [found for found in weakref.getweakrefs(tensor) if type(found) is not ParameterReference]
+
+
+REFERENCES_OF_OTHERS: Final = _ReferencesOfOthers()
 
 
 class Owners:
@@ -50,7 +73,7 @@ class Owners:
         self._budget = SearchBudget()
         self.modules = Rows()
         self.registry = ModuleRegistry(self.modules, strings, self._own, self._budget, roles.op_counter)
-        self.parameters: dict[int, tuple[weakref.ref[Tensor], str, int]] = {}
+        self.parameters: dict[int, tuple[ParameterReference, str, int]] = {}
         self._stepped: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self.all_state_is_seen = True
@@ -60,18 +83,6 @@ class Owners:
         """Refer to no tensor any more, even weakly: torch refuses to swap tensors that anybody refers to weakly."""
         self.parameters.clear()
         self._stepped.clear()
-
-    def swap(self, swap_tensors: Callable[..., Any], t1: Tensor, t2: Tensor) -> Any:
-        """Let go of parameters while torch swaps them: it refuses tensors that anybody refers to weakly."""
-        tensors = t1, t2
-        known = {id(tensor): self.parameters.pop(id(tensor), (None,))[1:] for tensor in tensors}
-        try:
-            return swap_tensors(t1, t2)
-        finally:
-            for tensor in tensors:
-                before = known[id(tensor)]
-                if before:
-                    self.parameters[id(tensor)] = (weakref.ref(tensor), *before)
 
     def learn_modules(self, modules: Iterable[nn.Module], frame: FrameType | None) -> None:
         """Number and name the trees of modules, and note the roles of their parameters and buffers.
@@ -85,7 +96,7 @@ class Owners:
     def own(self, parameter: Tensor, name: str) -> None:
         """Note that a tensor is a parameter, so that its gradient and its optimizer's state get its name."""
         if not self._is_known(parameter):
-            self.parameters[id(parameter)] = (weakref.ref(parameter), name, NONE)
+            self.parameters[id(parameter)] = (ParameterReference(parameter), name, NONE)
         self._roles.note(parameter, PARAMETER, *self.name_of(parameter))
 
     def name_of(self, parameter: Tensor) -> tuple[str, int]:
@@ -129,7 +140,7 @@ class Owners:
                 self._roles.note(tensor, PARAMETER, key, number)
                 known = self.parameters.get(id(tensor))
                 if known is None or known[0]() is not tensor or known[2] == NONE:  # an id may be in use again
-                    self.parameters[id(tensor)] = (weakref.ref(tensor), key, number)
+                    self.parameters[id(tensor)] = (ParameterReference(tensor), key, number)
         for key, tensor in list((module.__dict__.get(BUFFERS) or {}).items()):
             if tensor is not None:
                 self._roles.note(tensor, BUFFER, key, number)
