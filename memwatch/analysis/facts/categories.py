@@ -14,7 +14,7 @@ import numpy as np
 from memwatch.analysis.facts.allocations import BASELINE, BY_THREAD, EXTERNAL, UNOBSERVED, WORKSPACE
 from memwatch.analysis.facts.derived_inputs import DerivedInputs
 from memwatch.analysis.facts.recomputes import Recomputes
-from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, PHASES, ROLES
+from memwatch.capture.schema import ACCESSES, BACKWARD, FORWARD, IN_BACKWARD, NONE, ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -242,7 +242,7 @@ def _communicated_in_backward(capture: Capture, collective: NDArray[np.bool_], n
     taken = np.zeros(named, dtype=np.int64)
     uses, phase = capture.tables["uses"], capture.tables["ops"]["phase"]
     if collective.any():
-        taken[uses["storage"][(collective & (phase == PHASES.index("backward")))[uses["op"]]]] = 1
+        taken[uses["storage"][(collective & (phase == BACKWARD))[uses["op"]]]] = 1
     return taken
 
 
@@ -302,7 +302,7 @@ def _crosses_to_backward(capture: Capture, named: int) -> IntArray:
         return crosses
     made_forward = np.zeros(named, dtype=bool)
     by_op = births["op"] != NONE
-    made_forward[births["storage"][by_op]] = phase[births["op"][by_op]] == PHASES.index("forward")
+    made_forward[births["storage"][by_op]] = phase[births["op"][by_op]] == FORWARD
     reads = (uses["access"] == ACCESSES.index("read")) & np.isin(phase[uses["op"]], IN_BACKWARD)
     read = uses["storage"][reads]
     crosses[read[made_forward[read]]] = 1
