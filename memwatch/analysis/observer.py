@@ -9,7 +9,8 @@ import numpy as np
 from memwatch.analysis.facts.allocations import BY_OP, UNOBSERVED, WORKSPACE
 from memwatch.analysis.facts.places import forward_op_of
 from memwatch.analysis.mode_formulas import BACKWARD, FORWARD
-from memwatch.capture.schema import NONE, PHASES
+from memwatch.capture.schema import BACKWARD as _BACKWARD
+from memwatch.capture.schema import NONE
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _formulas(facts: Facts) -> list[ObserverEffect]:
     )
     forward = forward_op_of(ops)
     of_backward = np.where(forward != NONE, packets[np.maximum(forward, 0)], "")
-    is_forward = ops["phase"] != PHASES.index("backward")
+    is_forward = ops["phase"] != _BACKWARD
     found = []
     for affected, where, formulas in (
         (np.isin(of_backward, list(BACKWARD)), of_backward, BACKWARD),
@@ -141,7 +142,7 @@ def _gradient_sums(facts: Facts) -> list[ObserverEffect]:
     made it has run, so the sum is the last op of its node, and one of its terms came from an earlier node.
     """
     ops, uses = facts.capture.tables["ops"], facts.capture.tables["uses"]
-    backward = ops["phase"] == PHASES.index("backward")
+    backward = ops["phase"] == _BACKWARD
     is_last = np.append(ops["sequence"][1:] != ops["sequence"][:-1], True)
     sums = backward & is_last & (facts.strings[ops["name"]] == _ADD)
     sums &= np.bincount(uses["op"], minlength=len(sums))[: len(sums)] > 1
@@ -162,7 +163,7 @@ def _sparse_gradients(facts: Facts) -> list[ObserverEffect]:
     objects that a mode makes of them are owners.
     """
     ops = facts.capture.tables["ops"]
-    names, backward = facts.strings[ops["name"]], ops["phase"] == PHASES.index("backward")
+    names, backward = facts.strings[ops["name"]], ops["phase"] == _BACKWARD
     if not (backward & (names == _MAKES_SPARSE)).any():
         return []
     copies = backward & (ops["sequence"] == NONE) & (names == _CLONE)

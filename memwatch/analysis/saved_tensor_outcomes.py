@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.capture.schema import IN_BACKWARD, NONE, PHASES
+from memwatch.capture.schema import BACKWARD, IN_BACKWARD, NONE
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
@@ -36,7 +36,7 @@ class SavedTensorOutcomes:
         np.maximum.at(self._last_read, unpacks["pack"][read], unpacks["op"][read])
         self._saved = saved
         in_backward = np.isin(ops["phase"], IN_BACKWARD)
-        of_nodes = (ops["phase"] == PHASES.index("backward")) & (ops["sequence"] != NONE)
+        of_nodes = (ops["phase"] == BACKWARD) & (ops["sequence"] != NONE)
         ran = np.isin(packs["sequence"], ops["sequence"][of_nodes])
         of_node = packs["sequence"] != NONE  # not the input of a checkpointed region
         self._node_ran = ran | np.isin(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_call_at
-from memwatch.capture.schema import NONE, PHASES
+from memwatch.capture.schema import BACKWARD, NONE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -97,7 +97,7 @@ def _in_hands_of_node(
     unpacks = facts.capture.tables["unpacks"]
     released_ns, rows = np.full(len(released), NONE, dtype=np.int64), unpacks["released"] == 1
     released_ns[unpacks["pack"][rows]] = unpacks["time_ns"][rows]
-    runs = np.flatnonzero((ops["phase"] == PHASES.index("backward")) & (ops["sequence"] != NONE))
+    runs = np.flatnonzero((ops["phase"] == BACKWARD) & (ops["sequence"] != NONE))
     if not len(runs) or not len(storage):
         return released, released_ns
     nodes, at = np.unique(ops["sequence"][runs], return_inverse=True)
@@ -115,7 +115,7 @@ def _in_hands_of_node(
 
 def _op_of_node(ops: dict[str, IntArray], sequence: IntArray) -> IntArray:
     """Return the op, of no backward, that ran while the node with each sequence number was the newest; -1 if none."""
-    forward = np.flatnonzero((ops["phase"] != PHASES.index("backward")) & (ops["sequence"] != NONE))
+    forward = np.flatnonzero((ops["phase"] != BACKWARD) & (ops["sequence"] != NONE))
     if not len(forward):
         return np.full(len(sequence), NONE, dtype=np.int64)
     numbers, first = np.unique(ops["sequence"][forward], return_index=True)

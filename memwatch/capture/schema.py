@@ -19,7 +19,8 @@ NONE: Final = -1
 """An integer column's "there is none": no module, no stack, not dead."""
 
 PHASES: Final = ("forward", "backward", "optimizer", "recompute")
-IN_BACKWARD: Final = tuple(map(PHASES.index, ("backward", "recompute")))
+FORWARD, BACKWARD, OPTIMIZER, RECOMPUTE = range(len(PHASES))
+IN_BACKWARD: Final = (BACKWARD, RECOMPUTE)
 """Indices of the phases of ops that run while a backward does."""
 ACCESSES: Final = ("read", "write", "output")
 OPERANDS: Final = ("read", "written", "result")

@@ -61,7 +61,7 @@ class Accelerator:
 
     def segments(self, name: str) -> list[dict[str, Any]]:
         """Return the segments of a device; none for a backend whose module has no `memory_snapshot`."""
-        listed = getattr(self._module, "memory_snapshot", list)()
+        listed: list[dict[str, Any]] = getattr(self._module, "memory_snapshot", list)()
         index = torch.device(name).index or 0
         return [segment for segment in listed if segment["device"] == index]
 

@@ -23,6 +23,7 @@ from memwatch.record.gradients import Gradients
 from memwatch.record.harmless import Harmless, weakly
 from memwatch.record.interception.tracing import is_tracing
 from memwatch.record.owners import Owners
+from memwatch.record.parameters import REFERENCES_OF_OTHERS
 from memwatch.record.patches import Patches
 from memwatch.record.recompute import NOTHING, Recomputes, recomputes_by_hand
 from memwatch.record.role_ends import RoleEnds
@@ -119,7 +120,8 @@ class Context:
     def start(self) -> None:
         """Begin to see module calls and optimizer steps."""
         _active.insert(0, self)
-        self._patches.put(torch.utils, "swap_tensors", self.owners.swap)
+        if hasattr(torch.utils, "weakref"):
+            self._patches.put_value(torch.utils, "weakref", REFERENCES_OF_OTHERS)
         self.recomputes.start()
         self.resume()
 

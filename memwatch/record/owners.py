@@ -21,7 +21,7 @@ from memwatch.record.search_budget import SearchBudget
 from memwatch.record.tables.rows import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from types import FrameType
 
     from memwatch.record.harmless import Harmless
@@ -61,14 +61,6 @@ class Owners:
         """Refer to no tensor any more, even weakly: torch refuses to swap tensors that anybody refers to weakly."""
         self.parameters.clear()
         self._stepped.clear()
-
-    def swap(self, swap_tensors: Callable[..., Any], t1: Tensor, t2: Tensor) -> Any:
-        """Let go of parameters while torch swaps them: it refuses tensors that anybody refers to weakly."""
-        know_again = self.parameters.without((t1, t2))
-        try:
-            return swap_tensors(t1, t2)
-        finally:
-            know_again()
 
     def learn_modules(self, modules: Iterable[nn.Module], frame: FrameType | None) -> None:
         """Number and name the trees of modules, and note the roles of their parameters and buffers.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 
 class KnownParameter(weakref.ref[Tensor]):
-    """A weak reference to a parameter.
+    """A weak reference to a parameter: to the object that a module has, whatever content torch swaps in.
 
     Attributes:
         key: its `id`.
@@ -27,6 +27,23 @@ class KnownParameter(weakref.ref[Tensor]):
     name: str
     module: int
     number: int
+
+
+class _ReferencesOfOthers:
+    """The module `weakref` for torch's `swap_tensors`, which refuses tensors that anybody refers to weakly.
+
+    A program may have had that function before the block began, so it is left as it is.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(weakref, name)
+
+    def getweakrefs(self, tensor: object) -> list[Any]:
+        """Return the weak references to a tensor that are not memwatch's."""
+        return [found for found in weakref.getweakrefs(tensor) if type(found) is not KnownParameter]
+
+
+REFERENCES_OF_OTHERS: Final = _ReferencesOfOthers()
 
 
 class Parameters:
@@ -76,24 +93,6 @@ class Parameters:
         self._forget_gone()
         known = self._known
         return sorted((known[key] for key in keys if key in known), key=_number)
-
-    def without(self, tensors: Iterable[Tensor]) -> Callable[[], None]:
-        """Forget some tensors while torch swaps them, which refuses those that anybody refers to weakly.
-
-        Returns:
-            What is called afterwards, to know by the same names what is there then.
-        """
-        before = [(tensor, self.find(tensor)) for tensor in tensors]
-        names = [(tensor, known.name, known.module) for tensor, known in before if known is not None]
-        for tensor, _, _ in names:
-            del self._known[id(tensor)]
-        del before
-
-        def know_again() -> None:
-            for name in names:
-                self.add(*name)
-
-        return know_again
 
     def clear(self) -> None:
         """Know none, and refer to none."""

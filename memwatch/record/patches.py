@@ -64,6 +64,10 @@ class Patches:
         """
         self._place(place, name, _surrounded(getattr(place, name), method, self._switch))
 
+    def put_value(self, place: Any, name: str, value: object) -> None:
+        """Replace a value that is no function, such as a module that a module of torch has imported."""
+        self._place(place, name, value)
+
     def _place(self, place: Any, name: str, replacement: Any) -> None:
         own = vars(place).get(name, _INHERITED)
         ours = staticmethod(replacement) if isinstance(own, staticmethod) else replacement

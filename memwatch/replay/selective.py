@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, create_selective_checkpoint_contexts
 
-from memwatch.capture.schema import IN_BACKWARD, PHASES
+from memwatch.capture.schema import FORWARD, IN_BACKWARD
 from memwatch.encoding.values import encode
 from memwatch.planner import StepKind
 from memwatch.planner.peak import allocations
@@ -132,7 +132,7 @@ def recorded_regions(capture: Capture, recorded: Recorded, schedule: Schedule) -
     keys, saved = [], []
     ops = capture.tables["ops"]
     names = dict(zip(ops["op"].tolist(), capture.text(ops["name"]), strict=True))
-    for op in _in_phases(capture, PHASES.index("forward")):
+    for op in _in_phases(capture, FORWARD):
         name = names[op]
         if name not in ignored and op in calls:
             keys.append((name, calls[op]))

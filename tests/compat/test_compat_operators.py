@@ -14,6 +14,7 @@ from torch import nn
 from torch._higher_order_ops import scan
 from torch.nn.attention.flex_attention import flex_attention
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils import swap_tensors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -121,6 +122,25 @@ def test_swapping_parameters_of_a_module_that_was_called():
     net.zero_grad()
     torch.utils.swap_tensors(t1=net.weight, t2=nn.Parameter(torch.ones(3, 3)))
     return net(torch.ones(2, 3))
+
+
+@unnoticed
+def test_swapping_with_a_function_that_was_imported_before():
+    net = nn.Linear(3, 3)
+    net(torch.ones(2, 3)).sum().backward()
+    net.zero_grad()
+    swap_tensors(net.weight, nn.Parameter(torch.ones(3, 3)))
+    return net(torch.ones(2, 3))
+
+
+@unnoticed
+def test_tensors_that_the_program_refers_to_weakly_are_not_swapped():
+    net = nn.Linear(3, 3)
+    net(torch.ones(2, 3))
+    kept = weakref.ref(net.weight)
+    with pytest.raises(RuntimeError, match="weakref"):
+        swap_tensors(net.weight, nn.Parameter(torch.ones(3, 3)))
+    return kept()
 
 
 @pytest.mark.parametrize("intercept", INTERCEPTS, indirect=True)

@@ -137,7 +137,7 @@ def autoencoder_training():
 
 @pattern(
     *trained(),
-    Fact(ANY, "held", LIBRARY, "shadow_params|a list that no variable names", "", "clone"),
+    Fact(ANY, "held", LIBRARY, "shadow_params", "", "clone"),
     Fact(f32(1, 3, SIDE, SIDE), "input", "images", f"{var('images')}|{SAVED}"),
 )
 def unet_with_averaged_weights():

@@ -45,6 +45,16 @@ ACTIVATIONS = (
 )
 
 
+def train_ranked(ranked, prof):
+    optimizer = torch.optim.SGD(ranked.parameters(), lr=0.1)
+    for _ in range(3):
+        x = torch.randn(ROWS, IN)  # peak: ranked batch
+        ranked(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        prof.step()
+
+
 @pattern(Fact(f32(ALL), "communication", f"wrap||{LIBRARY}", "bucket|[Rr]educer", ".*|"), *ACTIVATIONS)
 def ddp():
     from torch.nn.parallel import DistributedDataParallel
@@ -52,13 +62,7 @@ def ddp():
     net = Net()
     with process_group(), memwatch.profile() as prof:
         ranked = DistributedDataParallel(net)  # peak: wrap
-        optimizer = torch.optim.SGD(ranked.parameters(), lr=0.1)
-        for _ in range(3):
-            x = torch.randn(ROWS, IN)  # peak: ranked batch
-            ranked(x).pow(2).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            prof.step()
+        train_ranked(ranked, prof)
     return Ran(prof, {"net": net})
 
 
@@ -72,13 +76,7 @@ def ddp_with_gradients_as_views():
     net = Net()
     with process_group(), memwatch.profile() as prof:
         ranked = DistributedDataParallel(net, gradient_as_bucket_view=True)  # peak: wrap views
-        optimizer = torch.optim.SGD(ranked.parameters(), lr=0.1)
-        for _ in range(3):
-            x = torch.randn(ROWS, IN)  # peak: ranked batch
-            ranked(x).pow(2).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            prof.step()
+        train_ranked(ranked, prof)
     return Ran(prof, {"net": net})
 
 

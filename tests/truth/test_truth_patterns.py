@@ -6,10 +6,12 @@ import patterns_autograd
 import patterns_data
 import patterns_frameworks
 import patterns_generation
+import patterns_models
 import patterns_python
 import patterns_recompute
 import patterns_roles
 import patterns_training
+import patterns_transforms
 from truth_checks import (
     programs_of,
     test_a_variable_that_is_named_holds_the_memory,  # noqa: F401
@@ -18,6 +20,6 @@ from truth_checks import (
 )
 
 PROGRAMS = programs_of(
-    patterns_autograd, patterns_data, patterns_frameworks, patterns_generation, patterns_python,
-    patterns_recompute, patterns_roles, patterns_training,
+    patterns_autograd, patterns_data, patterns_frameworks, patterns_generation, patterns_models, patterns_python,
+    patterns_recompute, patterns_roles, patterns_training, patterns_transforms,
 )  # fmt: skip

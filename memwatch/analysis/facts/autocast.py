@@ -11,7 +11,7 @@ from memwatch.capture.schema import ACCESSES, NONE, ROLES
 if TYPE_CHECKING:
     from memwatch.capture import Capture
 
-_CONVERSION: Final = "aten._to_copy"
+CONVERSION: Final = "aten._to_copy"
 
 
 def autocast_copies(capture: Capture, names: dict[int, str]) -> dict[int, str]:
@@ -30,7 +30,7 @@ def autocast_copies(capture: Capture, names: dict[int, str]) -> dict[int, str]:
     copy_of_op = {
         op: storage
         for op, storage in zip(births["op"][made].tolist(), births["storage"][made].tolist(), strict=True)
-        if capture.strings[name_of_op[op]].startswith(_CONVERSION)
+        if capture.strings[name_of_op[op]].startswith(CONVERSION)
     }
     reads = np.isin(uses["op"], list(copy_of_op)) & (uses["access"] == ACCESSES.index("read"))
     rows = zip(uses["op"][reads].tolist(), uses["storage"][reads].tolist(), strict=True)

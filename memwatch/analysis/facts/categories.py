@@ -14,7 +14,7 @@ import numpy as np
 from memwatch.analysis.facts.allocations import BASELINE, BY_THREAD, EXTERNAL, UNOBSERVED, WORKSPACE
 from memwatch.analysis.facts.derived_inputs import DerivedInputs
 from memwatch.analysis.facts.recomputes import Recomputes
-from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, PHASES, ROLES
+from memwatch.capture.schema import ACCESSES, BACKWARD, FORWARD, IN_BACKWARD, NONE, ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -70,6 +70,9 @@ _OUTLIVES: Final = "it was {name}, but no more by op {op}, and the program keeps
 _COLLECTIVES = ("c10d.", "_c10d_functional.", "c10d_functional.")
 """How the names of the ops begin by which processes communicate."""
 _KEPT: Final = "kept from one iteration into the next; no module and no optimizer owns it"
+_WRITTEN_INPUT: Final = (
+    "an argument of the outermost module call, kept from one iteration into the next and written"
+)
 _KEPT_ACROSS_PASSES: Final = (
     "kept from one pass of the program's loop into the next, in a container or an object"
 )
@@ -114,7 +117,7 @@ def categorise(
     roles = _roles(capture, {key for key, role in past.items() if role.is_over})
     derived = DerivedInputs(capture)
     outlived = _outlived_roles(capture, allocations, kept, past)
-    recomputed = _recompute_rules(capture)
+    recomputed, written = _recompute_rules(capture), _written(capture, allocations.named)
     traits = _traits(capture, allocations, kept)
     found = _by_traits(traits)
     names = (allocations.storage, allocations.origin, allocations.op)
@@ -124,7 +127,9 @@ def categorise(
     for row, storage, origin, op in rows:
         if storage in roles and not (roles[storage][0] == "input" and storage in derived):
             strongest, found.role[row], found.role_name[row], found.role_module[row] = roles[storage]
-            category, rule = _by_role(strongest, is_unsure=(storage, strongest) in past)
+            is_unsure = (storage, strongest) in past
+            is_state = bool(kept.by_itself[row] and written[storage])
+            category, rule = _by_role(strongest, is_unsure=is_unsure, is_state=is_state)
         elif storage != NONE and origin != WORKSPACE and op in recomputed:
             category, rule = "recomputed", recomputed[op]
         else:
@@ -161,22 +166,21 @@ def _traits(capture: Capture, allocations: Allocations, kept: KeptAcross) -> Int
     )
     saved, crosses, communicated = (np.append(column, 0)[storage] for column in by_storage)
     made = np.where((op != NONE) & (op < len(collective)), op, len(collective))
-    return np.column_stack(
-        _Traits(
-            origin=allocations.origin,
-            has_op=op != NONE,
-            is_seen=storage != NONE,
-            needed=kept.needed,
-            by_itself=kept.by_itself,
-            like_others=kept.like_others,
-            lasting=kept.lasting,
-            is_told=np.full(len(storage), kept.are_told),
-            is_saved=saved,
-            crosses=crosses,
-            by_collective=np.append(collective, False)[made],
-            communicated=communicated,
-        )
-    ).astype(np.int64)
+    columns = {
+        "origin": allocations.origin,
+        "has_op": op != NONE,
+        "is_seen": storage != NONE,
+        "needed": kept.needed,
+        "by_itself": kept.by_itself,
+        "like_others": kept.like_others,
+        "lasting": kept.lasting,
+        "is_told": np.full(len(storage), kept.are_told),
+        "is_saved": saved,
+        "crosses": crosses,
+        "by_collective": np.append(collective, False)[made],
+        "communicated": communicated,
+    }
+    return np.column_stack([columns[name] for name in _Traits._fields]).astype(np.int64)
 
 
 def _by_traits(traits: IntArray) -> Categories:
@@ -222,8 +226,13 @@ def _all_unknown(count: int) -> Categories:
     )
 
 
-def _by_role(role: str, *, is_unsure: bool) -> tuple[str, str]:
-    """Return category and rule of a storage in a role, or perhaps in it no more."""
+def _by_role(role: str, *, is_unsure: bool, is_state: bool) -> tuple[str, str]:
+    """Return category and rule of a storage in a role, or perhaps in it no more.
+
+    What is given to a module, and written and kept across iterations, is state of the program's, as a cache is.
+    """
+    if role == "input" and is_state:
+        return "held", _WRITTEN_INPUT
     rule = _ROLE_RULES[role]
     return _CATEGORY_OF_ROLE.get(role, role), _ROLE_EARLIER.format(rule=rule) if is_unsure else rule
 
@@ -293,7 +302,7 @@ def _communicated_in_backward(capture: Capture, collective: NDArray[np.bool_], n
     taken = np.zeros(named, dtype=np.int64)
     uses, phase = capture.tables["uses"], capture.tables["ops"]["phase"]
     if collective.any():
-        taken[uses["storage"][(collective & (phase == PHASES.index("backward")))[uses["op"]]]] = 1
+        taken[uses["storage"][(collective & (phase == BACKWARD))[uses["op"]]]] = 1
     return taken
 
 
@@ -338,6 +347,13 @@ def _saved(capture: Capture, named: int) -> IntArray:
     return saved
 
 
+def _written(capture: Capture, named: int) -> NDArray[np.bool_]:
+    """Return, for each storage, whether an op wrote into it after it was made, as one does into a cache."""
+    written, uses = np.zeros(named, dtype=bool), capture.tables["uses"]
+    written[uses["storage"][uses["access"] == ACCESSES.index("write")]] = True
+    return written
+
+
 def _crosses_to_backward(capture: Capture, named: int) -> IntArray:
     """Return 1 for each storage that a forward op made and an op of a backward read, a recomputed one included."""
     crosses = np.zeros(named, dtype=np.int64)
@@ -346,7 +362,7 @@ def _crosses_to_backward(capture: Capture, named: int) -> IntArray:
         return crosses
     made_forward = np.zeros(named, dtype=bool)
     by_op = births["op"] != NONE
-    made_forward[births["storage"][by_op]] = phase[births["op"][by_op]] == PHASES.index("forward")
+    made_forward[births["storage"][by_op]] = phase[births["op"][by_op]] == FORWARD
     reads = (uses["access"] == ACCESSES.index("read")) & np.isin(phase[uses["op"]], IN_BACKWARD)
     read = uses["storage"][reads]
     crosses[read[made_forward[read]]] = 1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.capture.schema import NONE, PHASES
+from memwatch.capture.schema import BACKWARD, NONE
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.blocks import Blocks
@@ -24,7 +24,6 @@ LIVES: Final = np.iinfo(np.int64).max
 """The time of a death that was not seen."""
 _CLOCKS_DIFFER_NS: Final = 5_000
 """kineto's clock differs from the recorder's by less; a heard free counts if no death was seen earlier than that."""
-_BACKWARD: Final = PHASES.index("backward")
 
 
 def deaths_seen(capture: Capture, storages: int) -> IntArray:
@@ -84,7 +83,7 @@ def last_deaths(
     phase = capture.tables["ops"]["phase"]
     by_op = births["op"] != NONE
     in_backward = np.zeros(len(canonical), dtype=bool)
-    in_backward[by_op] = phase[births["op"][by_op]] == _BACKWARD
+    in_backward[by_op] = phase[births["op"][by_op]] == BACKWARD
     numbered_again = np.zeros(len(canonical), dtype=bool)
     numbered_again[canonical[again]] = True
     unwatched = (died_ns == LIVES) & in_backward & numbered_again[canonical]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.module_tree import ModuleTree, read_modules
-from memwatch.capture.schema import NONE, PHASES
+from memwatch.capture.schema import BACKWARD, NONE
 from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 Texts = np.ndarray[Any, Any]
 """An array of str objects."""
-
-BACKWARD = PHASES.index("backward")
 
 
 class _Lines(NamedTuple):

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, PHASES
+from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, RECOMPUTE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
-
-BACKWARD, RECOMPUTE = PHASES.index("backward"), PHASES.index("recompute")
 
 
 class Recomputes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memwatch.analysis.facts.autocast import CONVERSION
 from memwatch.analysis.findings.avoidable_memory import if_large
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from memwatch.analysis.findings.moment import Moment
 
 _LEAST_RATIO: Final = 0.1
-_CONVERSION: Final = "aten._to_copy"
 _LOWER: Final = ("bfloat16[", "float16[")
 _FUNCTIONAL: Final = ("torch/nn/functional.py", "torch\\nn\\functional.py")
 
@@ -34,7 +34,7 @@ def find_float32(peak: Moment) -> list[Candidate]:
     copies = [
         row
         for row in saved
-        if facts.made_by.op_name[row].startswith(_CONVERSION)
+        if facts.made_by.op_name[row].startswith(CONVERSION)
         and shape_of.get(row, "").startswith("float32[")
         and (source := source_of.get(int(facts.allocations.op[row]), NONE)) not in saved
         and shape_of.get(source, "").startswith(_LOWER)

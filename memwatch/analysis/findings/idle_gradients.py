@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.capture.schema import ACCESSES, NONE, PHASES
+from memwatch.capture.schema import ACCESSES, NONE, OPTIMIZER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 _ZEROING: Final = ("aten.zero_", "aten._foreach_zero_")
-_OPTIMIZER: Final = PHASES.index("optimizer")
 
 
 class Spans(NamedTuple):
@@ -75,7 +74,7 @@ class IdleGradients:
         """
         ops, times_ns = self._facts.capture.tables["ops"], self._facts.curve.time_ns
         last_op = len(ops["op"]) - 1
-        outside = np.append(np.flatnonzero(ops["phase"] != _OPTIMIZER), last_op + 1)
+        outside = np.append(np.flatnonzero(ops["phase"] != OPTIMIZER), last_op + 1)
         stepped = outside[np.searchsorted(outside, before + 1)]  # the first op that is not the optimizer's
         start_op = np.where(stepped <= zeroing, stepped, before + 1)
         start = np.searchsorted(times_ns, ops["start_ns"][start_op], side="left")

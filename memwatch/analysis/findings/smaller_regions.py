@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.grouped import Grouped
-from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, PHASES
+from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
@@ -111,7 +111,7 @@ class SmallerRegions:
         """Return, for each allocation, the event at which the backward of its part first reads what that computed."""
         facts, part = self._facts, number.of(self._facts.allocations.op[inside])
         first = np.full(count, facts.capture.rows("ops"), dtype=np.int64)
-        phase, backward = facts.capture.tables["ops"]["phase"], PHASES.index("backward")
+        phase, backward = facts.capture.tables["ops"]["phase"], BACKWARD
         storages = facts.allocations.storage[inside]
         for storage, part_number in zip(storages.tolist(), part.tolist(), strict=True):
             readers = self._uses["op"][self._uses_by_storage.within(storage, storage + 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memwatch.analysis.facts.autocast import CONVERSION
 from memwatch.analysis.findings.avoidable_memory import if_large
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.findings.moment import Moment
 
 _LEAST_RATIO: Final = 0.1
-_CONVERSIONS: Final = ("aten._to_copy", "aten.clone", "aten.copy", "aten.contiguous")
+_CONVERSIONS: Final = (CONVERSION, "aten.clone", "aten.copy", "aten.contiguous")
 
 
 def find_twice(peak: Moment) -> list[Candidate]:

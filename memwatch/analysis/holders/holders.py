@@ -189,7 +189,11 @@ def _held(packs: IntArray, are_saved: NDArray[np.bool_], ends: IntArray, now: in
     return held
 
 
-def _lasts_less(holder: Holder) -> tuple[bool, bool, bool]:
-    """Return what sorts the holders of memory that outlives calls: seen ones first, and variables of calls last."""
+def _lasts_less(holder: Holder) -> tuple[bool, ...]:
+    """Return what sorts the holders of memory that outlives calls: seen ones first, and variables of calls last.
+
+    What torch's calls pass on, as in `*args`, is another's.
+    """
     is_variable = holder.kind in (HolderKind.LOCAL, HolderKind.ARGUMENT, HolderKind.EVALUATION_STACK)
-    return holder.foreign, holder.evidence is not HolderEvidence.SEEN, is_variable and not holder.is_inside
+    is_unseen = holder.evidence is not HolderEvidence.SEEN
+    return holder.foreign, holder.is_of_torch, is_unseen, is_variable and not holder.is_inside

@@ -12,7 +12,7 @@ from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
 from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.samples import SMALL_RATIO
-from memwatch.capture.schema import ACCESSES, IN_BACKWARD, NONE, PHASES
+from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIMIZER
 from memwatch.words import holders as words
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from memwatch.analysis.holders.samples import HolderSamples
 
 _OUTPUT = ACCESSES.index("output")
-_BACKWARD, _OPTIMIZER = PHASES.index("backward"), PHASES.index("optimizer")
 
 
 class Unseen:
@@ -102,12 +101,12 @@ class Unseen:
         module = str(self._facts.made_by.module_name[allocation])
         text, rule, kind = "", Inference.IN_FLIGHT, HolderKind.CPP_ONLY
         if (
-            phase == _BACKWARD
+            phase == BACKWARD
             and phase_now in IN_BACKWARD
             and self._is_read_in_this_backward(allocation, made, op)
         ):
             text = words.GRADIENT_IN_FLIGHT_OF if module else words.GRADIENT_IN_FLIGHT
-        elif phase == phase_now == _OPTIMIZER and self._is_dropped_in_this_step(allocation, made, op):
+        elif phase == phase_now == OPTIMIZER and self._is_dropped_in_this_step(allocation, made, op):
             text, rule, kind = words.VALUE_OF_STEP, Inference.WITHIN_STEP, HolderKind.OPTIMIZER_STEP
         elif self._is_in_one_call(made, op):
             text, rule = words.CPP_CALLED, Inference.WITHIN_CPP
@@ -126,7 +125,7 @@ class Unseen:
             return None
         if self._facts.op_phase(made) in IN_BACKWARD or self._facts.op_phase(op) in (
             *IN_BACKWARD,
-            _OPTIMIZER,
+            OPTIMIZER,
         ):
             return None
         call = common_call(self._facts, allocation, op)

@@ -36,6 +36,9 @@ class Events {
 
   /// Return how much more than now was live on a device, at most, since some time.
   int64_t above_now(int64_t since, int64_t device) {
+    if (muted_) {
+      return 0;
+    }
     const std::lock_guard<std::mutex> guard(mutex_);
     int64_t more = 0, most = 0;
     for (size_t row = rows_.size(); row != 0 && rows_[row - kColumns] >= since; row -= kColumns) {
