@@ -7,7 +7,7 @@ a library does. Where the allocator said at entry what it had handed out, the ba
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def _with_rest(allocations: Allocations, nbytes: int, device: int, start_ns: int
     row = dict.fromkeys(_WITHOUT_NUMBER, NONE)
     row |= {"nbytes": nbytes, "device": device, "address": 0, "birth_ns": start_ns}
     row |= {"origin": BASELINE, "counted": True}
-    columns = {
+    columns: dict[str, Any] = {
         field.name: np.append(getattr(allocations, field.name), row[field.name])
         for field in fields(allocations)
         if field.name in row
