@@ -69,7 +69,7 @@ def test_a_copy_by_way_of_pinned_memory_counts_where_it_lies():
         pinned = torch.empty(MIB, dtype=torch.uint8, pin_memory=True)
         pinned.copy_(tensor, non_blocking=True)
         del tensor
-        tensor = make(2 * MIB)[:MIB].copy_(pinned, non_blocking=True)
+        again = make(2 * MIB)[:MIB].copy_(pinned, non_blocking=True)
     assert pretend.pinned_bytes() == MIB
     assert prof.peak_bytes == pretend.stats("pretend:0")["allocated_bytes.all.peak"] == 2 * MIB
-    assert prof.baseline_bytes == MIB
+    assert prof.baseline_bytes == again.nbytes == MIB

@@ -230,6 +230,8 @@ def _communicated_in_backward(capture: Capture, collective: NDArray[np.bool_], n
 def _unnamed_rule(origin: int, op: int) -> str:
     if origin == BY_THREAD:
         return "another thread allocated it; what for was not seen"
+    if origin == BASELINE:
+        return "the allocator counted it at entry, and no tensor of Python's shows it: C++ holds it"
     if op == NONE:
         return "allocated outside every recorded op (compiled code, C++ or another mode)"
     return "allocated in an op and kept after it; no tensor was seen on it"
