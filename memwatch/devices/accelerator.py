@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _ROUNDING_BYTES: Final = 512
 
@@ -61,9 +64,12 @@ class Accelerator:
 
     def segments(self, name: str) -> list[dict[str, Any]]:
         """Return the segments of a device; none for a backend whose module has no `memory_snapshot`."""
-        listed: list[dict[str, Any]] = getattr(self._module, "memory_snapshot", list)()
         index = torch.device(name).index or 0
-        return [segment for segment in listed if segment["device"] == index]
+        return [segment for segment in self._segments_of_all() if segment["device"] == index]
+
+    def _segments_of_all(self) -> list[dict[str, Any]]:
+        list_all: Callable[[], list[dict[str, Any]]] = getattr(self._module, "memory_snapshot", list)
+        return list_all()
 
     def random_state(self, name: str) -> torch.Tensor:
         """Return the state of the default generator; empty for a backend that shows none."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from memwatch.devices.accelerator import Accelerator
@@ -22,6 +24,13 @@ class Cuda(Accelerator):
 
     def _statistic(self, key: str, name: str) -> int:
         return int(torch.cuda.memory_stats(name).get(key, 0))
+
+    def _segments_of_all(self) -> list[dict[str, Any]]:
+        try:
+            segments: list[dict[str, Any]] = torch.cuda.memory_snapshot(include_traces=False)
+        except TypeError:  # an older torch lists the history too, if one is recorded
+            segments = torch.cuda.memory_snapshot()
+        return segments
 
     def random_state(self, name: str) -> torch.Tensor:
         """Return the state of the default generator."""

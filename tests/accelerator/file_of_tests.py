@@ -24,7 +24,8 @@ def run() -> None:
         try:
             getattr(module, function)(**arguments)
         except BaseException as raised:
-            error = "".join(traceback.TracebackException.from_exception(raised, capture_locals=True).format())
+            below = raised.with_traceback(raised.__traceback__.tb_next)
+            error = "".join(traceback.TracebackException.from_exception(below, capture_locals=True).format())
             raised.__traceback__ = None
         sys.stdout.write(f"outcome {json.dumps([name, error])}\n")
         sys.stdout.flush()

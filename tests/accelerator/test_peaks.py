@@ -33,18 +33,31 @@ def assert_as_counted(prof, before, devices=(FIRST,)):
         assert reading.at_peak["nbytes"].sum() == at_peak
 
 
-def observed(program, native, devices=(FIRST,)):
+def observed(program, native, devices=(FIRST,), intercept="auto"):
     """Run a program in a block and compare; return the reading."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMWATCH_NATIVE", native)
         pretend.reset_peaks()
         before = {device: counted(device) for device in devices}
-        with memwatch.profile() as prof:
+        with memwatch.profile(intercept=intercept) as prof:
             kept = program()
         assert prof.meta["recorder"] == ("native" if native == "1" else "python")
         assert_as_counted(prof, before, devices)
         del kept
     return prof
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_observing_adds_no_byte(native):
+    """The peak of a function with the allocator's events alone is the observed one, and the counters'."""
+    tensor = torch.rand(MIB, device=FIRST)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMWATCH_NATIVE", native)
+        before = counted(FIRST)
+        pretend.reset_peaks()
+        verified = memwatch.verify(lambda: tensor.sin().cos().sum().item())
+    assert verified.difference_bytes == 0
+    assert verified.plain_peak_increase_bytes == counted(FIRST, "allocated_bytes.all.peak") - before
 
 
 NATIVE = pytest.mark.parametrize("native", ["1", "0"])
@@ -96,7 +109,8 @@ def test_two_devices_and_the_host_at_once(native, seed):
 
 
 @NATIVE
-def test_a_training_step(native):
+@pytest.mark.parametrize("intercept", ["key", "mode"])
+def test_a_training_step(native, intercept):
     """Forward, backward (in a thread of the device) and optimizer, twice."""
     model = nn.Sequential(nn.Linear(300, 200), nn.GELU(), nn.Linear(200, 10)).to(FIRST)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -107,7 +121,7 @@ def test_a_training_step(native):
             model(torch.randn(64, 300, device=FIRST)).square().mean().backward()
             optimizer.step()
 
-    prof = observed(program, native)
+    prof = observed(program, native, intercept=intercept)
     categories = set(prof.at_peak["category"])
     assert {"parameter", "gradient", "optimizer state"} <= categories
     assert "backward" in set(prof.ops["phase"])

@@ -141,3 +141,14 @@ def test_a_full_disk_costs_the_file_not_what_was_recorded(shell_memwatch, tmp_pa
     assert done.stderr.splitlines()[-1].startswith("memwatch: error: cannot write ")
     assert "Traceback" not in done.stderr
     assert "wrote" not in done.stderr
+
+
+def test_each_device_may_have_a_limit_of_its_own(shell_memwatch):
+    """The one that is exceeded stops the program; a limit of all devices goes with no other."""
+    code = "import torch; torch.ones(1 << 20)"
+    within = shell_memwatch("run", "--limit", "cpu=16MiB", "--limit", "cuda:0=1KiB", "-c", code)
+    above = shell_memwatch("run", "--limit", "cpu=1MiB", "-c", code)
+    both = shell_memwatch("run", "--limit", "1MiB", "--limit", "cpu=2MiB", "-c", code)
+    assert (within.returncode, above.returncode) == (0, 1)
+    assert "MemoryLimitError: 4.00 MiB" in above.stderr
+    assert "DEVICE=SIZE" in both.stderr

@@ -87,6 +87,10 @@ def test_a_program_without_threads_gets_none():
         assert threading.active_count() == before
 
 
+THREAD = 4
+"""The column of the table `allocator`."""
+
+
 def test_a_window_names_the_threads_that_it_heard():
     """A name is interned when an event has it, so a window takes no longer for all threads that ever ran."""
     block, events = block_and_events()
@@ -101,7 +105,7 @@ def test_a_window_names_the_threads_that_it_heard():
         thread.join()
     finally:
         (window,) = events.close()
-    heard = [block.strings.texts[number] for number in set(window.events[:, -1].tolist()) if number >= 0]
+    heard = [block.strings.texts[number] for number in set(window.events[:, THREAD].tolist()) if number >= 0]
     assert heard == ["worker 1"]
     assert not {"worker 0", "worker 2"} & set(block.strings.texts)
 

@@ -309,6 +309,8 @@ def _communicated_in_backward(capture: Capture, collective: NDArray[np.bool_], n
 def _unnamed_rule(traits: _Traits) -> str:
     if traits.origin == BY_THREAD:
         return "another thread allocated it; what for was not seen"
+    if traits.origin == BASELINE:
+        return "the allocator counted it at entry, and no tensor of Python's shows it: C++ holds it"
     if not traits.has_op:
         return "allocated outside every recorded op (compiled code, C++ or another mode)"
     return "allocated in an op and kept after it; no tensor was seen on it"

@@ -23,8 +23,7 @@ class Events {
     }
     const std::lock_guard<std::mutex> guard(mutex_);
     last_ = std::max(last_, ticks());  // the processor may read its counter before it has the lock
-    rows_.insert(rows_.end(),
-                 {last_, reinterpret_cast<int64_t>(block), nbytes, number_of(device), thread, reserved});
+    rows_.insert(rows_.end(), {last_, reinterpret_cast<int64_t>(block), nbytes, number_of(device), thread, reserved});
   }
 
   /// Give the events since the last time: ticks, address, signed bytes, device as `number_of` tells it, thread,

@@ -129,7 +129,8 @@ struct OpCallbacks {
         frame_callback(callbacks.attr("frame_callback")),
         passed_on(callbacks.attr("passed_on")) {}
 
-  py::object string_id, flush_due, op_failed, backward_begins, could_not_record, storages_of, made, resized, overload_of;
+  py::object string_id, flush_due, op_failed, backward_begins, could_not_record, storages_of, made, resized,
+      overload_of;
   py::object hand_on, frame_callback, passed_on;
 };
 
