@@ -7,7 +7,7 @@ is *held*, whoever holds it: data, averaged weights, caches. A rule that infers 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -151,22 +151,22 @@ def _traits(capture: Capture, allocations: Allocations, kept: KeptAcross) -> Int
     )
     saved, crosses, communicated = (np.append(column, 0)[storage] for column in by_storage)
     made = np.where((op != NONE) & (op < len(collective)), op, len(collective))
-    return np.column_stack(
-        _Traits(
-            origin=allocations.origin,
-            has_op=op != NONE,
-            is_seen=storage != NONE,
-            needed=kept.needed,
-            by_itself=kept.by_itself,
-            like_others=kept.like_others,
-            lasting=kept.lasting,
-            is_told=np.full(len(storage), kept.are_told),
-            is_saved=saved,
-            crosses=crosses,
-            by_collective=np.append(collective, False)[made],
-            communicated=communicated,
-        )
-    ).astype(np.int64)
+    columns: dict[str, NDArray[Any]] = {
+        "origin": allocations.origin,
+        "has_op": op != NONE,
+        "is_seen": storage != NONE,
+        "needed": kept.needed,
+        "by_itself": kept.by_itself,
+        "like_others": kept.like_others,
+        "lasting": kept.lasting,
+        "is_told": np.full(len(storage), kept.are_told),
+        "is_saved": saved,
+        "crosses": crosses,
+        "by_collective": np.append(collective, False)[made],
+        "communicated": communicated,
+    }
+    rows: IntArray = np.column_stack([columns[name] for name in _Traits._fields]).astype(np.int64)
+    return rows
 
 
 def _by_traits(traits: IntArray) -> Categories:
