@@ -7,7 +7,7 @@ is *held*, whoever holds it: data, averaged weights, caches. A rule that infers 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -166,7 +166,7 @@ def _traits(capture: Capture, allocations: Allocations, kept: KeptAcross) -> Int
     )
     saved, crosses, communicated = (np.append(column, 0)[storage] for column in by_storage)
     made = np.where((op != NONE) & (op < len(collective)), op, len(collective))
-    columns = {
+    columns: dict[str, NDArray[Any]] = {
         "origin": allocations.origin,
         "has_op": op != NONE,
         "is_seen": storage != NONE,
@@ -180,7 +180,8 @@ def _traits(capture: Capture, allocations: Allocations, kept: KeptAcross) -> Int
         "by_collective": np.append(collective, False)[made],
         "communicated": communicated,
     }
-    return np.column_stack([columns[name] for name in _Traits._fields]).astype(np.int64)
+    rows: IntArray = np.column_stack([columns[name] for name in _Traits._fields]).astype(np.int64)
+    return rows
 
 
 def _by_traits(traits: IntArray) -> Categories:
