@@ -54,7 +54,7 @@ CONFIGURATIONS: dict[str, Callable[[], Any]] = {
     FLOOR: EmptyMode,
     "MemTracker": mem_tracker,
     "_record_memory_history": memory_history,
-    "memwatch": memwatch.profile,
+    "memwatch": lambda: memwatch.profile(intercept="auto"),
     "memwatch, intercept=mode": lambda: memwatch.profile(intercept="mode"),
 }
 

@@ -7,6 +7,7 @@
 
 #include <Python.h>
 #include <structmember.h>  // PyMemberDef until Python 3.11; needs Python.h before it
+#include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
 
 // torch 2.11 and older declare autograd's Node in function.h
@@ -25,6 +26,16 @@ State* profiler_of_this_thread() {
     return State::getTLS();
   } else {
     return State::get(/*global=*/false);
+  }
+}
+
+/// Return the Python object of a function written in Python. Older nodes own it; their `pyobj()` is another's.
+template <typename Node = torch::autograd::PyNode>
+PyObject* object_of(const Node& node) {
+  if constexpr (requires { node.obj; }) {
+    return node.obj;
+  } else {
+    return node.pyobj();
   }
 }
 

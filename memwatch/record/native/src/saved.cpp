@@ -2,7 +2,6 @@
 
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/forward_grad.h>
-#include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstring>
@@ -26,7 +25,8 @@ bool is_in_python(const torch::autograd::Node& node) {
 /// It reserves room for all before it saves the first (torch/csrc/autograd/python_function.cpp), so the room is full
 /// once it has saved, and until it frees them.
 bool is_saving(const torch::autograd::Node& node) {
-  const auto* function = reinterpret_cast<THPFunction*>(static_cast<const torch::autograd::PyNode&>(node).pyobj());
+  const auto& function_node = static_cast<const torch::autograd::PyNode&>(node);
+  const auto* function = reinterpret_cast<THPFunction*>(compat::object_of(function_node));
   return function != nullptr && function->has_freed_buffers == 0 && !function->saved_tensors_accessed_and_cleared &&
          function->saved_variables.size() < function->saved_variables.capacity();
 }
