@@ -25,6 +25,9 @@ class Kept(int):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Kept) and self.value == other.value
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     __hash__ = None
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ import json
 import pathlib
 
 import pytest
+import torch
 from forked import run_forked
 
 HERE = pathlib.Path(__file__).parent
@@ -18,6 +19,7 @@ HERE = pathlib.Path(__file__).parent
 @pytest.fixture(autouse=True, scope="module")
 def outcomes(request, _fork_server, tmp_path_factory):
     """Return the error of each test of this file by its name, empty where it passed."""
+    assert not hasattr(torch, "pretend"), "the process of the other tests has got the accelerator"
     items = [item for item in request.session.items if item.path == request.path]
     calls = [
         (item.name, item.originalname, item.callspec.params if hasattr(item, "callspec") else {})

@@ -136,7 +136,7 @@ def test_a_window_that_cannot_begin_keeps_those_before(monkeypatch):
     """Where torch's profiler does not start again, the block goes on without events, and a note says so."""
     monkeypatch.setenv("MEMWATCH_NATIVE", "0")
 
-    def fail():
+    def fail(**_options):
         raise RuntimeError("no profiler")
 
     with memwatch.profile() as prof:

@@ -193,7 +193,7 @@ def test_a_disk_that_fails_is_told_by_its_reason_and_leaves_nothing(
 
 def test_a_compiler_that_leaves_no_library_is_told(empty_cache, monkeypatch):
     """An exit status of 0 is not believed."""
-    monkeypatch.setattr(library, "_COMPILE", os.devnull)
+    monkeypatch.setattr(library, "COMPILE", os.devnull)
     with pytest.raises(MemwatchError, match=r"was not built: the compiler left no _recorder"):
         library.build()
 
