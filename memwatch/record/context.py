@@ -74,7 +74,21 @@ CALL_CODE: Final[CodeType] = _observed(module_call(), None).__code__
 
 
 class Context:
-    """The module and optimizer calls that are running, and the roles of the storages they own."""
+    """The module and optimizer calls that are running, and the roles of the storages they own.
+
+    What is read for every op lies in slots, which C++ reads without a look-up.
+    """
+
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "graph_task",
+        "optimizing",
+        "recomputing",
+        "saves_inputs",
+        "thread",
+        "top",
+    )
 
     def __init__(
         self, storages: Storages, capture_stack: CaptureStack, strings: Strings, op_counter: OpCounter,

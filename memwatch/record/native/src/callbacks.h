@@ -84,31 +84,39 @@ class StackTable {
   py::handle self_;
 };
 
-/// What is running while an op runs; read for every op, so its names are interned.
+/// What is running while an op runs; read for every op, so from slots.
 class CallContext {
  public:
-  explicit CallContext(py::object context) : context_(std::move(context)) {}
+  explicit CallContext(py::object context)
+      : type_(py::type::of(context)),
+        top_(type_, "top"),
+        graph_task_(type_, "graph_task"),
+        optimizing_(type_, "optimizing"),
+        recomputing_(type_, "recomputing"),
+        thread_(type_, "thread"),
+        saves_inputs_(type_, "saves_inputs"),
+        context_(std::move(context)) {}
 
   /// Return the innermost running module and the stack above its call.
   std::pair<int64_t, int64_t> top() const {
-    const py::object pair = top_.of(context_.ptr());
-    return {integer(PyTuple_GET_ITEM(pair.ptr(), 0)), integer(PyTuple_GET_ITEM(pair.ptr(), 1))};
+    PyObject* pair = top_.object_of(context_.ptr());
+    return {integer(PyTuple_GET_ITEM(pair, 0)), integer(PyTuple_GET_ITEM(pair, 1))};
   }
-  bool is_optimizing() const { return optimizing_.truth_of(context_.ptr()); }
+  bool is_optimizing() const { return optimizing_.object_of(context_.ptr()) == Py_True; }
   /// Return the graph task of the last op, or what is the number of none.
-  int64_t graph_task() const { return integer(graph_task_.of(context_.ptr()).ptr()); }
+  int64_t graph_task() const { return graph_task_.of(context_.ptr()); }
   /// Return the graph task in which a checkpointed region runs again in `thread`, or what is the number of none.
-  int64_t recomputing() const { return integer(recomputing_.of(context_.ptr()).ptr()); }
-  int64_t thread() const { return integer(thread_.of(context_.ptr()).ptr()); }
-  bool recomputes_by_hand() const { return recomputes_by_hand_.of(context_.ptr())().cast<bool>(); }
-  bool saves_inputs() const { return saves_inputs_.truth_of(context_.ptr()); }
-  void enter_backward(int64_t task) const { graph_task_.set(context_.ptr(), owned(PyLong_FromLongLong(task)).ptr()); }
+  int64_t recomputing() const { return recomputing_.of(context_.ptr()); }
+  int64_t thread() const { return thread_.of(context_.ptr()); }
+  bool recomputes_by_hand() const { return context_.attr("recomputes_by_hand")().cast<bool>(); }
+  bool saves_inputs() const { return saves_inputs_.object_of(context_.ptr()) == Py_True; }
+  void enter_backward(int64_t task) const { graph_task_.set(context_.ptr(), task); }
   void leave_backward() const { context_.attr("backward_ended")(); }
   void clear() { context_ = py::none(); }
 
  private:
-  const Name top_{"top"}, graph_task_{"graph_task"}, optimizing_{"optimizing"}, recomputing_{"recomputing"},
-      recomputes_by_hand_{"recomputes_by_hand"}, saves_inputs_{"saves_inputs"}, thread_{"thread"};
+  const py::object type_;
+  const Slot top_, graph_task_, optimizing_, recomputing_, thread_, saves_inputs_;
   py::object context_;
 };
 

@@ -362,10 +362,12 @@ void Recorder::made(Call& call, const at::Tensor& tensor, int64_t at) {
     return std::find(call.given.keys.begin(), call.given.keys.end(), key) != call.given.keys.end();
   };
   if (known == nullptr || (storages_->is_by_tensor(known) && !is_given())) {  // else its address was used before
-    if (call.workspace_bytes == kNone) {
-      call.workspace_bytes = AllocatorLog::above_now(call.start, tensor.device());
-    }
-    const int64_t storage = storages_->born(tensor, key, call.number, kOriginOp, at, call.workspace_bytes);
+    const int64_t storage = storages_->born(tensor, key, call.number, kOriginOp, at, [&] {
+      if (call.workspace_bytes == kNone) {
+        call.workspace_bytes = AllocatorLog::above_now(call.start, tensor.device());
+      }
+      return call.workspace_bytes;
+    });
     uses_->add(UsesRow{.op = call.number, .storage = storage, .access = kAccessOutput});
   }
 }

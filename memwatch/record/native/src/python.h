@@ -58,7 +58,7 @@ class Name {
   PyObject* text_;  // lives as long as the interpreter
 };
 
-/// A slot of a Python class that holds an integer, found once: to read it looks nothing up.
+/// A slot of a Python class, found once: to read it looks nothing up.
 class Slot {
  public:
   Slot(const py::object& type, const char* name) {
@@ -67,10 +67,13 @@ class Slot {
     offset_ = reinterpret_cast<PyMemberDescrObject*>(member.ptr())->d_member->offset;
   }
 
-  int64_t of(PyObject* owner) const {
+  int64_t of(PyObject* owner) const { return integer(object_of(owner)); }
+
+  /// Give what the slot holds, borrowed.
+  PyObject* object_of(PyObject* owner) const {
     PyObject* value = *at(owner);
     TORCH_CHECK(value != nullptr, "a slot is empty");
-    return integer(value);
+    return value;
   }
 
   void set(PyObject* owner, int64_t value) const {

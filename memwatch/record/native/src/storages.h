@@ -39,6 +39,9 @@ inline int64_t key_of(const at::Tensor& tensor) {
   return reinterpret_cast<int64_t>(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
 }
 
+/// Half of `NEVER` of memwatch/record/tables/storages.py: somebody who waits for births waits for less.
+constexpr int64_t kNobodyWaits = int64_t{1} << 61;
+
 /// The figures of one device: `Account` of memwatch/record/tables/storages.py.
 struct Account {
   int64_t live_bytes = 0, entry_gone_bytes = 0;
@@ -58,11 +61,16 @@ class Storages {
 
   /// Return the figures of a device, by the string id of its name.
   const std::shared_ptr<Account>& account(int64_t device) {
+    const auto& [known, figures] = last_account_;  // most programs use one device
+    if (known == device) {
+      return figures;
+    }
     std::shared_ptr<Account>& found = accounts_[device];
     if (!found) {
       found = std::make_shared<Account>();
     }
-    return found;
+    last_account_ = {device, found};
+    return last_account_.second;
   }
 
   /// Let go of every Python object, once no look at a tensor is under way.
@@ -122,10 +130,15 @@ class Storages {
   }
 
   /// Append the birth of the storage of a plain tensor; return its number.
-  ///
-  /// workspace_bytes: what the op that made it needed beyond what is live after it.
+  int64_t born(const at::Tensor& tensor, int64_t key, int64_t op, Origin origin, int64_t at) {
+    return born(tensor, key, op, origin, at, [] { return int64_t{0}; });
+  }
+
+  /// As above; `workspace_bytes()` is what the op that made it needed beyond what is live after it, asked if somebody
+  /// waits for births.
+  template <typename Workspace>
   int64_t born(const at::Tensor& tensor, int64_t key, int64_t op, Origin origin, int64_t at,
-               int64_t workspace_bytes = 0) {
+               Workspace&& workspace_bytes) {
     const int64_t address = address_of(tensor);
     const int64_t shape = shape_of(tensor), device = device_of(tensor);
     int64_t nbytes = 0;
@@ -157,8 +170,11 @@ class Storages {
                                  .device = device,
                                  .origin = origin,
                                  .shape = shape});
-    if (there.live_bytes + workspace_bytes > there.watch_bytes) {
-      table_.above_watched(device, weight, workspace_bytes);
+    if (there.watch_bytes < kNobodyWaits) {
+      const int64_t workspace = workspace_bytes();
+      if (there.live_bytes + workspace > there.watch_bytes) {
+        table_.above_watched(device, weight, workspace);
+      }
     }
     return number;
   }
@@ -222,8 +238,10 @@ class Storages {
   /// Put what watches a storage at the end of the table, which is in the order of the births.
   void put_last(const py::object& key, const py::object& reference) const {
     PyObject* live = table_.live.ptr();
-    const bool replaces = PyDict_Contains(live, key.ptr()) == 1;  // what died unseen
-    if ((replaces && PyDict_DelItem(live, key.ptr()) != 0) || PyDict_SetItem(live, key.ptr(), reference.ptr()) != 0) {
+    PyObject* there = PyDict_SetDefault(live, key.ptr(), reference.ptr());
+    const bool replaces = there != nullptr && there != reference.ptr();  // what died unseen
+    if (there == nullptr ||
+        (replaces && (PyDict_DelItem(live, key.ptr()) != 0 || PyDict_SetItem(live, key.ptr(), reference.ptr()) != 0))) {
       throw py::error_already_set();
     }
   }
@@ -260,6 +278,7 @@ class Storages {
   std::unordered_map<Key, int64_t, HashOfKey, SameKey> shapes_;
   std::unordered_map<int64_t, int64_t> devices_;
   std::unordered_map<int64_t, std::shared_ptr<Account>> accounts_;
+  std::pair<int64_t, std::shared_ptr<Account>> last_account_{kNone, nullptr};
   Key shape_;
 };
 
