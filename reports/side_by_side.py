@@ -1,8 +1,9 @@
 """Measure this commit beside another one: time that a block adds, its peak, reading it, planning it.
 
-Each sample is a process of its own; the two commits take turns, in random order, on the same programs. Step times are
-tenth percentiles of thread time, because a machine that is shared with others only ever adds time. Writes
-reports/side_by_side.md: `python reports/side_by_side.py COMMIT [--rounds N]`, on an idle machine.
+Each sample is a process of its own; the two commits take turns, in random order, on the same programs. What a block
+adds to a step is the least step in it less the least step outside, of all rounds, in thread time: a machine that is
+shared with others only ever adds time, and one that changes its clock between two processes makes a mean useless.
+Writes reports/side_by_side.md: `python reports/side_by_side.py COMMIT [--rounds N]`, on an idle machine.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 HERE = pathlib.Path(__file__).parent
 TOP = HERE.parent
-STEPS = {"MLP": 400, "GPT": 12}
+STEPS = {"MLP": 400, "GPT": 12, "50 x.exp()": 400, "50 x.mul_(1)": 400, "AdamW step": 200, "chain of 25": 200}
 PROFILES: dict[str, dict[str, Any]] = {
     "native, key": {},
     "native, mode": {"intercept": "mode"},
@@ -35,8 +36,43 @@ PROFILES: dict[str, dict[str, Any]] = {
 BUDGET = "70%"
 
 
-def tenth_percentile(times_s: list[float]) -> float:
-    return sorted(times_s)[len(times_s) // 10]
+def small_programs() -> dict[str, Callable[[], Callable[[], None]]]:
+    """Return programs that show what one kind of op costs, each as a function that gives its step."""
+    import torch
+
+    def without_grad(name: str, *arguments: float) -> Callable[[], None]:
+        x = torch.randn(16, 16)
+
+        def step() -> None:
+            for _ in range(50):
+                getattr(x, name)(*arguments)
+
+        return step
+
+    def optimizer() -> Callable[[], None]:
+        model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(8)])
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        return torch.optim.AdamW(model.parameters()).step
+
+    def chain() -> Callable[[], None]:
+        weight = torch.randn(8, 8, requires_grad=True)
+
+        def step() -> None:
+            y = weight
+            for _ in range(25):
+                y = y * 2
+            y.sum().backward()
+            weight.grad = None
+
+        return step
+
+    return {
+        "50 x.exp()": lambda: without_grad("exp"),
+        "50 x.mul_(1)": lambda: without_grad("mul_", 1.0),
+        "AdamW step": optimizer,
+        "chain of 25": chain,
+    }
 
 
 def sample(workload: str, profile: str) -> dict[str, float]:
@@ -49,7 +85,7 @@ def sample(workload: str, profile: str) -> dict[str, float]:
 
     torch.set_num_threads(1)
     build_recorder()
-    step = WORKLOADS[workload]()
+    step = {**WORKLOADS, **small_programs()}[workload]()
 
     def times_s() -> list[float]:
         found = []
@@ -70,7 +106,8 @@ def sample(workload: str, profile: str) -> dict[str, float]:
     prof.summary()
     summary_s = time.thread_time() - start
     return {
-        "added_ms": (tenth_percentile(inside) - tenth_percentile(plain)) * 1e3,
+        "plain_ms": min(plain) * 1e3,
+        "inside_ms": min(inside) * 1e3,
         "enter_exit_ms": (block_s - sum(inside)) * 1e3,
         "summary_ms": summary_s * 1e3,
         "peak_bytes": prof.peak_bytes,
@@ -141,23 +178,37 @@ def measure(
     return found
 
 
+def figures(sides: dict[str, list[dict[str, float]]]) -> dict[str, tuple[float, float]]:
+    """Return each figure of one program, before and now."""
+
+    def both(of: Callable[[list[dict[str, float]]], float]) -> tuple[float, float]:
+        return of(sides["before"]), of(sides["now"])
+
+    def median(figure: str) -> tuple[float, float]:
+        return both(lambda samples: statistics.median(one[figure] for one in samples))
+
+    def added_ms(samples: list[dict[str, float]]) -> float:
+        return min(one["inside_ms"] for one in samples) - min(one["plain_ms"] for one in samples)
+
+    names = [name for name in sides["now"][0] if name not in ("plain_ms", "inside_ms")]
+    added = {"added_ms": both(added_ms)} if "inside_ms" in sides["now"][0] else {}
+    return {**added, **{name: median(name) for name in names}}
+
+
 def write(found: dict[tuple[str, ...], dict[str, list[dict[str, float]]]], commit: str, rounds: int) -> str:
     """Write the table as Markdown and return it."""
     lines = [
         f"# This commit beside {commit}",
         "",
         f"Written by `python reports/side_by_side.py {commit} --rounds {rounds}`: a process for each sample, the two",
-        "in turn, medians of the rounds; the ratio is now to before. Times of steps are tenth percentiles.",
-        "`added_ms` is a small difference of two steps: of the GPT, whose step takes 150 ms and more, it is noise.",
+        "in turn; the ratio is now to before. `added_ms` is the least step in a block less the least one outside it,",
+        "of all rounds; others are medians. Of the GPT, whose step takes 150 ms and more, `added_ms` is noise.",
         "",
         "| program | figure | before | now | ratio |",
         "| --- | --- | --- | --- | --- |",
     ]
     for program, sides in sorted(found.items()):
-        for figure in sides["now"][0]:
-            before, now = (
-                statistics.median(one[figure] for one in sides[side]) for side in ("before", "now")
-            )
+        for figure, (before, now) in figures(sides).items():
             ratio = f"{now / before:.2f}" if before > 0 else ""
             shown = [f"{value:,.0f}" if value >= 1000 else f"{value:.2f}" for value in (before, now)]
             lines.append(f"| {', '.join(program)} | {figure} | {shown[0]} | {shown[1]} | {ratio} |")

@@ -107,14 +107,13 @@ class HolderSampler:
             schedule.iteration_starts(self._state.op_counter[0], last_from)
             self._watch(device)
 
-    def born(self, device: int, nbytes: int, workspace_bytes: int) -> None:
+    def born(self, device: int, nbytes: int, high_bytes: int) -> None:
         """Take a sample, if the birth of a storage of `nbytes` on a device makes it worth while.
 
-        What the op needed beyond that counts: the peak may lie within a kernel.
+        The most that was live in the op is asked about: the peak may lie within a kernel.
         """
         state = self._state
         schedule = state.schedule_of(device)
-        high_bytes = state.storages.gross_bytes(device) + workspace_bytes
         if not self._is_sampling and schedule.is_worth_it(nbytes, high_bytes, state.op_counter[0]):
             self._watch(device)
             self.sample(device)

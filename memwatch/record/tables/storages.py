@@ -109,6 +109,7 @@ class Storages:
         self.resizes = Rows()
         self.unseen: set[str] = set()
         self.ledger = ledger
+        self._accounts: dict[int, Account] = {}
         self._limits: dict[int, int] = {}
         self._limit_of: Callable[[str], int] = lambda device: NEVER
         self._told_from: dict[int, int] = {}
@@ -207,7 +208,8 @@ class Storages:
         """Call `on_birth` at each birth that is watched for, the first of a device too.
 
         Args:
-            on_birth: takes the device, the size, and what the op needed beyond that; None to call nobody.
+            on_birth: takes the device, the size, and the most that was live in the op that made it, where what was
+                there at entry and has died since counts as live; None to call nobody.
         """
         self._on_birth, self._told_from = on_birth, {}
         for device in self.devices:
@@ -228,12 +230,14 @@ class Storages:
         for device in self.devices:
             self._set_watch_bytes(device)
 
-    def _set_watch_bytes(self, device: int) -> None:
+    def _set_watch_bytes(self, device: int) -> Account:
         account, name = self.ledger.account(device), self._strings.texts[device]
+        self._accounts[device] = account
         limit_bytes = self._limits.setdefault(device, self._limit_of(name))
         told_from = NEVER if self._on_birth is None else self._told_from.get(device, 0)
         watch_bytes = min(told_from - account.entry_gone_bytes, limit_bytes)
         account.watch_bytes = NEVER if name == META else watch_bytes
+        return account
 
     def above_watched(self, device: int, nbytes: int, workspace_bytes: int = 0) -> None:
         """Call who waits for a birth like this one, of `nbytes` bytes, or raise the error of the limit.
@@ -243,13 +247,14 @@ class Storages:
             nbytes: size of the storage.
             workspace_bytes: what the op that made it needed beyond what is live after it, as far as that is known.
         """
-        self._set_watch_bytes(device)  # the first birth on a device comes here whoever waits
-        account = self.ledger.account(device)
-        if account.live_bytes + workspace_bytes <= account.watch_bytes:
-            return
-        high_bytes = self.gross_bytes(device) + workspace_bytes
+        account = self._accounts.get(device)
+        if account is None:  # the first birth on a device comes here whoever waits
+            account = self._set_watch_bytes(device)
+            if account.live_bytes + workspace_bytes <= account.watch_bytes:
+                return
+        high_bytes = account.live_bytes + account.entry_gone_bytes + workspace_bytes
         if self._on_birth is not None and high_bytes > self._told_from.get(device, 0):
-            self._on_birth(device, nbytes, workspace_bytes)
+            self._on_birth(device, nbytes, high_bytes)
         limit_bytes = self._limits[device]
         if account.live_bytes > limit_bytes:
             self._limits[device] = NEVER  # once: the program may handle the error and go on

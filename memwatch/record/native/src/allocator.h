@@ -23,6 +23,9 @@ class Events {
     }
     const std::lock_guard<std::mutex> guard(mutex_);
     last_ = std::max(last_, ticks());  // the processor may read its counter before it has the lock
+    if (nbytes < 0) {
+      last_free_ = last_;
+    }
     rows_.insert(rows_.end(), {last_, reinterpret_cast<int64_t>(block), nbytes, number_of(device), thread, reserved});
   }
 
@@ -35,7 +38,7 @@ class Events {
 
   /// Return how much more than now was live on a device, at most, since some time.
   int64_t above_now(int64_t since, int64_t device) {
-    if (muted_) {
+    if (muted_ || last_free_ < since) {  // most ops free nothing while they run: they need no lock
       return 0;
     }
     const std::lock_guard<std::mutex> guard(mutex_);
@@ -71,6 +74,7 @@ class Events {
 
  private:
   std::atomic<bool> muted_{false};
+  std::atomic<int64_t> last_free_{0};  // time of the last row that frees
   std::mutex mutex_;
   int64_t last_ = 0;  // time of the last row: the rows of all threads are in the order of their times
   std::vector<int64_t> rows_;
