@@ -78,15 +78,19 @@ def _as_text(compared: Comparison, rows: int) -> str:
     changed = compared.sites[compared.sites["delta_bytes"] != 0]
     if changed.empty:
         return to_text(headline, "No site changed.")
+    shown = changed.head(rows)
+    figures = {
+        "Change": [_signed(nbytes) for nbytes in shown["delta_bytes"]],
+        "Old": [format_bytes(nbytes) for nbytes in shown["old_bytes"]],
+        "New": [format_bytes(nbytes) for nbytes in shown["new_bytes"]],
+    }
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("Change", "Old", "New"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    for heading, cells in figures.items():  # where the line is short, words give way and not figures
+        table.add_column(heading, justify="right", no_wrap=True, min_width=max(map(len, cells)))
     for heading in ("Category", "Module", "Site"):
         table.add_column(heading, no_wrap=True, overflow="ellipsis")
-    for key, row in changed.head(rows).iterrows():
-        category, module, site = key
-        old, new = format_bytes(row["old_bytes"]), format_bytes(row["new_bytes"])
-        table.add_row(_signed(row["delta_bytes"]), old, new, name(category), tail(module, 30), tail(site, 60))
+    for (category, module, site), *cells in zip(shown.index, *figures.values(), strict=True):
+        table.add_row(*cells, name(category), tail(module, 30), tail(site, 60))
     rest = changed["delta_bytes"].iloc[rows:]
     more = [Text(f"{len(rest):,} more sites: {_signed(rest.sum())}", style="dim")] if len(rest) else []
     return to_text(headline, "", table, *more)

@@ -51,7 +51,7 @@ class Program:
             A function that runs the program as `__main__`; exceptions of the program pass through it.
 
         Raises:
-            ProgramError: there is no such script or module.
+            ProgramError: there is no such script or module, or it is no program.
             SyntaxError: the program cannot be compiled.
         """
         load = {"script": self._load_script, "module": self._load_module, "command": self._load_command}
@@ -80,9 +80,15 @@ class Program:
             return _load_spec(
                 PathFinder.find_spec("__main__", [path]), f"no __main__ module in {self.target!r}"
             )
-        self._enter(self.target, os.path.dirname(os.path.realpath(path)))
         with io.open_code(path) as file:
-            code = compile(file.read(), path, "exec", dont_inherit=True)
+            source = file.read()
+        if b"\0" in source:
+            raise ProgramError(
+                f"{self.target!r} is no Python program, it holds null bytes; "
+                "a capture is read with `memwatch summary` or `memwatch report`"
+            )
+        self._enter(self.target, os.path.dirname(os.path.realpath(path)))
+        code = compile(source, path, "exec", dont_inherit=True)
         return code, {"__file__": path, "__cached__": None, "__loader__": SourceFileLoader("__main__", path)}
 
     def _load_module(self) -> tuple[CodeType, dict[str, Any]]:

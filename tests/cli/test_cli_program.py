@@ -7,6 +7,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+
+import memwatch
+from memwatch.cli.main import main
 
 VIEW = """
 import json, os, sys
@@ -82,6 +86,18 @@ def test_a_program_that_is_not_there_is_named(form, target, programs, command):
     done = command(sys.executable, "-c", RUN, form, target)
     assert done.stderr.splitlines()[-1].startswith("memwatch.cli.program.ProgramError")
     assert repr(target) in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("verb", ["run", "leaks"])
+def test_a_capture_in_place_of_a_program_is_refused_in_a_sentence(verb, tmp_path, capsys):
+    """Who gives a capture to a verb that runs programs is told which verbs read captures."""
+    capture = tmp_path / "run.memwatch"
+    with memwatch.profile(capture):
+        torch.ones(8)
+    assert main([verb, str(capture)]) == 1
+    printed = capsys.readouterr().err
+    assert "is no Python program" in printed
+    assert "memwatch summary" in printed
 
 
 def test_a_module_that_a_package_lacks_is_the_programs_own_error(programs, command):

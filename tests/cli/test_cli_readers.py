@@ -90,6 +90,16 @@ def test_diff_adds_up_and_fails_only_above_the_share(narrow, wide, capsys):
         assert main(["diff", "--fail-above", f"{allowed}%", str(narrow), str(wide)]) == code
 
 
+def test_diff_shows_its_figures_whole_in_a_narrow_terminal(narrow, wide, monkeypatch, capsys):
+    """Where a line is short, names are cut and sizes are not."""
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["diff", str(narrow), str(wide)]) == 0
+    lines = capsys.readouterr().out.split("Site\n")[1].splitlines()
+    assert lines
+    size = r"[-+]?[\d.]+ (?:[KMG]i)?B"
+    assert all(re.match(rf"\s*(?:{size}\s+){{3}}", line) for line in lines if "more sites" not in line)
+
+
 def test_diff_tells_sites_by_name_where_lines_moved(tmp_path, capsys):
     """The same program with lines added above it has no changed site."""
     head = "import memwatch, torch\n{}def work():\n    return torch.ones(1000)\n"
