@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.facts.places import Texts
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.packed import Columns, IntArray
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,7 @@ def find_saved_tensors(facts: Facts) -> SavedTensors:
     )
 
 
-def _in_hands_of_node(
-    facts: Facts, packs: dict[str, IntArray], released: IntArray
-) -> tuple[IntArray, IntArray]:
+def _in_hands_of_node(facts: Facts, packs: Columns, released: IntArray) -> tuple[IntArray, IntArray]:
     """Return when autograd let go of each saved tensor, in ops and unix time, -1 if never.
 
     The backward of a compiled function takes its saved tensors over as it begins to run, and frees each after its last
@@ -113,7 +111,7 @@ def _in_hands_of_node(
     return later, np.where(later > released, starts[np.minimum(later, len(starts) - 1)], released_ns)
 
 
-def _op_of_node(ops: dict[str, IntArray], sequence: IntArray) -> IntArray:
+def _op_of_node(ops: Columns, sequence: IntArray) -> IntArray:
     """Return the op, of no backward, that ran while the node with each sequence number was the newest; -1 if none."""
     forward = np.flatnonzero((ops["phase"] != BACKWARD) & (ops["sequence"] != NONE))
     if not len(forward):

@@ -69,7 +69,7 @@ def deflated(chunk: Chunk) -> Chunk:
         return chunk
     body = np.frombuffer(chunk.data, dtype=np.uint8, offset=_HEAD.size).reshape(-1, width)
     head = _HEAD.pack(True, is_difference, width, first, base)
-    return chunk._replace(data=head + zlib.compress(np.ascontiguousarray(body.T), _LEVEL))
+    return chunk._replace(data=head + zlib.compress(body.T.tobytes(), _LEVEL))
 
 
 def decode(chunk: Chunk, into: NDArray[Any]) -> None:
