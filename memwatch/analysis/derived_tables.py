@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from memwatch.analysis.facts.facts import Facts
 from memwatch.analysis.findings.search import find
 from memwatch.analysis.holders import Holders
@@ -70,7 +72,7 @@ class DerivedTables:
     @cached_property
     def modules(self) -> pd.DataFrame:
         """The table `modules`."""
-        return modules.modules(self.facts, self.storages, self.at_peak, self.saved)
+        return modules.modules(self.facts, self.at_peak, self._saved_tensors)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -84,5 +86,4 @@ class DerivedTables:
 
     def live_at(self, event: int) -> pd.DataFrame:
         """Return the rows of `storages` that were alive just after timeline row `event`."""
-        rows: pd.DataFrame = self.storages[self.facts.alive_at(event)]
-        return rows
+        return storages.storages(self.facts, np.flatnonzero(self.facts.alive_at(event)))

@@ -43,10 +43,11 @@ class Biographies:
     drag_ns: IntArray
     void_ns: IntArray
 
-    def phase_at(self, event: int) -> IntArray:
-        """Return the phase of every allocation at an event: an index into PHASE_NAMES, -1 where it is not known."""
-        phase = np.where(event < self.first_event, LAG, np.where(event < self.last_event, USE, DRAG))
-        return np.where(self.known, np.where(self.used, phase, VOID), NONE)
+    def phase_at(self, event: int, rows: IntArray) -> IntArray:
+        """Return the phase of some allocations at an event: an index into PHASE_NAMES, -1 where it is not known."""
+        in_use = np.where(event < self.last_event[rows], USE, DRAG)
+        phase = np.where(event < self.first_event[rows], LAG, in_use)
+        return np.where(self.known[rows], np.where(self.used[rows], phase, VOID), NONE)
 
 
 def write_biographies(
