@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -14,10 +14,15 @@ from memwatch.analysis.saved_tensors import SavedTensors, find_saved_tensors
 from memwatch.analysis.tables import modules, ops, saved, steps, storages, timeline
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import pandas as pd
 
     from memwatch.analysis.findings.finding import Finding
     from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
+
+_LONG: Final = {"ops": ops.ops, "storages": storages.storages, "timeline": timeline.timeline}
 
 
 class DerivedTables:
@@ -87,3 +92,13 @@ class DerivedTables:
     def live_at(self, event: int) -> pd.DataFrame:
         """Return the rows of `storages` that were alive just after timeline row `event`."""
         return storages.storages(self.facts, np.flatnonzero(self.facts.alive_at(event)))
+
+    def part(self, name: str, columns: Collection[str], rows: IntArray | None = None) -> pd.DataFrame:
+        """Return some columns, and rows, of a table that has a row for each op, allocation or event.
+
+        Args:
+            name: `ops`, `storages` or `timeline`.
+            columns: the columns.
+            rows: the rows; by default all.
+        """
+        return _LONG[name](self.facts, rows, columns)

@@ -9,7 +9,7 @@ were made while no allocator events were recorded; for these the birth and death
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 BY_OP, BASELINE, EXTERNAL, UNOBSERVED, BY_THREAD = range(len(ORIGINS))
 WORKSPACE = len(ORIGINS)
+_DTYPES: Final[dict[str, Any]] = {
+    **dict.fromkeys(("storage", "device", "thread", "op", "birth_order", "death_order"), np.int32),
+    "origin": np.int8,
+}
+"""Types of the columns of numbers: half of what an allocation takes would be zeros else."""
 
 
 @dataclass(frozen=True)
@@ -157,9 +162,12 @@ def _assemble(capture: Capture, match: _Match) -> Allocations:
         "birth_order": blocks.birth_order[extra],
         "death_order": blocks.death_order[extra],
     }
-    none = np.full(named + len(extra), NONE, dtype=np.int64)
-    columns = {name: np.concatenate([column, unnamed[name]]) for name, column in storages.items()}
-    return Allocations(named, **columns, birth_event=none, death_event=none.copy())
+    none = np.full(named + len(extra), NONE, dtype=np.int32)
+    columns = {
+        name: np.concatenate([column, unnamed[name]]).astype(_DTYPES.get(name, column.dtype), copy=False)
+        for name, column in storages.items()
+    }
+    return Allocations(named, **columns, birth_event=none, death_event=none)
 
 
 def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:

@@ -151,7 +151,7 @@ class Facts:
         parameters = dict(zip(self.allocations.storage[rows].tolist(), self.names(rows), strict=True))
         return autocast_copies(self.capture, parameters)
 
-    def names(self, allocations: IntArray) -> list[str]:
+    def names(self, allocations: IntArray | slice) -> list[str]:
         """Return what some allocations are called: the name of the role, else the op and the line."""
         made, roles, tree = self.made_by, self.categories, self.places.module_tree
         unmade = _CALL_NOT_IMPORTED if self.capture.lacks("ops") else _OUTSIDE_OPS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,7 +13,7 @@ from memwatch.analysis.tables.of_schema import table
 from memwatch.capture.schema import NONE, ORIGINS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.holders import Holders
@@ -24,52 +22,51 @@ if TYPE_CHECKING:
 _ORIGINS: Final = (*ORIGINS, "workspace")
 
 
-def storages(facts: Facts, rows: IntArray | None = None) -> pd.DataFrame:
+def storages(
+    facts: Facts, rows: IntArray | None = None, wanted: Collection[str] | None = None
+) -> pd.DataFrame:
     """Return the table `storages`.
 
     Args:
         facts: what the capture shows.
         rows: the allocations that are wanted; by default all.
+        wanted: the columns that are wanted; by default all.
     """
     index = pd.RangeIndex(len(facts.allocations)) if rows is None else pd.Index(rows)
-    columns = {name: column() for name, column in _columns(facts, index.to_numpy()).items()}
-    return table("storages", columns, index=index.rename("storage"))
+    chosen = slice(None) if rows is None else index.to_numpy()
+    return table("storages", _columns(facts, chosen), index=index.rename("storage"), wanted=wanted)
 
 
-def _columns(facts: Facts, rows: IntArray) -> dict[str, Callable[[], Any]]:
-    """Return how to make each column for some rows: one is made after the other, for they may be large."""
-    allocations, categories, made, life = (
-        facts.allocations, facts.categories, facts.made_by, facts.biographies,
-    )  # fmt: skip
-    plain = {
-        "nbytes": allocations.nbytes,
-        "category": categories.category,
-        "rule": categories.rule,
-        "module": made.module_name,
-        "op": allocations.op,
-        "op_name": made.op_name,
-        "line": made.line,
-        "own_line": made.own_line,
-        "birth_event": allocations.birth_event,
-        "death_event": allocations.death_event,
-        "lag_ns": life.lag_ns,
-        "use_ns": life.use_ns,
-        "drag_ns": life.drag_ns,
-        "void_ns": life.void_ns,
-        "first_use_op": facts.use_bounds.first_op,
-        "last_use_op": facts.use_bounds.last_op,
-        "address": allocations.address,
-        "stack": made.stack,
-        "counted": allocations.counted,
-    }
+def _columns(facts: Facts, rows: IntArray | slice) -> dict[str, Callable[[], Any]]:
+    """Return what makes each column for some rows."""
+    allocations = facts.allocations
+    life, uses = (lambda: facts.biographies), (lambda: facts.use_bounds)
     return {
-        **{name: functools.partial(operator.getitem, column, rows) for name, column in plain.items()},
+        "nbytes": lambda: allocations.nbytes[rows],
         "device": lambda: facts.strings[allocations.device[rows]],
+        "category": lambda: facts.categories.category[rows],
+        "rule": lambda: facts.categories.rule[rows],
         "name": lambda: facts.names(rows),
         "tensor": lambda: facts.strings[_shapes(facts)[rows]],
         "origin": lambda: np.array(_ORIGINS, dtype=object)[allocations.origin[rows]],
+        "module": lambda: facts.made_by.module_name[rows],
+        "op": lambda: allocations.op[rows],
+        "op_name": lambda: facts.made_by.op_name[rows],
+        "line": lambda: facts.made_by.line[rows],
+        "own_line": lambda: facts.made_by.own_line[rows],
+        "birth_event": lambda: allocations.birth_event[rows],
+        "death_event": lambda: allocations.death_event[rows],
         "birth_ns": lambda: facts.since_start(allocations.birth_ns[rows]),
         "death_ns": lambda: facts.since_start(allocations.death_ns[rows]),
+        "lag_ns": lambda: life().lag_ns[rows],
+        "use_ns": lambda: life().use_ns[rows],
+        "drag_ns": lambda: life().drag_ns[rows],
+        "void_ns": lambda: life().void_ns[rows],
+        "first_use_op": lambda: uses().first_op[rows],
+        "last_use_op": lambda: uses().last_op[rows],
+        "address": lambda: allocations.address[rows],
+        "stack": lambda: facts.made_by.stack[rows],
+        "counted": lambda: allocations.counted[rows],
     }
 
 
