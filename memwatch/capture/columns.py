@@ -6,7 +6,8 @@ chunks go then. What it refers to says how wide its integers are: numbers of row
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from memwatch.capture.table import Column, Table
 
 _NARROW: Final = (np.int8, np.int32)
+_READ_ONCE: Final = ("allocator",)
+"""Tables that are joined to others and then needed no more: their columns go when nobody uses them."""
 
 
 class ChunkedTable(Mapping[str, "IntArray"]):
@@ -31,7 +34,10 @@ class ChunkedTable(Mapping[str, "IntArray"]):
         self._table = table
         self._chunks: dict[str, list[Chunk]] = {column.name: [] for column in table.columns}
         self._bounds: dict[str, tuple[int, int]] = {}
-        self._decoded: dict[str, IntArray] = {}
+        self._is_read_once = table.name in _READ_ONCE
+        self._decoded: MutableMapping[str, IntArray] = (
+            weakref.WeakValueDictionary() if self._is_read_once else {}
+        )
         self.rows = 0
 
     def append(self, rows: IntArray) -> None:
@@ -64,9 +70,10 @@ class ChunkedTable(Mapping[str, "IntArray"]):
 
     def __getitem__(self, name: str) -> IntArray:
         """Return a column."""
-        if name not in self._decoded:
-            self._decoded[name] = self._decode(name)
-        return self._decoded[name]
+        values = self._decoded.get(name)
+        if values is None:
+            values = self._decoded[name] = self._decode(name)
+        return values
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of the columns, in order."""
@@ -83,7 +90,8 @@ class ChunkedTable(Mapping[str, "IntArray"]):
         for chunk in self._chunks[name]:
             decode(chunk, values[start : start + chunk.rows])
             start += chunk.rows
-        self._chunks[name] = []
+        if not self._is_read_once:
+            self._chunks[name] = []
         return values
 
 

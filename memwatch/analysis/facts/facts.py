@@ -187,7 +187,8 @@ class Facts:
     def op_of_event(self) -> IntArray:
         """Per event: the op that was running or, between ops, the one before; -1 before the first."""
         starts = self.capture.tables["ops"]["start_ns"]
-        return np.searchsorted(starts, self.curve.time_ns, side="right") - 1
+        after: IntArray = np.searchsorted(starts, self.curve.time_ns, side="right").astype(np.int32)
+        return after - 1
 
     @property
     def op_at_peak(self) -> int:
