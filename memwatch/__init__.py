@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memwatch import planner, replay
     from memwatch.analysis import UnknownDeviceError
     from memwatch.analysis.findings.finding import Finding
-    from memwatch.capture.file import CaptureError
+    from memwatch.capture.errors import CaptureError
     from memwatch.leaks import Leak, TensorLeakError, check_leaks, find_leaks, why_alive
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BudgetError": "memwatch.planner.errors",
-    "CaptureError": "memwatch.capture.file",
+    "CaptureError": "memwatch.capture.errors",
     "Finding": "memwatch.analysis.findings.finding",
     "Leak": "memwatch.leaks",
     "Plan": "memwatch.planner.plan",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from memwatch.analysis import ByDevice
 from memwatch.analysis.observer import not_memory, observer_effects, unrecorded
 from memwatch.analysis.other_threads import other_threads
@@ -13,12 +15,14 @@ from memwatch.capture import save as save_capture
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Collection, Sequence
 
     import pandas as pd
 
     from memwatch.analysis.derived_tables import DerivedTables
     from memwatch.analysis.facts.reserved import ReservedBytes
     from memwatch.analysis.findings.finding import Finding
+    from memwatch.capture.packed import IntArray
     from memwatch.encoding.replay_inputs import ReplayInputs
 
 _UNFINISHED = (
@@ -159,6 +163,18 @@ class Reading:
         recorded += [("threads", text) for text in other_threads(self._tables.facts)]
         recorded += [(kind, effect.text) for kind, effect in found if effect is not None]
         return recorded + [("observer", effect.text) for effect in observer_effects(self._tables.facts)]
+
+    def part(
+        self, table: str, columns: Collection[str], rows: Sequence[int] | IntArray | None = None
+    ) -> pd.DataFrame:
+        """Return some columns and rows of a table, without making the whole: of a long run that takes much memory.
+
+        Args:
+            table: `ops`, `storages` or `timeline`.
+            columns: names of columns.
+            rows: numbers of rows; by default all.
+        """
+        return self._tables.part(table, columns, None if rows is None else np.asarray(rows))
 
     def live_at(self, event: int) -> pd.DataFrame:
         """Return the storages alive just after row `event` of the timeline."""

@@ -65,7 +65,9 @@ def compare(old: DerivedTables, new: DerivedTables) -> Comparison:
 
 def _by_site(tables: DerivedTables) -> pd.DataFrame:
     peak = tables.at_peak
-    functions = tables.facts.places.functions(tables.storages.loc[peak.index, "stack"].to_numpy())
+    functions = tables.facts.places.functions(
+        tables.part("storages", ["stack"], peak.index.to_numpy())["stack"].to_numpy()
+    )
     rows = zip(peak["category"], peak["name"], peak["op_name"], peak["line"], functions, strict=True)
     site = [
         name if category in _NAMED else _site(op_name, line, function) or name

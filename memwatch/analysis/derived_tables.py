@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from memwatch.analysis.facts.facts import Facts
 from memwatch.analysis.findings.search import find
@@ -12,10 +14,15 @@ from memwatch.analysis.saved_tensors import SavedTensors, find_saved_tensors
 from memwatch.analysis.tables import modules, ops, saved, steps, storages, timeline
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import pandas as pd
 
     from memwatch.analysis.findings.finding import Finding
     from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
+
+_LONG: Final = {"ops": ops.ops, "storages": storages.storages, "timeline": timeline.timeline}
 
 
 class DerivedTables:
@@ -70,7 +77,7 @@ class DerivedTables:
     @cached_property
     def modules(self) -> pd.DataFrame:
         """The table `modules`."""
-        return modules.modules(self.facts, self.storages, self.at_peak, self.saved)
+        return modules.modules(self.facts, self.at_peak, self._saved_tensors)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -84,5 +91,14 @@ class DerivedTables:
 
     def live_at(self, event: int) -> pd.DataFrame:
         """Return the rows of `storages` that were alive just after timeline row `event`."""
-        rows: pd.DataFrame = self.storages[self.facts.alive_at(event)]
-        return rows
+        return storages.storages(self.facts, np.flatnonzero(self.facts.alive_at(event)))
+
+    def part(self, name: str, columns: Collection[str], rows: IntArray | None = None) -> pd.DataFrame:
+        """Return some columns, and rows, of a table that has a row for each op, allocation or event.
+
+        Args:
+            name: `ops`, `storages` or `timeline`.
+            columns: the columns.
+            rows: the rows; by default all.
+        """
+        return _LONG[name](self.facts, rows, columns)

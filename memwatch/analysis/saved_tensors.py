@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_call_at
+from memwatch.analysis.facts.places import with_empty_end
 from memwatch.capture.schema import BACKWARD, NONE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.facts import Facts
-    from memwatch.analysis.facts.places import Texts
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.packed import Columns, IntArray
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,11 @@ class SavedTensors:
 
     storage: IntArray  # -1 if it could not be seen
     nbytes: IntArray
-    tensor: Texts  # dtype and shape
+    tensor: Coded  # dtype and shape
     op: IntArray  # of a forward or a recomputation, whose backward needs it; -1 if unknown
-    op_name: Texts
-    module: Texts
-    line: Texts
+    op_name: Coded
+    module: Coded
+    line: Coded
     saved_op: IntArray  # ops started before it was saved
     used_op: IntArray  # the op before which backward first read it, -1 if never
     released_op: (
@@ -60,23 +61,24 @@ def find_saved_tensors(facts: Facts) -> SavedTensors:
     of_region = (packs["sequence"] == NONE) | np.isin(packs["sequence"], facts.recomputes.nodes)
     op = np.where(of_region, NONE, _op_of_node(ops, packs["sequence"]))
     some = op != NONE
-    op_name, stack = np.full(count, "", dtype=object), np.full(count, NONE, dtype=np.int64)
+    name, stack = (np.full(count, NONE, dtype=np.int32) for _ in range(2))
     call = np.where(of_region, NONE, compiled_call_at(facts.capture, packs["time_ns"]))
     in_call = call != NONE
-    op_name[in_call], stack[in_call] = (
-        COMPILED,
+    strings, places = facts.capture.strings, facts.places
+    name[in_call], stack[in_call] = (
+        len(strings),
         facts.capture.tables["compiled_calls"]["stack"][call[in_call]],
     )
-    op_name[some], stack[some] = facts.strings[ops["name"][op[some]]], ops["stack"][op[some]]
+    name[some], stack[some] = ops["name"][op[some]], ops["stack"][op[some]]
     released, released_ns = _in_hands_of_node(facts, packs, released)
     return SavedTensors(
         storage=packs["storage"],
         nbytes=packs["nbytes"],
-        tensor=facts.strings[packs["shape"]],
+        tensor=Coded(facts.strings, packs["shape"]),
         op=op,
-        op_name=op_name,
-        module=facts.places.modules(packs["module"]),
-        line=facts.places.lines(stack),
+        op_name=Coded(with_empty_end([*strings, COMPILED]), name),
+        module=Coded(with_empty_end(places.module_tree.names), packs["module"]),
+        line=Coded(with_empty_end(places.line_of_stack), stack),
         saved_op=packs["op"],
         used_op=used,
         released_op=released,
@@ -85,9 +87,7 @@ def find_saved_tensors(facts: Facts) -> SavedTensors:
     )
 
 
-def _in_hands_of_node(
-    facts: Facts, packs: dict[str, IntArray], released: IntArray
-) -> tuple[IntArray, IntArray]:
+def _in_hands_of_node(facts: Facts, packs: Columns, released: IntArray) -> tuple[IntArray, IntArray]:
     """Return when autograd let go of each saved tensor, in ops and unix time, -1 if never.
 
     The backward of a compiled function takes its saved tensors over as it begins to run, and frees each after its last
@@ -113,7 +113,7 @@ def _in_hands_of_node(
     return later, np.where(later > released, starts[np.minimum(later, len(starts) - 1)], released_ns)
 
 
-def _op_of_node(ops: dict[str, IntArray], sequence: IntArray) -> IntArray:
+def _op_of_node(ops: Columns, sequence: IntArray) -> IntArray:
     """Return the op, of no backward, that ran while the node with each sequence number was the newest; -1 if none."""
     forward = np.flatnonzero((ops["phase"] != BACKWARD) & (ops["sequence"] != NONE))
     if not len(forward):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memwatch.capture.capture import Capture
-from memwatch.capture.file import CaptureError, load, save
+from memwatch.capture.errors import CaptureError
+from memwatch.capture.file import load, save
 
 __all__ = ["Capture", "CaptureError", "load", "save"]

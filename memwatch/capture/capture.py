@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from memwatch.capture.columns import ChunkedTable
 from memwatch.capture.schema import RECORDED, RECORDED_BY_NAME
 
 if TYPE_CHECKING:
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.packed import Columns, IntArray
 
 INTEGER_TABLES = tuple(
     table.name for table in RECORDED if all(column.kind == "int" for column in table.columns)
@@ -30,9 +31,9 @@ class Note:
 
 @dataclass(frozen=True)
 class Capture:
-    """Recorded tables: `tables[name][column]` is an int64 array; text is interned in `strings`."""
+    """Recorded tables: `tables[name][column]` is an array of integers; text is interned in `strings`."""
 
-    tables: dict[str, dict[str, IntArray]]
+    tables: dict[str, Columns]
     strings: list[str]
     meta: dict[str, Any]
     notes: list[Note] = field(default_factory=list)
@@ -42,7 +43,7 @@ class Capture:
         cls, columns: dict[str, list[IntArray]], strings: list[str], meta: dict[str, Any], notes: list[Note]
     ) -> Capture:
         """Build a capture from the columns of each integer table, in schema order; missing tables are empty."""
-        tables = {}
+        tables: dict[str, Columns] = {}
         for name in INTEGER_TABLES:
             names = RECORDED_BY_NAME[name].names
             values = columns.get(name) or [np.empty(0, dtype=np.int64)] * len(names)
@@ -51,7 +52,8 @@ class Capture:
 
     def rows(self, name: str) -> int:
         """Count the rows of a table."""
-        return len(next(iter(self.tables[name].values())))
+        table = self.tables[name]
+        return table.rows if isinstance(table, ChunkedTable) else len(next(iter(table.values())))
 
     def lacks(self, what: str) -> bool:
         """Return True for what its source cannot know, as `ops` where a memory snapshot was imported."""
@@ -61,3 +63,8 @@ class Capture:
         """Return the texts of string ids; -1 is empty text."""
         strings = self.strings
         return [strings[number] if 0 <= number < len(strings) else "" for number in ids.tolist()]
+
+
+def empty_tables() -> dict[str, ChunkedTable]:
+    """Return the integer tables, each without rows."""
+    return {name: ChunkedTable(RECORDED_BY_NAME[name]) for name in INTEGER_TABLES}

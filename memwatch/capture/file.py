@@ -1,7 +1,9 @@
-"""The capture file: one SQLite database, one table per table of the schema, written while the program runs.
+"""The capture file: one SQLite database, written while the program runs.
 
-Rows are committed in short transactions with a rollback journal and without fsync: a process that is killed
-loses what was not committed, never what was, and a reader may open the file at any time.
+The rows of integer tables are in its table `chunks`, many rows of one column in each of its rows (`chunks.py`): a row
+of SQLite's own for each would take ten times the place and the time. What was recorded at one time is committed at
+once, with a rollback journal and without fsync: a process that is killed loses what was not committed, never what was,
+and a reader may open the file at any time.
 """
 
 from __future__ import annotations
@@ -13,28 +15,34 @@ import re
 import sqlite3
 import tempfile
 import threading
+import zlib
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from memwatch.capture.capture import INTEGER_TABLES, Capture, Note
-from memwatch.capture.schema import FORMAT_VERSION, RECORDED, RECORDED_BY_NAME
-from memwatch.errors import MemwatchError
+from memwatch.capture.capture import INTEGER_TABLES, Capture, Note, empty_tables
+from memwatch.capture.check import checked
+from memwatch.capture.chunks import MOST_ROWS, Chunk, deflated
+from memwatch.capture.columns import encoded
+from memwatch.capture.errors import CaptureError, DamagedCaptureError
+from memwatch.capture.schema import FORMAT_VERSION, RECORDED_BY_NAME
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.columns import ChunkedTable
 
 _APPLICATION_ID: Final = 0x6D656D77  # "memw", distinguishes a capture from other databases
 _BUSY_S: Final = 10.0
 _READ_S: Final = 60.0  # how long a reader may keep the writer waiting
 _SURROGATES: Final = re.compile("[\\ud800-\\udfff]")
-
-
-class CaptureError(MemwatchError):
-    """A capture file that cannot be written or read."""
+_TABLES: Final = (
+    'chunks ("table" TEXT, "column" TEXT, rows INTEGER, low INTEGER, high INTEGER, checksum INTEGER, data BLOB)',
+    "strings (id INTEGER, text TEXT)",
+    "notes (op INTEGER, kind TEXT, text TEXT)",
+    "meta (key TEXT, value TEXT)",
+)
 
 
 class CaptureWriter:
@@ -72,25 +80,32 @@ class CaptureWriter:
         run("BEGIN")
         run(f"PRAGMA application_id = {_APPLICATION_ID}")
         run(f"PRAGMA user_version = {FORMAT_VERSION}")
-        for table in RECORDED:
-            columns = ", ".join(
-                f'"{column.name}" {"TEXT" if column.kind == "text" else "INTEGER"}'
-                for column in table.columns
-            )
-            run(f'CREATE TABLE "{table.name}" ({columns})')
+        for table in _TABLES:
+            run(f"CREATE TABLE {table}")
         run("COMMIT")
 
-    def write(self, tables: dict[str, Iterable[tuple[Any, ...]]]) -> None:
-        """Append rows to tables in one transaction.
+    def write(
+        self,
+        tables: Mapping[str, Iterable[Sequence[Chunk]]],
+        strings: Iterable[tuple[int, str]] = (),
+        notes: Iterable[Note] = (),
+    ) -> None:
+        """Append in one transaction.
+
+        Args:
+            tables: by the name of a table runs of rows, each as a chunk for every column in order.
+            strings: texts with their numbers.
+            notes: what memwatch could not see.
 
         Raises:
             CaptureError: nothing of it could be written: the disk is full, or the file is gone.
         """
+        rows = [row for name, runs in tables.items() for run in runs for row in _rows_of(name, run)]
         with self._transaction() as database:
-            for name, rows in tables.items():
-                marks = ", ".join("?" * len(RECORDED_BY_NAME[name].columns))
-                insert = f'INSERT INTO "{name}" VALUES ({marks})'  # noqa: S608  # the schema's own name
-                database.executemany(insert, map(_storable, rows))
+            database.executemany("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            database.executemany("INSERT INTO strings VALUES (?, ?)", map(_storable, strings))
+            texts = ((note.op, note.kind, note.text) for note in notes)
+            database.executemany("INSERT INTO notes VALUES (?, ?, ?)", map(_storable, texts))
 
     def write_meta(self, meta: dict[str, Any]) -> None:
         """Replace the rows of `meta`.
@@ -126,6 +141,12 @@ class CaptureWriter:
         """Close and delete the file of a recording that did not begin."""
         self.close()
         self.path.unlink(missing_ok=True)
+
+
+def _rows_of(name: str, chunks: Sequence[Chunk]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of `chunks` for a run of rows."""
+    for column, chunk in zip(RECORDED_BY_NAME[name].names, map(deflated, chunks), strict=True):
+        yield name, column, *chunk[:3], zlib.crc32(chunk.data), chunk.data
 
 
 def _storable(row: Iterable[Any]) -> tuple[Any, ...]:
@@ -164,17 +185,8 @@ def save(capture: Capture, path: str | os.PathLike[str], *, force: bool = False)
     try:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".memwatch-") as folder:
             writer = CaptureWriter(pathlib.Path(folder) / target.name)
-            tables: dict[str, Iterable[tuple[Any, ...]]] = {
-                name: zip(*(column.tolist() for column in capture.tables[name].values()), strict=True)
-                for name in INTEGER_TABLES
-            }
-            writer.write(
-                {
-                    **tables,
-                    "strings": list(enumerate(capture.strings)),
-                    "notes": [_row(note) for note in capture.notes],
-                }
-            )
+            tables = {name: _runs(capture, name) for name in INTEGER_TABLES}
+            writer.write(tables, enumerate(capture.strings), capture.notes)
             writer.write_meta(capture.meta)
             writer.close()
             writer.path.replace(target)
@@ -182,8 +194,11 @@ def save(capture: Capture, path: str | os.PathLike[str], *, force: bool = False)
         raise CaptureError(f"cannot write {target}: {error}; choose a writable place") from error
 
 
-def _row(note: Note) -> tuple[Any, ...]:
-    return (note.op, note.kind, note.text)
+def _runs(capture: Capture, name: str) -> Iterator[list[Chunk]]:
+    """Yield the rows of a table in runs that a chunk can hold."""
+    columns = capture.tables[name]
+    for start in range(0, capture.rows(name), MOST_ROWS):
+        yield encoded(np.stack([column[start : start + MOST_ROWS] for column in columns.values()], axis=1))
 
 
 def load(path: str | os.PathLike[str]) -> Capture:
@@ -195,14 +210,34 @@ def load(path: str | os.PathLike[str]) -> Capture:
     Raises:
         CaptureError: there is no such file, it is no capture, it is damaged, or another version of memwatch wrote it.
     """
+    with _opened(path) as database:
+        return _read(database)
+
+
+def read_tables(path: str | os.PathLike[str]) -> dict[str, ChunkedTable]:
+    """Return the integer tables of a file that this process wrote.
+
+    Raises:
+        CaptureError: as `load` does.
+    """
+    with _opened(path) as database:
+        return _read_tables(database)
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
     source = pathlib.Path(path)
     if not source.is_file():
         raise CaptureError(f"{source} is not a file; record one with `memwatch run -o {source} script.py`")
     try:
         with contextlib.closing(sqlite3.connect(source, timeout=_BUSY_S)) as database:
             _check_format(database, source)
-            return _read(database)
-    except (sqlite3.Error, ValueError, TypeError, OverflowError, LookupError) as error:
+            database.execute("BEGIN")  # one snapshot for all tables, while the program may still be writing
+            _check_length(database)
+            yield database
+    except (
+        DamagedCaptureError, sqlite3.Error, ValueError, TypeError, OverflowError, LookupError
+    ) as error:  # fmt: skip
         raise CaptureError(f"{source} cannot be read as a capture: {error}; record it again") from error
 
 
@@ -234,15 +269,7 @@ def _check_length(database: sqlite3.Connection) -> None:
 
 
 def _read(database: sqlite3.Connection) -> Capture:
-    database.execute("BEGIN")  # one snapshot for all tables, while the program may still be writing
-    _check_length(database)
-    columns: dict[str, list[IntArray]] = {}
-    for name in INTEGER_TABLES:
-        names = RECORDED_BY_NAME[name].names
-        chosen = ", ".join(f'"{column}"' for column in names)
-        select = f'SELECT {chosen} FROM "{name}" ORDER BY rowid'  # noqa: S608  # the schema's own names
-        rows = database.execute(select).fetchall()
-        columns[name] = list(np.array(rows, dtype=np.int64).reshape(-1, len(names)).T)
+    tables = _read_tables(database)
     strings: dict[int, str] = {
         int(number): _text(text) for number, text in database.execute("SELECT id, text FROM strings")
     }
@@ -256,4 +283,27 @@ def _read(database: sqlite3.Connection) -> Capture:
         Note(op, _text(kind), _text(text))
         for op, kind, text in database.execute("SELECT op, kind, text FROM notes ORDER BY rowid")
     ]
-    return Capture.from_columns(columns, texts, meta, notes)
+    return checked(tables, texts, meta, notes)
+
+
+def _read_tables(database: sqlite3.Connection) -> dict[str, ChunkedTable]:
+    """Return the integer tables: chunks that nobody changed, as many rows in each column of a table."""
+    tables = empty_tables()
+    waiting: dict[str, list[Chunk]] = {}
+    columns = ("table", "column", "rows", "low", "high", "checksum", "data")
+    chosen = ", ".join(f'"{column}"' for column in columns)
+    for name, column, rows, low, high, checksum, data in database.execute(
+        f"SELECT {chosen} FROM chunks ORDER BY rowid"  # noqa: S608  # names written above
+    ):
+        run = waiting.setdefault(name, [])
+        chunk = Chunk(int(rows), int(low), int(high), data)
+        if RECORDED_BY_NAME[name].names[len(run)] != column or chunk.rows != (run or [chunk])[0].rows:
+            raise ValueError(f"the columns of its table {name} do not belong together")
+        if not 0 < chunk.rows <= MOST_ROWS or zlib.crc32(data) != checksum:
+            raise ValueError(f"column {column} of its table {name} is damaged")
+        run.append(chunk)
+        if len(run) == len(RECORDED_BY_NAME[name].names):
+            tables[name].append_chunks(waiting.pop(name))
+    if waiting:
+        raise ValueError(f"columns of its tables {', '.join(waiting)} are missing")
+    return tables

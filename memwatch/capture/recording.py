@@ -1,4 +1,4 @@
-"""Where recorded rows go while the program runs: packed in memory, or into the file when there is one.
+"""Where recorded rows go while the program runs: as chunks in memory, or into the file when there is one.
 
 When the file can no longer be written, as on a full disk, the program goes on and no row is lost: from then on rows
 are kept in memory, and they are written to the file at the end if it has room again.
@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from memwatch.capture.capture import INTEGER_TABLES, Capture, Note
-from memwatch.capture.file import CaptureError, CaptureWriter, load
-from memwatch.capture.packed import IntArray, PackedTable, as_rows
+from memwatch.capture.capture import Capture, Note, empty_tables
+from memwatch.capture.columns import encoded
+from memwatch.capture.errors import CaptureError
+from memwatch.capture.file import CaptureWriter, load, read_tables
+from memwatch.capture.packed import as_rows
 from memwatch.capture.schema import RECORDED_BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from memwatch.capture.chunks import Chunk
+    from memwatch.capture.packed import Columns, IntArray
 
 
 class Recording:
@@ -31,7 +34,7 @@ class Recording:
         self._writer = writer
         # absolute, because the program may change its working directory
         self._path = writer.path.absolute() if writer is not None else None
-        self._tables = {name: PackedTable(len(RECORDED_BY_NAME[name].columns)) for name in INTEGER_TABLES}
+        self._tables = empty_tables()
         self._strings: list[str] = []
         self._notes: list[Note] = []
         self._written_strings = self._written_notes = 0
@@ -41,23 +44,18 @@ class Recording:
     def add(self, rows: dict[str, Sequence[int] | IntArray], strings: list[str], notes: list[Note]) -> None:
         """Store what is new since the last call: rows of integer tables (flat or shaped), strings and notes."""
         shaped = {name: as_rows(flat, len(RECORDED_BY_NAME[name].columns)) for name, flat in rows.items()}
+        runs = {name: [encoded(table)] for name, table in shaped.items() if len(table)}
         self._strings += strings
         self._notes += notes
-        if self._writer is None or self.failure is not None or not self._write(self._writer, shaped):
-            for name, table in shaped.items():
-                self._tables[name].append(table)
+        if self._writer is None or self.failure is not None or not self._write(self._writer, runs):
+            for name, (chunks,) in runs.items():
+                self._tables[name].append_chunks(chunks)
 
-    def _write(self, writer: CaptureWriter, shaped: dict[str, IntArray]) -> bool:
+    def _write(self, writer: CaptureWriter, runs: Mapping[str, Sequence[Sequence[Chunk]]]) -> bool:
         first, notes = self._written_strings, self._notes[self._written_notes :]
         texts = list(enumerate(self._strings[first:], first))
         try:
-            writer.write(
-                {
-                    **{name: table.tolist() for name, table in shaped.items() if len(table)},
-                    "strings": texts,
-                    "notes": [(note.op, note.kind, note.text) for note in notes],
-                }
-            )
+            writer.write(runs, texts, notes)
         except CaptureError as error:
             self.failure = _without_traceback(error)
             return False
@@ -83,10 +81,9 @@ class Recording:
         self.meta = meta
         if self._writer is None:
             return
-        if self.failure is not None:
-            rest = {name: np.stack(table.columns(), axis=1) for name, table in self._tables.items()}
-            if self._write(self._writer, rest):
-                self.failure = None
+        rest = {name: table.chunks() for name, table in self._tables.items()}
+        if self.failure is not None and self._write(self._writer, rest):
+            self.failure = None
         try:
             if self.failure is None:
                 self._writer.write_meta(meta)
@@ -105,13 +102,11 @@ class Recording:
         """
         if self._path is not None and self.failure is None:
             return load(self._path)
-        columns = {name: table.columns() for name, table in self._tables.items()}
-        if self._path is not None:
-            written = load(self._path).tables
-            for name, rest in columns.items():
-                begun = [written[name][column] for column in RECORDED_BY_NAME[name].names]
-                columns[name] = [np.concatenate(parts) for parts in zip(begun, rest, strict=True)]
-        return Capture.from_columns(columns, self._strings, self.meta, self._notes)
+        written = empty_tables() if self._path is None else read_tables(self._path)
+        tables: dict[str, Columns] = {
+            name: table.joined(self._tables[name]) for name, table in written.items()
+        }
+        return Capture(tables, self._strings, self.meta, self._notes)
 
     def abandon(self) -> None:
         """Forget the file without closing it: a forked child shares it with its parent."""

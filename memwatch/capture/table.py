@@ -9,12 +9,30 @@ Kind = Literal["int", "text", "float", "bool"]
 
 
 @dataclass(frozen=True, slots=True)
+class Reference:
+    """What the integers of a column refer to.
+
+    Attributes:
+        to: the table that has a row of this number; of `strings` the text of this id.
+        choices: instead of a table: how many values there are, from 0.
+        or_none: whether -1, "there is none", may stand in its place.
+        is_count: whether the integer says how many rows came before, so that it may be the number of all rows.
+    """
+
+    to: str = ""
+    choices: int = 0
+    or_none: bool = False
+    is_count: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its name (with its unit), its kind, and what it means."""
+    """One column: its name (with its unit), its kind, what it means, and what its integers refer to, if anything."""
 
     name: str
     kind: Kind
     doc: str
+    refers: Reference | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +49,8 @@ class Table:
         return tuple(column.name for column in self.columns)
 
     @classmethod
-    def of(cls, name: str, doc: str, *columns: tuple[str, Kind, str]) -> Table:
-        """Return a table of columns, each given as name, kind and meaning."""
+    def of(
+        cls, name: str, doc: str, *columns: tuple[str, Kind, str] | tuple[str, Kind, str, Reference]
+    ) -> Table:
+        """Return a table of columns, each given as name, kind and meaning, and what its integers refer to."""
         return cls(name, doc, tuple(Column(*column) for column in columns))

@@ -96,26 +96,28 @@ def evidence_text(nbytes: Mapping[str, int]) -> str:
 
 def peak_instant(reading: Reading) -> PeakInstant:
     """Return the first event at which live bytes are at their maximum."""
-    timeline, ops = reading.timeline, reading.ops
-    if timeline.empty:
+    live_bytes = reading.part("timeline", ["live_bytes"])["live_bytes"].to_numpy()
+    if not len(live_bytes):
         return PeakInstant(0, 0, -1, "", "", "", "")
-    event = int(timeline["live_bytes"].to_numpy().argmax())
-    row = timeline.iloc[event]
+    event = int(live_bytes.argmax())
+    row = reading.part("timeline", ["time_ns", "op", "storage"], [event]).iloc[0]
     op = int(row["op"])
-    if op not in ops.index and is_recorded(reading, "ops"):
+    is_known = op in reading.part("ops", ()).index
+    if not is_known and is_recorded(reading, "ops"):
         return PeakInstant(event, int(row["time_ns"]), -1, "", "", "", "")
-    if op not in ops.index:
+    if not is_known:
         return _peak_of_allocation(reading, event, row)
-    cause = ops.loc[op]
-    words = (str(cause[column]) for column in ("name", "line", "module", "phase", "own_line"))
-    return PeakInstant(event, int(row["time_ns"]), op, *words)
+    columns = ("name", "line", "module", "phase", "own_line")
+    cause = reading.part("ops", columns, [op]).iloc[0]
+    return PeakInstant(event, int(row["time_ns"]), op, *(str(cause[column]) for column in columns))
 
 
 def _peak_of_allocation(reading: Reading, event: int, row: pd.Series[int]) -> PeakInstant:
     """Return the instant of a peak where ops are not recorded: by the call of the allocation."""
     storage, time_ns = int(row["storage"]), int(row["time_ns"])
-    lines = reading.storages[["line", "own_line"]]
-    line, own_line = lines.loc[storage] if storage in lines.index else ("", "")
+    is_known = storage in reading.part("storages", ()).index
+    columns = ["line", "own_line"]
+    line, own_line = reading.part("storages", columns, [storage]).iloc[0] if is_known else ("", "")
     otherwise = "At the start of the history" if event == 0 else "At an allocation whose call is not recorded"
     return PeakInstant(event, time_ns, -1, "", str(line), "", "", str(own_line), otherwise)
 
@@ -149,12 +151,12 @@ class Recomputed:
 
 def recomputed(reading: Reading) -> Recomputed | None:
     """Return how much is computed again in backward; None where nothing is."""
-    phase = reading.ops["phase"]
+    phase = reading.part("ops", ["phase"])["phase"]
     if not (phase == "recompute").any():
         return None
     in_backward = phase.isin(("backward", "recompute"))
     backward = (in_backward & ~in_backward.shift(fill_value=False)).cumsum()
-    storages = reading.storages
+    storages = reading.part("storages", ["category", "last_use_op", "op", "nbytes"])
     again = storages[(storages["category"] == "recomputed") & (storages["last_use_op"] >= 0)]
     read = again[phase.reindex(again["last_use_op"]).to_numpy() == "backward"]
     per_backward = read.groupby(backward.reindex(read["op"]).to_numpy())["nbytes"].sum()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import pandas as pd
 
@@ -116,6 +116,9 @@ class Reading(Protocol):
     @property
     def meta(self) -> Mapping[str, Any]:
         """Metadata of the recording: command, versions, device, times."""
+
+    def part(self, table: str, columns: Collection[str], rows: Sequence[int] | None = None) -> pd.DataFrame:
+        """Return some columns and rows of `ops`, `storages` or `timeline`."""
 
     def stack(self, stack_id: int) -> Sequence[Frame]:
         """Return the frames of a call stack, innermost first."""

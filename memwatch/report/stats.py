@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 
+_OF_STORAGES: Final = ("counted", "birth_event", "nbytes", "origin", "line", "op_name")
+
+
 def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
     """Return counts and totals of a reading.
 
@@ -44,7 +47,8 @@ def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
     """
     at, saved = peak_instant(reading), saved_for_backward(reading)
     is_saved_known = is_recorded(reading, "saved tensors")
-    made = reading.storages[reading.storages["counted"] & (reading.storages["birth_event"] >= 0)]
+    made = reading.part("storages", _OF_STORAGES)
+    made = made[made["counted"] & (made["birth_event"] >= 0)]
     categories = bytes_by(reading.at_peak, "category")["nbytes"]
     return {
         "device": reading.device,
@@ -53,9 +57,9 @@ def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
         "peak_op": at.op,
         "peak_op_name": at.op_name,
         "peak_line": at.line,
-        "ops": len(reading.ops) if is_recorded(reading, "ops") else None,
+        "ops": len(reading.part("ops", ())) if is_recorded(reading, "ops") else None,
         "allocations": len(made),
-        "frees": int((reading.timeline["delta_bytes"] < 0).sum()),
+        "frees": int((reading.part("timeline", ["delta_bytes"])["delta_bytes"] < 0).sum()),
         "allocated_bytes": int(made["nbytes"].sum()),
         "workspaces": int((made["origin"] == "workspace").sum()) if is_recorded(reading, "ops") else None,
         "live_at_peak": len(reading.at_peak),

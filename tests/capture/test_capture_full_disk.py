@@ -40,7 +40,7 @@ def test_a_full_disk_does_not_stop_the_program_and_loses_no_row(native, tmp_path
     monkeypatch.setattr(session, "FLUSH_OPS", 200)
     path = tmp_path / "full.memwatch"
     with (
-        files_up_to(400 * KIB),
+        files_up_to(100 * KIB),
         pytest.warns(RuntimeWarning, match=r"full\.memwatch.*make room"),
         memwatch.profile(path) as prof,
     ):

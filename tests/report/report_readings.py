@@ -49,6 +49,10 @@ class HandMade:
     def devices(self) -> list[str]:
         return [self.device]
 
+    def part(self, table, columns, rows=None) -> pd.DataFrame:
+        frame = getattr(self, table)[list(columns)]
+        return frame if rows is None else frame.loc[rows]
+
     def on(self, device: str) -> HandMade:
         assert device == self.device
         return self

@@ -9,7 +9,7 @@ were made while no allocator events were recorded; for these the birth and death
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -25,10 +25,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.packed import Columns, IntArray
 
 BY_OP, BASELINE, EXTERNAL, UNOBSERVED, BY_THREAD = range(len(ORIGINS))
 WORKSPACE = len(ORIGINS)
+_DTYPES: Final[dict[str, Any]] = {
+    **dict.fromkeys(("storage", "device", "thread", "op", "birth_order", "death_order"), np.int32),
+    "origin": np.int8,
+}
+"""Types of the columns of numbers: half of what an allocation takes would be zeros else."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class Allocations:
 class _Match:
     """Which block is which storage's."""
 
-    births: dict[str, IntArray]  # the recorded table, in the order of the storages
+    births: Columns  # the recorded table, in the order of the storages
     blocks: Blocks
     block_of: IntArray  # per storage, -1 for none
     owner: IntArray  # per block, -1 for memory that no tensor named
@@ -157,9 +162,12 @@ def _assemble(capture: Capture, match: _Match) -> Allocations:
         "birth_order": blocks.birth_order[extra],
         "death_order": blocks.death_order[extra],
     }
-    none = np.full(named + len(extra), NONE, dtype=np.int64)
-    columns = {name: np.concatenate([column, unnamed[name]]) for name, column in storages.items()}
-    return Allocations(named, **columns, birth_event=none, death_event=none.copy())
+    none = np.full(named + len(extra), NONE, dtype=np.int32)
+    columns = {
+        name: np.concatenate([column, unnamed[name]]).astype(_DTYPES.get(name, column.dtype), copy=False)
+        for name, column in storages.items()
+    }
+    return Allocations(named, **columns, birth_event=none, death_event=none)
 
 
 def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
@@ -207,7 +215,7 @@ def _start_ns(capture: Capture) -> int:
     return int(capture.meta.get("start_ns", 0))
 
 
-def _is_real(births: dict[str, IntArray]) -> NDArray[np.bool_]:
+def _is_real(births: Columns) -> NDArray[np.bool_]:
     """Return True for real storages; meta and fake ones have no address and no allocator events."""
     return np.not_equal(births["address"], 0)
 
@@ -222,7 +230,7 @@ def _covered(capture: Capture, time_ns: IntArray) -> NDArray[np.bool_]:
     return covered
 
 
-def _op_at(ops: dict[str, IntArray], time_ns: IntArray) -> IntArray:
+def _op_at(ops: Columns, time_ns: IntArray) -> IntArray:
     """Return the op that was running at each time, -1 if none was."""
     if not len(ops["op"]):
         return np.full(len(time_ns), NONE, dtype=np.int64)
@@ -233,7 +241,7 @@ def _op_at(ops: dict[str, IntArray], time_ns: IntArray) -> IntArray:
 
 
 def _place_workspace(
-    ops: dict[str, IntArray], blocks: Blocks, extra: IntArray, op: IntArray, origin: IntArray
+    ops: Columns, blocks: Blocks, extra: IntArray, op: IntArray, origin: IntArray
 ) -> tuple[IntArray, IntArray]:
     """Mark each unnamed block as workspace of the op that frees it: the op that was running, or else the next.
 

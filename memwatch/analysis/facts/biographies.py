@@ -10,7 +10,7 @@ memory that no tensor names, and what another thread made, whose ops are not rec
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from memwatch.analysis.facts.allocations import WORKSPACE
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.allocations import Allocations
@@ -38,15 +40,33 @@ class Biographies:
     last_event: IntArray  # the first event after the end of the last use
     used: NDArray[np.bool_]
     known: NDArray[np.bool_]  # False where nobody saw the uses: no phase is told then
-    lag_ns: IntArray
-    use_ns: IntArray
-    drag_ns: IntArray
-    void_ns: IntArray
+    _times_ns: Callable[[IntArray | slice], _Times]
 
-    def phase_at(self, event: int) -> IntArray:
-        """Return the phase of every allocation at an event: an index into PHASE_NAMES, -1 where it is not known."""
-        phase = np.where(event < self.first_event, LAG, np.where(event < self.last_event, USE, DRAG))
-        return np.where(self.known, np.where(self.used, phase, VOID), NONE)
+    def lag_ns(self, rows: IntArray | slice) -> IntArray:
+        """Return how long some allocations waited for their first use."""
+        times = self._times_ns(rows)
+        return np.where(self.used[rows] & self.known[rows], times.start - times.birth, 0)
+
+    def use_ns(self, rows: IntArray | slice) -> IntArray:
+        """Return how long some allocations were in use."""
+        times = self._times_ns(rows)
+        return np.where(self.used[rows] & self.known[rows], times.end - times.start, 0)
+
+    def drag_ns(self, rows: IntArray | slice) -> IntArray:
+        """Return how long some allocations lived on after their last use."""
+        times = self._times_ns(rows)
+        return np.where(self.used[rows] & self.known[rows], times.death - times.end, 0)
+
+    def void_ns(self, rows: IntArray | slice) -> IntArray:
+        """Return how long some allocations lived that no op ever used."""
+        times = self._times_ns(rows)
+        return np.where(self.used[rows] | ~self.known[rows], 0, times.death - times.birth)
+
+    def phase_at(self, event: int, rows: IntArray) -> IntArray:
+        """Return the phase of some allocations at an event: an index into PHASE_NAMES, -1 where it is not known."""
+        in_use = np.where(event < self.last_event[rows], USE, DRAG)
+        phase = np.where(event < self.first_event[rows], LAG, in_use)
+        return np.where(self.known[rows], np.where(self.used[rows], phase, VOID), NONE)
 
 
 def write_biographies(
@@ -60,27 +80,59 @@ def write_biographies(
         curve: the live curve.
         bounds: first and last op that used each allocation, -1 if none.
     """
-    ops = capture.tables["ops"]
     used = bounds.first_op != NONE
-    if not len(ops["op"]):
+    if not capture.rows("ops"):
         used = np.zeros(len(used), dtype=bool)
-    start, end = np.zeros_like(bounds.first_op), np.zeros_like(bounds.last_op)
-    start[used], end[used] = ops["start_ns"][bounds.first_op[used]], ops["end_ns"][bounds.last_op[used]]
-    birth, in_kernel = allocations.birth_ns, allocations.origin == WORKSPACE
-    death = np.where(allocations.death_ns == NONE, int(capture.meta.get("end_ns", 0)), allocations.death_ns)
+    in_kernel = allocations.origin == WORKSPACE
+    is_seen = used | ((allocations.storage != NONE) & (allocations.thread == NONE))
+    known = (is_seen | in_kernel) & (not capture.lacks("uses"))
+
+    def times_ns(rows: IntArray | slice) -> _Times:
+        return _times(capture, allocations, bounds, used, rows)
+
+    times = times_ns(slice(None))
+    return Biographies(
+        np.searchsorted(curve.time_ns, times.start, side="left").astype(np.int32),
+        np.searchsorted(curve.time_ns, times.end, side="right").astype(np.int32),
+        used | in_kernel,
+        known,
+        times_ns,
+    )
+
+
+class _Times(NamedTuple):
+    """When some allocations were made, first and last used, and freed, in unix time."""
+
+    birth: IntArray
+    start: IntArray
+    end: IntArray
+    death: IntArray
+
+
+def _times(
+    capture: Capture,
+    allocations: Allocations,
+    bounds: UseBounds,
+    used: NDArray[np.bool_],
+    rows: IntArray | slice,
+) -> _Times:
+    """Return the times of some allocations.
+
+    Args:
+        capture: what was recorded.
+        allocations: every piece of memory.
+        bounds: first and last op that used each allocation.
+        used: which allocations an op used.
+        rows: the allocations that are asked for.
+    """
+    ops, uses = capture.tables["ops"], used[rows]
+    birth, in_kernel = allocations.birth_ns[rows], allocations.origin[rows] == WORKSPACE
+    start, end = np.zeros(len(birth), dtype=np.int64), np.zeros(len(birth), dtype=np.int64)
+    start[uses] = ops["start_ns"][bounds.first_op[rows][uses]]
+    end[uses] = ops["end_ns"][bounds.last_op[rows][uses]]
+    end_of_block = int(capture.meta.get("end_ns", 0))
+    death = np.where(allocations.death_ns[rows] == NONE, end_of_block, allocations.death_ns[rows])
     death = np.maximum(death, birth)
     start = np.where(in_kernel, birth, np.clip(start, birth, death))
     end = np.where(in_kernel, death, np.clip(end, birth, death))
-    is_seen = used | ((allocations.storage != NONE) & (allocations.thread == NONE))
-    known = (is_seen | in_kernel) & (not capture.lacks("uses"))
-    used = used | in_kernel
-    return Biographies(
-        np.searchsorted(curve.time_ns, start, side="left"),
-        np.searchsorted(curve.time_ns, end, side="right"),
-        used,
-        known,
-        np.where(used & known, start - birth, 0),
-        np.where(used & known, end - start, 0),
-        np.where(used & known, death - end, 0),
-        np.where(used | ~known, 0, death - birth),
-    )
+    return _Times(birth, start, end, death)

@@ -49,41 +49,35 @@ class Blocks:
 def pair_events(capture: Capture) -> Blocks:
     """Pair the allocations and frees of a capture into blocks."""
     events = capture.tables["allocator"]
-    with_books = _with_books(capture)
-    open_blocks: dict[tuple[int, int], int] = {}
-    births: list[int] = []
-    deaths: list[int] = []
-    freed: list[bool] = []
-    columns = zip(*(events[name].tolist() for name in ("device", "address", "nbytes")), strict=True)
-    for order, (device, address, nbytes) in enumerate(columns):
-        place = (device, address)
-        block = open_blocks.pop(place, None)
-        if block is not None:
-            deaths[block], freed[block] = order, nbytes < 0
-        elif nbytes < 0 and device in with_books:
-            births.append(order)
-            deaths.append(order)
-            freed.append(True)
-        if nbytes > 0:
-            open_blocks[place] = len(births)
-            births.append(order)
-            deaths.append(NONE)
-            freed.append(False)
-    birth = np.array(births, dtype=np.int64)
-    death = np.array(deaths, dtype=np.int64)
-    time_ns = events["time_ns"]
-    at_entry = birth == death
+    before, after = _neighbours(events["device"], events["address"])
+    is_birth = events["nbytes"] > 0
+    freed_unborn = (events["nbytes"] < 0) & np.isin(events["device"], list(_with_books(capture)))
+    freed_unborn &= ~np.append(is_birth, False)[before]
+    birth = np.flatnonzero(is_birth | freed_unborn)
+    at_entry = freed_unborn[birth]
+    death = np.where(at_entry, birth, after[birth])
+    times_ns, sizes = (np.append(events[name], NONE) for name in ("time_ns", "nbytes"))
     return Blocks(
         events["address"][birth],
         np.abs(events["nbytes"][birth]),
         events["device"][birth],
         np.where(at_entry, NONE, events["thread"][birth]),
-        np.where(at_entry, 0, time_ns[birth]),
-        np.where(death == NONE, NONE, time_ns[death] if len(time_ns) else NONE),
+        np.where(at_entry, 0, events["time_ns"][birth]),
+        times_ns[death],
         np.where(at_entry, NONE, birth),
         death,
-        np.array(freed, dtype=bool),
+        (death != NONE) & (sizes[death] < 0),
     )
+
+
+def _neighbours(device: IntArray, address: IntArray) -> tuple[IntArray, IntArray]:
+    """Return, for each event, the one before it and the one after it at the same place; -1 for none."""
+    order = np.lexsort((address, device))  # stable: events at one place stay in their order
+    is_same = (np.diff(address[order]) == 0) & (np.diff(device[order]) == 0)
+    before, after = (np.full(len(order), NONE, dtype=np.int64) for _ in range(2))
+    before[order[1:][is_same]] = order[:-1][is_same]
+    after[order[:-1][is_same]] = order[1:][is_same]
+    return before, after
 
 
 def _with_books(capture: Capture) -> set[int]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.allocations import BASELINE, BY_THREAD, EXTERNAL, UNOBSERVED, WORKSPACE
+from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.derived_inputs import DerivedInputs
 from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.capture.schema import ACCESSES, BACKWARD, FORWARD, IN_BACKWARD, NONE, ROLES
@@ -94,11 +95,21 @@ _COMPUTED_AGAIN_BY_HAND: Final = (
 class Categories(NamedTuple):
     """Per allocation: its category, the rule that assigned it, its role, and the name and module that this gives."""
 
-    category: list[str]
-    rule: list[str]
-    role: list[str]
-    role_name: list[str]
-    role_module: list[int]
+    category: Coded
+    rule: Coded
+    role: Coded
+    role_name: Coded
+    role_module: Coded
+
+
+class _Assigned(NamedTuple):
+    """What all allocations of one kind are for; the names are those of `Categories`."""
+
+    category: str
+    rule: str
+    role: str = ""
+    role_name: str = ""
+    role_module: int = NONE
 
 
 def categorise(
@@ -118,24 +129,35 @@ def categorise(
     derived = DerivedInputs(capture)
     outlived = _outlived_roles(capture, allocations, kept, past)
     recomputed, written = _recompute_rules(capture), _written(capture, allocations.named)
-    traits = _traits(capture, allocations, kept)
-    found = _by_traits(traits)
-    names = (allocations.storage, allocations.origin, allocations.op)
+    codes = _codes_of_traits(capture, allocations, kept)
+    different, of_kind = np.unique(codes, return_inverse=True)
+    kinds = [_Assigned(*_by_itself(_Traits.of_code(code), None)) for code in different.tolist()]
+    of_kind, number_of = of_kind.astype(np.int32), dict[_Assigned, int]()
+    names = (allocations.storage, allocations.origin, allocations.op, codes)
     is_special = np.isin(allocations.storage, [*roles, *outlived]) | np.isin(allocations.op, list(recomputed))
     special = np.flatnonzero(is_special)
     rows = zip(special.tolist(), *(column[special].tolist() for column in names), strict=True)
-    for row, storage, origin, op in rows:
+    for row, storage, origin, op, code in rows:
         if storage in roles and not (roles[storage][0] == "input" and storage in derived):
-            strongest, found.role[row], found.role_name[row], found.role_module[row] = roles[storage]
+            strongest, role, name, module = roles[storage]
             is_unsure = (storage, strongest) in past
             is_state = bool(kept.by_itself[row] and written[storage])
-            category, rule = _by_role(strongest, is_unsure=is_unsure, is_state=is_state)
+            found = _Assigned(
+                *_by_role(strongest, is_unsure=is_unsure, is_state=is_state), role, name, module
+            )
         elif storage != NONE and origin != WORKSPACE and op in recomputed:
-            category, rule = "recomputed", recomputed[op]
+            found = _Assigned("recomputed", recomputed[op])
         else:
-            category, rule = _by_itself(_Traits(*traits[row].tolist()), outlived.get(storage))
-        found.category[row], found.rule[row] = category, rule
-    return found
+            found = _Assigned(*_by_itself(_Traits.of_code(code), outlived.get(storage)))
+        of_kind[row] = number_of.setdefault(found, len(kinds) + len(number_of))
+    return _coded([*kinds, *number_of], of_kind)
+
+
+def _coded(kinds: list[_Assigned], of_kind: IntArray) -> Categories:
+    """Return the categories of allocations by the number of their kind."""
+    columns = zip(*kinds, strict=True) if kinds else ((),) * len(Categories._fields)
+    values = [np.array([*column, None], dtype=object)[:-1] for column in columns]  # texts are no arrays
+    return Categories(*(Coded(column, of_kind) for column in values))
 
 
 class _Traits(NamedTuple):
@@ -154,9 +176,15 @@ class _Traits(NamedTuple):
     by_collective: int
     communicated: int
 
+    @classmethod
+    def of_code(cls, code: int) -> _Traits:
+        """Return the traits that a number stands for; the first has more than two values."""
+        flags = len(cls._fields) - 1
+        return cls(code >> flags, *(code >> flag & 1 for flag in reversed(range(flags))))
 
-def _traits(capture: Capture, allocations: Allocations, kept: KeptAcross) -> IntArray:
-    """Return the traits of each allocation, a row for each."""
+
+def _codes_of_traits(capture: Capture, allocations: Allocations, kept: KeptAcross) -> IntArray:
+    """Return the traits of each allocation, as one number."""
     storage, op = allocations.storage, allocations.op
     collective = _collective_ops(capture)
     by_storage = (
@@ -180,23 +208,10 @@ def _traits(capture: Capture, allocations: Allocations, kept: KeptAcross) -> Int
         "by_collective": np.append(collective, False)[made],
         "communicated": communicated,
     }
-    rows: IntArray = np.column_stack([columns[name] for name in _Traits._fields]).astype(np.int64)
-    return rows
-
-
-def _by_traits(traits: IntArray) -> Categories:
-    """Return the categories of allocations that are in no role; there are few different traits."""
-    codes = traits @ (2 ** np.arange(len(_Traits._fields))[::-1])  # the first has more than two values
-    _, first, at = np.unique(codes, return_index=True, return_inverse=True)
-    different = [_by_itself(_Traits(*row), None) for row in traits[first].tolist()]
-    chosen, count = at.tolist(), len(traits)
-    return Categories(
-        [different[each][0] for each in chosen],
-        [different[each][1] for each in chosen],
-        [""] * count,
-        [""] * count,
-        [NONE] * count,
-    )
+    codes: IntArray = np.zeros(len(storage), dtype=np.int32)
+    for name in _Traits._fields:
+        codes = codes * 2 + columns[name].astype(np.int32)
+    return codes
 
 
 def _by_itself(traits: _Traits, outlived: tuple[str, str] | None) -> tuple[str, str]:
@@ -222,9 +237,7 @@ def _by_itself(traits: _Traits, outlived: tuple[str, str] | None) -> tuple[str, 
 
 
 def _all_unknown(count: int) -> Categories:
-    return Categories(
-        ["unknown"] * count, [_NOT_RECORDED] * count, [""] * count, [""] * count, [NONE] * count
-    )
+    return _coded([_Assigned("unknown", _NOT_RECORDED)], np.zeros(count, dtype=np.int32))
 
 
 def _by_role(role: str, *, is_unsure: bool, is_state: bool) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from memwatch.capture.schema import BACKWARD, NONE
 if TYPE_CHECKING:
     from memwatch.analysis.facts.blocks import Blocks
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.packed import Columns, IntArray
 
 LIVES: Final = np.iinfo(np.int64).max
 """The time of a death that was not seen."""
@@ -63,9 +63,7 @@ def part_from_successors(block_of: IntArray, seen_ns: IntArray, died_ns: IntArra
     return parted
 
 
-def last_deaths(
-    capture: Capture, births: dict[str, IntArray], canonical: IntArray, died_ns: IntArray
-) -> IntArray:
+def last_deaths(capture: Capture, births: Columns, canonical: IntArray, died_ns: IntArray) -> IntArray:
     """Return, per storage, when the last of those died that are the same memory; `LIVES` if one did not.
 
     A storage that backward made may be watched by its first tensor alone, and then no death of it is seen. It does not
@@ -92,9 +90,7 @@ def last_deaths(
     return np.where(last_ns == NONE, LIVES, last_ns)[canonical]
 
 
-def end_blocks(
-    blocks: Blocks, storage_of: IntArray, resizes: dict[str, IntArray], died_ns: IntArray
-) -> Blocks:
+def end_blocks(blocks: Blocks, storage_of: IntArray, resizes: Columns, died_ns: IntArray) -> Blocks:
     """Return the blocks, each ended when it was freed.
 
     Args:
@@ -116,7 +112,7 @@ def end_blocks(
     )
 
 
-def _left_by_resize(blocks: Blocks, storage_of: IntArray, resizes: dict[str, IntArray]) -> IntArray:
+def _left_by_resize(blocks: Blocks, storage_of: IntArray, resizes: Columns) -> IntArray:
     """Return, per block, when a resize gave its storage other memory; `LIVES` if none did."""
     left_ns = np.full(len(blocks), LIVES, dtype=np.int64)
     moves: dict[int, list[tuple[int, int]]] = {}

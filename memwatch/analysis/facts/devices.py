@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
-
-    Columns = dict[str, IntArray]
+    from memwatch.capture.packed import Columns, IntArray
 
 
 def devices_of(capture: Capture) -> list[str]:

@@ -147,33 +147,34 @@ class Facts:
     @cached_property
     def autocast_copies(self) -> dict[int, str]:
         """The name of the parameter, by the storage of a copy of it that autocast's cache held."""
-        rows = zip(self.allocations.storage.tolist(), self.categories.role, self.names, strict=True)
-        parameters = {storage: name for storage, role, name in rows if role == "parameter"}
+        rows = np.flatnonzero(self.categories.role.isin(["parameter"]))
+        parameters = dict(zip(self.allocations.storage[rows].tolist(), self.names(rows), strict=True))
         return autocast_copies(self.capture, parameters)
 
-    @cached_property
-    def names(self) -> list[str]:
-        """What each allocation is called: the name of its role, else its op and line."""
+    def names(self, allocations: IntArray | slice) -> list[str]:
+        """Return what some allocations are called: the name of the role, else the op and the line."""
         made, roles, tree = self.made_by, self.categories, self.places.module_tree
-        threads = self.strings[self.allocations.thread]
         unmade = _CALL_NOT_IMPORTED if self.capture.lacks("ops") else _OUTSIDE_OPS
-        rows = zip(
-            roles.role_name,
-            roles.role_module,
-            made.op_name.tolist(),
-            map(own_place, made.line.tolist(), made.own_line.tolist()),
-            threads.tolist(),
-            strict=True,
+        kinds = (
+            roles.role_name.codes, made.op_name.codes, made.stack, self.allocations.thread,
+        )  # fmt: skip
+        different, of_kind = np.unique(
+            np.column_stack([column[allocations] for column in kinds]), axis=0, return_inverse=True
         )
-        return [
-            qualified(role_name, module, tree) if role_name else _made_at(op_name, line, thread, unmade)
-            for role_name, module, op_name, line, thread in rows
-        ]
+        told = []
+        for kind, name, stack, thread in different.tolist():
+            role_name = roles.role_name.values[kind]
+            if role_name:
+                told.append(qualified(role_name, roles.role_module.values[kind], tree))
+            else:
+                place = own_place(made.line.values[stack], made.own_line.values[stack])
+                told.append(_made_at(made.op_name.values[name], place, self.strings[thread], unmade))
+        return [told[number] for number in of_kind.ravel().tolist()]
 
     @cached_property
     def made_by(self) -> MadeBy:
         """The op that made every allocation; what a module owns is put under the module that owns it."""
-        found = made_by(self.capture, self.allocations, self.places, self.strings)
+        found = made_by(self.capture, self.allocations, self.places)
         return found._replace(module_name=owning_modules(self.places.module_tree, self.categories, found))
 
     @cached_property
@@ -186,7 +187,8 @@ class Facts:
     def op_of_event(self) -> IntArray:
         """Per event: the op that was running or, between ops, the one before; -1 before the first."""
         starts = self.capture.tables["ops"]["start_ns"]
-        return np.searchsorted(starts, self.curve.time_ns, side="right") - 1
+        after: IntArray = np.searchsorted(starts, self.curve.time_ns, side="right").astype(np.int32)
+        return after - 1
 
     @property
     def op_at_peak(self) -> int:

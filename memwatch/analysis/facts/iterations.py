@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.places import Places
     from memwatch.analysis.facts.uses import UseBounds
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.packed import Columns, IntArray
 
 MARK = "step"
 """Name of the rows of the recorded `steps` that are calls of `prof.step()`."""
@@ -129,7 +129,7 @@ def _saved_across(capture: Capture, allocations: Allocations, bounds: Boundaries
     return np.isin(allocations.storage, storages)
 
 
-def _ends_of_steps(steps: dict[str, IntArray], ops: dict[str, IntArray], places: Places) -> IntArray:
+def _ends_of_steps(steps: Columns, ops: Columns, places: Places) -> IntArray:
     """Return when optimizer steps end that the line of the last one runs: a GAN has two in each iteration.
 
     Where a library's line calls all steps, the program's own line tells them apart.
@@ -142,7 +142,7 @@ def _ends_of_steps(steps: dict[str, IntArray], ops: dict[str, IntArray], places:
     return ends_ns
 
 
-def _ends_of_backwards(ops: dict[str, IntArray]) -> IntArray:
+def _ends_of_backwards(ops: Columns) -> IntArray:
     inside = np.isin(ops["phase"], IN_BACKWARD)
     last = np.flatnonzero(inside & ~np.append(inside[1:], False)[: len(inside)])
     ends_ns: IntArray = ops["end_ns"][last]

@@ -23,11 +23,15 @@ class LiveCurve:
 
     time_ns: IntArray
     allocation: IntArray  # what was allocated or freed, -1 for row 0
-    delta_bytes: IntArray
     live_bytes: IntArray
     baseline_bytes: int
     peak_event: int
     peak_increase_bytes: int
+
+    @property
+    def delta_bytes(self) -> IntArray:
+        """What each event added to the live bytes, negative for a free; 0 for row 0."""
+        return np.diff(self.live_bytes, prepend=self.live_bytes[:1])
 
     @property
     def peak_bytes(self) -> int:
@@ -41,34 +45,32 @@ def trace_live_curve(capture: Capture, allocations: Allocations) -> tuple[Alloca
     counted = np.flatnonzero(allocations.counted)
     entry = (allocations.origin[counted] == BASELINE) & (allocations.birth_ns[counted] <= start_ns)
     baseline_bytes = int(allocations.nbytes[counted][entry].sum())
-    born, died = counted[~entry], counted[allocations.death_ns[counted] != NONE]
-    allocation = np.concatenate([born, died])
-    time_ns = np.concatenate([allocations.birth_ns[born], allocations.death_ns[died]])
-    delta = np.concatenate([allocations.nbytes[born], -allocations.nbytes[died]])
-    known = np.concatenate([allocations.birth_order[born], allocations.death_order[died]])
-    order = np.lexsort((time_ns, _position(known, time_ns, delta < 0)))
-    allocation, time_ns, delta = allocation[order], time_ns[order], delta[order]
-    live = baseline_bytes + np.cumsum(delta)
-    positions = np.arange(1, len(allocation) + 1)
+    dies = counted[allocations.death_ns[counted] != NONE].astype(np.int32)
+    born = counted[~entry].astype(np.int32)
+    allocation = np.concatenate([born, dies])
+    is_death = np.arange(len(allocation)) >= len(born)
+    time_ns = np.concatenate([allocations.birth_ns[born], allocations.death_ns[dies]])
+    known = np.concatenate([allocations.birth_order[born], allocations.death_order[dies]])
+    order = np.lexsort((time_ns, _position(known, time_ns, is_death)))
+    del known
+    allocation, time_ns, is_death = allocation[order], time_ns[order], is_death[order]
+    del order
+    delta = np.where(is_death, -allocations.nbytes[allocation], allocations.nbytes[allocation])
+    live = np.concatenate([[baseline_bytes], baseline_bytes + np.cumsum(delta)])
+    positions = np.arange(1, len(allocation) + 1, dtype=np.int32)
     birth_event, death_event = allocations.birth_event.copy(), allocations.death_event.copy()
-    birth_event[allocation[delta > 0]] = positions[delta > 0]
-    death_event[allocation[delta < 0]] = positions[delta < 0]
+    birth_event[allocation[~is_death]] = positions[~is_death]
+    death_event[allocation[is_death]] = positions[is_death]
     at_entry = np.zeros(len(allocations.nbytes), dtype=bool)
     at_entry[counted[entry]] = True
-    increase = (
-        np.cumsum(np.where(at_entry[allocation], 0, delta))
-        if len(allocation)
-        else np.zeros(1, dtype=np.int64)
-    )
-    live = np.concatenate([[baseline_bytes], live])
+    delta[at_entry[allocation]] = 0
     curve = LiveCurve(
         np.concatenate([[start_ns], time_ns]),
-        np.concatenate([[NONE], allocation]),
-        np.concatenate([[0], delta]),
+        np.concatenate([np.array([NONE], dtype=np.int32), allocation]),
         live,
         baseline_bytes,
         int(np.argmax(live)),
-        max(0, int(increase.max())),
+        max(0, int(np.cumsum(delta).max(initial=0))),
     )
     return replace(allocations, birth_event=birth_event, death_event=death_event), curve
 
@@ -83,10 +85,13 @@ def _position(order: IntArray, time_ns: IntArray, is_death: NDArray[np.bool_]) -
             address again, just before it.
     """
     reported = order != NONE
-    sequence = np.argsort(order[reported])
-    times, positions = time_ns[reported][sequence], order[reported][sequence]
-    if not len(times):
+    keys = np.where(reported, order - 0.25 * is_death, -0.5)
+    others = np.flatnonzero(~reported)
+    if not reported.any():
         return np.zeros(len(order))
-    before = np.searchsorted(times, time_ns, side="right") - 1
-    between = np.where(before >= 0, positions[np.maximum(before, 0)] + 0.5, -0.5)
-    return np.where(reported, order - 0.25 * is_death, between)
+    if len(others):
+        sequence = np.argsort(order[reported])
+        times, positions = time_ns[reported][sequence], order[reported][sequence]
+        before = np.searchsorted(times, time_ns[others], side="right") - 1
+        keys[others] = np.where(before >= 0, positions[np.maximum(before, 0)] + 0.5, -0.5)
+    return keys

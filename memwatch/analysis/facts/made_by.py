@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_call_at
 from memwatch.analysis.facts.imported import imported_stacks
+from memwatch.analysis.facts.places import with_empty_end
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.allocations import Allocations
-    from memwatch.analysis.facts.places import Places, Texts
+    from memwatch.analysis.facts.places import Places
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
@@ -22,26 +24,30 @@ if TYPE_CHECKING:
 class MadeBy(NamedTuple):
     """Per allocation: its op's name, stack, lines and module; empty text or -1 where neither op nor call is known."""
 
-    op_name: Texts
+    op_name: Coded
     stack: IntArray
-    line: Texts
-    own_line: Texts
-    module_name: Texts
+    line: Coded
+    own_line: Coded
+    module_name: Coded
 
 
-def made_by(capture: Capture, allocations: Allocations, places: Places, strings: Texts) -> MadeBy:
+def made_by(capture: Capture, allocations: Allocations, places: Places) -> MadeBy:
     """Return what is known of the op that made each allocation, or of the call of a compiled function."""
     ops, op = capture.tables["ops"], allocations.op
     count = len(allocations)
     some: NDArray[np.bool_] = (op != NONE) & (op < len(ops["op"]))  # a killed program may lack its last op
-    op_name = np.full(count, "", dtype=object)
-    stack, module = np.full(count, NONE, dtype=np.int64), np.full(count, NONE, dtype=np.int64)
-    op_name[some] = strings[ops["name"][op[some]]]
+    name, stack, module = (np.full(count, NONE, dtype=np.int32) for _ in range(3))
+    name[some] = ops["name"][op[some]]
     stack[some], module[some] = places.stack_of_op[op[some]], places.module_of_op[op[some]]
     without_op = ~some & (allocations.storage != NONE)
     stack[without_op] = imported_stacks(capture, allocations.named)[allocations.storage[without_op]]
     call = np.where(some, NONE, compiled_call_at(capture, allocations.birth_ns))
     in_call, calls = call != NONE, capture.tables["compiled_calls"]
-    op_name[in_call] = COMPILED
+    name[in_call] = len(capture.strings)
     stack[in_call], module[in_call] = calls["stack"][call[in_call]], calls["module"][call[in_call]]
-    return MadeBy(op_name, stack, places.lines(stack), places.own_lines(stack), places.modules(module))
+    names = with_empty_end([*capture.strings, COMPILED])
+    lines = (with_empty_end(texts) for texts in (places.line_of_stack, places.own_line_of_stack))
+    of_stack = (Coded(texts, stack) for texts in lines)
+    return MadeBy(
+        Coded(names, name), stack, *of_stack, Coded(with_empty_end(places.module_tree.names), module)
+    )

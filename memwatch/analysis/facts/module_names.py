@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from memwatch.analysis.facts.coded import Coded
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
 
 if TYPE_CHECKING:
@@ -13,7 +16,6 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.categories import Categories
     from memwatch.analysis.facts.made_by import MadeBy
     from memwatch.analysis.facts.module_tree import ModuleTree
-    from memwatch.analysis.facts.places import Texts
 
 _OWNED: Final = ("parameter", "unsharded parameter", "buffer", "gradient", "optimizer state")
 
@@ -21,20 +23,22 @@ _QUOTED: Final = re.compile("`(.*)`")
 """The module in the name of a buffer for communication, as "all-gather buffer of `layers.3`"."""
 
 
-def owning_modules(tree: ModuleTree, categories: Categories, made: MadeBy) -> Texts:
+def owning_modules(tree: ModuleTree, categories: Categories, made: MadeBy) -> Coded:
     """Return a module per allocation: the owner of what a module owns, else the module whose op made it."""
-    modules: Texts = made.module_name.copy()
-    known = _by_suffix(tree.names)
-    for allocation, category in enumerate(categories.category):
-        if category in _OWNED:
+    modules = made.module_name.codes.copy()
+    known, number_of = _by_suffix(tree.names), {name: number for number, name in enumerate(tree.names)}
+    is_owned = categories.category.isin(_OWNED)
+    for allocation in np.flatnonzero(is_owned | categories.category.isin(["communication"])).tolist():
+        role_name = categories.role_name[allocation]
+        if is_owned[allocation]:
             owner = categories.role_module[allocation]
-            named = _owner_in(categories.role_name[allocation]) if owner == NONE else tree.names[owner]
-            modules[allocation] = known.get(named, "")
-        elif category == "communication":
-            quoted = _QUOTED.search(categories.role_name[allocation])
+            named = _owner_in(role_name) if owner == NONE else tree.names[owner]
+            modules[allocation] = number_of.get(known.get(named, ""), NONE)
+        else:
+            quoted = _QUOTED.search(role_name)
             found = "" if quoted is None else known.get(quoted[1], "")
-            modules[allocation] = found or modules[allocation]
-    return modules
+            modules[allocation] = number_of.get(found, modules[allocation])
+    return Coded(made.module_name.values, modules)
 
 
 def _by_suffix(names: Sequence[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.packed import Columns, IntArray
 
 Texts = np.ndarray[Any, Any]
 """An array of str objects."""
@@ -101,7 +101,7 @@ def _lines_of_stacks(capture: Capture) -> _Lines:
     return _Lines(list(map(line, rows.tolist())), list(map(line, own.tolist())), functions)
 
 
-def forward_op_of(ops: dict[str, IntArray]) -> IntArray:
+def forward_op_of(ops: Columns) -> IntArray:
     """Return, for each backward op, the op of a forward or of a recomputation that made its node; -1 for all others.
 
     An op made a node if autograd's sequence number moved when it ran; a backward op carries the number of the node that

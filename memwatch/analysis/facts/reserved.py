@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.live_curve import LiveCurve
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
+    from memwatch.capture.packed import Columns, IntArray
 
 
 _MORE: Final = ("segment_alloc", "segment_map")
@@ -102,13 +102,13 @@ def _imported(capture: Capture, device: str, curve: LiveCurve) -> ReservedBytes 
     return ReservedBytes(int(after[at_peak]), int(after.max()), end_bytes, curve.peak_bytes, None)
 
 
-def _of_device(capture: Capture, table: str, device: str) -> dict[str, IntArray]:
+def _of_device(capture: Capture, table: str, device: str) -> Columns:
     columns = capture.tables[table]
     here = np.array([name == device for name in capture.text(columns["device"])], dtype=bool)
     return {name: values[here] for name, values in columns.items()}
 
 
-def _order_of_peak(events: dict[str, IntArray], allocations: Allocations, curve: LiveCurve) -> int:
+def _order_of_peak(events: Columns, allocations: Allocations, curve: LiveCurve) -> int:
     """Return the position of the peak among the allocator's events, -1 if it is before all."""
     allocation = int(curve.allocation[curve.peak_event])
     if allocation == NONE:

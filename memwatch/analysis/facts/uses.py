@@ -24,14 +24,15 @@ class UseBounds(NamedTuple):
 def use_bounds(capture: Capture, allocations: Allocations) -> UseBounds:
     """Return between which ops each allocation was read or written; backward reads what it unpacks."""
     count = len(allocations)
-    first, last = np.full(count, np.iinfo(np.int64).max), np.full(count, NONE, dtype=np.int64)
+    first, last = np.full(count, np.iinfo(np.int32).max, np.int32), np.full(count, NONE, dtype=np.int32)
     uses = capture.tables["uses"]
     touched = uses["access"] != ACCESSES.index("output")
     unpacked_storages, unpacking_ops = _unpacked(capture)
-    storages = np.concatenate([uses["storage"][touched], unpacked_storages])
-    ops = np.concatenate([uses["op"][touched], unpacking_ops])
-    np.minimum.at(first, storages, ops)
-    np.maximum.at(last, storages, ops)
+    for storages, ops in (
+        (uses["storage"][touched], uses["op"][touched]), (unpacked_storages, unpacking_ops),
+    ):  # fmt: skip
+        np.minimum.at(first, storages, ops.astype(np.int32, copy=False))
+        np.maximum.at(last, storages, ops.astype(np.int32, copy=False))
     later = allocations.is_later_block
     first[later], last[later] = first[allocations.storage[later]], last[allocations.storage[later]]
     return UseBounds(np.where(last == NONE, NONE, first), last)

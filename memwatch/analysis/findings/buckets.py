@@ -23,11 +23,8 @@ _LEAST_RATIO: Final = 0.05
 def find_buckets(peak: Moment) -> list[Candidate]:
     """Return the gradients that were copied into a bucket that is alive at the peak."""
     facts, categories = peak.facts, peak.facts.categories
-    buckets = [
-        row
-        for row, (role, category) in enumerate(zip(categories.role, categories.category, strict=True))
-        if role == "bucket" and category != "gradient"
-    ]
+    is_bucket = categories.role.isin(["bucket"]) & ~categories.category.isin(["gradient"])
+    buckets = np.flatnonzero(is_bucket).tolist()
     if not any(peak.alive[row] for row in buckets):
         return []
     holder = Holder(

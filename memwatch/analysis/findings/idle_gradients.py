@@ -56,7 +56,7 @@ class IdleGradients:
     def _uses(self) -> tuple[IntArray, IntArray]:
         """Return the storages of gradients and the ops that use them, by storage and op, each pair once."""
         facts, uses = self._facts, self._facts.capture.tables["uses"]
-        is_gradient = np.array([category == "gradient" for category in facts.categories.category], dtype=bool)
+        is_gradient = facts.categories.category.isin(["gradient"])
         storages = facts.allocations.storage[is_gradient]
         wanted = np.isin(uses["storage"], storages[storages != NONE])
         chosen = np.flatnonzero(wanted & (uses["access"] != ACCESSES.index("output")))

@@ -13,7 +13,7 @@ from memwatch.analysis.saved_tensor_outcomes import SavedTensorOutcome
 from memwatch.capture.schema import KEPT_ON_PURPOSE, NONE, PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container, Iterator, Sequence
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.idle_gradients import IdleGradients
@@ -55,16 +55,18 @@ class Moment:
         return self.facts.alive_at(self.event)
 
     @cached_property
-    def _category(self) -> list[str]:
+    def _category(self) -> Sequence[str]:
         """What every allocation is for."""
         return self.facts.categories_at(self.event).category
 
     @cached_property
     def _idle(self) -> list[tuple[int, int]]:
         """The allocations, with their phase, that no op uses now; what was alive at entry is not the block's doing."""
-        allocations, phases = self.facts.allocations, self.facts.biographies.phase_at(self.event)
-        idle = self.alive & (allocations.storage != NONE) & (allocations.birth_event > 0) & (phases != USE)
-        return [(row, int(phases[row])) for row in np.flatnonzero(idle).tolist() if row not in self._taken]
+        allocations = self.facts.allocations
+        rows = np.flatnonzero(self.alive & (allocations.storage != NONE) & (allocations.birth_event > 0))
+        phases = self.facts.biographies.phase_at(self.event, rows)
+        idle = zip(rows.tolist(), phases.tolist(), strict=True)
+        return [(row, phase) for row, phase in idle if phase != USE and row not in self._taken]
 
     def alive_of(self, category: str) -> list[int]:
         """Return the allocations of one category that are alive, used or not."""

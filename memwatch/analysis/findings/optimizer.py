@@ -33,7 +33,7 @@ def find_optimizer(peak: Moment) -> list[Candidate]:
 def _foreach_temporaries(facts: Facts) -> list[int]:
     """Return the temporaries of each foreach op but its largest: one at a time is needed anyway."""
     allocations, op_name = facts.allocations, facts.made_by.op_name
-    temporary = np.isin(facts.categories.category, ["temporary", "workspace"]) & (allocations.op != NONE)
+    temporary = facts.categories.category.isin(["temporary", "workspace"]) & (allocations.op != NONE)
     by_op: dict[int, list[int]] = {}
     for row in np.flatnonzero(temporary).tolist():
         if "_foreach_" in op_name[row]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 from memwatch.analysis.findings.advice import advise
 from memwatch.analysis.findings.finding import Finding, short_site
 from memwatch.analysis.findings.kinds import FindingKind
@@ -24,10 +26,10 @@ _ONE_DEL: Final = (FindingKind.OUTPUT, FindingKind.DRAG, FindingKind.ITERATION)
 
 
 class _Spared(NamedTuple):
-    """A candidate, and the bytes per event that would not be live without it."""
+    """A candidate, and the bytes per stretch of events that would not be live without it."""
 
     candidate: Candidate
-    bytes_of_event: IntArray
+    bytes_of_stretch: IntArray
 
 
 def rank(candidates: list[Candidate], facts: Facts, least_bytes: int) -> list[Finding]:
@@ -38,11 +40,9 @@ def rank(candidates: list[Candidate], facts: Facts, least_bytes: int) -> list[Fi
         facts: what the capture shows.
         least_bytes: how far a finding has to lower the peak, alone or once all others are mended.
     """
-    live = facts.curve.live_bytes.astype("int64")
     kept = filter(None, (without_gathered(candidate, facts) for candidate in candidates))
-    reported, mended = _that_matter(
-        [_Spared(each, spared_bytes(each, facts)) for each in kept], live, least_bytes
-    )
+    live, spared = _stretches(list(kept), facts)
+    reported, mended = _that_matter(spared, live, least_bytes)
     together_bytes = int((live - _sum(mended)).max())
     found = [
         _finding(candidate, facts, int((live - spared).max()), together_bytes)
@@ -51,8 +51,26 @@ def rank(candidates: list[Candidate], facts: Facts, least_bytes: int) -> list[Fi
     return sorted(found, key=lambda finding: -finding.nbytes)
 
 
+def _stretches(candidates: list[Candidate], facts: Facts) -> tuple[IntArray, list[_Spared]]:
+    """Return the most live bytes of each stretch of events in which what candidates spare stays the same.
+
+    There are few such stretches in millions of events, and only the highest event of each can be a peak.
+    """
+    changes = []
+    for candidate in candidates:
+        spared = spared_bytes(candidate, facts)
+        starts = np.append(0, np.flatnonzero(np.diff(spared)) + 1)
+        changes.append((starts, spared[starts]))
+    bounds = np.unique(np.concatenate([[0], *(starts for starts, _ in changes)]))
+    found = [
+        _Spared(candidate, values[np.searchsorted(starts, bounds, side="right") - 1])
+        for candidate, (starts, values) in zip(candidates, changes, strict=True)
+    ]
+    return np.maximum.reduceat(facts.curve.live_bytes, bounds), found
+
+
 def _sum(spared: list[_Spared]) -> IntArray | int:
-    return sum(each.bytes_of_event for each in spared)
+    return sum(each.bytes_of_stretch for each in spared)
 
 
 def _that_matter(
@@ -67,7 +85,7 @@ def _that_matter(
     while len(reported) != count:
         count = len(reported)
         together = live - _sum(mended)
-        reported = [each for each in reported if _matters(live, together, each.bytes_of_event, least_bytes)]
+        reported = [each for each in reported if _matters(live, together, each.bytes_of_stretch, least_bytes)]
         cut = {holder.key for each in reported for holder in (each.candidate.holder, *each.candidate.others)}
         mended = [each for each in mended if each.candidate.holder.key in cut]
     return reported, mended
@@ -96,7 +114,7 @@ def _merged(reported: list[_Spared]) -> list[_Spared]:
         rest = [each for each in group if each is not first]
         for each in rest:
             first = _Spared(
-                first.candidate.joined(each.candidate), first.bytes_of_event + each.bytes_of_event
+                first.candidate.joined(each.candidate), first.bytes_of_stretch + each.bytes_of_stretch
             )
         merged.append(first)
     return merged

@@ -13,27 +13,32 @@ from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.saved_tensors import SavedTensors
     from memwatch.capture.packed import IntArray
 
 
-def modules(facts: Facts, storages: pd.DataFrame, at_peak: pd.DataFrame, saved: pd.DataFrame) -> pd.DataFrame:
+def modules(facts: Facts, at_peak: pd.DataFrame, saved: SavedTensors) -> pd.DataFrame:
     """Return the table `modules`.
 
     Args:
         facts: what the capture shows.
-        storages: the table `storages`.
         at_peak: the table `at_peak`.
-        saved: the table `saved`.
+        saved: what autograd saved.
     """
-    tree = facts.places.module_tree
+    tree, allocations = facts.places.module_tree, facts.allocations
     parents, count = tree.parents, len(tree.names)
-    number_of = {name: number for number, name in enumerate(tree.names)}
-    owned = storages[storages["category"].isin(["parameter", "buffer"])]
+    module = facts.made_by.module_name.codes
+    owned = facts.categories.category.isin(["parameter", "buffer"])
+    held = _saved_at_peak(facts, saved)
     columns = {
-        "parameter_bytes": _sum_by_module(owned, number_of, count),
-        "own_bytes": _sum_by_module(at_peak, number_of, count),
-        "born_bytes": _sum_by_module(storages[storages["op"] != NONE], number_of, count),
-        "saved_bytes": _sum_by_module(_saved_at_peak(saved, storages), number_of, count),
+        "parameter_bytes": _sum_by_module(module[owned], allocations.nbytes[owned], count),
+        "own_bytes": _sum_by_module(module[at_peak.index], at_peak["nbytes"].to_numpy(), count),
+        "born_bytes": _sum_by_module(
+            np.where(allocations.op == NONE, NONE, module), allocations.nbytes, count
+        ),
+        "saved_bytes": _sum_by_module(
+            saved.module.codes[held], allocations.nbytes[saved.storage[held]], count
+        ),
     }
     columns["inclusive_bytes"] = columns["own_bytes"].copy()
     for number in reversed(tree.parents_first):
@@ -50,16 +55,15 @@ def modules(facts: Facts, storages: pd.DataFrame, at_peak: pd.DataFrame, saved: 
     return in_tree_order
 
 
-def _saved_at_peak(saved: pd.DataFrame, storages: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `saved` that are held at the peak, each storage once and with its whole size."""
-    rows = saved[saved["at_peak"] & (saved["storage"] != NONE)].drop_duplicates("storage")
-    held: pd.DataFrame = rows.assign(nbytes=storages["nbytes"].reindex(rows["storage"]).to_numpy())
-    return held
+def _saved_at_peak(facts: Facts, saved: SavedTensors) -> IntArray:
+    """Return the saved tensors that are held at the peak, the first of each storage: it counts once, and whole."""
+    held = np.flatnonzero(saved.held_at(facts.op_at_peak) & (saved.storage != NONE))
+    _, first = np.unique(saved.storage[held], return_index=True)
+    return held[first]
 
 
-def _sum_by_module(rows: pd.DataFrame, number_of: dict[str, int], count: int) -> IntArray:
-    total = np.zeros(count, dtype=np.int64)
-    for name, nbytes in rows.groupby("module")["nbytes"].sum().items():
-        if name in number_of:
-            total[number_of[str(name)]] += int(nbytes)
-    return total
+def _sum_by_module(modules: IntArray, nbytes: IntArray, count: int) -> IntArray:
+    """Return the bytes of each module; -1 is none."""
+    total = np.zeros(count + 1, dtype=np.int64)
+    np.add.at(total, modules, nbytes)
+    return total[:count]

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from memwatch.capture.derived import DERIVED_BY_NAME, PANDAS_DTYPE
 
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
-def table(name: str, columns: dict[str, Any], index: Any = None) -> pd.DataFrame:
-    """Return a DataFrame with the columns and dtypes that the schema gives table `name`; others are left out."""
-    wanted = DERIVED_BY_NAME[name].columns
+
+def table(
+    name: str, columns: dict[str, Any], index: Any = None, wanted: Collection[str] | None = None
+) -> pd.DataFrame:
+    """Return a DataFrame with the columns and dtypes that the schema gives table `name`; others are left out.
+
+    Args:
+        name: the table.
+        columns: the columns, or functions that make them: a column of a long run is large, and not made in vain.
+        index: the index.
+        wanted: the columns that are wanted; by default all.
+    """
     frame: pd.DataFrame = pd.DataFrame(
         {
-            column.name: pd.Series(columns[column.name], dtype=PANDAS_DTYPE[column.kind], index=index)
-            for column in wanted
+            column.name: pd.Series(_made(columns[column.name]), dtype=PANDAS_DTYPE[column.kind], index=index)
+            for column in DERIVED_BY_NAME[name].columns
+            if wanted is None or column.name in wanted
         },
         index=index,
     )
     return frame
+
+
+def _made(column: Any) -> Any:
+    return column() if callable(column) else column

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,37 +14,38 @@ from memwatch.analysis.tables.steps import step_marks
 from memwatch.capture.schema import NONE, PHASES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from memwatch.analysis.facts.facts import Facts
     from memwatch.capture.packed import IntArray
 
 
-def ops(facts: Facts) -> pd.DataFrame:
-    """Return the table `ops`."""
+def ops(facts: Facts, rows: IntArray | None = None, wanted: Collection[str] | None = None) -> pd.DataFrame:
+    """Return the table `ops`, or some of its rows and columns."""
     recorded, places = facts.capture.tables["ops"], facts.places
+    chosen = slice(None) if rows is None else rows
     marks = facts.capture.tables["steps"]["op"][step_marks(facts)]
-    memory = _memory(facts)
-    return table(
-        "ops",
-        {
-            "name": facts.strings[recorded["name"]],
-            "phase": np.array(PHASES, dtype=object)[recorded["phase"]],
-            "module": places.modules(places.module_of_op),
-            "module_class": places.classes(places.module_of_op),
-            "line": places.lines(recorded["stack"]),
-            "own_line": places.own_lines(recorded["stack"]),
-            "function": places.functions(recorded["stack"]),
-            "stack": recorded["stack"],
-            "step": np.searchsorted(marks, recorded["op"], side="right"),
-            "start_ns": facts.since_start(recorded["start_ns"]),
-            "duration_ns": recorded["end_ns"] - recorded["start_ns"],
-            "born_bytes": _born_bytes(facts),
-            "workspace_bytes": memory.workspace_bytes,
-            "live_bytes": memory.live_bytes,
-            "peak_bytes": memory.peak_bytes,
-            "failed": recorded["failed"] == 1,
-        },
-        index=pd.RangeIndex(len(recorded["op"]), name="op"),
-    )
+    memory = functools.cache(lambda: _memory(facts))
+    columns: dict[str, Callable[[], Any]] = {
+        "name": lambda: facts.strings[recorded["name"][chosen]],
+        "phase": lambda: np.array(PHASES, dtype=object)[recorded["phase"][chosen]],
+        "module": lambda: places.modules(places.module_of_op[chosen]),
+        "module_class": lambda: places.classes(places.module_of_op[chosen]),
+        "line": lambda: places.lines(recorded["stack"][chosen]),
+        "own_line": lambda: places.own_lines(recorded["stack"][chosen]),
+        "function": lambda: places.functions(recorded["stack"][chosen]),
+        "stack": lambda: recorded["stack"][chosen],
+        "step": lambda: np.searchsorted(marks, recorded["op"][chosen], side="right"),
+        "start_ns": lambda: facts.since_start(recorded["start_ns"][chosen]),
+        "duration_ns": lambda: recorded["end_ns"][chosen] - recorded["start_ns"][chosen],
+        "born_bytes": lambda: _born_bytes(facts)[chosen],
+        "workspace_bytes": lambda: memory().workspace_bytes[chosen],
+        "live_bytes": lambda: memory().live_bytes[chosen],
+        "peak_bytes": lambda: memory().peak_bytes[chosen],
+        "failed": lambda: recorded["failed"][chosen] == 1,
+    }
+    index = pd.RangeIndex(facts.capture.rows("ops")) if rows is None else pd.Index(rows)
+    return table("ops", columns, index=index.rename("op"), wanted=wanted)
 
 
 def _born_bytes(facts: Facts) -> IntArray:

@@ -13,6 +13,8 @@ from memwatch.analysis.tables.of_schema import table
 from memwatch.capture.schema import NONE, ORIGINS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.holders import Holders
     from memwatch.capture.packed import IntArray
@@ -20,51 +22,58 @@ if TYPE_CHECKING:
 _ORIGINS: Final = (*ORIGINS, "workspace")
 
 
-def storages(facts: Facts) -> pd.DataFrame:
-    """Return the table `storages`."""
-    allocations, categories, made, life = (
-        facts.allocations,
-        facts.categories,
-        facts.made_by,
-        facts.biographies,
-    )
-    return table(
-        "storages",
-        {
-            "nbytes": allocations.nbytes,
-            "device": facts.strings[allocations.device],
-            "category": categories.category,
-            "rule": categories.rule,
-            "name": facts.names,
-            "tensor": facts.strings[_shapes(facts)],
-            "origin": np.array(_ORIGINS, dtype=object)[allocations.origin],
-            "module": made.module_name,
-            "op": allocations.op,
-            "op_name": made.op_name,
-            "line": made.line,
-            "own_line": made.own_line,
-            "birth_event": allocations.birth_event,
-            "death_event": allocations.death_event,
-            "birth_ns": facts.since_start(allocations.birth_ns),
-            "death_ns": facts.since_start(allocations.death_ns),
-            "lag_ns": life.lag_ns,
-            "use_ns": life.use_ns,
-            "drag_ns": life.drag_ns,
-            "void_ns": life.void_ns,
-            "first_use_op": facts.use_bounds.first_op,
-            "last_use_op": facts.use_bounds.last_op,
-            "address": allocations.address,
-            "stack": made.stack,
-            "counted": allocations.counted,
-        },
-        index=pd.RangeIndex(len(allocations), name="storage"),
-    )
+def storages(
+    facts: Facts, rows: IntArray | None = None, wanted: Collection[str] | None = None
+) -> pd.DataFrame:
+    """Return the table `storages`.
+
+    Args:
+        facts: what the capture shows.
+        rows: the allocations that are wanted; by default all.
+        wanted: the columns that are wanted; by default all.
+    """
+    index = pd.RangeIndex(len(facts.allocations)) if rows is None else pd.Index(rows)
+    chosen = slice(None) if rows is None else index.to_numpy()
+    return table("storages", _columns(facts, chosen), index=index.rename("storage"), wanted=wanted)
+
+
+def _columns(facts: Facts, rows: IntArray | slice) -> dict[str, Callable[[], Any]]:
+    """Return what makes each column for some rows."""
+    allocations = facts.allocations
+    life, uses = (lambda: facts.biographies), (lambda: facts.use_bounds)
+    return {
+        "nbytes": lambda: allocations.nbytes[rows],
+        "device": lambda: facts.strings[allocations.device[rows]],
+        "category": lambda: facts.categories.category[rows],
+        "rule": lambda: facts.categories.rule[rows],
+        "name": lambda: facts.names(rows),
+        "tensor": lambda: facts.strings[_shapes(facts)[rows]],
+        "origin": lambda: np.array(_ORIGINS, dtype=object)[allocations.origin[rows]],
+        "module": lambda: facts.made_by.module_name[rows],
+        "op": lambda: allocations.op[rows],
+        "op_name": lambda: facts.made_by.op_name[rows],
+        "line": lambda: facts.made_by.line[rows],
+        "own_line": lambda: facts.made_by.own_line[rows],
+        "birth_event": lambda: allocations.birth_event[rows],
+        "death_event": lambda: allocations.death_event[rows],
+        "birth_ns": lambda: facts.since_start(allocations.birth_ns[rows]),
+        "death_ns": lambda: facts.since_start(allocations.death_ns[rows]),
+        "lag_ns": lambda: life().lag_ns(rows),
+        "use_ns": lambda: life().use_ns(rows),
+        "drag_ns": lambda: life().drag_ns(rows),
+        "void_ns": lambda: life().void_ns(rows),
+        "first_use_op": lambda: uses().first_op[rows],
+        "last_use_op": lambda: uses().last_op[rows],
+        "address": lambda: allocations.address[rows],
+        "stack": lambda: facts.made_by.stack[rows],
+        "counted": lambda: allocations.counted[rows],
+    }
 
 
 def _shapes(facts: Facts) -> IntArray:
     """Return the string id of dtype and shape of each allocation, -1 for memory that no tensor named."""
     births, allocations = facts.capture.tables["births"], facts.allocations
-    shapes = np.full(len(allocations), NONE, dtype=np.int64)
+    shapes = np.full(len(allocations), NONE, dtype=np.int32)
     shapes[births["storage"]] = births["shape"]
     later = allocations.is_later_block
     shapes[later] = shapes[allocations.storage[later]]
@@ -82,8 +91,8 @@ def at_peak(facts: Facts, holders: Holders, rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.sort_values("nbytes", ascending=False, kind="stable")
     columns: dict[str, Any] = {column: rows[column] for column in rows.columns}
     columns["share_ratio"] = rows["nbytes"] / max(facts.curve.peak_bytes, 1)
-    phases = facts.biographies.phase_at(facts.curve.peak_event)
-    columns["phase"] = with_empty_end([*PHASE_NAMES])[phases][rows.index]
+    phases = facts.biographies.phase_at(facts.curve.peak_event, rows.index.to_numpy())
+    columns["phase"] = with_empty_end([*PHASE_NAMES])[phases]
     columns |= _holders(facts, holders, rows)
     return table("at_peak", columns, index=rows.index)
 

@@ -5,29 +5,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from memwatch.analysis.tables.of_schema import table
 from memwatch.capture.schema import ACCESSES
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from collections.abc import Collection
 
     from memwatch.analysis.facts.facts import Facts
+    from memwatch.capture.packed import IntArray
 
 
-def timeline(facts: Facts) -> pd.DataFrame:
-    """Return the table `timeline`."""
-    curve = facts.curve
-    return table(
-        "timeline",
-        {
-            "time_ns": facts.since_start(curve.time_ns),
-            "op": facts.op_of_event,
-            "storage": curve.allocation,
-            "delta_bytes": curve.delta_bytes,
-            "live_bytes": curve.live_bytes,
-        },
-    )
+def timeline(
+    facts: Facts, rows: IntArray | None = None, wanted: Collection[str] | None = None
+) -> pd.DataFrame:
+    """Return the table `timeline`, or some of its rows and columns."""
+    curve, chosen = facts.curve, slice(None) if rows is None else rows
+    columns = {
+        "time_ns": lambda: facts.since_start(curve.time_ns[chosen]),
+        "op": lambda: facts.op_of_event[chosen],
+        "storage": lambda: curve.allocation[chosen],
+        "delta_bytes": lambda: curve.delta_bytes[chosen],
+        "live_bytes": lambda: curve.live_bytes[chosen],
+    }
+    index = pd.RangeIndex(len(curve.time_ns)) if rows is None else pd.Index(rows)
+    return table("timeline", columns, index=index, wanted=wanted)
 
 
 def uses(facts: Facts) -> pd.DataFrame:

@@ -1,0 +1,56 @@
+"""A column of texts of which many rows have the same: each text once, and for each row the number of its text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from memwatch.capture.packed import IntArray
+
+
+class Coded(Sequence[Any]):
+    """The column.
+
+    Args:
+        values: the different texts or numbers; a column of -1 finds the last.
+        codes: per row the position of its value.
+    """
+
+    __slots__ = ("codes", "values")
+
+    def __init__(self, values: NDArray[Any], codes: IntArray) -> None:
+        self.values, self.codes = values, codes
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        return len(self.codes)
+
+    def __getitem__(self, rows: Any) -> Any:
+        """Return the value of a row, or those of several as an array."""
+        return self.values[self.codes[rows]]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the value of each row."""
+        values = self.values.tolist()
+        return (values[code] for code in self.codes.tolist())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the values of all rows."""
+        values = self.values[self.codes]
+        return values if dtype is None else values.astype(dtype)
+
+    def isin(self, wanted: Iterable[Any]) -> NDArray[np.bool_]:
+        """Return which rows have one of some values."""
+        among = set(wanted)
+        is_wanted = np.array([value in among for value in self.values.tolist()], dtype=bool)
+        found: NDArray[np.bool_] = (
+            is_wanted[self.codes] if len(is_wanted) else np.zeros(len(self.codes), dtype=bool)
+        )
+        return found

@@ -1,0 +1,132 @@
+"""Check a capture that was read: its numbers refer to what is there, and its values can be.
+
+The schema says what each column refers to. Another writer or a bad disk may leave a capture that disagrees with itself,
+and a killed program one whose last rows tell of an op that is not in it. Such a capture is read as far as it goes: a
+reference that may be missing becomes -1, a row that would tell of nothing is left out, and a note says how many. Where
+the rows of a table have lost their own numbers, nothing that refers to them can be told, and the capture is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.capture.capture import Capture, Note
+from memwatch.capture.schema import NONE, RECORDED_BY_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from memwatch.capture.columns import ChunkedTable
+    from memwatch.capture.packed import Columns
+    from memwatch.capture.table import Column, Table
+
+NUMBERED: Final = {"ops": "op", "births": "storage", "packs": "pack"}
+"""Tables with one row for each number from 0, and the column that has it."""
+_GROUPED: Final = {"modules": "module", "stacks": "stack"}
+"""Tables with a few rows for each number: a stack has its frames, or none."""
+_MOST_WITHOUT_ROWS: Final = 1 << 16
+_LATEST_NS: Final = 1 << 62
+_MOST_BYTES: Final = 1 << 50
+_NOTE: Final = (
+    "The capture disagrees with itself: {} rows of `{}` were changed or left out, for `{}` holds {}. "
+    "What it says of them is not whole."
+)
+
+
+def checked(
+    tables: Mapping[str, ChunkedTable], strings: list[str], meta: dict[str, object], notes: list[Note]
+) -> Capture:
+    """Return a capture whose numbers all refer to what is in it.
+
+    Args:
+        tables: the integer tables, as they were read.
+        strings: the texts by number.
+        meta: what was recorded where.
+        notes: the notes; one is added for each column that did not agree with the rest.
+
+    Raises:
+        ValueError: the rows of a table have lost their own numbers.
+    """
+    counts = {"strings": len(strings), **{name: tables[name].rows for name in NUMBERED}}
+    for name, column in _GROUPED.items():
+        counts[name] = _count_of_groups(tables[name], name, column)
+    for name, column in NUMBERED.items():
+        _require_numbers(tables[name], name, column)
+    found: dict[str, Columns] = dict(tables)
+    notes = list(notes)
+    is_whole = bool(meta.get("complete", True))
+    for name in (*_GROUPED, *(name for name in tables if name not in _GROUPED)):
+        found[name], problems = _agreeing(tables[name], RECORDED_BY_NAME[name], counts)
+        notes += [
+            Note(0, "damaged", _NOTE.format(f"{rows:,}", name, column.name, value))
+            for column, rows, value in problems
+            if is_whole
+            or column.refers is None
+            or column.refers.to != "ops"  # the end of one that was killed
+        ]
+        if name in _GROUPED and problems:
+            counts[name] = int(found[name][_GROUPED[name]].max(initial=NONE)) + 1
+    return Capture(found, strings, meta, notes)
+
+
+def _require_numbers(table: ChunkedTable, name: str, column: str) -> None:
+    """Refuse a table that does not have each number from 0 once."""
+    numbers = table[column]
+    if (np.diff(numbers) == 1).all() and (not len(numbers) or numbers[0] == 0):
+        return
+    if not np.array_equal(np.sort(numbers), np.arange(len(numbers))):
+        raise ValueError(f"`{column}` of `{name}` does not number its {len(numbers):,} rows from 0")
+
+
+def _count_of_groups(table: ChunkedTable, name: str, column: str) -> int:
+    low, high = table.bounds(column)
+    if low < 0 or high > table.rows + _MOST_WITHOUT_ROWS:
+        raise ValueError(f"`{column}` of `{name}` goes from {low} to {high} in {table.rows:,} rows")
+    return high + 1 if table.rows else 0
+
+
+def _agreeing(
+    table: ChunkedTable, schema: Table, counts: Mapping[str, int]
+) -> tuple[Columns, list[tuple[Column, int, int]]]:
+    """Return the table without what refers to nothing; and which columns did, in how many rows, with one such value."""
+    wrong = [] if not table.rows else [
+        column for column in schema.columns if not _holds(table.bounds(column.name), _range(column, counts))
+    ]  # fmt: skip
+    if not wrong:
+        return table, []
+    columns, kept, problems = dict(table), np.ones(table.rows, dtype=bool), []
+    for column in wrong:
+        low, high = _range(column, counts)
+        values = columns[column.name].astype(np.int64)
+        is_wrong = (values < low) | (values > high)
+        problems.append((column, int(is_wrong.sum()), int(values[is_wrong][0])))
+        if column.refers is not None and column.refers.is_count:
+            columns[column.name] = np.clip(values, low, high)
+        elif column.refers is not None and column.refers.or_none:
+            columns[column.name] = np.where(is_wrong, NONE, values)
+        else:
+            kept &= ~is_wrong
+            if schema.name in NUMBERED:
+                raise ValueError(
+                    f"`{column.name}` of `{schema.name}` holds {problems[-1][2]}, which should be from {low} to {high}"
+                )
+    return {name: values[kept] for name, values in columns.items()}, problems
+
+
+def _holds(bounds: tuple[int, int], of_column: tuple[int, int]) -> bool:
+    return of_column[0] <= bounds[0] and bounds[1] <= of_column[1]
+
+
+def _range(column: Column, counts: Mapping[str, int]) -> tuple[int, int]:
+    """Return the smallest and the largest value that a column may hold."""
+    refers = column.refers
+    if refers is not None and (refers.choices or refers.to in counts):
+        count = refers.choices or counts[refers.to]
+        return (NONE if refers.or_none else 0), (count if refers.is_count else count - 1)
+    if column.name.endswith("_ns"):
+        return NONE, _LATEST_NS
+    if column.name.endswith("bytes"):
+        return -_MOST_BYTES, _MOST_BYTES
+    return np.iinfo(np.int64).min, np.iinfo(np.int64).max

@@ -1,0 +1,13 @@
+"""The error of captures."""
+
+from __future__ import annotations
+
+from memwatch.errors import MemwatchError
+
+
+class CaptureError(MemwatchError):
+    """A capture file that cannot be written or read."""
+
+
+class DamagedCaptureError(CaptureError):
+    """Bytes of a capture are not those that were written."""

@@ -1,0 +1,127 @@
+"""Captures that disagree with themselves: read as far as they go, with a note, or refused in a sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import memwatch
+from memwatch.capture import load, save
+from memwatch.capture.capture import Capture, empty_tables
+from memwatch.capture.check import checked
+from memwatch.capture.errors import CaptureError
+from memwatch.capture.file import read_tables
+from memwatch.capture.schema import RECORDED
+from memwatch.reading import Reading
+from memwatch.report.stats import stats
+
+FAR = (-7, 10**6, 2**40, 2**62, -(2**63), 2**63 - 1)
+READ_EVERY = 60
+"""All captures are checked, and one of so many is read: what reads them takes most of the time."""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A capture with a row in most tables."""
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("whole") / "x.memwatch"
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with memwatch.profile(path) as prof:
+        for _ in range(2):
+            checkpoint(model, torch.ones(2, 4), use_reentrant=False).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            prof.step()
+        torch.ones(4).untyped_storage().resize_(400)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tables(path):
+    return {name: dict(table) for name, table in read_tables(path).items() if table.rows}
+
+
+def with_table(tables, name, columns):
+    """Return the tables as a file has them, one of them changed."""
+    found = empty_tables()
+    for each, whole in {**tables, name: columns}.items():
+        found[each].append(np.stack(list(columns.values() if each == name else whole.values()), axis=1))
+    return found
+
+
+def changes(tables):
+    """Yield a table and its columns: emptied, halved, or with a number that cannot be, in one row or in all."""
+    for name, columns in tables.items():
+        rows = len(next(iter(columns.values())))
+        for part in (slice(0), slice(rows // 2), slice(rows // 2, None)):
+            yield name, {column: values[part] for column, values in columns.items()}
+        for column, values in columns.items():
+            for number in FAR:
+                for part in (slice(rows // 2, rows // 2 + 1), slice(None)):
+                    changed = values.astype(np.int64)
+                    changed[part] = number
+                    yield name, {**columns, column: changed}
+
+
+def test_every_table_and_column_that_disagrees_is_read_or_refused(path, tables):
+    """Every table emptied and halved, every column with numbers out of range: no reading ends in a traceback."""
+    whole, outcomes = load(path), {"read": 0, "refused": 0}
+    for number, (name, columns) in enumerate(changes(tables)):
+        try:
+            capture = checked(with_table(tables, name, columns), whole.strings, whole.meta, whole.notes)
+            outcomes["read"] += 1
+            if number % READ_EVERY == 0:
+                reading = Reading(capture)
+                assert reading.summary()
+                assert stats(reading)
+                assert [len(getattr(reading, each)) for each in ("uses", "modules", "steps", "saved")]
+        except ValueError as error:
+            outcomes["refused"] += 1
+            assert "`" in str(error)  # noqa: PT017  # both ways are right
+    assert min(outcomes.values()) > 100
+
+
+def test_what_was_changed_is_noted(path, tables):
+    """A use of a storage that is not there is left out, a missing module is none, and the notes say so."""
+    whole = load(path)
+    uses, ops = tables["uses"], tables["ops"]
+    capture = checked(
+        with_table(tables, "uses", {**uses, "storage": np.where(uses["op"] == 3, 10**6, uses["storage"])}),
+        whole.strings, whole.meta, [],
+    )  # fmt: skip
+    assert capture.rows("uses") == (uses["op"] != 3).sum()
+    assert [note.kind for note in capture.notes] == ["damaged"]
+    assert "`uses` were changed or left out, for `storage` holds 1000000" in capture.notes[0].text
+    capture = checked(
+        with_table(tables, "ops", {**ops, "module": np.full(len(ops["op"]), 9)}),
+        whole.strings,
+        whole.meta,
+        [],
+    )
+    assert set(capture.tables["ops"]["module"].tolist()) == {-1}
+
+
+def test_a_whole_capture_has_no_note_of_damage(path):
+    """What memwatch itself recorded agrees with itself."""
+    assert [note.kind for note in load(path).notes if note.kind == "damaged"] == []
+
+
+def test_ops_without_their_numbers_are_refused(path, tables, tmp_path):
+    """Nothing that refers to them could be told: one sentence names the column and the file."""
+    whole = load(path)
+    columns = {each: list(table.values()) for each, table in tables.items()}
+    columns["ops"][0] = columns["ops"][0][::-1] // 2
+    save(Capture.from_columns(columns, whole.strings, whole.meta, []), tmp_path / "y.memwatch")
+    with pytest.raises(CaptureError, match=r"y\.memwatch.*`op` of `ops` does not number.*record it again"):
+        load(tmp_path / "y.memwatch")
+
+
+def test_the_schema_says_what_each_number_refers_to():
+    """A reference names a table of integers or the texts; a number of things has no other bound."""
+    names = {table.name for table in RECORDED}
+    for table in RECORDED:
+        for column in table.columns:
+            assert column.refers is None or (column.refers.to in names) != bool(column.refers.choices)
