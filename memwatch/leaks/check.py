@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from memwatch.leaks.known_causes import KnownCauses
+
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
@@ -32,18 +34,20 @@ class check_leaks:  # noqa: N801 - used like a function
 
     Args:
         sites: True to note the line that made each tensor, at a few microseconds per op.
+        known: what earlier checks found; a leak with a known cause is told without a look at the whole heap.
 
     Example:
         >>> with check_leaks():
         ...     train_step(model, batch)
     """
 
-    def __init__(self, *, sites: bool = True) -> None:
+    def __init__(self, *, sites: bool = True, known: KnownCauses | None = None) -> None:
         self._sites = sites
+        self._known = known
         self._blocks: list[_Block] = []
 
     def __enter__(self) -> check_leaks:
-        block = _Block(NamesBoundInBlock(), sites=self._sites)
+        block = _Block(NamesBoundInBlock(), sites=self._sites, known=self._known)
         self._blocks.append(block)
         block.start()
         return self
@@ -69,7 +73,7 @@ class check_leaks:  # noqa: N801 - used like a function
 
             @functools.wraps(fn)
             async def checked_async(*args: Any, **kwargs: Any) -> Any:
-                with check_leaks(sites=self._sites) as check:
+                with check_leaks(sites=self._sites, known=self._known) as check:
                     result = await fn(*args, **kwargs)
                     check.keep(args, kwargs, result)
                 return result
@@ -78,7 +82,7 @@ class check_leaks:  # noqa: N801 - used like a function
 
         @functools.wraps(fn)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            with check_leaks(sites=self._sites) as check:
+            with check_leaks(sites=self._sites, known=self._known) as check:
                 result = fn(*args, **kwargs)
                 check.keep(args, kwargs, result)
             return result
@@ -89,8 +93,9 @@ class check_leaks:  # noqa: N801 - used like a function
 class _Block:
     """One entry of the block: what watches it and what it may keep."""
 
-    def __init__(self, names: NamesBoundInBlock, *, sites: bool) -> None:
+    def __init__(self, names: NamesBoundInBlock, *, sites: bool, known: KnownCauses | None) -> None:
         self.exempt = Exemptions()
+        self._known = known
         self._names = names
         self._young = YoungWatch()
         self._book = NewStorages()
@@ -112,7 +117,7 @@ class _Block:
         if error is not None:
             self.exempt.objects.add(id(error))
         self._names.exempt(self.exempt)
-        return diagnose(survivors, self.exempt, runs=1, per_call=False)
+        return diagnose(survivors, self.exempt, runs=1, per_call=False, known=self._known)
 
     def stop(self) -> None:
         """Take the mode off and resume garbage collection; a second call does nothing."""

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import compress
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
 from memwatch.edges import EdgeKind
+from memwatch.heap.classes import of_classes
+from memwatch.heap.ids import ids_of
 from memwatch.heap.names import type_name
 from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.pause import collect
 from memwatch.heap.roots import Root
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
-from memwatch.heap.tensors import is_tensor, quiet, storage_of
+from memwatch.heap.tensors import is_tensor, mro_of, quiet, storage_of
 from memwatch.heap.vertices import describe
 from memwatch.leaks.cut import edge_to_cut, entry_step
 from memwatch.leaks.exemptions import exempt_edges, is_bounded, is_import, is_torchs_own
 from memwatch.leaks.groups import leaks_of
 from memwatch.leaks.kinds import LeakKind
+from memwatch.leaks.known_causes import KnownCauses, is_optimizer
 from memwatch.leaks.known_retainers import state_edges, state_storages
 from memwatch.leaks.loops import Loops
 from memwatch.leaks.series import series_of
 from memwatch.leaks.survivor import Survivor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from memwatch.heap.roots import Held
     from memwatch.heap.search import Tree
@@ -35,6 +43,10 @@ if TYPE_CHECKING:
     from memwatch.leaks.known_retainers import Positions
     from memwatch.leaks.leak import Leak
     from memwatch.leaks.new_storages import NewStorage
+
+
+_HALF_SEEN: Final = (EdgeKind.TENSOR_HOOKS, EdgeKind.ACCUMULATE_HOOKS)
+"""References that gc follows only while nothing in C++ shares the tensor."""
 
 
 @dataclass(slots=True)
@@ -63,6 +75,7 @@ def diagnose(
     per_call: bool,
     first_run: int = 1,
     held: Iterable[Held] = (),
+    known: KnownCauses | None = None,
 ) -> list[Leak]:
     """Explain the storages that outlived the runs that made them.
 
@@ -73,11 +86,14 @@ def diagnose(
         per_call: True to report bytes and counts per run.
         first_run: index of the first measured run.
         held: what lives on after the runs: the function and its arguments.
+        known: the causes that earlier checks found; those found now are added.
 
     Returns:
         Leaks, largest first.
     """
-    search_ = _HolderSearch(storages, exempt, list(held), per_call=per_call)
+    known = KnownCauses() if known is None else known
+    search_ = _HolderSearch(storages, exempt, list(held), known, per_call=per_call)
+    nearby = search_.explain_nearby()
     diagnosis = search_.run()
     if diagnosis is None:  # something holds a survivor that gc does not show
         diagnosis = search_.run(deep=True)
@@ -88,11 +104,13 @@ def diagnose(
             survivor.kind = LeakKind.UNCOLLECTABLE if survivor.looped else LeakKind.RETAINED
             if not survivor.storage.alive:
                 survivor.kind = LeakKind.CYCLE
+            elif survivor.looped:
+                known.learn_loop(survivor.key)
         if not per_call:  # held by C++ alone, once: a cache of torch, an open autocast context
             unreachable = diagnosis.unreachable
             diagnosis.unreachable = [each for each in unreachable if each.kind is not LeakKind.RETAINED]
     measured = set(range(first_run, first_run + runs))
-    return leaks_of(diagnosis.retained + diagnosis.unreachable, measured, per_call=per_call)
+    return leaks_of(nearby + diagnosis.retained + diagnosis.unreachable, measured, per_call=per_call)
 
 
 class _HolderSearch:
@@ -103,25 +121,91 @@ class _HolderSearch:
         storages: Sequence[NewStorage],
         exempt: Exemptions,
         held: Sequence[Held],
+        known: KnownCauses,
         *,
         per_call: bool,
     ) -> None:
         self._storages = storages
         self._exempt = exempt
         self._held = held
+        self._known = known
         self._per_call = per_call
+        self._young: NDArray[np.int64] | None = None
+
+    def explain_nearby(self) -> list[Survivor]:
+        """Explain what the young objects and the known causes explain, and leave the rest to :meth:`run`.
+
+        A cycle that the block made consists of young objects, so neither its finding nor a collection of them
+        needs the rest of the heap. What such a collection frees was held by young garbage alone.
+        """
+        guesses = self._guesses()
+        collect(0)
+        old: set[int] | None = None
+        found, rest = [], []
+        for made, guess in zip(self._storages, guesses, strict=True):
+            if not made.alive:
+                if guess is not None:
+                    guess.kind = LeakKind.CYCLE
+                    found.append(guess)
+            elif guess is not None and self._is_known(guess):
+                old = self._older_storages() if old is None else old
+                if made.certain or id(made.ref()) not in old:
+                    found.append(guess)
+            else:
+                rest.append(made)
+        self._storages = rest
+        return found
+
+    def _is_known(self, guess: Survivor) -> bool:
+        """Return True for what a known way reaches, and for a known loop through references that gc does not see."""
+        if not guess.cycle_length:
+            return True
+        loop = guess.steps[: guess.cycle_length]
+        unseen = any(step.hidden or step.edge.kind in _HALF_SEEN for step in loop)
+        if not (unseen and guess.looped and self._known.has_loop(guess.key)):
+            return False
+        guess.kind = LeakKind.UNCOLLECTABLE
+        return True
+
+    def _guesses(self) -> list[Survivor | None]:
+        """Say of each survivor what would hold it if young objects and known causes were all there is."""
+        roots, along_ways = self._known.walk()
+        with Snapshot([*_storages(self._storages), *along_ways], deep=True, roots=roots) as snapshot:
+            del along_ways
+            self._young = snapshot.young
+            return list(self._nearby(snapshot))
+
+    def _nearby(self, snapshot: Snapshot) -> Iterator[Survivor | None]:
+        reached = _Reached(snapshot, self._exempt)
+        along_ways = search(snapshot, snapshot.root_groups())
+        loops = Loops(snapshot, along_ways)
+        for made in self._storages:
+            position = snapshot.position(made.ref())
+            if position < 0:
+                yield None
+            elif not along_ways.reaches(position):
+                yield _unreachable(snapshot, *loops.find(position), made)
+            elif reached.past_state.reaches(position):
+                chain = reached.past_state.path(position)
+                # the state of an optimizer is a leak or not by which parameters live, and not all are listed here
+                through_optimizer = any(is_optimizer(snapshot.objects[place]) for place in chain)
+                yield None if through_optimizer else self._retained(snapshot, chain, made)
+            else:
+                yield None
 
     def run(self, *, deep: bool = False) -> Diagnosis | None:
         """Explain the survivors, or return None if only a deep snapshot can tell who holds one."""
-        storages = (storage for made in self._storages if (storage := made.ref()) is not None)
-        with Snapshot(storages, self._held, deep=deep) as snapshot:
+        if not self._storages:
+            return Diagnosis()
+        with Snapshot(_storages(self._storages), self._held, deep=deep, young=self._young) as snapshot:
             return self._explain(snapshot, deep=deep)
 
     def _explain(self, snapshot: Snapshot, *, deep: bool) -> Diagnosis | None:
         diagnosis = Diagnosis()
         reached = _Reached(snapshot, self._exempt)
         loops: Loops | None = None
-        old = _old_storages(snapshot)
+        tensors = snapshot.instances(torch.Tensor)
+        old = set(snapshot.positions(_storages_behind(t for t in tensors if not snapshot.is_young(t))))
         for made in self._storages:
             position = snapshot.position(made.ref())
             if position < 0 or (not made.certain and position in old):
@@ -139,6 +223,11 @@ class _HolderSearch:
                 diagnosis.add(_unreachable(snapshot, loop, chain, made), reachable=False)
         return diagnosis
 
+    def _older_storages(self) -> set[int]:
+        tensors = of_classes(gc.get_objects(2), lambda cls: torch.Tensor in mro_of(cls))
+        is_old = ~np.isin(ids_of(tensors), self._young)
+        return _storages_behind(compress(tensors, is_old.tolist()))
+
     def _retained(self, snapshot: Snapshot, chain: list[int], made: NewStorage) -> Survivor | None:
         objects = [snapshot.objects[place] for place in chain]
         if any(map(is_bounded, objects)) if self._per_call else is_torchs_own(objects):
@@ -146,6 +235,8 @@ class _HolderSearch:
         steps = steps_of(snapshot, chain)
         cut = entry_step(steps, [not snapshot.is_old(position) for position in chain])
         key = (_identity(snapshot, chain[cut.start]), series_of(cut.edge)) if cut else None
+        if cut and all(map(snapshot.is_old, chain[1 : cut.start + 1])):
+            self._known.learn_way(objects[: cut.start + 1])
         return Survivor(made, key, _to_tensor(steps), cut, _tensor_words(objects))
 
 
@@ -187,16 +278,14 @@ class _Reached:
         return search(snapshot, snapshot.root_groups(), closed=snapshot.barriers(), cut=cut)
 
 
-def _old_storages(snapshot: Snapshot) -> set[int]:
-    """Return the storages of tensors from before the block: they were not made in it."""
-    old = set()
+def _storages(made: Iterable[NewStorage]) -> Iterator[torch.UntypedStorage]:
+    return (storage for each in made if (storage := each.ref()) is not None)
+
+
+def _storages_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Return the ids of the storages of tensors from before the block: they were not made in it."""
     with quiet():
-        for tensor in snapshot.instances(torch.Tensor):
-            if id(tensor) not in snapshot.young:
-                storage = storage_of(tensor)
-                if storage is not None:
-                    old.add(id(storage))
-    return set(snapshot.positions(old))
+        return {id(storage) for tensor in tensors if (storage := storage_of(tensor)) is not None}
 
 
 def _identity(snapshot: Snapshot, owner: int) -> object:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memwatch.edges import EdgeKind
 from memwatch.leaks.advice import remedy_for
+from memwatch.leaks.cause import cause_of
 from memwatch.leaks.cut import holder_of
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.leak import Leak
@@ -101,6 +102,7 @@ def _leak(group: list[Survivor], runs: int, *, per_call: bool) -> Leak:
         cut=cut,
         cycle_length=0 if shown.kind is LeakKind.RETAINED else shown.cycle_length,
         branch=shown.branch,
+        cause=cause_of(shown.kind, cut, edges, shown.cycle_length),
     )
 
 

@@ -45,6 +45,8 @@ class Leak:
         cut: the reference to cut, typed; None if C code alone holds the tensors.
         cycle_length: how many of ``edges``, from the first, are the cycle; 0 for a retention path.
         branch: which edge of the cycle starts at the object from which the way to the tensor leaves.
+        cause: a short name for what one edit would end, such as ``cause-1f0a93c2``; leaks of other tests and
+            processes with the same cause have the same.
     """
 
     kind: LeakKind
@@ -65,6 +67,7 @@ class Leak:
     cycle_length: int = 0
     branch: int = 0
     device: str = CPU
+    cause: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))

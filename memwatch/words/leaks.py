@@ -65,6 +65,7 @@ NOTE: Final = "note: {sentence}"
 ONE_GROUP: Final = "1 group"
 GROUPS: Final = "{count} groups"
 SITE: Final = "{place} in {function}"
+CAUSE: Final = "cause-{digest}"
 
 FAILURE: Final = "Test leaked {size} in {count} {tensors}{each}, {held_by} {holder}{more}"
 ON_EACH_RUN: Final = " on each run"
