@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from memwatch._torch.storages import owners_of
 from memwatch.edges import EdgeKind
 from memwatch.heap.classes import of_classes
 from memwatch.heap.ids import ids_of
@@ -131,6 +133,7 @@ class _HolderSearch:
         self._known = known
         self._per_call = per_call
         self._young: NDArray[np.int64] | None = None
+        self._new: set[int] = set()
 
     def explain_nearby(self) -> list[Survivor]:
         """Explain what the young objects and the known causes explain, and leave the rest to :meth:`run`.
@@ -148,8 +151,9 @@ class _HolderSearch:
                     guess.kind = LeakKind.CYCLE
                     found.append(guess)
             elif guess is not None and self._is_known(guess):
-                old = self._older_storages() if old is None else old
-                if made.certain or id(made.ref()) not in old:
+                if not (made.certain or id(made.ref()) in self._new):
+                    old = self._older_storages() if old is None else old
+                if old is None or id(made.ref()) not in old:
                     found.append(guess)
             else:
                 rest.append(made)
@@ -173,6 +177,7 @@ class _HolderSearch:
         with Snapshot([*_storages(self._storages), *along_ways], deep=True, roots=roots) as snapshot:
             del along_ways
             self._young = snapshot.young
+            self._note_new(snapshot)
             return list(self._nearby(snapshot))
 
     def _nearby(self, snapshot: Snapshot) -> Iterator[Survivor | None]:
@@ -222,6 +227,19 @@ class _HolderSearch:
                     return None
                 diagnosis.add(_unreachable(snapshot, loop, chain, made), reachable=False)
         return diagnosis
+
+    def _note_new(self, snapshot: Snapshot) -> None:
+        """Note the storages whose every owner is listed: none of them is a tensor from before the block."""
+        owners: Counter[int] = Counter()
+        with quiet():
+            for tensor in snapshot.tensors():
+                storage = storage_of(tensor)
+                if storage is not None:
+                    owners[id(storage)] += 1
+            for storage in _storages(self._storages):
+                count = owners_of(storage)
+                if count is not None and count <= owners[id(storage)] + 1:  # its Python object is one
+                    self._new.add(id(storage))
 
     def _older_storages(self) -> set[int]:
         tensors = of_classes(gc.get_objects(2), lambda cls: torch.Tensor in mro_of(cls))
