@@ -67,7 +67,7 @@ GROUPS: Final = "{count} groups"
 SITE: Final = "{place} in {function}"
 CAUSE: Final = "cause-{digest}"
 
-FAILURE: Final = "Test leaked {size} in {count} {tensors}{each}, {held_by} {holder}{more}"
+FAILURE: Final = "Test leaked {size} in {count} {tensors}{each}, {held_by} {holder} ({cause}){more}"
 ON_EACH_RUN: Final = " on each run"
 AND_MORE: Final = " (and {count} more)"
 MARK_FOR_LINES: Final = "To see where a tensor was made, mark the test: @pytest.mark.no_tensor_leaks"
@@ -171,7 +171,7 @@ def site_phrase(file: str, line: int, function: str) -> str:
 
 
 def failure_sentence(
-    kind: str, *, sizes: Mapping[str, int], count: int, per_run: bool, holder: str, others: int
+    kind: str, *, sizes: Mapping[str, int], count: int, per_run: bool, holder: str, others: int, cause: str
 ) -> str:
     """Return what a test leaked and who holds the largest part, in one sentence."""
     return FAILURE.format(
@@ -181,6 +181,7 @@ def failure_sentence(
         each=ON_EACH_RUN if per_run else "",
         held_by=HELD_BY_SHORT[kind],
         holder=holder,
+        cause=cause,
         more=AND_MORE.format(count=others) if others else "",
     )
 
