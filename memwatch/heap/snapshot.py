@@ -20,7 +20,7 @@ from memwatch.heap.frames import without_empty_dictionaries
 from memwatch.heap.ids import ids_of
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.roots import Held, Root, RootKind, find_roots, is_tool_class, is_tool_module
-from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, is_tensor, mro_of, quiet
+from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, mro_of, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -215,11 +215,6 @@ class Snapshot:
         """Return the objects gc lists whose real class is wanted."""
         places = self._classes.places(self._classes.ids_where(wanted))
         return [self.objects[place] for place in places.tolist()]
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Return every tensor of the graph, those only C++ holds included."""
-        found = self.objects[self.first_gc_end : self.first_root]
-        return [*self.instances(torch.Tensor), *filter(is_tensor, found)]
 
     def storages(self) -> list[torch.UntypedStorage]:
         """Return every storage of the graph, those only C++ holds included."""

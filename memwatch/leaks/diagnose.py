@@ -229,10 +229,10 @@ class _HolderSearch:
         return diagnosis
 
     def _note_new(self, snapshot: Snapshot) -> None:
-        """Note the storages whose every owner is listed: none of them is a tensor from before the block."""
+        """Note the storages of which every owner is young: no tensor from before the block has them."""
         owners: Counter[int] = Counter()
         with quiet():
-            for tensor in snapshot.tensors():
+            for tensor in filter(snapshot.is_young, snapshot.instances(torch.Tensor)):
                 storage = storage_of(tensor)
                 if storage is not None:
                     owners[id(storage)] += 1

@@ -25,7 +25,7 @@ def causes_of(results: Results) -> list[dict[str, Any]]:
     `advice` and `path`.
     """
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    for node in sorted(results):
+    for node in results:
         if results[node]["failed"] == "leak":
             for leak in results[node].get("leaks", []):
                 found.setdefault(leak["cause"], []).append((node, leak))
@@ -40,7 +40,7 @@ def _cause(name: str, leaks: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]
         "tests": list(dict.fromkeys(node for node, _ in leaks)),
         "nbytes": sum(leak["nbytes"] for _, leak in leaks),
         "count": sum(leak["count"] for _, leak in leaks),
-        "ignore": f"{name}: known, {HELD_BY_SHORT[largest['kind']]} {largest['reference']}",
+        "ignore": f"{name}: known, {HELD_BY_SHORT[largest['kind']]} {largest['holder']}",
         **{key: largest[key] for key in _TOLD},
     }
 
