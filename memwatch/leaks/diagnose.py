@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from memwatch._torch.storages import owners_of
+from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.edges import EdgeKind
 from memwatch.heap.classes import of_classes
 from memwatch.heap.ids import ids_of
@@ -255,7 +256,9 @@ class _HolderSearch:
         key = (_identity(snapshot, chain[cut.start]), series_of(cut.edge)) if cut else None
         if cut and all(map(snapshot.is_old, chain[1 : cut.start + 1])):
             self._known.learn_way(objects[: cut.start + 1])
-        return Survivor(made, key, _to_tensor(steps), cut, _tensor_words(objects))
+        return Survivor(
+            made, key, _to_tensor(steps), cut, _tensor_words(objects), is_view=_is_view(objects, made.nbytes)
+        )
 
 
 class _Reached:
@@ -347,3 +350,15 @@ def _to_tensor(steps: list[Step]) -> list[Step]:
 
 def _tensor_words(objects: list[Any]) -> str:
     return describe(next((obj for obj in reversed(objects) if is_tensor(obj)), objects[-1]))
+
+
+def _is_view(objects: list[Any], storage_bytes: int) -> bool:
+    """Return True if the tensor at the end of a path shows half of its storage at most."""
+    tensor = next((obj for obj in reversed(objects) if is_tensor(obj)), None)
+    if tensor is None:
+        return False
+    with quiet():
+        try:
+            return bool(2 * TENSOR_DICT["nbytes"].__get__(tensor) <= storage_bytes)
+        except (RuntimeError, AttributeError, NotImplementedError):  # nested, sparse and opaque tensors
+            return False

@@ -11,7 +11,7 @@ from memwatch.leaks.cause import cause_of
 from memwatch.leaks.cut import holder_of
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.leak import Leak
-from memwatch.words.advice import advice
+from memwatch.words.advice import Remedy, advice
 from memwatch.words.edges import edge_phrase
 from memwatch.words.leaks import path_lines, site_phrase
 
@@ -82,8 +82,10 @@ def _leak(group: list[Survivor], runs: int, *, per_call: bool) -> Leak:
     edges = tuple(step.edge for step in shown.steps)
     cut = shown.cut.edge if shown.cut else None
     holder, holder_edges = holder_of(shown)
-    keeps_graph = any(step.edge.kind is EdgeKind.GRAD_FN for each in group for step in each.steps)
-    remedy = remedy_for(shown.kind, cut, holder_edges, edges)
+    keeps_graph = any(map(_through_graph, group))
+    remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
+    if shown.kind is LeakKind.RETAINED and _mostly_views(group):
+        remedy = Remedy.VIEW_WITH_GRAPH if keeps_graph else Remedy.VIEW
     return Leak(
         kind=shown.kind,
         nbytes=sum(survivor.storage.nbytes for survivor in group) // runs,
@@ -104,6 +106,17 @@ def _leak(group: list[Survivor], runs: int, *, per_call: bool) -> Leak:
         branch=shown.branch,
         cause=cause_of(shown.kind, cut, edges, shown.cycle_length),
     )
+
+
+def _mostly_views(group: list[Survivor]) -> bool:
+    """Return True if, of what is kept without help of a graph, most bytes lie in storages of which a part is shown."""
+    direct = [survivor for survivor in group if not _through_graph(survivor)]
+    total = sum(survivor.storage.nbytes for survivor in direct)
+    return 2 * sum(survivor.storage.nbytes for survivor in direct if survivor.is_view) > total
+
+
+def _through_graph(survivor: Survivor) -> bool:
+    return any(step.edge.kind is EdgeKind.GRAD_FN for step in survivor.steps)
 
 
 def _site(group: list[Survivor]) -> str | None:

@@ -26,6 +26,7 @@ class Survivor:
         looped: True if no root reaches it and a cycle above it was found.
         cycle_length: how many of the steps, from the first, are the cycle; 0 for a retention path.
         branch: which step of the cycle begins at the object from which the way to the tensor leaves.
+        is_view: True if the tensor shows half of its storage at most.
     """
 
     storage: NewStorage
@@ -37,3 +38,4 @@ class Survivor:
     looped: bool = False
     cycle_length: int = 0
     branch: int = 0
+    is_view: bool = False
