@@ -130,12 +130,8 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
         return Remedy.HOOK_PER_CALL
     if any(edge.kind is EdgeKind.CLASS_ATTRIBUTE and _is_cache(edge.target) for edge in path):
         return Remedy.CACHED_METHOD
-    found = (
-        _first(_mechanism, [holder]) or _first(_retained, [holder]) or _first(_mechanism, [[e] for e in path])
-    )
-    if found is Remedy.ITEM and cut is not None and cut.target is not None:
-        return Remedy.REGISTRY if cut.target.kind is VertexKind.OBJECT else found
-    return found
+    along_path = [[edge] for edge in path]
+    return _first(_mechanism, [holder]) or _first(_retained, [holder]) or _first(_mechanism, along_path)
 
 
 def _is_cache(vertex: Vertex | None) -> bool:

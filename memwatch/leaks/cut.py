@@ -74,7 +74,7 @@ def _rank_of(edge: Edge) -> int:
     if edge.kind in _MANY_SAVED:  # what `ctx.save_for_backward` was given; operators save what they need
         return _RANKS[EdgeKind.SAVED] if is_saved_by_ctx(edge) else _UNTOLD
     if edge.kind is EdgeKind.ATTRIBUTE and _is_torchs(edge):
-        return _UNTOLD
+        return _RANKS[EdgeKind.GLOBAL]
     if edge.kind is EdgeKind.VALUE and not _is_text_key(name):
         return _RANKS[EdgeKind.KEY]
     return _RANKS.get(edge.kind, _UNTOLD)

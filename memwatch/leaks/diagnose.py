@@ -32,6 +32,7 @@ from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses, is_optimizer
 from memwatch.leaks.known_retainers import state_edges, state_storages
 from memwatch.leaks.loops import Loops
+from memwatch.leaks.registry import registers_itself
 from memwatch.leaks.series import series_of
 from memwatch.leaks.survivor import Survivor
 
@@ -256,9 +257,12 @@ class _HolderSearch:
         key = (_identity(snapshot, chain[cut.start]), series_of(cut.edge)) if cut else None
         if cut and all(map(snapshot.is_old, chain[1 : cut.start + 1])):
             self._known.learn_way(objects[: cut.start + 1])
-        return Survivor(
-            made, key, _to_tensor(steps), cut, _tensor_words(objects), is_view=_is_view(objects, made.nbytes)
+        survivor = Survivor(made, key, _to_tensor(steps), cut, _tensor_words(objects))
+        survivor.is_view = _is_view(objects, made.nbytes)
+        survivor.registers_itself = cut is not None and registers_itself(
+            objects[cut.end], steps[: steps.index(cut)]
         )
+        return survivor
 
 
 class _Reached:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memwatch.edges import EdgeKind
 from memwatch.leaks.advice import remedy_for
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from memwatch.leaks.survivor import Survivor
+
+
+_OF_CONTAINERS: Final = (Remedy.ITEM, Remedy.VALUE, Remedy.MEMBER)
 
 
 def leaks_of(survivors: Iterable[Survivor], measured: set[int], *, per_call: bool) -> list[Leak]:
@@ -84,7 +87,9 @@ def _leak(group: list[Survivor], runs: int, *, per_call: bool) -> Leak:
     holder, holder_edges = holder_of(shown)
     keeps_graph = any(map(_through_graph, group))
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
-    if shown.kind is LeakKind.RETAINED and _mostly_views(group):
+    if remedy in _OF_CONTAINERS and shown.registers_itself:
+        remedy = Remedy.REGISTRY
+    elif shown.kind is LeakKind.RETAINED and _mostly_views(group):
         remedy = Remedy.VIEW_WITH_GRAPH if keeps_graph else Remedy.VIEW
     return Leak(
         kind=shown.kind,

@@ -27,6 +27,7 @@ class Survivor:
         cycle_length: how many of the steps, from the first, are the cycle; 0 for a retention path.
         branch: which step of the cycle begins at the object from which the way to the tensor leaves.
         is_view: True if the tensor shows half of its storage at most.
+        registers_itself: True if what the reference to cut leads to puts itself there.
     """
 
     storage: NewStorage
@@ -39,3 +40,4 @@ class Survivor:
     cycle_length: int = 0
     branch: int = 0
     is_view: bool = False
+    registers_itself: bool = False
