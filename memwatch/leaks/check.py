@@ -6,16 +6,21 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from memwatch.leaks.balance import unbalanced
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
+from memwatch.leaks.groups import leaks_of
 from memwatch.leaks.leak import TensorLeakError
+from memwatch.leaks.ledger import Ledger
 from memwatch.leaks.names_bound_in_block import NamesBoundInBlock
 from memwatch.leaks.new_storage_mode import NewStorageMode
-from memwatch.leaks.new_storages import NewStorages, YoungWatch, storages_behind
+from memwatch.leaks.new_storages import NewStorages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+
+    from memwatch.leaks.leak import Leak
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -24,9 +29,9 @@ class check_leaks:  # noqa: N801 - used like a function
     """Raise :class:`TensorLeakError` if tensors made in the block outlive it without a good reason.
 
     A context manager and a decorator. Reported are cycles, loops that gc cannot free, and tensors that
-    something older than the block holds. Not reported: names the block itself binds, what the decorated
-    function returns, parameters, buffers, gradients and optimizer state of living parameters, and what pytest
-    holds.
+    something older than the block holds, unless they took the place of tensors as large, as a moving average
+    does. Not reported: names the block itself binds, what the decorated function returns, parameters, buffers,
+    gradients and optimizer state of living parameters, bounded caches, and what pytest holds.
 
     If the block raises, the error is chained to that exception.
 
@@ -92,36 +97,31 @@ class _Block:
     def __init__(self, names: NamesBoundInBlock, *, sites: bool) -> None:
         self.exempt = Exemptions()
         self._names = names
-        self._young = YoungWatch()
-        self._book = NewStorages()
-        self._watch = NewStorageMode(self._book, 1) if sites else None
+        self._ledger = Ledger()
+        self._made = NewStorages()
+        self._watch = NewStorageMode(self._made, 0) if sites else None
 
     def start(self) -> None:
-        self._young.start()
+        self._ledger.start()
         if self._watch is not None:
             self._watch.start()
 
-    def finish(self, error: BaseException | None) -> list[Any]:
-        """Look at the survivors."""
+    def finish(self, error: BaseException | None) -> list[Leak]:
+        """Look at what the block left, and did not put in the place of something else."""
         if self._watch is not None:
             self._watch.stop()
-        self._note_survivors()
-        survivors = self._book.alive()
-        if not survivors:
+        change = self._ledger.end_run(0, self._made)
+        if not change.added():
             return []
         if error is not None:
             self.exempt.objects.add(id(error))
         self._names.exempt(self.exempt)
-        return diagnose(survivors, self.exempt, runs=1, per_call=False)
+        diagnosis = diagnose(self._ledger.alive(0), self.exempt, per_call=False)
+        diagnosis.tell_kinds(per_call=False)
+        return leaks_of(unbalanced(diagnosis, change), [0], per_call=False, end_s=diagnosis.time_s)
 
     def stop(self) -> None:
-        """Take the mode off and resume garbage collection; a second call does nothing."""
+        """Take the mode off and resume garbage collection."""
         if self._watch is not None:
             self._watch.stop()
-        self._young.stop()
-
-    def _note_survivors(self) -> None:
-        young = self._young.survivors()
-        if young:
-            for storage in storages_behind(young):
-                self._book.add(storage, 1)
+        self._ledger.stop()
