@@ -17,9 +17,12 @@ from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.c_held import c_held_edges, keeps_in_c
 from memwatch.heap.roots import Held, Root, RootKind
 from memwatch.heap.tensors import TypeFilter, mro_of, quiet
+from memwatch.leaks.kinds import LeakKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from memwatch.leaks.survivor import Survivor
 
 _MOST_WAYS: Final = 200
 
@@ -46,9 +49,10 @@ class KnownCauses:
             if len(self._ways) > _MOST_WAYS:
                 del self._ways[next(iter(self._ways))]
 
-    def learn_loop(self, key: object) -> None:
-        """Remember what is equal for leaks that a loop through autograd keeps for ever."""
-        self._loops.add(key)
+    def learn_loops(self, survivors: Iterable[Survivor]) -> None:
+        """Remember the loops through autograd that keep storages for ever."""
+        looped = (survivor for survivor in survivors if survivor.kind is LeakKind.UNCOLLECTABLE)
+        self._loops.update(survivor.key for survivor in looped)
 
     def has_loop(self, key: object) -> bool:
         """Return True if such a loop was found before."""
