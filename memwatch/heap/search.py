@@ -33,7 +33,8 @@ class Tree:
     @property
     def reached(self) -> NDArray[np.bool_]:
         """For each position whether the search came there."""
-        return self.above != UNREACHED
+        reached: NDArray[np.bool_] = self.above != UNREACHED
+        return reached
 
     def reaches(self, position: int) -> bool:
         """Return True if the search came to this object."""

@@ -243,7 +243,7 @@ class Snapshot:
         """Return the reference that native code holds from parent to child, or None for one of Python's."""
         return self._native.get((id(self.objects[parent]), id(self.objects[child])))
 
-    def referents(self, position: int) -> NDArray[np.int64]:
+    def referents(self, position: int) -> NDArray[np.int32]:
         """Return the positions of what one object refers to."""
         return self.children[self.starts[position] : self.starts[position + 1]]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.edges import EdgeKind, VertexKind
 from memwatch.leaks.kinds import LeakKind
-from memwatch.leaks.series import series_of
+from memwatch.leaks.series import name_in_series
 from memwatch.words.leaks import CAUSE
 from memwatch.words.places import place
 
@@ -91,8 +91,8 @@ def _functions(edge: Edge) -> Iterator[Hashable]:
 
 
 def _edge(edge: Edge) -> Hashable:
-    kind, name, _, _ = series_of(edge)  # type: ignore[misc]
-    return kind.name, name, _vertex(edge.owner), _vertex(edge.reader), _portable(edge.file)
+    owner, reader, file = _vertex(edge.owner), _vertex(edge.reader), _portable(edge.file)
+    return edge.kind.name, name_in_series(edge), owner, reader, file
 
 
 def _vertex(vertex: Vertex | None) -> Hashable:

@@ -61,7 +61,8 @@ class KnownCauses:
     def walk(self) -> tuple[list[Root], list[object]]:
         """Return the root of the ways that still exist, and the objects along them; drop both soon."""
         modules = {id(module): (name, module) for name, module in list(sys.modules.items())}
-        root, found = Root(RootKind.MODULES), {}
+        root = Root(RootKind.MODULES)
+        found: dict[int, object] = {}
         for way in self._ways:
             name, module = modules.get(way[0], ("", None))
             objects = [] if module is None else _walked(module, way)

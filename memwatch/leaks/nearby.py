@@ -131,5 +131,6 @@ class NearbySearch(HolderSearch):
 
     def _older_storages(self) -> set[int]:
         tensors = of_classes(gc.get_objects(2), lambda cls: torch.Tensor in mro_of(cls))
-        is_old = ~np.isin(ids_of(tensors), self.young)
+        young = () if self.young is None else self.young
+        is_old = ~np.isin(ids_of(tensors), young)
         return ids_behind(compress(tensors, is_old.tolist()))
