@@ -6,6 +6,7 @@
 | storage._cdata | address_of (of a storage) |
 | torch._C._data_address | data_address_of |
 | torch._C.StorageBase.nbytes | storage_bytes_of |
+| torch._C._storage_Use_Count | owners_of |
 """
 
 from __future__ import annotations
@@ -53,3 +54,13 @@ storage_bytes_of: Final[Callable[[Any], int]] = Part(
     "the size of a storage is read through its public method"
 ).take("torch._C.StorageBase.nbytes", _nbytes)
 """Return the size of a storage in bytes."""
+
+
+_use_count: Final[Callable[[int], int] | None] = Part(
+    "a leak that was found before takes longer to be told again"
+).take("torch._C._storage_Use_Count", None)
+
+
+def owners_of(storage: Any) -> int | None:
+    """Return how many owners a storage has in C++, its Python object among them; None if nobody can tell."""
+    return None if _use_count is None else _use_count(address_of(storage))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.ma  # np.unique imports it on its first call, which is the wrong moment
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from memwatch.heap.snapshot import Snapshot
 
 
+_PIECE: Final = 50_000  # objects whose references are followed at a time
+
+
 class Tree:
     """The shortest-path tree of one breadth-first search.
 
@@ -24,8 +27,14 @@ class Tree:
         above: for each position the position it was reached from; itself for a source, -1 if not reached.
     """
 
-    def __init__(self, above: NDArray[np.int64]) -> None:
+    def __init__(self, above: NDArray[np.int32]) -> None:
         self.above = above
+
+    @property
+    def reached(self) -> NDArray[np.bool_]:
+        """For each position whether the search came there."""
+        reached: NDArray[np.bool_] = self.above != UNREACHED
+        return reached
 
     def reaches(self, position: int) -> bool:
         """Return True if the search came to this object."""
@@ -68,15 +77,15 @@ def search(
 
 
 def spread(
-    starts: NDArray[np.int64],
-    neighbours: NDArray[np.int64],
+    starts: NDArray[np.int32],
+    neighbours: NDArray[np.int32],
     sources: Iterable[Iterable[int]],
     *,
     closed: Collection[int] = (),
     allowed: NDArray[np.bool_] | None = None,
 ) -> Tree:
     """Search breadth-first over compressed neighbour lists, one array operation per level."""
-    above = np.full(len(starts) - 1, UNREACHED, dtype=np.int64)
+    above = np.full(len(starts) - 1, UNREACHED, dtype=np.int32)
     shut = np.fromiter(closed, dtype=np.int64)
     above[shut] = shut  # never entered: looks visited, and is undone at the end
     for group in sources:
@@ -89,20 +98,35 @@ def spread(
 
 
 def _sweep(
-    starts: NDArray[np.int64],
-    neighbours: NDArray[np.int64],
+    starts: NDArray[np.int32],
+    neighbours: NDArray[np.int32],
     front: NDArray[np.int64],
-    above: NDArray[np.int64],
+    above: NDArray[np.int32],
     allowed: NDArray[np.bool_] | None,
 ) -> None:
     while front.size:
-        lengths = starts[front + 1] - starts[front]
-        edges = np.repeat(starts[front] - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-        parents = np.repeat(front, lengths)
-        if allowed is not None:
-            parents, edges = parents[allowed[edges]], edges[allowed[edges]]
-        found = neighbours[edges]
-        fresh = above[found] == UNREACHED
-        found, first = np.unique(found[fresh], return_index=True)
-        above[found] = parents[fresh][first]
-        front = found
+        # A level may have most of the heap's references: they are followed piece by piece, for the arrays' sake.
+        pieces = [front[begin : begin + _PIECE] for begin in range(0, len(front), _PIECE)]
+        found = [_follow(starts, neighbours, piece, above, allowed) for piece in pieces]
+        front = found[0] if len(found) == 1 else np.sort(np.concatenate(found))
+
+
+def _follow(
+    starts: NDArray[np.int32],
+    neighbours: NDArray[np.int32],
+    front: NDArray[np.int64],
+    above: NDArray[np.int32],
+    allowed: NDArray[np.bool_] | None,
+) -> NDArray[np.int64]:
+    """Enter what some objects refer to, and return what was not entered before, in order."""
+    begins = starts[front].astype(np.int64)
+    lengths = starts[front + 1] - begins
+    edges = np.repeat(begins - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+    parents = np.repeat(front, lengths)
+    if allowed is not None:
+        parents, edges = parents[allowed[edges]], edges[allowed[edges]]
+    found = neighbours[edges]
+    fresh = above[found] == UNREACHED
+    found, first = np.unique(found[fresh], return_index=True)
+    above[found] = parents[fresh][first]
+    return found.astype(np.int64)

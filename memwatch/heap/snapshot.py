@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from collections.abc import Callable
 from itertools import chain, repeat
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -22,12 +23,13 @@ from memwatch.heap.roots import Held, Root, RootKind, find_roots, is_tool_class,
 from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, mro_of, quiet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
 UNREACHED: Final = -1
 _CHUNK: Final = 4_000  # objects whose references are listed at a time: few enough for the processor's cache
+_POSITION: Final = np.int32  # half of int64; a heap with 2**31 references would take 16 GiB for them alone
 
 
 class Snapshot:
@@ -41,6 +43,8 @@ class Snapshot:
         held: what the caller holds; it counts as a root of the program.
         deep: True to look also into what gc does not track: numpy arrays, and tuples and dictionaries around
             them. Takes half as long again.
+        roots: the only roots, if given; of gc's objects those of its youngest generation alone are listed then.
+        young: the ids of the young objects; by default those in gc's youngest generation.
     """
 
     def __init__(
@@ -49,28 +53,40 @@ class Snapshot:
         held: Iterable[Held] = (),
         *,
         deep: bool = False,
+        roots: list[Root] | None = None,
+        young: NDArray[np.int64] | None = None,
     ) -> None:
         pause_gc()  # a collection now would run the program's finalizers, and take longer than the snapshot
         try:
-            self._take(extra, held, deep=deep)
+            self._list(extra, young_only=roots is not None, young=young)
+            self.roots: list[Root] = find_roots(self.instances(threading.local)) if roots is None else roots
+            self.roots += [Root(RootKind.CALLER, entries)] if (entries := list(held)) else []
+            self._build(deep=deep)
         finally:
             resume_gc()
 
-    def _take(self, extra: Iterable[object], held: Iterable[Held], *, deep: bool) -> None:
-        self.objects: list[Any] = without_empty_dictionaries(gc.get_objects())
-        self.young = set(map(id, gc.get_objects(0)))  # ids stay theirs: the list above holds the objects
-        self.objects += without_empty_dictionaries(_frozen(self.objects, ours=[self.objects, self.young]))
+    def _list(self, extra: Iterable[object], *, young_only: bool, young: NDArray[np.int64] | None) -> None:
+        """List the objects that gc shows."""
+        listed = gc.get_objects(0) if young_only else gc.get_objects()
+        self.objects: list[Any] = without_empty_dictionaries(listed)
+        del listed
+        self.young = np.sort(ids_of(gc.get_objects(0))) if young is None else young
+        if not young_only:
+            self.objects += without_empty_dictionaries(_frozen(self.objects, ours=[self.objects]))
         self.objects += extra
         self._classes = Classes(self.objects)
         self._index()
-        self.roots: list[Root] = find_roots(self.instances(threading.local))
-        self.roots += [Root(RootKind.CALLER, entries)] if (entries := list(held)) else []
+
+    def _build(self, *, deep: bool) -> None:
+        """Add what only C code holds and the roots, and list the references of them all."""
         self._native: dict[tuple[int, int], NativeEdge] = {}
         self.first_gc_end = len(self.objects)
         hidden = [*self._autograd(), *self._c_held(deep=deep)]
         self.first_root = len(self.objects)
         self.objects += self.roots
-        self._build(hidden)
+        self._index_rest(self.first_gc_end)
+        lengths, children = self._references()
+        self.starts, self.children = self._with_hidden(lengths, children, hidden)
 
     def __enter__(self) -> Snapshot:
         return self
@@ -85,7 +101,6 @@ class Snapshot:
         self.roots.clear()
         self.objects.clear()
         self._native.clear()
-        self.young.clear()
         self._classes.by_id.clear()
 
     def _autograd(self) -> list[tuple[object, object]]:
@@ -121,49 +136,74 @@ class Snapshot:
                 self._native.setdefault((id(parent), id(edge.target)), edge)
         return edges
 
-    def _build(self, hidden: list[tuple[object, object]]) -> None:
-        counts, referents = _referents(self.objects[: self.first_root])
+    def _references(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return how many listed objects each object refers to, and their positions, one object's after the other's."""
+        is_short_cut = self._short_cuts()
+        mark = (object(),)
+        lengths, children = [], []
+        for start in range(0, self.first_root, _CHUNK):
+            part = self.objects[start : min(start + _CHUNK, self.first_root)]
+            counts, ids = _referents(part, mark)
+            kept_counts, kept = self._listed(start, counts, ids, is_short_cut)
+            lengths.append(kept_counts)
+            children.append(kept)
         entries = [[held.value for held in root.entries] for root in self.roots]
-        counts = np.concatenate([counts, np.fromiter(map(len, entries), dtype=np.int64)])
-        self._index_rest(self.first_gc_end)
-        parents = np.repeat(np.arange(len(self.objects)), counts)
-        parents = np.concatenate([parents, self._find(ids_of(parent for parent, _ in hidden))])
-        targets = self._find(
-            np.concatenate(
-                [referents, ids_of(chain.from_iterable(entries)), ids_of(child for _, child in hidden)]
-            )
+        counts = np.fromiter(map(len, entries), dtype=np.int64)
+        kept_counts, kept = self._listed(
+            self.first_root, counts, ids_of(chain.from_iterable(entries)), is_short_cut
         )
-        listed = targets != UNREACHED
-        parents, targets = parents[listed], targets[listed]
-        kept = ~self._short_cuts(parents, targets)
-        self.parents, self.children = _sorted_edges(parents[kept], targets[kept])
-        self.starts = np.searchsorted(self.parents, np.arange(len(self.objects) + 1))
+        return np.concatenate([*lengths, kept_counts]), np.concatenate([*children, kept])
+
+    def _listed(
+        self, first: int, counts: NDArray[np.int64], ids: NDArray[np.int64], is_short_cut: _ShortCuts
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the same counts and the positions for the ids, without what is not listed or a short cut."""
+        targets = self._find(ids)
+        owners = np.repeat(np.arange(len(counts)), counts)
+        kept = (targets != UNREACHED) & ~is_short_cut(owners + first, targets)
+        lengths = np.bincount(owners[kept], minlength=len(counts))
+        return lengths.astype(_POSITION), targets[kept].astype(_POSITION)
+
+    def _with_hidden(
+        self, lengths: NDArray[np.int32], children: NDArray[np.int32], hidden: list[tuple[object, object]]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return where the references of each object begin, and all references, those that C code holds included."""
+        parents = self._find(ids_of(parent for parent, _ in hidden))
+        targets = self._find(ids_of(child for _, child in hidden))
+        listed = (parents != UNREACHED) & (targets != UNREACHED)
+        order = np.argsort(parents[listed], kind="stable")
+        parents, targets = parents[listed][order], targets[listed][order]
+        ends = np.cumsum(lengths, dtype=_POSITION)
+        children = np.insert(children, ends[parents], targets)
+        lengths = lengths + np.bincount(parents, minlength=len(lengths)).astype(_POSITION)
+        return np.concatenate([[0], np.cumsum(lengths)]).astype(_POSITION), children
 
     def _index(self) -> None:
         """Sort the ids of what is listed so far, for :meth:`_find`."""
         ids = ids_of(self.objects)
-        self._order = np.argsort(ids, kind="stable")
-        self._ids = ids[self._order]
+        order = np.argsort(ids, kind="stable")
+        self._ids = ids[order]
+        self._order = order.astype(_POSITION)
 
     def _index_rest(self, first: int) -> None:
         """Sort those of what was listed since then in, from the position `first` on."""
         ids = ids_of(self.objects[first:])
         order = np.argsort(ids, kind="stable")
         places = np.searchsorted(self._ids, ids[order], side="right")
-        self._order = np.insert(self._order, places, order + first)
+        self._order = np.insert(self._order, places, (order + first).astype(_POSITION))
         self._ids = np.insert(self._ids, places, ids[order])
 
-    def _short_cuts(self, parents: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Mark references to a module's namespace from anything but the module: every function has one."""
-        modules = {
-            id(module): id(module.__dict__)
-            for module in list(sys.modules.values())
-            if type(module) is ModuleType
-        }
-        namespaces, owners = self.positions(modules.values()), self.positions(modules)
-        return np.isin(targets, namespaces) & ~np.isin(parents, owners)
+    def _short_cuts(self) -> _ShortCuts:
+        """Return a test of references to a module's namespace from anything but a module: every function has one."""
+        modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
+        is_namespace, is_module = (np.zeros(len(self.objects), dtype=bool) for _ in range(2))
+        is_namespace[self.positions(id(module.__dict__) for module in modules)] = True
+        is_module[self.positions(map(id, modules))] = True
+        return lambda owners, targets: is_namespace[targets] & ~is_module[owners]
 
     def _find(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        if not len(self._ids):
+            return np.full(len(ids), UNREACHED)
         spots = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
         return np.where(self._ids[spots] == ids, self._order[spots], UNREACHED)
 
@@ -183,7 +223,12 @@ class Snapshot:
 
     def is_old(self, position: int) -> bool:
         """Return True if gc listed an object outside its youngest generation."""
-        return position < self.first_gc_end and id(self.objects[position]) not in self.young
+        return position < self.first_gc_end and not self.is_young(self.objects[position])
+
+    def is_young(self, obj: object) -> bool:
+        """Return True if an object was in gc's youngest generation when the check began."""
+        place = np.searchsorted(self.young, id(obj))
+        return bool(place < len(self.young) and self.young[place] == id(obj))
 
     def positions(self, ids: Iterable[int]) -> list[int]:
         """Return the positions of the objects with these ids that the snapshot lists."""
@@ -198,15 +243,25 @@ class Snapshot:
         """Return the reference that native code holds from parent to child, or None for one of Python's."""
         return self._native.get((id(self.objects[parent]), id(self.objects[child])))
 
-    def referents(self, position: int) -> NDArray[np.int64]:
+    def referents(self, position: int) -> NDArray[np.int32]:
         """Return the positions of what one object refers to."""
         return self.children[self.starts[position] : self.starts[position + 1]]
 
-    def reversed(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return ``(starts, referrers)``: the same graph with every edge turned round."""
-        order = np.argsort(self.children, kind="stable")
-        starts = np.searchsorted(self.children[order], np.arange(len(self.objects) + 1))
-        return starts, self.parents[order]
+    def reversed(self, among: NDArray[np.bool_] | None = None) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Return ``(starts, referrers)``: the same graph with every edge turned round.
+
+        Args:
+            among: which objects count as referrers, by position; all by default.
+        """
+        lengths = np.diff(self.starts)
+        parents = np.repeat(np.arange(len(self.objects), dtype=_POSITION), lengths)
+        children = self.children
+        if among is not None:
+            kept = np.repeat(among, lengths)
+            parents, children = parents[kept], children[kept]
+        order = np.argsort(children, kind="stable")
+        starts = np.searchsorted(children[order], np.arange(len(self.objects) + 1))
+        return starts, parents[order]
 
     def root_groups(self, *, runner: bool = False) -> list[list[int]]:
         """Return the positions of the program's roots (or of the test runner's too), the best named first."""
@@ -230,33 +285,22 @@ class Snapshot:
         return {*found, *instances.tolist()}
 
 
-def _referents(objects: Sequence[object]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+_ShortCuts = Callable[["NDArray[np.int64]", "NDArray[np.int64]"], "NDArray[np.bool_]"]
+"""Says of references, as positions of owners and targets, which only shorten a way."""
+
+
+def _referents(part: list[Any], mark: tuple[object]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return how many objects each object refers to, and the ids of them all, one object's after the other's.
 
     A list for each object would take longer than all the rest. Many objects are asked at once instead, with a
     mark after each whose only referent, which nothing else refers to, shows where the next one's begin.
     """
-    mark = (object(),)
-    counts, ids = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
-    for start in range(0, len(objects), _CHUNK):
-        part = objects[start : start + _CHUNK]
-        found = ids_of(gc.get_referents(*chain.from_iterable(zip(part, repeat(mark)))))
-        is_end = found == id(mark[0])
-        if is_end.sum() == len(part):
-            counts.append(np.diff(np.flatnonzero(is_end), prepend=-1) - 1)
-            ids.append(found[~is_end])
-        else:  # the program got hold of the mark through gc, and refers to it
-            each = [gc.get_referents(obj) for obj in part]
-            counts.append(np.fromiter(map(len, each), dtype=np.int64))
-            ids.append(ids_of(chain.from_iterable(each)))
-    return np.concatenate(counts), np.concatenate(ids)
-
-
-def _sorted_edges(
-    parents: NDArray[np.int64], children: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    order = np.argsort(parents, kind="stable")
-    return parents[order], children[order]
+    found = ids_of(gc.get_referents(*chain.from_iterable(zip(part, repeat(mark)))))
+    is_end = found == id(mark[0])
+    if is_end.sum() == len(part):
+        return np.diff(np.flatnonzero(is_end), prepend=-1) - 1, found[~is_end]
+    each = [gc.get_referents(obj) for obj in part]  # the program got hold of the mark, and refers to it
+    return np.fromiter(map(len, each), dtype=np.int64), ids_of(chain.from_iterable(each))
 
 
 def _frozen(listed: Sequence[object], ours: Iterable[object]) -> list[object]:

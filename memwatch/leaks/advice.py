@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memwatch.edges import EdgeKind, VertexKind
-from memwatch.leaks.cut import is_saved_by_ctx
+from memwatch.leaks.cut import HOOKS_SUFFIX, is_hook_number, is_saved_by_ctx
 from memwatch.leaks.kinds import LeakKind
 from memwatch.words.advice import Remedy
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from memwatch.edges import Edge, Vertex
 
-_HOOKS_SUFFIX: Final = "_hooks"  # torch's tables of hooks: `_forward_hooks`, `_optimizer_step_pre_hooks`
 _STATE: Final = "state"  # of an optimizer
 _SUSPENDED: Final = (VertexKind.GENERATOR, VertexKind.COROUTINE, VertexKind.ASYNC_GENERATOR)
 _VARIABLES: Final = (EdgeKind.LOCAL, EdgeKind.ARGUMENT, EdgeKind.TEMPORARY)
@@ -92,7 +91,18 @@ _IN_CYCLE: Final[Mapping[EdgeKind, Remedy]] = {
 """What to change where the reference leads back to itself."""
 
 
-def remedy_for(kind: LeakKind, cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy:
+_HOOK_TABLES: Final = frozenset(
+    {EdgeKind.TENSOR_HOOKS, EdgeKind.ACCUMULATE_HOOKS, EdgeKind.NODE_HOOKS, EdgeKind.NODE_PREHOOKS}
+)
+_ENTRIES: Final = frozenset({EdgeKind.ITEM, EdgeKind.VALUE, EdgeKind.MEMBER})
+_WAITING_CALL: Final = (
+    "_WorkItem"  # what an executor of `concurrent.futures` keeps of a call that has not begun
+)
+
+
+def remedy_for(
+    kind: LeakKind, cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge], *, cycle_length: int = 0
+) -> Remedy:
     """Choose what to change for a leak.
 
     Args:
@@ -100,16 +110,37 @@ def remedy_for(kind: LeakKind, cut: Edge | None, holder: Sequence[Edge], path: S
         cut: the reference to cut, if one was chosen.
         holder: the references that matter.
         path: the whole path, asked where those say too little.
+        cycle_length: how many references of the path are its cycle.
     """
-    along_path = [[edge] for edge in path]
-    if kind is not LeakKind.RETAINED:
-        reference = holder if cut is None else [cut]
-        found = _first(_mechanism, [holder, *along_path]) or _first(
-            _in_cycle, [reference, holder, *along_path]
-        )
-    else:
-        found = _first(_mechanism, [holder]) or _first(_retained, [holder]) or _first(_mechanism, along_path)
+    if kind is LeakKind.RETAINED:
+        return _for_retained(cut, holder, path) or Remedy.ANY
+    cycle = path[:cycle_length] if cut is not None else path
+    if cut is not None and cut.kind is EdgeKind.BOUND_SELF and any(map(_keeps_hooks, cycle)):
+        return Remedy.HOOK_OF_SELF
+    reference = holder if cut is None else [cut]
+    along_cycle = [[edge] for edge in cycle]
+    found = _first(_mechanism, [cycle]) or _first(_in_cycle, [reference, holder, *along_cycle])
     return found or Remedy.ANY
+
+
+def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy | None:
+    if cut is None and path and path[0].kind in _ENTRIES and path[0].owner is not None:
+        return Remedy.ARGUMENTS_IN_C if path[0].owner.name == "tuple" else None
+    if cut is not None and (cut.kind in _HOOK_TABLES or is_hook_number(cut)):
+        return Remedy.HOOK_PER_CALL
+    if any(edge.kind is EdgeKind.CLASS_ATTRIBUTE and _is_cache(edge.target) for edge in path):
+        return Remedy.CACHED_METHOD
+    along_path = [[edge] for edge in path]
+    return _first(_mechanism, [holder]) or _first(_retained, [holder]) or _first(_mechanism, along_path)
+
+
+def _is_cache(vertex: Vertex | None) -> bool:
+    return vertex is not None and vertex.kind is VertexKind.CACHE
+
+
+def _keeps_hooks(edge: Edge) -> bool:
+    """Return True for a reference from torch's tables of hooks, or from what torch wraps a hook in."""
+    return edge.kind in _HOOK_TABLES or is_hook_number(edge) or _table_of_torch(edge, state=False) is not None
 
 
 def _first(choose: Callable[[Edge], Remedy | None], groups: Iterable[Sequence[Edge]]) -> Remedy | None:
@@ -131,6 +162,8 @@ def _mechanism(edge: Edge) -> Remedy | None:
 def _mechanism_of(kind: EdgeKind, owner: Vertex) -> Remedy | None:
     if kind is EdgeKind.ATTRIBUTE and owner.kind is VertexKind.CTX:
         return Remedy.CTX_ATTRIBUTE
+    if owner.name == _WAITING_CALL:
+        return Remedy.EXECUTOR
     if owner.thread:
         return Remedy.THREAD
     if kind in _VARIABLES and owner.kind in _SUSPENDED:
@@ -153,6 +186,6 @@ def _in_cycle(edge: Edge) -> Remedy | None:
 def _table_of_torch(edge: Edge, *, state: bool) -> Remedy | None:
     if edge.kind is not EdgeKind.ATTRIBUTE or edge.name is None:
         return None
-    if edge.name.endswith(_HOOKS_SUFFIX):
+    if edge.name.endswith(HOOKS_SUFFIX):
         return Remedy.MODULE_HOOK
     return Remedy.OPTIMIZER_STATE if state and edge.name == _STATE else None

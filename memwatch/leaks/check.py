@@ -6,16 +6,25 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from memwatch.leaks.balance import unbalanced
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
+from memwatch.leaks.groups import leaks_of
+from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.leak import TensorLeakError
+from memwatch.leaks.ledger import Ledger
 from memwatch.leaks.names_bound_in_block import NamesBoundInBlock
+from memwatch.leaks.nearby import NearbySearch
 from memwatch.leaks.new_storage_mode import NewStorageMode
-from memwatch.leaks.new_storages import NewStorages, YoungWatch, storages_behind
+from memwatch.leaks.new_storages import NewStorages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+
+    from memwatch.leaks.diagnose import Diagnosis
+    from memwatch.leaks.leak import Leak
+    from memwatch.leaks.new_storages import NewStorage
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -24,26 +33,28 @@ class check_leaks:  # noqa: N801 - used like a function
     """Raise :class:`TensorLeakError` if tensors made in the block outlive it without a good reason.
 
     A context manager and a decorator. Reported are cycles, loops that gc cannot free, and tensors that
-    something older than the block holds. Not reported: names the block itself binds, what the decorated
-    function returns, parameters, buffers, gradients and optimizer state of living parameters, and what pytest
-    holds.
+    something older than the block holds, unless they took the place of tensors as large, as a moving average
+    does. Not reported: names the block itself binds, what the decorated function returns, parameters, buffers,
+    gradients and optimizer state of living parameters, bounded caches, and what pytest holds.
 
     If the block raises, the error is chained to that exception.
 
     Args:
         sites: True to note the line that made each tensor, at a few microseconds per op.
+        known: what earlier checks found; a leak with a known cause is told without a look at the whole heap.
 
     Example:
         >>> with check_leaks():
         ...     train_step(model, batch)
     """
 
-    def __init__(self, *, sites: bool = True) -> None:
+    def __init__(self, *, sites: bool = True, known: KnownCauses | None = None) -> None:
         self._sites = sites
+        self._known = KnownCauses() if known is None else known
         self._blocks: list[_Block] = []
 
     def __enter__(self) -> check_leaks:
-        block = _Block(NamesBoundInBlock(), sites=self._sites)
+        block = _Block(NamesBoundInBlock(), sites=self._sites, known=self._known)
         self._blocks.append(block)
         block.start()
         return self
@@ -69,7 +80,7 @@ class check_leaks:  # noqa: N801 - used like a function
 
             @functools.wraps(fn)
             async def checked_async(*args: Any, **kwargs: Any) -> Any:
-                with check_leaks(sites=self._sites) as check:
+                with check_leaks(sites=self._sites, known=self._known) as check:
                     result = await fn(*args, **kwargs)
                     check.keep(args, kwargs, result)
                 return result
@@ -78,7 +89,7 @@ class check_leaks:  # noqa: N801 - used like a function
 
         @functools.wraps(fn)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            with check_leaks(sites=self._sites) as check:
+            with check_leaks(sites=self._sites, known=self._known) as check:
                 result = fn(*args, **kwargs)
                 check.keep(args, kwargs, result)
             return result
@@ -89,39 +100,45 @@ class check_leaks:  # noqa: N801 - used like a function
 class _Block:
     """One entry of the block: what watches it and what it may keep."""
 
-    def __init__(self, names: NamesBoundInBlock, *, sites: bool) -> None:
+    def __init__(self, names: NamesBoundInBlock, *, sites: bool, known: KnownCauses) -> None:
         self.exempt = Exemptions()
+        self._known = known
         self._names = names
-        self._young = YoungWatch()
-        self._book = NewStorages()
-        self._watch = NewStorageMode(self._book, 1) if sites else None
+        self._ledger = Ledger()
+        self._made = NewStorages()
+        self._watch = NewStorageMode(self._made, 0) if sites else None
 
     def start(self) -> None:
-        self._young.start()
+        self._ledger.start()
         if self._watch is not None:
             self._watch.start()
 
-    def finish(self, error: BaseException | None) -> list[Any]:
-        """Look at the survivors."""
+    def finish(self, error: BaseException | None) -> list[Leak]:
+        """Look at what the block left, and did not put in the place of something else."""
         if self._watch is not None:
             self._watch.stop()
-        self._note_survivors()
-        survivors = self._book.alive()
-        if not survivors:
+        change = self._ledger.end_run(0, self._made)
+        if not change.added():
             return []
         if error is not None:
             self.exempt.objects.add(id(error))
         self._names.exempt(self.exempt)
-        return diagnose(survivors, self.exempt, runs=1, per_call=False)
+        diagnosis = self._explain(self._ledger.alive(0))
+        return leaks_of(unbalanced(diagnosis, change), [0], per_call=False, end_s=diagnosis.time_s)
+
+    def _explain(self, survivors: list[NewStorage]) -> Diagnosis:
+        """Look nearby first, and through the whole heap only for what is left."""
+        nearby = NearbySearch(survivors, self.exempt, self._known)
+        diagnosis = nearby.explain()
+        far = diagnose(nearby.rest, self.exempt, per_call=False, known=self._known, young=nearby.young)
+        far.tell_kinds(per_call=False)
+        self._known.learn_loops(far.unreachable)
+        diagnosis.retained += far.retained
+        diagnosis.unreachable += far.unreachable
+        return diagnosis
 
     def stop(self) -> None:
-        """Take the mode off and resume garbage collection; a second call does nothing."""
+        """Take the mode off and resume garbage collection."""
         if self._watch is not None:
             self._watch.stop()
-        self._young.stop()
-
-    def _note_survivors(self) -> None:
-        young = self._young.survivors()
-        if young:
-            for storage in storages_behind(young):
-                self._book.add(storage, 1)
+        self._ledger.stop()

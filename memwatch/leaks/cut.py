@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.edges import Edge, EdgeKind
 from memwatch.leaks.kinds import LeakKind
+from memwatch.own_code import CodeOwner, code_owner
 from memwatch.words.edges import edge_phrase
 from memwatch.words.leaks import holder_phrase
 
@@ -50,6 +51,8 @@ _PLUMBING: Final = frozenset(
     {EdgeKind.CLASS_OF, EdgeKind.INSTANCE_DICT, EdgeKind.CELL_CONTENTS, EdgeKind.REFERENCE}
 )
 _MANY_SAVED: Final = frozenset({EdgeKind.SAVED, EdgeKind.UNPACK_HOOK})
+HOOKS_SUFFIX: Final = "_hooks"
+"""The end of the names of torch's tables of hooks: `_forward_hooks`, `_optimizer_step_pre_hooks`."""
 _LONGEST: Final = 5  # references in the words for a holder
 
 
@@ -70,9 +73,19 @@ def _rank_of(edge: Edge) -> int:
         return _UNTOLD + 1
     if edge.kind in _MANY_SAVED:  # what `ctx.save_for_backward` was given; operators save what they need
         return _RANKS[EdgeKind.SAVED] if is_saved_by_ctx(edge) else _UNTOLD
+    if edge.kind is EdgeKind.ATTRIBUTE and _is_torchs(edge):
+        return _RANKS[EdgeKind.GLOBAL]
     if edge.kind is EdgeKind.VALUE and not _is_text_key(name):
         return _RANKS[EdgeKind.KEY]
     return _RANKS.get(edge.kind, _UNTOLD)
+
+
+def _is_torchs(edge: Edge) -> bool:
+    """Return True for a table of hooks, and for what torch wraps a hook in: nobody writes these references."""
+    if (edge.name or "").endswith(HOOKS_SUFFIX):
+        return True
+    private = edge.owner is not None and edge.owner.name.startswith("_")
+    return private and edge.file is not None and code_owner(edge.file) is CodeOwner.TORCH
 
 
 def is_saved_by_ctx(edge: Edge) -> bool:
@@ -85,10 +98,10 @@ def _is_text_key(key: str) -> bool:
 
 
 def _is_telling(step: Step) -> bool:
-    return not _is_hook_number(step.edge) and _rank_of(step.edge) < _UNTOLD
+    return not is_hook_number(step.edge) and _rank_of(step.edge) < _UNTOLD
 
 
-def _is_hook_number(edge: Edge) -> bool:
+def is_hook_number(edge: Edge) -> bool:
     """Return True for an entry of torch's tables of hooks, which are keyed by running numbers."""
     is_table = edge.owner is not None and edge.owner.name == "OrderedDict"
     return edge.kind is EdgeKind.VALUE and is_table and (edge.name or "").isdigit()

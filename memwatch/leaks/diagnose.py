@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.edges import EdgeKind
 from memwatch.heap.names import type_name
 from memwatch.heap.paths import Step, steps_of
@@ -15,87 +17,105 @@ from memwatch.heap.pause import collect
 from memwatch.heap.roots import Root
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
-from memwatch.heap.tensors import is_tensor, quiet, storage_of
+from memwatch.heap.tensors import is_tensor, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
 from memwatch.leaks.cut import edge_to_cut, entry_step
 from memwatch.leaks.exemptions import exempt_edges, is_bounded, is_import, is_torchs_own
-from memwatch.leaks.groups import leaks_of
 from memwatch.leaks.kinds import LeakKind
+from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.known_retainers import state_edges, state_storages
 from memwatch.leaks.loops import Loops
+from memwatch.leaks.registry import registers_itself
 from memwatch.leaks.series import series_of
-from memwatch.leaks.survivor import Survivor
+from memwatch.leaks.survivor import Holding, Survivor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from memwatch.heap.roots import Held
     from memwatch.heap.search import Tree
     from memwatch.leaks.exemptions import Exemptions
     from memwatch.leaks.known_retainers import Positions
-    from memwatch.leaks.leak import Leak
     from memwatch.leaks.new_storages import NewStorage
 
 
 @dataclass(slots=True)
 class Diagnosis:
-    """What one snapshot of the heap showed.
+    """What one snapshot of the heap showed; keeps nothing of the program alive.
 
     Attributes:
         retained: storages that a live root reaches.
         unreachable: storages no root reaches; only a collection tells which kind they are.
+        elders: storages from before the runs that the same holders hold.
+        time_s: clock before the look, in seconds.
     """
 
     retained: list[Survivor] = field(default_factory=list)
     unreachable: list[Survivor] = field(default_factory=list)
+    elders: list[Holding] = field(default_factory=list)
+    time_s: float = field(default_factory=time.monotonic)
 
     def add(self, survivor: Survivor | None, *, reachable: bool = True) -> None:
         """Take a survivor, unless its holder is exempt."""
         if survivor is not None:
             (self.retained if reachable else self.unreachable).append(survivor)
 
+    @property
+    def survivors(self) -> list[Survivor]:
+        """All that survived."""
+        return self.retained + self.unreachable
+
+    def tell_kinds(self, *, per_call: bool) -> None:
+        """Collect garbage once, and find out what of the unreachable it freed."""
+        if not self.unreachable:
+            return
+        collect()
+        for survivor in self.unreachable:
+            survivor.kind = LeakKind.UNCOLLECTABLE if survivor.looped else LeakKind.RETAINED
+            if not survivor.storage.alive:
+                survivor.kind = LeakKind.CYCLE
+        if not per_call:  # held by C++ alone, once: a cache of torch, an open autocast context
+            self.unreachable = [each for each in self.unreachable if each.kind is not LeakKind.RETAINED]
+
 
 def diagnose(
     storages: Sequence[NewStorage],
     exempt: Exemptions,
     *,
-    runs: int,
     per_call: bool,
-    first_run: int = 1,
     held: Iterable[Held] = (),
-) -> list[Leak]:
-    """Explain the storages that outlived the runs that made them.
+    elders: bool = False,
+    known: KnownCauses | None = None,
+    young: NDArray[np.int64] | None = None,
+) -> Diagnosis:
+    """Find who holds the storages that outlived the runs that made them.
 
     Args:
         storages: the survivors.
         exempt: references that are no leak.
-        runs: how many runs were measured; a leak has survivors of each.
-        per_call: True to report bytes and counts per run.
-        first_run: index of the first measured run.
+        per_call: True if the runs were repeated, so that what happens once is no matter.
         held: what lives on after the runs: the function and its arguments.
-
-    Returns:
-        Leaks, largest first.
+        elders: True to list also what else their holders hold.
+        known: where what is found is noted.
+        young: the ids of the objects that the runs made, if they are gc's youngest no more.
     """
-    search_ = _HolderSearch(storages, exempt, list(held), per_call=per_call)
+    time_s = time.monotonic()
+    if not storages:
+        return Diagnosis(time_s=time_s)
+    search_ = HolderSearch(storages, exempt, list(held), per_call=per_call, elders=elders, known=known)
+    search_.young = young
     diagnosis = search_.run()
     if diagnosis is None:  # something holds a survivor that gc does not show
         diagnosis = search_.run(deep=True)
     assert diagnosis is not None
-    if diagnosis.unreachable:
-        collect()
-        for survivor in diagnosis.unreachable:
-            survivor.kind = LeakKind.UNCOLLECTABLE if survivor.looped else LeakKind.RETAINED
-            if not survivor.storage.alive:
-                survivor.kind = LeakKind.CYCLE
-        if not per_call:  # held by C++ alone, once: a cache of torch, an open autocast context
-            unreachable = diagnosis.unreachable
-            diagnosis.unreachable = [each for each in unreachable if each.kind is not LeakKind.RETAINED]
-    measured = set(range(first_run, first_run + runs))
-    return leaks_of(diagnosis.retained + diagnosis.unreachable, measured, per_call=per_call)
+    diagnosis.time_s = time_s
+    return diagnosis
 
 
-class _HolderSearch:
+class HolderSearch:
     """Searches the heap for the holders of survivors."""
 
     def __init__(
@@ -105,51 +125,84 @@ class _HolderSearch:
         held: Sequence[Held],
         *,
         per_call: bool,
+        elders: bool = False,
+        known: KnownCauses | None = None,
     ) -> None:
         self._storages = storages
         self._exempt = exempt
         self._held = held
         self._per_call = per_call
+        self._elders = elders
+        self._known = KnownCauses() if known is None else known
+        self.young: NDArray[np.int64] | None = None
+        self._owners: set[int] = set()  # positions of what holds the survivors
 
     def run(self, *, deep: bool = False) -> Diagnosis | None:
         """Explain the survivors, or return None if only a deep snapshot can tell who holds one."""
-        storages = (storage for made in self._storages if (storage := made.ref()) is not None)
-        with Snapshot(storages, self._held, deep=deep) as snapshot:
+        with Snapshot(storages_of(self._storages), self._held, deep=deep, young=self.young) as snapshot:
             return self._explain(snapshot, deep=deep)
 
     def _explain(self, snapshot: Snapshot, *, deep: bool) -> Diagnosis | None:
         diagnosis = Diagnosis()
-        reached = _Reached(snapshot, self._exempt)
+        self._owners.clear()
+        reached = Reached(snapshot, self._exempt)
         loops: Loops | None = None
-        old = _old_storages(snapshot)
+        tensors = snapshot.instances(torch.Tensor)
+        old = set(snapshot.positions(ids_behind(t for t in tensors if not snapshot.is_young(t))))
         for made in self._storages:
             position = snapshot.position(made.ref())
             if position < 0 or (not made.certain and position in old):
                 continue
             if reached.past_state.reaches(position):
-                diagnosis.add(self._retained(snapshot, reached.past_state.path(position), made))
+                diagnosis.add(self.explain_retained(snapshot, reached.past_state.path(position), made))
             elif reached.through_state.reaches(position):
                 if position not in reached.legitimate:
-                    diagnosis.add(self._retained(snapshot, reached.through_state.path(position), made))
+                    diagnosis.add(self.explain_retained(snapshot, reached.through_state.path(position), made))
             elif not reached.everyone.reaches(position):
                 loops = loops or Loops(snapshot, reached.everyone)
                 loop, chain = loops.find(position)
                 if not loop and not deep:
                     return None
-                diagnosis.add(_unreachable(snapshot, loop, chain, made), reachable=False)
+                diagnosis.add(explain_unreachable(snapshot, loop, chain, made), reachable=False)
+        if self._elders:
+            diagnosis.elders = list(self._beside(snapshot, reached.past_state))
         return diagnosis
 
-    def _retained(self, snapshot: Snapshot, chain: list[int], made: NewStorage) -> Survivor | None:
+    def _beside(self, snapshot: Snapshot, tree: Tree) -> Iterator[Holding]:
+        """Yield the other storages that the survivors' holders hold."""
+        found = {id(made.ref()) for made in self._storages}
+        for storage in snapshot.storages():
+            chain = [] if id(storage) in found else tree.path(snapshot.position(storage))
+            at = next((at for at, place in enumerate(chain) if place in self._owners), None)
+            steps = [] if at is None else steps_of(snapshot, chain[at:])
+            if at is not None and steps:
+                edge = steps[0].edge
+                key = _identity(snapshot, chain[at]), series_of(edge)
+                place = str(storage.device), key
+                yield Holding(place, (edge.name, edge.position), storage_bytes(storage))
+
+    def explain_retained(self, snapshot: Snapshot, chain: list[int], made: NewStorage) -> Survivor | None:
+        """Explain a storage by the path from a root, or return None if that is exempt."""
         objects = [snapshot.objects[place] for place in chain]
-        if any(map(is_bounded, objects)) if self._per_call else is_torchs_own(objects):
+        if any(map(is_bounded, objects)) or (not self._per_call and is_torchs_own(objects)):
             return None
         steps = steps_of(snapshot, chain)
         cut = entry_step(steps, [not snapshot.is_old(position) for position in chain])
         key = (_identity(snapshot, chain[cut.start]), series_of(cut.edge)) if cut else None
-        return Survivor(made, key, _to_tensor(steps), cut, _tensor_words(objects))
+        if cut:
+            self._owners.add(chain[cut.start])
+        if cut and all(map(snapshot.is_old, chain[1 : cut.start + 1])):
+            self._known.learn_way(objects[: cut.start + 1])
+        words = _tensor_words(objects)
+        survivor = Survivor(made, key, _to_tensor(steps), cut, words, nbytes=made.bytes_now())
+        survivor.is_view = _is_view(objects, survivor.nbytes)
+        survivor.registers_itself = cut is not None and registers_itself(
+            objects[cut.end], steps[: steps.index(cut)]
+        )
+        return survivor
 
 
-class _Reached:
+class Reached:
     """What some roots reach; each search goes over the whole heap, so it is made when it is first asked for."""
 
     def __init__(self, snapshot: Snapshot, exempt: Exemptions) -> None:
@@ -187,19 +240,18 @@ class _Reached:
         return search(snapshot, snapshot.root_groups(), closed=snapshot.barriers(), cut=cut)
 
 
-def _old_storages(snapshot: Snapshot) -> set[int]:
-    """Return the storages of tensors from before the block: they were not made in it."""
-    old = set()
+def storages_of(made: Iterable[NewStorage]) -> Iterator[torch.UntypedStorage]:
+    """Yield the storages that are alive."""
+    return (storage for each in made if (storage := each.ref()) is not None)
+
+
+def ids_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Return the ids of the storages of tensors."""
     with quiet():
-        for tensor in snapshot.instances(torch.Tensor):
-            if id(tensor) not in snapshot.young:
-                storage = storage_of(tensor)
-                if storage is not None:
-                    old.add(id(storage))
-    return set(snapshot.positions(old))
+        return {id(storage) for tensor in tensors if (storage := storage_of(tensor)) is not None}
 
 
-def _identity(snapshot: Snapshot, owner: int) -> object:
+def _identity(snapshot: Snapshot, owner: int) -> Hashable:
     """Return what identifies the owner of a reference; owners that each run makes anew, as threads, share one."""
     obj = snapshot.objects[owner]
     if type(obj) is Root:
@@ -207,9 +259,10 @@ def _identity(snapshot: Snapshot, owner: int) -> object:
     return id(obj) if snapshot.is_old(owner) else type_name(type(obj))
 
 
-def _unreachable(
+def explain_unreachable(
     snapshot: Snapshot, loop: list[int], chain: list[int], storage: NewStorage
 ) -> Survivor | None:
+    """Explain a storage by the loop above it, or return None if that is exempt."""
     if any(is_import(snapshot.objects[place]) for place in [*loop, *chain]):
         return None
     objects = [snapshot.objects[place] for place in chain]
@@ -225,6 +278,8 @@ def _unreachable(
         looped=bool(loop),
         cycle_length=len(cycle or tail),
         branch=_branch(cycle, loop.index(chain[0])) if loop else 0,
+        unreachable=True,
+        nbytes=storage.bytes_now(),
     )
 
 
@@ -240,3 +295,15 @@ def _to_tensor(steps: list[Step]) -> list[Step]:
 
 def _tensor_words(objects: list[Any]) -> str:
     return describe(next((obj for obj in reversed(objects) if is_tensor(obj)), objects[-1]))
+
+
+def _is_view(objects: list[Any], storage_bytes: int) -> bool:
+    """Return True if the tensor at the end of a path shows half of its storage at most."""
+    tensor = next((obj for obj in reversed(objects) if is_tensor(obj)), None)
+    if tensor is None:
+        return False
+    with quiet():
+        try:
+            return bool(2 * TENSOR_DICT["nbytes"].__get__(tensor) <= storage_bytes)
+        except (RuntimeError, AttributeError, NotImplementedError):  # nested, sparse and opaque tensors
+            return False

@@ -3,78 +3,94 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
+import time
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.edges import EdgeKind
-from memwatch.errors import MemwatchError
 from memwatch.heap.classes import count_by_class
 from memwatch.heap.roots import Held
+from memwatch.leaks.balance import unbalanced
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
+from memwatch.leaks.groups import largest_first, leak_of, leaks_of
 from memwatch.leaks.growth import grown_classes
+from memwatch.leaks.ledger import Change, Ledger
 from memwatch.leaks.memory_in_use import memory_in_use, most_growth_bytes
 from memwatch.leaks.new_storage_mode import NewStorageMode
-from memwatch.leaks.new_storages import NewStorages, YoungWatch, storages_behind, tensors_among
+from memwatch.leaks.new_storages import NewStorages
+from memwatch.leaks.places import growth
+from memwatch.leaks.schedule import AUTO, MOST_BYTES, MOST_S, PERIOD, RunsError, Schedule, schedule_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from memwatch.leaks.diagnose import Diagnosis
     from memwatch.leaks.leak import Leak
     from memwatch.leaks.new_storages import NewStorage
+    from memwatch.leaks.places import Growth
+    from memwatch.leaks.schedule import Runs
+
+__all__ = ["RunsError", "find_growth", "find_leaks"]
 
 _NOISE_BYTES: Final = 64
-
-
-class RunsError(MemwatchError, ValueError):
-    """The number of warm-up or measured runs makes no sense."""
+_FILLS: Final = frozenset(
+    {
+        EdgeKind.ITEM,
+        EdgeKind.VALUE,
+        EdgeKind.KEY,
+        EdgeKind.MEMBER,
+        EdgeKind.CACHE_ARGUMENT,
+        EdgeKind.CACHE_RESULT,
+        EdgeKind.REFERENCE,
+    }
+)
+"""References of containers and caches: only further calls show whether one fills up or grows for ever."""
 
 
 def find_leaks(
     fn: Callable[..., Any],
     *args: Any,
     warmup: int = 1,
-    runs: int = 2,
+    runs: Runs = AUTO,
     **kwargs: Any,
 ) -> list[Leak]:
     """Find the tensors that each further call of a function leaves behind.
 
-    The function is called ``warmup + runs`` times with automatic garbage collection off. What the first calls
-    leave (caches, lazily made state) is not counted; a leak is what *every* measured call adds. What the function
-    returns is dropped.
+    The function is called with automatic garbage collection off. What the first calls leave (caches, lazily made
+    state) is not counted; a leak is what the measured calls keep adding to what one reference holds: more tensors,
+    or a larger one. What dies while as much is born in the same place is none. What the function returns is dropped.
+
+    With ``runs="auto"`` there are 4 measured calls. If only containers or caches grew in them, or not every call
+    added something, up to 36 further calls tell a window that fills from a leak, and find a leak on every n-th call
+    up to n = 4. They end once nothing has grown for 4 calls, or 1 GiB is left, or 20 s are over.
 
     Args:
         fn: the function, called with ``args`` and ``kwargs``.
         *args: its arguments.
         warmup: calls before measuring, 0 or more.
-        runs: measured calls, 1 or more.
+        runs: measured calls, 1 or more, each of which must add to a leak; or "auto".
         **kwargs: its keyword arguments.
 
     Returns:
         Leaks, largest first, bytes and counts per call; empty if there are none.
 
     Raises:
-        RunsError: ``warmup`` is negative or ``runs`` is not positive.
+        RunsError: ``warmup`` is negative, or ``runs`` is neither positive nor "auto".
     """
-    if warmup < 0 or runs < 1:
-        raise RunsError(f"warmup={warmup}, runs={runs}: warmup must be 0 or more and runs 1 or more")
-    counter = _Runs(warmup, runs)
-    counter.young.start()
+    return find_growth(fn, args, kwargs, schedule_of(warmup, runs))
+
+
+def find_growth(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], schedule: Schedule
+) -> list[Leak]:
+    """Find the tensors that each further call of a function leaves behind, by a schedule."""
+    search = _GrowthSearch(fn, args, kwargs, schedule)
+    search.ledger.start()
     try:
-        for run in range(warmup + runs):
-            counter.call(run, fn, args, kwargs)
-        grown = counter.grown()
-        exempt = Exemptions(state=runs == 1)
-        if not grown:
-            return []
-        held = [Held(EdgeKind.CHECKED_FUNCTION, None, fn), *_named(args, kwargs)]
-        beside = counter.grown_classes()
-        leaks = diagnose(grown, exempt, runs=runs, per_call=True, first_run=warmup, held=held)
-        return [replace(leak, beside=beside) for leak in leaks[:1]] + leaks[1:]
+        return search.leaks()
     finally:
-        counter.young.stop()
+        search.ledger.stop()
 
 
 def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Held]:
@@ -85,90 +101,172 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Held]:
         yield Held(EdgeKind.ARGUMENT, name, value)
 
 
-class _CountBySize(Counter[int]):
-    """Storages counted by size; a class of its own, so that ours are not counted as the program's objects."""
+class _GrowthSearch:
+    """Calls the function, keeps the book of what each call left, and looks at who holds it."""
 
-
-class _Runs:
-    """Calls the function and keeps the book of what each call left."""
-
-    def __init__(self, warmup: int, runs: int) -> None:
-        self.warmup = warmup
-        self.young = YoungWatch()
-        self.book = NewStorages()
-        self._elders: NewStorages | None = None  # what was there before the measured calls
-        self._classes: list[dict[int, int]] = []  # objects by class, at that time and after each further call
-        self._added: list[_CountBySize] = []  # after each call: survivors less dead elders, counted by size
-        self._dead_elders: Counter[int] = Counter()
-        self._lost: Counter[int] = Counter()  # deaths in the last call
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], schedule: Schedule
+    ) -> None:
+        self.ledger = Ledger()
+        self._fn, self._args, self._kwargs = fn, args, kwargs
+        self._schedule = schedule
+        self._changes: list[Change] = []  # of each call, those of the warm-up included
+        self._looks: list[
+            Diagnosis
+        ] = []  # before some calls and after each, once it matters who held what died
+        self._classes: list[dict[int, int]] = []  # objects by class, before the measured calls and after each
         # With no call to look at first, its making of storages must be watched.
-        self._suspicious = warmup + runs == 1
+        self._suspicious = schedule.warmup + schedule.least == 1
 
-    def call(self, run: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Call once and note the survivors."""
+    def leaks(self) -> list[Leak]:
+        """Make the calls and return what they leak."""
+        schedule = self._schedule
+        for _ in range(schedule.warmup):
+            self._call()
+        self._look_if_needed()
+        self._note_classes()
+        for _ in range(schedule.least):
+            self._call()
+            self._look_if_needed()
+            self._note_classes()
+        if not self._grew(schedule.least, every_run=schedule.every_run):
+            return []
+        beside = grown_classes(self._classes)
+        leaks = self._judge()
+        return [replace(leak, beside=beside) for leak in leaks[:1]] + leaks[1:]
+
+    def _call(self) -> None:
+        """Call once and note what it changed."""
+        run = len(self._changes)
         before = memory_in_use()
-        if self._suspicious:
-            watch = NewStorageMode(self.book, run)
+        made = NewStorages()
+        watch = NewStorageMode(made, run) if self._suspicious else None
+        if watch is not None:
             watch.start()
-            try:
-                fn(*args, **kwargs)
-            finally:
+        try:
+            self._fn(*self._args, **self._kwargs)
+        finally:
+            if watch is not None:
                 watch.stop()
-        else:
-            fn(*args, **kwargs)
-        known = [made for made in self.book.by_id.values() if made.run < run]
-        self._note(run)
-        alive = self.book.alive()
-        added = _CountBySize(made.nbytes for made in alive)
-        self._lost = Counter(made.nbytes for made in known if not made.alive)
-        if self._elders is not None:
-            dead = Counter(made.nbytes for made in self._elders.by_id.values() if not made.alive)
-            self._lost += dead - self._dead_elders
-            self._dead_elders = dead
-            added.subtract(dead)
-            if alive:
-                self._classes.append(count_by_class(gc.get_objects()))
-        elif alive and run >= self.warmup - 1:
-            self._note_heap()
-        self._added.append(added)
-        self._suspicious = bool(alive) or most_growth_bytes(before, memory_in_use()) > _NOISE_BYTES
+        change = self.ledger.end_run(run, made)
+        self._changes.append(change)
+        self._suspicious = self.ledger.survives() or most_growth_bytes(before, memory_in_use()) > _NOISE_BYTES
 
-    def grown_classes(self) -> tuple[tuple[str, int], ...]:
-        """Return the classes of which every further call added objects, with the least number per call."""
-        return grown_classes(self._classes)
+    def _note_classes(self) -> None:
+        if self.ledger.survives():
+            self._classes.append(count_by_class(gc.get_objects()))
 
-    def _note(self, run: int) -> None:
-        young = self.young.survivors()
-        if young:
-            for storage in storages_behind(young):
-                self.book.add(storage, run)
+    def _grew(self, runs: int, *, every_run: bool = False) -> bool:
+        """Return True if one of the last runs, or every one, left more than it replaced."""
+        grew = [bool(change.added()) for change in self._changes[-runs:]]
+        return all(grew) if every_run else any(grew)
 
-    def _note_heap(self) -> None:
-        """Remember what was there before: a window that moves drops an old tensor for each new one."""
-        objects = gc.get_objects()
-        self._classes.append(count_by_class(objects))
-        self._elders = NewStorages()
-        for storage in storages_behind(tensors_among(objects)):
-            if not self.book.has(storage):
-                self._elders.add(storage, -1)
+    def _look(self, *, elders: bool = False) -> Diagnosis:
+        """Find the holders of what the measured calls left; before those, of what the warm-up left."""
+        held = [Held(EdgeKind.CHECKED_FUNCTION, None, self._fn), *_named(self._args, self._kwargs)]
+        first = 0 if elders else self._schedule.warmup
+        exempt = Exemptions(state=self._schedule.least == 1)
+        return diagnose(self.ledger.alive(first), exempt, per_call=True, held=held, elders=elders)
 
-    def grown(self) -> list[NewStorage]:
-        """Return the survivors of the measured calls, if every measured call added some.
+    def _look_if_needed(self) -> None:
+        """Look at the heap after a run if it will matter who held what dies."""
+        first = self._schedule.warmup - self._schedule.every_run
+        if self._hides_growth(first):
+            self._looks.append(self._look(elders=True))
 
-        Counted are all survivors, less those that only took the place of dead ones; and each size by itself, for
-        something else may shrink meanwhile, such as what the first calls left.
-        """
-        counts = [_CountBySize(), *self._added][self.warmup :]
-        sizes = {size for size in counts[-1] if _rising([count[size] for count in counts])}
-        if _rising([count.total() for count in counts]):
-            last = len(self._added) - 1
-            fresh = Counter(made.nbytes for made in self._measured() if made.run == last)
-            sizes |= {size for size in counts[-1] if fresh[size] > self._lost[size]}
-        return [made for made in self._measured() if made.nbytes in sizes]
+    def _hides_growth(self, first: int) -> bool:
+        return any(change.hides_growth(run) for run, change in enumerate(self._changes) if run >= first)
 
-    def _measured(self) -> list[NewStorage]:
-        return [made for made in self.book.by_id.values() if made.run >= self.warmup and made.alive]
+    def _judge(self) -> list[Leak]:
+        """Decide by what the first measured calls left, or make further ones."""
+        schedule = self._schedule
+        measured = range(schedule.warmup, len(self._changes))
+        if len(self._looks) > 1:
+            grown = growth(self._looks, (), every_run=schedule.every_run)
+            return self._after_further_calls() if grown and schedule.further else self._leaks_at(grown)
+        look = self._look()
+        if not schedule.further:
+            look.tell_kinds(per_call=True)
+            change = Change(self.ledger.alive(schedule.warmup), self._died_since(schedule.warmup))
+            return leaks_of(unbalanced(look, change), measured, per_call=True, end_s=look.time_s)
+        if not look.survivors:
+            return []
+        return (
+            self._leaks_by_birth(look, measured)
+            if _is_certain(look, measured)
+            else self._after_further_calls(look)
+        )
+
+    def _after_further_calls(self, look: Diagnosis | None = None) -> list[Leak]:
+        """Call until nothing grows any more, or the schedule ends, and decide by what the last calls left."""
+        measured = range(self._schedule.warmup, len(self._changes))
+        earlier, self._looks = self._looks, []
+        self._call_further()
+        if not self._grew(PERIOD):
+            return []
+        if self._hides_growth(self._schedule.warmup):
+            self._looks.append(self._look(elders=True))
+            for _ in range(PERIOD):
+                self._call()
+                self._looks.append(self._look(elders=True))
+            return self._leaks_at(growth(self._looks, earlier, every_run=False))
+        if look is not None and self._went_on_alike(measured):
+            return self._leaks_by_birth(look, measured)
+        last = len(self._changes)
+        periods = [range(last - 2 * PERIOD, last - PERIOD), range(last - PERIOD, last)]
+        return self._leaks_by_birth(self._look(), range(measured.start, last), periods)
+
+    def _call_further(self) -> None:
+        end_s = time.monotonic() + MOST_S
+        first = len(self._changes)
+        while len(self._changes) - first < self._schedule.further:
+            self._call()
+            further = len(self._changes) - first
+            if further >= PERIOD and (not self._grew(PERIOD) or time.monotonic() > end_s):
+                break
+            if further >= PERIOD and self._left_bytes() > MOST_BYTES:
+                break
+
+    def _left_bytes(self) -> int:
+        return sum(made.nbytes for made in self.ledger.alive(self._schedule.warmup))
+
+    def _died_since(self, first: int) -> list[NewStorage]:
+        """Return what the calls from one on freed of what was there before it."""
+        return [made for change in self._changes[first:] for made in change.died if made.run < first]
+
+    def _went_on_alike(self, measured: range) -> bool:
+        """Return True if every measured call left the same, and nothing of it died."""
+        first = self._changes[measured.start].added()
+        return all(change.added() == first and not change.died for change in self._changes[measured.start :])
+
+    def _leaks_by_birth(
+        self, look: Diagnosis, measured: range, periods: Sequence[range] | None = None
+    ) -> list[Leak]:
+        """Tell what every period added to: what was born in each run is still where it was put."""
+        look.tell_kinds(per_call=True)
+        return leaks_of(look.survivors, measured, per_call=True, periods=periods, end_s=look.time_s)
+
+    def _leaks_at(self, grown: Sequence[Growth]) -> list[Leak]:
+        """Tell which holders have more at the last look than at the first."""
+        last, runs = self._looks[-1], len(self._looks) - 1
+        last.tell_kinds(per_call=True)
+        leaks = []
+        for survivors, nbytes, count in grown:
+            every = max(1, round(runs / count)) if count else 1
+            leak = leak_of(
+                survivors, max(1, nbytes * every // runs), count // runs, per_call=True, end_s=last.time_s
+            )
+            leaks.append(replace(leak, every=every))
+        return largest_first(leaks)
 
 
-def _rising(counts: list[int]) -> bool:
-    return all(earlier < later for earlier, later in pairwise(counts))
+def _is_certain(look: Diagnosis, measured: range) -> bool:
+    """Return True if further calls would show nothing new: every call added to what no container or cache holds."""
+    runs: dict[object, set[int]] = {}
+    fills = False
+    for survivor in look.survivors:
+        runs.setdefault(survivor.holding.place, set()).add(survivor.storage.run)
+        fills = fills or (
+            not survivor.unreachable and survivor.cut is not None and survivor.cut.edge.kind in _FILLS
+        )
+    return not fills and all(found.issuperset(measured) for found in runs.values())

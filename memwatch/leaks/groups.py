@@ -3,30 +3,46 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from memwatch.edges import EdgeKind
 from memwatch.leaks.advice import remedy_for
+from memwatch.leaks.cause import cause_of
 from memwatch.leaks.cut import holder_of
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.leak import Leak
-from memwatch.words.advice import advice
+from memwatch.words.advice import Remedy, advice
 from memwatch.words.edges import edge_phrase
 from memwatch.words.leaks import path_lines, site_phrase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from memwatch.leaks.survivor import Survivor
 
+_FEW: Final = 3
+"""With more periods than these, what all but the newest add to is a leak, wherever the newest one's tensor is."""
 
-def leaks_of(survivors: Iterable[Survivor], measured: set[int], *, per_call: bool) -> list[Leak]:
+_OF_CONTAINERS: Final = (Remedy.ITEM, Remedy.VALUE, Remedy.MEMBER)
+
+
+def leaks_of(
+    survivors: Iterable[Survivor],
+    measured: Sequence[int],
+    *,
+    per_call: bool,
+    periods: Sequence[Collection[int]] | None = None,
+    end_s: float | None = None,
+) -> list[Leak]:
     """Group survivors into leaks. What one reference holds on two devices is two leaks: no figure mixes devices.
 
     Args:
         survivors: the survivors, each with its holder.
         measured: indices of the measured runs.
-        per_call: True to keep only what every measured run added to, and to count bytes per run.
+        per_call: True to keep only what the runs kept adding to, and to count bytes per run.
+        periods: sets of runs, each of which must have added to a leak; by default each run by itself.
+        end_s: clock at the end of the last run, in seconds; by default now.
 
     Returns:
         Leaks, largest first.
@@ -34,39 +50,65 @@ def leaks_of(survivors: Iterable[Survivor], measured: set[int], *, per_call: boo
     groups: dict[object, list[Survivor]] = {}
     for survivor in survivors:
         groups.setdefault((survivor.kind, survivor.key, survivor.storage.device), []).append(survivor)
-    chosen = _growing(list(groups.values()), measured) if per_call else list(groups.values())
-    leaks = [_leak(group, len(measured) if per_call else 1, per_call=per_call) for group in chosen]
+    needed = [{run} for run in measured] if periods is None else periods
+    chosen = _growing(list(groups.values()), needed) if per_call else list(groups.values())
+    leaks = []
+    for group in chosen:
+        runs = len(_runs(group)) if per_call else 1
+        nbytes = sum(survivor.storage.nbytes for survivor in group)
+        leak = leak_of(group, nbytes // runs, len(group) // runs, per_call=per_call, end_s=end_s)
+        leaks.append(replace(leak, every=max(1, round(len(measured) / runs))) if per_call else leak)
+    return largest_first(leaks)
+
+
+def largest_first(leaks: Iterable[Leak]) -> list[Leak]:
+    """Return leaks in the order in which they are told."""
     return sorted(leaks, key=lambda leak: -leak.nbytes)
 
 
-def _growing(groups: list[list[Survivor]], measured: set[int]) -> list[list[Survivor]]:
-    """Keep the groups with survivors of every run, and put together what the last run made look different.
+def _growing(groups: list[list[Survivor]], periods: Sequence[Collection[int]]) -> list[list[Survivor]]:
+    """Keep the groups with survivors of every period, and put together what the last run made look different.
 
     The newest tensor often has a holder of its own, a "last result" beside the list of all. So leftovers of one
-    size that cover the measured runs are one group, named after the older ones: those were held by what stays.
+    size that cover the periods are one group, named after the older ones: those were held by what stays.
     """
     grown: list[list[Survivor]] = []
     leftover: dict[tuple[str, int], list[Survivor]] = {}
     for group in groups:
-        if measured <= _runs(group):
+        if _covers(group, periods) or (len(periods) > _FEW and _covers(group, periods[:-1])):
             grown.append(group)
         else:
             for survivor in group:
-                storage = survivor.storage
-                leftover.setdefault((storage.device, storage.nbytes), []).append(survivor)
+                leftover.setdefault(survivor.storage.size, []).append(survivor)
     pools: dict[object, list[Survivor]] = {}
     for pool in leftover.values():
-        if measured <= _runs(pool):
+        if _covers(pool, periods):
             oldest = min(pool, key=lambda survivor: survivor.storage.run)
             pools.setdefault((oldest.kind, oldest.key, oldest.storage.device), []).extend(pool)
     return [*grown, *pools.values()]
+
+
+def _covers(group: list[Survivor], periods: Iterable[Collection[int]]) -> bool:
+    runs = _runs(group)
+    return all(not runs.isdisjoint(period) for period in periods)
 
 
 def _runs(group: list[Survivor]) -> set[int]:
     return {survivor.storage.run for survivor in group}
 
 
-def _leak(group: list[Survivor], runs: int, *, per_call: bool) -> Leak:
+def leak_of(
+    group: list[Survivor], nbytes: int, count: int, *, per_call: bool, end_s: float | None = None
+) -> Leak:
+    """Return the leak of some survivors that one edit would free.
+
+    Args:
+        group: the survivors.
+        nbytes: its bytes; per call if `per_call`.
+        count: its storages, likewise; at least one is told.
+        per_call: True if the figures are per call.
+        end_s: clock when the check began to look, in seconds; by default now.
+    """
     # what the first measured run left has been held longest, by the reference that stays
     proven = [survivor for survivor in group if survivor.storage.run == min(_runs(group))]
     shown = min(proven, key=lambda survivor: (len(survivor.steps), -survivor.storage.nbytes))
@@ -78,22 +120,27 @@ def _leak(group: list[Survivor], runs: int, *, per_call: bool) -> Leak:
             -len(survivor.steps),
         ),
     )
+    end_s = time.monotonic() if end_s is None else end_s
     edges = tuple(step.edge for step in shown.steps)
     cut = shown.cut.edge if shown.cut else None
     holder, holder_edges = holder_of(shown)
-    keeps_graph = any(step.edge.kind is EdgeKind.GRAD_FN for each in group for step in each.steps)
-    remedy = remedy_for(shown.kind, cut, holder_edges, edges)
+    keeps_graph = any(map(_through_graph, group))
+    remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
+    if remedy in _OF_CONTAINERS and shown.registers_itself:
+        remedy = Remedy.REGISTRY
+    elif shown.kind is LeakKind.RETAINED and _mostly_views(group):
+        remedy = Remedy.VIEW_WITH_GRAPH if keeps_graph else Remedy.VIEW
     return Leak(
         kind=shown.kind,
-        nbytes=sum(survivor.storage.nbytes for survivor in group) // runs,
+        nbytes=nbytes,
         device=shown.storage.device,
-        count=max(1, len(group) // runs),
+        count=max(1, count),
         holder=holder,
         path=path_lines(edges, branch_at=shown.cycle_length if shown.looped else None),
         site=_site(group),
         advice=advice(remedy, with_graph=keeps_graph and shown.kind is LeakKind.RETAINED),
         tensor=largest.tensor,
-        held_s=time.monotonic() - min(survivor.storage.time_s for survivor in group),
+        held_s=max(0.0, end_s - min(survivor.storage.time_s for survivor in group)),
         per_call=per_call,
         reference=edge_phrase(cut) if cut else holder,
         keeps_graph=keeps_graph,
@@ -101,7 +148,19 @@ def _leak(group: list[Survivor], runs: int, *, per_call: bool) -> Leak:
         cut=cut,
         cycle_length=0 if shown.kind is LeakKind.RETAINED else shown.cycle_length,
         branch=shown.branch,
+        cause=cause_of(shown.kind, cut, edges, shown.cycle_length),
     )
+
+
+def _mostly_views(group: list[Survivor]) -> bool:
+    """Return True if, of what is kept without help of a graph, most bytes lie in storages of which a part is shown."""
+    direct = [survivor for survivor in group if not _through_graph(survivor)]
+    total = sum(survivor.nbytes for survivor in direct)
+    return 2 * sum(survivor.nbytes for survivor in direct if survivor.is_view) > total
+
+
+def _through_graph(survivor: Survivor) -> bool:
+    return any(step.edge.kind is EdgeKind.GRAD_FN for step in survivor.steps)
 
 
 def _site(group: list[Survivor]) -> str | None:

@@ -37,6 +37,7 @@ class Leak:
         tensor: the largest leaked tensor or storage, described.
         held_s: seconds that the oldest of these bytes were kept before the check.
         per_call: True if ``nbytes`` and ``count`` are per call.
+        every: for :func:`memwatch.find_leaks`, how many calls there are to one that adds this much; 1 if each does.
         reference: the one reference to cut: the last part of ``holder`` that is older than the tensor.
         keeps_graph: True if the tensor is kept together with its autograd graph.
         beside: classes of other objects that grow along, each with how many per call; of the largest leak of
@@ -45,6 +46,8 @@ class Leak:
         cut: the reference to cut, typed; None if C code alone holds the tensors.
         cycle_length: how many of ``edges``, from the first, are the cycle; 0 for a retention path.
         branch: which edge of the cycle starts at the object from which the way to the tensor leaves.
+        cause: a short name for what one edit would end, such as ``cause-1f0a93c2``; leaks of other tests and
+            processes with the same cause have the same.
     """
 
     kind: LeakKind
@@ -65,6 +68,8 @@ class Leak:
     cycle_length: int = 0
     branch: int = 0
     device: str = CPU
+    cause: str = ""
+    every: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))
@@ -77,6 +82,7 @@ class Leak:
             count=self.count,
             per_call=self.per_call,
             holder=self.holder,
+            every=self.every,
         )
 
     def __str__(self) -> str:

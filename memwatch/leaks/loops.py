@@ -27,7 +27,7 @@ class Loops:
     def __init__(self, snapshot: Snapshot, reached: Tree) -> None:
         self._snapshot = snapshot
         self._reached = reached
-        self._starts, self._referrers = snapshot.reversed()
+        self._starts, self._referrers = snapshot.reversed(~reached.reached)
 
     def find(self, position: int) -> tuple[list[int], list[int]]:
         """Find the loop nearest above an object.
@@ -94,7 +94,7 @@ class Loops:
             front = upper
         return towards
 
-    def _above(self, position: int) -> NDArray[np.int64]:
+    def _above(self, position: int) -> NDArray[np.int32]:
         return self._referrers[self._starts[position] : self._starts[position + 1]]
 
 

@@ -27,7 +27,7 @@ from memwatch.heap.tensors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
 
@@ -63,6 +63,16 @@ class NewStorage:
         """Whether the storage still exists."""
         return self.ref() is not None
 
+    @property
+    def size(self) -> tuple[str, int]:
+        """The device and the bytes: what another storage must have to take this one's place."""
+        return self.device, self.nbytes
+
+    def bytes_now(self) -> int:
+        """Return the bytes that the storage has now; those it had if it is dead."""
+        storage = self.ref()
+        return self.nbytes if storage is None else storage_bytes(storage)
+
 
 class NewStorages:
     """The storages that successive runs made, each once."""
@@ -97,23 +107,32 @@ class NewStorages:
 class YoungWatch:
     """Holds gc still over a block and lists the tensors and nodes that were made in it and live on."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_collection: Callable[[str], None]) -> None:
+        """Watch; `at_collection` is called with "start" and "stop" if gc runs in the block."""
         self._promoted: list[weakref.ref[Any]] = []
+        self._at_collection: Callable[[str], None] | None = at_collection
 
     def start(self) -> None:
-        """Begin the block."""
+        """Hold gc still; the block does not begin yet."""
         pause_gc()
+
+    def begin(self) -> None:
+        """Begin the block: what is there now is old."""
         age_everything()
         gc.callbacks.append(self._before_collection)
 
     def stop(self) -> None:
         """End the block and give gc back."""
-        gc.callbacks.remove(self._before_collection)
+        if self._before_collection in gc.callbacks:
+            gc.callbacks.remove(self._before_collection)
         self._promoted.clear()
+        self._at_collection = None
         resume_gc()
 
     def _before_collection(self, phase: str, _info: dict[str, int]) -> None:
         # The program itself calls gc.collect(): its survivors leave the youngest generation, so remember them.
+        if self._at_collection is not None:
+            self._at_collection(phase)
         if phase == "start":
             self._promoted += [
                 weakref.ref(obj) for obj in _young_tensors() if is_tensor(obj) or is_storage(obj)

@@ -21,10 +21,11 @@ _ENTRIES: Final = frozenset(
 
 def series_of(edge: Edge) -> Hashable:
     """Return what is equal for references that differ only in an index, a key, a number or a size."""
-    return edge.kind, _name(edge), _vertex(edge.owner), _vertex(edge.reader)
+    return edge.kind, name_in_series(edge), _vertex(edge.owner), _vertex(edge.reader)
 
 
-def _name(edge: Edge) -> str | None:
+def name_in_series(edge: Edge) -> str | None:
+    """Return the name of a reference with a star for what varies in it, None where all of it does."""
     if edge.name is None or edge.kind in _ENTRIES:
         return None
     return (_ENTRY if edge.kind is EdgeKind.VALUE else _NUMBERS).sub("*", edge.name)

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memwatch.leaks.kinds import LeakKind
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from memwatch.heap.paths import Step
     from memwatch.leaks.new_storages import NewStorage
+
+
+class Holding(NamedTuple):
+    """One storage behind a holder.
+
+    Attributes:
+        place: the device and the holder: equal for storages that one edit would free.
+        slot: which of the holder's references it is: a name, a position.
+        nbytes: bytes of the storage.
+    """
+
+    place: tuple[str, Hashable]
+    slot: Hashable
+    nbytes: int
 
 
 @dataclass(slots=True)
@@ -26,10 +42,14 @@ class Survivor:
         looped: True if no root reaches it and a cycle above it was found.
         cycle_length: how many of the steps, from the first, are the cycle; 0 for a retention path.
         branch: which step of the cycle begins at the object from which the way to the tensor leaves.
+        is_view: True if the tensor shows half of its storage at most.
+        registers_itself: True if what the reference to cut leads to puts itself there.
+        unreachable: True if no root reaches it.
+        nbytes: bytes of the storage when it was looked at.
     """
 
     storage: NewStorage
-    key: object
+    key: Hashable
     steps: list[Step]
     cut: Step | None
     tensor: str
@@ -37,3 +57,14 @@ class Survivor:
     looped: bool = False
     cycle_length: int = 0
     branch: int = 0
+    is_view: bool = False
+    registers_itself: bool = False
+    unreachable: bool = False
+    nbytes: int = 0
+
+    @property
+    def holding(self) -> Holding:
+        """What its holder holds by it."""
+        edge = None if self.cut is None else self.cut.edge
+        slot = None if edge is None or self.looped else (edge.name, edge.position)
+        return Holding((self.storage.device, self.key), slot, self.nbytes)

@@ -9,6 +9,10 @@ from typing import Final
 class Remedy(Enum):
     """What to change, chosen by how the references of a leak work; the most telling first."""
 
+    VIEW = auto()
+    VIEW_WITH_GRAPH = auto()
+    HOOK_PER_CALL = auto()
+    HOOK_OF_SELF = auto()
     NODE_HOOK = auto()
     NODE_PREHOOK = auto()
     ACCUMULATE_HOOK = auto()
@@ -25,12 +29,15 @@ class Remedy(Enum):
     TRACEBACK = auto()
     OUTPUT_HISTORY = auto()
     SHELL_RESULT = auto()
+    CACHED_METHOD = auto()
     CACHE = auto()
     CONTEXT_VARIABLE = auto()
     THREAD_LOCAL = auto()
+    EXECUTOR = auto()
     THREAD = auto()
     SIGNAL_HANDLER = auto()
     ATEXIT = auto()
+    ARGUMENTS_IN_C = auto()
     FINALIZER = auto()
     GENERATOR = auto()
     PARTIAL = auto()
@@ -44,6 +51,7 @@ class Remedy(Enum):
     MODULE_HOOK = auto()
     OPTIMIZER_STATE = auto()
     CLASS_ATTRIBUTE = auto()
+    REGISTRY = auto()
     ITEM = auto()
     VALUE = auto()
     MEMBER = auto()
@@ -64,6 +72,22 @@ class Remedy(Enum):
 
 
 SENTENCES: Final[dict[Remedy, str]] = {
+    Remedy.VIEW: (
+        "what is kept is a view, and with it the whole of a much larger storage: keep `.clone()` of it, or a "
+        "number (`.item()`)"
+    ),
+    Remedy.VIEW_WITH_GRAPH: (
+        "what is kept is a view, and with it its graph and the whole of a much larger storage: keep "
+        "`.detach().clone()` of it, or a number (`.item()`)"
+    ),
+    Remedy.HOOK_PER_CALL: (
+        "each call registers one more hook, and none is removed: call `handle.remove()` after use, or register "
+        "the hook once"
+    ),
+    Remedy.HOOK_OF_SELF: (
+        "the hook is a bound method of the very module that keeps it: give it a function that uses the module "
+        "it is called with, hold `self` by `weakref.ref`, or call `handle.remove()`"
+    ),
     Remedy.NODE_HOOK: (
         "a hook on `grad_fn` that refers to the tensor keeps both for ever: call "
         "`handle.remove()`, or let the hook use only its arguments"
@@ -100,7 +124,7 @@ SENTENCES: Final[dict[Remedy, str]] = {
     ),
     Remedy.EXCEPTION: (
         "the exception keeps its traceback, and so every local variable of the failed calls: "
-        "clear it (`del err`, `err.__traceback__ = None`), or keep `str(err)`"
+        "drop it (`del err`), clear it (`err.with_traceback(None)`), or keep `str(err)`"
     ),
     Remedy.LAST_EXCEPTION: (
         "the interactive shell keeps the last exception with all its local variables: `del "
@@ -115,12 +139,20 @@ SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.SHELL_RESULT: (
         "the shell keeps the last displayed value: evaluate something else, or end the line with `;`"
     ),
+    Remedy.CACHED_METHOD: (
+        "the cache of a method keeps every `self` it was called on: cache on the object itself "
+        "(`functools.cached_property`), or call `cache_clear()`"
+    ),
     Remedy.CACHE: (
         "the cache keeps its arguments and results: give it a small `maxsize`, call "
         "`cache_clear()`, or key it by plain values"
     ),
     Remedy.CONTEXT_VARIABLE: "reset the variable after use: `token = var.set(...)` ... `var.reset(token)`",
     Remedy.THREAD_LOCAL: "a thread local lives as long as its thread: delete the attribute after use",
+    Remedy.EXECUTOR: (
+        "a call that waits in an executor keeps its arguments until it has run: wait for its future, cancel it "
+        "(`future.cancel()`), or leave the executor by `with`"
+    ),
     Remedy.THREAD: (
         "a running thread keeps its arguments and local variables: end it, or drop the tensor inside it"
     ),
@@ -130,6 +162,10 @@ SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.ATEXIT: (
         "a function registered with atexit lives until the program ends: unregister it, or give "
         "it a weak reference"
+    ),
+    Remedy.ARGUMENTS_IN_C: (
+        "only C code keeps these arguments, as it does those of `atexit.register(f, x)`: unregister the function "
+        "after use (`atexit.unregister`), or give it a weak reference"
     ),
     Remedy.FINALIZER: ("a finalizer keeps its arguments until its object dies: do not hand it the tensor"),
     Remedy.GENERATOR: "a suspended generator keeps its local variables: exhaust it, or call `close()`",
@@ -159,16 +195,22 @@ SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.CLASS_ATTRIBUTE: (
         "a class attribute lives as long as the class: keep the value on an instance, or delete it after use"
     ),
+    Remedy.REGISTRY: (
+        "the container grows and keeps each object: hold them weakly (`weakref.WeakSet`), remove each after use, "
+        "or bound it (`deque(maxlen=...)`)"
+    ),
     Remedy.ITEM: (
-        "the container grows and keeps each entry: store `.item()` or `.detach()`, or bound it "
-        "(`deque(maxlen=...)`)"
+        "the container grows and keeps each entry: bound it (`deque(maxlen=...)`), clear it after use, or store "
+        "numbers (`.item()`)"
     ),
     Remedy.VALUE: (
         "the dictionary keeps each entry: bound it, delete entries after use, or key a `WeakKeyDictionary`"
     ),
     Remedy.MEMBER: "the set keeps each entry: discard it after use, or use a `weakref.WeakSet`",
     Remedy.BUFFER: "the buffer keeps what it is assigned: assign `value.detach()`",
-    Remedy.ATTRIBUTE: ("the object keeps the tensor: delete the attribute after use, or store `.detach()`"),
+    Remedy.ATTRIBUTE: (
+        "the object keeps the tensor: delete the attribute after use, or store a number (`.item()`)"
+    ),
     Remedy.ITERATOR: "the iterator or container keeps what it was given: drop it after use",
     Remedy.GLOBAL: "the module keeps the tensor: delete the name after use, or store a number",
     Remedy.ARGUMENT: "the argument keeps it: drop the tensor when the call is over",
@@ -208,10 +250,9 @@ _DETACHES: Final = frozenset(
         Remedy.METADATA,
         Remedy.PACK_HOOK,
         Remedy.SAVED_VIEW,
+        Remedy.VIEW_WITH_GRAPH,
         Remedy.GRAPH,
-        Remedy.ITEM,
         Remedy.BUFFER,
-        Remedy.ATTRIBUTE,
     }
 )
 """Remedies that already say to detach the tensor."""

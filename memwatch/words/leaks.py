@@ -53,6 +53,7 @@ HEADLINE: Final = "{kind}: {size} in {count} {tensors}{each}, {held_by} {holder}
 TENSOR: Final = "tensor"
 TENSORS: Final = "tensors"
 ON_EACH_CALL: Final = " on each call"
+ON_ONE_CALL: Final = " on one call in {every}"
 MADE_AT: Final = "  made at: {site} ({tensor})"
 UNKNOWN_LINE: Final = "unknown line"
 HELD_FOR: Final = "  held for {seconds:.3f} s so far; the next collection of gc would free it"
@@ -65,8 +66,9 @@ NOTE: Final = "note: {sentence}"
 ONE_GROUP: Final = "1 group"
 GROUPS: Final = "{count} groups"
 SITE: Final = "{place} in {function}"
+CAUSE: Final = "cause-{digest}"
 
-FAILURE: Final = "Test leaked {size} in {count} {tensors}{each}, {held_by} {holder}{more}"
+FAILURE: Final = "Test leaked {size} in {count} {tensors}{each}, {held_by} {holder} ({cause}){more}"
 ON_EACH_RUN: Final = " on each run"
 AND_MORE: Final = " (and {count} more)"
 MARK_FOR_LINES: Final = "To see where a tensor was made, mark the test: @pytest.mark.no_tensor_leaks"
@@ -95,14 +97,17 @@ WHY_LOOP: Final = "  a loop that no root reaches:"
 NOT_A_TENSOR: Final = "why_alive() takes a tensor, not {given}"
 
 
-def headline(kind: str, *, sizes: Mapping[str, int], count: int, per_call: bool, holder: str) -> str:
+def headline(
+    kind: str, *, sizes: Mapping[str, int], count: int, per_call: bool, holder: str, every: int = 1
+) -> str:
     """Return a leak in one line."""
+    each = ON_EACH_CALL if every == 1 else ON_ONE_CALL.format(every=every)
     return HEADLINE.format(
         kind=kind,
         size=sizes_phrase(sizes),
         count=count,
         tensors=TENSOR if count == 1 else TENSORS,
-        each=ON_EACH_CALL if per_call else "",
+        each=each if per_call else "",
         held_by=HELD_BY[kind],
         holder=holder,
     )
@@ -170,7 +175,7 @@ def site_phrase(file: str, line: int, function: str) -> str:
 
 
 def failure_sentence(
-    kind: str, *, sizes: Mapping[str, int], count: int, per_run: bool, holder: str, others: int
+    kind: str, *, sizes: Mapping[str, int], count: int, per_run: bool, holder: str, others: int, cause: str
 ) -> str:
     """Return what a test leaked and who holds the largest part, in one sentence."""
     return FAILURE.format(
@@ -180,6 +185,7 @@ def failure_sentence(
         each=ON_EACH_RUN if per_run else "",
         held_by=HELD_BY_SHORT[kind],
         holder=holder,
+        cause=cause,
         more=AND_MORE.format(count=others) if others else "",
     )
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from memwatch.leaks import Leak
+    from memwatch.leaks.known_causes import KnownCauses
     from memwatch.reading import Reading
     from pytest_memwatch.checks import Checks
     from pytest_memwatch.options import Settings
@@ -132,7 +133,7 @@ class Examination:
         from memwatch.leaks import TensorLeakError, check_leaks
 
         # Finding the line that made a tensor takes a dispatch mode, which some programs notice (torch.jit.trace).
-        check = check_leaks(sites=False)
+        check = check_leaks(sites=False, known=_known_causes())
         check.__enter__()
         try:
             yield
@@ -185,6 +186,8 @@ class Examination:
             if rule is not None:
                 known = {"pattern": rule.pattern, "reason": rule.reason}
                 self.data.setdefault("ignored", []).append({**leak_data(leak), **known})
+            elif leak.nbytes < self._settings.leaks_min_bytes:
+                self.data.setdefault("small", []).append(leak_data(leak))
             elif growth is None and made_by_machinery(leak):
                 self.data.setdefault("machinery", []).append(leak_data(leak))
             elif growth is None and kept_by_cache(leak):
@@ -219,6 +222,14 @@ class Examination:
             return ""
         before, after = _exact(saved, found), _exact(found, saved)
         return f"Peak rose from {before} to {after}, more than the {tolerance.text} allowed"
+
+
+@functools.cache
+def _known_causes() -> KnownCauses:
+    """Return what the tests of this process have leaked so far: a cause is searched for once."""
+    from memwatch.leaks.known_causes import KnownCauses
+
+    return KnownCauses()
 
 
 class _Repeated:

@@ -26,8 +26,8 @@ class IgnoreRule:
     reason: str
 
     def matches(self, leak: Leak) -> bool:
-        """Return True if the kind, the holder, the site, the tensor or a line of the path matches."""
-        texts = (leak.kind, leak.holder, leak.site or "", leak.tensor, *leak.path)
+        """Return True if the cause, the kind, the holder, the site, the tensor or a line of the path matches."""
+        texts = (leak.cause, leak.kind, leak.holder, leak.site or "", leak.tensor, *leak.path)
         return any(self.pattern in text or fnmatchcase(text, self.pattern) for text in texts)
 
 

@@ -50,6 +50,7 @@ class Settings:
         top: how many tests the summary lists, and lines for each; 0 for all.
         stack_depth: frames shown for each allocation.
         ignore: rules of the ini file.
+        leaks_min_bytes: leaks of fewer bytes do not count.
     """
 
     enabled: bool = True
@@ -66,6 +67,7 @@ class Settings:
     top: int = 5
     stack_depth: int = 1
     ignore: tuple[IgnoreRule, ...] = ()
+    leaks_min_bytes: int = 0
 
 
 SETTINGS: Final = pytest.StashKey[Settings]()
@@ -90,6 +92,11 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="{marked,all,off}",
         help="Which tests are checked for leaked tensors: those with the marker or fixture no_tensor_leaks "
         "(marked, the default), all of them (one run each), or none (off).",
+    )
+    add(
+        "--memwatch-leaks-min-bytes",
+        metavar="SIZE",
+        help="Do not count leaks of fewer bytes than SIZE, such as 1KiB.",
     )
     add(
         "--memwatch-limit-peak",
@@ -147,6 +154,9 @@ def add_options(parser: pytest.Parser) -> None:
     )
     parser.addini("memwatch", "measure each test, like --memwatch", type="bool", default=False)
     parser.addini("memwatch_leaks", "like --memwatch-leaks: marked, all or off", default="")
+    parser.addini(
+        "memwatch_leaks_min_bytes", "like --memwatch-leaks-min-bytes: a size such as 1 KiB", default=""
+    )
     parser.addini("memwatch_limit_peak", "like --memwatch-limit-peak: a size such as 64 MiB", default="")
     parser.addini(
         "memwatch_ignore",
@@ -173,6 +183,10 @@ def read_settings(config: pytest.Config) -> Settings:
             or any(option(name) is not None for name in reports)
         ),
         leaks=_leak_mode(option("memwatch_leaks") or config.getini("memwatch_leaks") or "marked"),
+        leaks_min_bytes=_size(
+            "leaks-min-bytes", option("memwatch_leaks_min_bytes") or config.getini("memwatch_leaks_min_bytes")
+        )
+        or 0,
         limit_bytes=_size(
             "limit-peak", option("memwatch_limit_peak") or config.getini("memwatch_limit_peak")
         ),

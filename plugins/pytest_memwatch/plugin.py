@@ -14,6 +14,7 @@ from pytest_memwatch.baselines import Baseline, load_baseline, save_baseline
 from pytest_memwatch.body import examined, is_unittest
 from pytest_memwatch.checks import checks_for
 from pytest_memwatch.fixtures import memwatch_fixture, no_tensor_leaks
+from pytest_memwatch.folding import fold_failures
 from pytest_memwatch.markers import check_marks, register
 from pytest_memwatch.options import SETTINGS, add_options, read_settings
 from pytest_memwatch.outcome import EXAMINATION, attach
@@ -42,6 +43,13 @@ def pytest_configure(config: pytest.Config) -> None:
     compare = settings.compare
     config.stash[BASELINE] = None if compare is None else load_baseline(config.rootpath, compare)
     config.pluginmanager.register(_Collector(config), "memwatch-collector")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Change how the terminal shows failures, once it is there."""
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    if reporter is not None:
+        fold_failures(reporter)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -138,7 +146,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the summary of the session."""
     baseline = config.stash[BASELINE]
-    lines = summary_lines(config.stash[RESULTS], config.stash[SETTINGS], baseline.name if baseline else None)
+    verbose = terminalreporter.verbosity > 0
+    lines = summary_lines(
+        config.stash[RESULTS], config.stash[SETTINGS], baseline.name if baseline else None, verbose=verbose
+    )
     if lines:
         terminalreporter.section("memwatch")
         terminalreporter.write("\n".join([*lines, ""]))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
+
+from pytest_memwatch.causes import causes_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pytest_memwatch.causes import Results
     from pytest_memwatch.ignore import IgnoreRule
 
-Results = dict[str, dict[str, Any]]
-"""Node id -> findings, outcome and duration of the test; plain data."""
 
-RESULTS: Final = pytest.StashKey[Results]()
+RESULTS: Final = pytest.StashKey["Results"]()
 FORMAT: Final = "memwatch-pytest"
 VERSION: Final = 1
 
@@ -31,9 +32,11 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...]) -> 
     """Write all results to one file.
 
     The file holds `format`, `version`, `memwatch` (its version), `ignore_rules` (pattern and reason each) and
+    `causes` (what one edit would end, with `cause`, `tests`, `nbytes`, `count`, `kind`, `holder`, `reference`, `site`,
+    `tensor`, `advice`, `path` and `ignore`, a rule that tolerates it) and
     `tests`, one object per test with `nodeid`, `outcome`, `duration_s`, `failed` ("leak", "peak" or null);
     figures in bytes (`peak_bytes`, `baseline_bytes`, `peak_increase_bytes`, `limit_bytes`, `saved_bytes`);
-    `top` (the lines that allocated most), `leaks`, `ignored`, `kept` (by caches),
+    `top` (the lines that allocated most), `leaks`, `ignored`, `small` (below the least size), `kept` (by caches),
     `machinery` (cycles of tools), `allowed` and `page`. Keys of figures that were not measured are absent.
     """
     from memwatch._version import __version__
@@ -43,6 +46,7 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...]) -> 
         "version": VERSION,
         "memwatch": __version__,
         "ignore_rules": [{"pattern": rule.pattern, "reason": rule.reason} for rule in ignore],
+        "causes": causes_of(results),
         "tests": [{"nodeid": node, **results[node]} for node in sorted(results)],
     }
     path.parent.mkdir(parents=True, exist_ok=True)

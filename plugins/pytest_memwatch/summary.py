@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.sizes import format_bytes
+from pytest_memwatch.causes import cause_lines
 from pytest_memwatch.verdict import top_lines
 
 if TYPE_CHECKING:
     import pytest
 
+    from pytest_memwatch.causes import Results
     from pytest_memwatch.options import Settings
-    from pytest_memwatch.results import Results
 
 Status = tuple[str, str, tuple[str, dict[str, bool]]]
 _STATUS: Final[dict[str, Status]] = {
@@ -26,12 +27,16 @@ def status(report: pytest.CollectReport | pytest.TestReport) -> Status | None:
     return _STATUS.get(data.get("failed") or "") if report.failed else None
 
 
-def summary_lines(results: Results, settings: Settings, baseline: str | None) -> list[str]:
+def summary_lines(
+    results: Results, settings: Settings, baseline: str | None, *, verbose: bool = False
+) -> list[str]:
     """Return the lines of the summary; none if there is nothing to say."""
     parts = [
         _peaks(results, settings) if settings.measure else [],
         _comparison(results, baseline) if baseline is not None else [],
         _failures(results),
+        cause_lines(results, verbose=verbose),
+        _small(results, settings),
         _noted(results, "kept", "Kept by caches: filled in one run, so not counted as leaks"),
         _machinery(results),
         _ignored(results, settings),
@@ -98,6 +103,16 @@ def _noted(results: Results, key: str, title: str) -> list[str]:
         total = format_bytes(sum(leak["nbytes"] for leak in leaks))
         lines.append(f"  {total:>12}  {holder}  ({len(leaks)} test{'s'[: len(leaks) != 1]})")
     return lines
+
+
+def _small(results: Results, settings: Settings) -> list[str]:
+    small = [leak for row in results.values() for leak in row.get("small", [])]
+    if not small:
+        return []
+    total, least = (
+        format_bytes(nbytes) for nbytes in (sum(leak["nbytes"] for leak in small), settings.leaks_min_bytes)
+    )
+    return [f"Not counted: {len(small)} leaks ({total}) of less than {least} each"]
 
 
 def _machinery(results: Results) -> list[str]:

@@ -29,6 +29,7 @@ def leak_sentence(leaks: Sequence[Leak]) -> str:
         per_run=first.per_call,
         holder=first.holder,
         others=len(leaks) - 1,
+        cause=first.cause,
     )
 
 

@@ -21,6 +21,11 @@ SOURCE = """
 FIGURES = {"peak_bytes", "baseline_bytes", "peak_increase_bytes", "device", "allocations", "top"}
 
 
+def nodeid_of(data, name):
+    """Return the node id of a test."""
+    return next(test["nodeid"] for test in data["tests"] if test["nodeid"].endswith(f"::{name}"))
+
+
 def test_json_holds_every_test(results, pytester):
     """The file says for each test what was measured and found, as plain data with units."""
     tests = results(SOURCE)
@@ -49,7 +54,12 @@ def test_json_holds_every_test(results, pytester):
     assert leak["holder"].startswith("global `KEPT`")
     assert leak.keys() >= {"path", "site", "advice", "tensor", "per_call"}
     data = json.loads((pytester.path / "out.json").read_text())
-    assert data.keys() == {"format", "version", "memwatch", "ignore_rules", "tests"}
+    assert data.keys() == {"format", "version", "memwatch", "ignore_rules", "causes", "tests"}
+    [cause] = data["causes"]
+    assert (
+        cause.items()
+        >= {"tests": [nodeid_of(data, "test_leak")], "nbytes": 4000, "advice": leak["advice"]}.items()
+    )
     assert (data["format"], data["version"]) == ("memwatch-pytest", 1)
 
 

@@ -1,0 +1,111 @@
+"""The cause of a leak: what is equal for all leaks that one edit of the program would end."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Final
+
+from memwatch.edges import EdgeKind, VertexKind
+from memwatch.leaks.kinds import LeakKind
+from memwatch.leaks.series import name_in_series
+from memwatch.words.leaks import CAUSE
+from memwatch.words.places import place
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator, Sequence
+
+    from memwatch.edges import Edge, Vertex
+
+_NAMELESS: Final = frozenset(
+    {
+        EdgeKind.ITEM,
+        EdgeKind.VALUE,
+        EdgeKind.KEY,
+        EdgeKind.MEMBER,
+        EdgeKind.FIELD,
+        EdgeKind.REFERENCE,
+        EdgeKind.CELL_CONTENTS,
+        EdgeKind.INSTANCE_DICT,
+        EdgeKind.TENSOR_HOOKS,
+        EdgeKind.NODE_HOOKS,
+        EdgeKind.NODE_PREHOOKS,
+        EdgeKind.ACCUMULATE_HOOKS,
+    }
+)
+"""References that are the same in any container: what leads to the container tells one from the other."""
+
+_PACKAGES: Final = ("site-packages", "dist-packages")
+_DIGITS: Final = 8
+
+
+def cause_of(kind: LeakKind, cut: Edge | None, edges: Sequence[Edge], cycle_length: int) -> str:
+    """Return a short name for the cause of a leak, the same in every process that runs the same code.
+
+    Lines do not count: the name outlives an edit of the code around.
+
+    Args:
+        kind: the leak's kind.
+        cut: the reference to cut.
+        edges: the path or the cycle.
+        cycle_length: how many of the edges are the cycle.
+    """
+    part = _held_from(cut, edges) if kind is LeakKind.RETAINED else _looped(cut, edges[:cycle_length])
+    digest = hashlib.sha256(repr((kind.value, part)).encode("utf-8", "backslashreplace"))
+    return CAUSE.format(digest=digest.hexdigest()[:_DIGITS])
+
+
+def _held_from(cut: Edge | None, edges: Sequence[Edge]) -> Hashable:
+    """Return the references from the last that has a name of its own down to the one to cut."""
+    if cut is None:
+        return EdgeKind.C_CODE.name
+    end = next((number for number, edge in enumerate(edges) if edge is cut), None)
+    if end is None:
+        return _edge(cut)
+    start = next((number for number in range(end, -1, -1) if edges[number].kind not in _NAMELESS), 0)
+    return tuple(map(_edge, edges[start : end + 1]))
+
+
+def _looped(cut: Edge | None, cycle: Sequence[Edge]) -> Hashable:
+    """Return the reference to cut with the functions in the loop, or else its owner.
+
+    A method of a base class makes the same loop in every subclass: its objects differ in class, not in cause.
+    """
+    if cut is None:
+        return EdgeKind.C_CODE.name
+    if cut.kind in _NAMELESS:
+        return tuple(sorted({repr(_edge(edge)) for edge in cycle}))
+    functions = sorted({repr(place) for edge in cycle for place in _functions(edge)})
+    if functions:
+        return cut.kind.name, cut.name, tuple(functions)
+    return _edge(cut)
+
+
+def _functions(edge: Edge) -> Iterator[Hashable]:
+    for end in (edge.owner, edge.target):
+        vertex = end
+        while vertex is not None:
+            if vertex.kind is VertexKind.FUNCTION:
+                yield _vertex(vertex)
+            vertex = vertex.inner
+
+
+def _edge(edge: Edge) -> Hashable:
+    owner, reader, file = _vertex(edge.owner), _vertex(edge.reader), _portable(edge.file)
+    return edge.kind.name, name_in_series(edge), owner, reader, file
+
+
+def _vertex(vertex: Vertex | None) -> Hashable:
+    if vertex is None:
+        return None
+    name = "" if vertex.kind is VertexKind.CONTAINER else vertex.name
+    return vertex.kind.name, name, _portable(vertex.file), _vertex(vertex.inner)
+
+
+def _portable(file: str | None) -> str | None:
+    """Return a file's name without the folder in which the project or its packages happen to lie."""
+    if file is None:
+        return None
+    parts = PurePath(file).parts
+    at = next((at for at, part in enumerate(parts) if part in _PACKAGES), None)
+    return place(file, None) if at is None else "/".join(parts[at + 1 :])

@@ -1,0 +1,98 @@
+"""Causes that earlier checks of a process found, so that a later check can tell them again without the whole heap.
+
+Kept are ids and keys alone, so nothing is kept alive. An id that was given to another object in the meantime does no
+harm: a way counts only if it can be walked again, reference by reference, from a module that is loaded.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from memwatch.edges import EdgeKind
+from memwatch.heap.autograd import autograd_edges
+from memwatch.heap.c_held import c_held_edges, keeps_in_c
+from memwatch.heap.roots import Held, Root, RootKind
+from memwatch.heap.tensors import TypeFilter, mro_of, quiet
+from memwatch.leaks.kinds import LeakKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from memwatch.leaks.survivor import Survivor
+
+_MOST_WAYS: Final = 200
+
+
+class KnownCauses:
+    """Where earlier leaks hung, and which loops kept others alive."""
+
+    def __init__(self) -> None:
+        self._ways: dict[tuple[int, ...], None] = {}
+        self._loops: set[object] = set()
+
+    def learn_way(self, objects: Sequence[Any]) -> None:
+        """Remember the way from a root to what keeps a leak, if it can be walked again.
+
+        A way through an optimizer cannot: whether its state is a leak depends on which parameters live.
+
+        Args:
+            objects: a root and what is reached from it, each older than the check.
+        """
+        root = objects[0]
+        starts_at_module = len(objects) > 1 and type(root) is Root and root.kind is RootKind.MODULES
+        if starts_at_module and not any(map(is_optimizer, objects)):
+            self._ways[tuple(map(id, objects[1:]))] = None
+            if len(self._ways) > _MOST_WAYS:
+                del self._ways[next(iter(self._ways))]
+
+    def learn_loops(self, survivors: Iterable[Survivor]) -> None:
+        """Remember the loops through autograd that keep storages for ever."""
+        looped = (survivor for survivor in survivors if survivor.kind is LeakKind.UNCOLLECTABLE)
+        self._loops.update(survivor.key for survivor in looped)
+
+    def has_loop(self, key: object) -> bool:
+        """Return True if such a loop was found before."""
+        return key in self._loops
+
+    def walk(self) -> tuple[list[Root], list[object]]:
+        """Return the root of the ways that still exist, and the objects along them; drop both soon."""
+        modules = {id(module): (name, module) for name, module in list(sys.modules.items())}
+        root = Root(RootKind.MODULES)
+        found: dict[int, object] = {}
+        for way in self._ways:
+            name, module = modules.get(way[0], ("", None))
+            objects = [] if module is None else _walked(module, way)
+            if objects:
+                root.entries.append(Held(EdgeKind.MODULE, name, module))
+                found.update((id(obj), obj) for obj in objects)
+        return ([root], list(found.values())) if found else ([], [])
+
+
+def is_optimizer(obj: object) -> bool:
+    """Return True for an optimizer, by its real type."""
+    return torch.optim.Optimizer in mro_of(type(obj))
+
+
+def _walked(first: object, way: tuple[int, ...]) -> list[object]:
+    """Return the objects of a way from its first one on; none if it is broken."""
+    objects = [first]
+    for wanted in way[1:]:
+        following = next((obj for obj in _referents(objects[-1]) if id(obj) == wanted), None)
+        if following is None:
+            return []
+        objects.append(following)
+    return objects
+
+
+def _referents(obj: object) -> list[object]:
+    found = gc.get_referents(obj)
+    if TypeFilter()(obj):
+        with quiet():
+            found += [edge.target for edge in autograd_edges(obj)]
+    if keeps_in_c(type(obj)):
+        found += [edge.target for edge in c_held_edges(obj)]
+    return found

@@ -1,0 +1,126 @@
+"""What each run adds and takes away: storages born and left, storages that died, storages that grew in place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from memwatch.leaks.elders import close_block, open_block
+from memwatch.leaks.new_storages import NewStorages, YoungWatch, storages_behind
+
+if TYPE_CHECKING:
+    from memwatch.leaks.new_storages import NewStorage
+
+
+@dataclass(slots=True)
+class Change:
+    """What one run did to the storages that outlive it.
+
+    Attributes:
+        born: storages that the run made and left.
+        died: storages from before the run that it freed.
+        grown: storages from before the run that are larger after it, each with the bytes added.
+    """
+
+    born: list[NewStorage] = field(default_factory=list)
+    died: list[NewStorage] = field(default_factory=list)
+    grown: list[NewStorage] = field(default_factory=list)
+
+    def added(self) -> Counter[tuple[str, int]]:
+        """Count the storages left beyond those that took the place of dead ones of the same size and device."""
+        return _sizes(self.born) - _sizes(self.died) + _sizes(self.grown)
+
+    def hides_growth(self, run: int) -> bool:
+        """Return True if only who held what died, or grew, can tell whether a holder has more than before.
+
+        It cannot be told otherwise unless nothing died, or just as much was born, or what was born includes, by
+        size, all that died, and that was of the run before: a value that each run replaces.
+        """
+        born, died = _sizes(self.born), _sizes(self.died)
+        if self.grown or not died or born == died:
+            return bool(self.grown)
+        return not (died <= born and all(made.run == run - 1 for made in self.died))
+
+
+def _sizes(storages: list[NewStorage]) -> Counter[tuple[str, int]]:
+    return _CountBySize(made.size for made in storages)
+
+
+class _CountBySize(Counter[tuple[str, int]]):
+    """Storages counted by size; a class of its own, so that ours are not counted as the program's objects."""
+
+
+class Ledger:
+    """Holds gc still over some runs and keeps the book of their storages, by weak references."""
+
+    def __init__(self) -> None:
+        self._young = YoungWatch(self._at_collection)
+        self._known: dict[int, NewStorage] = {}
+        self._bytes: dict[int, int] = {}  # of the storages that changed their size in a run
+        self._grown: list[NewStorage] = []
+        self._waiting: set[int] = set()  # storages that were dead before gc ran
+
+    def start(self) -> None:
+        """Begin the first run."""
+        self._young.start()
+        try:
+            self._known, self._bytes = open_block()
+        except BaseException:
+            self._young.stop()
+            raise
+        self._young.begin()
+
+    def stop(self) -> None:
+        """End the last run and give gc back."""
+        try:
+            close_block()
+        finally:
+            self._young.stop()
+
+    def _at_collection(self, phase: str) -> None:
+        """Forget what gc frees in a run: garbage from before made room for nothing."""
+        dead = {key for key, made in self._known.items() if not made.alive}
+        if phase == "start":
+            self._waiting = dead
+            return
+        for key in dead - self._waiting:
+            del self._known[key]
+
+    def survives(self) -> bool:
+        """Return True if something that a run made is alive, or grew."""
+        return bool(self._grown) or any(made.run >= 0 and made.alive for made in self._known.values())
+
+    def end_run(self, run: int, watched: NewStorages | None = None) -> Change:
+        """Note what a run did.
+
+        Args:
+            run: its index.
+            watched: the storages that were seen being made in it.
+        """
+        change = Change()
+        for key, made in list(self._known.items()):
+            if not made.alive:
+                del self._known[key]
+                change.died.append(made)
+            elif (more := made.bytes_now() - self._bytes.get(key, made.nbytes)) != 0:
+                self._bytes[key] = made.bytes_now()
+                if more > 0:
+                    change.grown.append(replace(made, nbytes=more, run=run, certain=True))
+        self._grown += change.grown
+        born = watched or NewStorages()
+        for storage in storages_behind(self._young.survivors()):
+            born.add(storage, run)
+        for made in born.alive():
+            storage = made.ref()
+            if storage is not None and id(storage) not in self._known:  # the living alone are left in it
+                self._known[id(storage)] = made
+                self._bytes.pop(id(storage), None)
+                change.born.append(made)
+        return change
+
+    def alive(self, first_run: int) -> list[NewStorage]:
+        """Return the living storages that a run from this one on made or made larger, each once."""
+        grown = {id(made.ref): made for made in self._grown if made.run >= first_run and made.alive}
+        born = (made for made in self._known.values() if made.run >= first_run and made.alive)
+        return [*(made for made in born if id(made.ref) not in grown), *grown.values()]

@@ -1,0 +1,136 @@
+"""Explain what a block left from its own objects and from known causes, without a look at the whole heap.
+
+A cycle that the block made consists of young objects, so neither its finding nor a collection of them needs the rest of
+the heap. What such a collection frees was held by young garbage alone.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from itertools import compress
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from memwatch._torch.storages import owners_of
+from memwatch.edges import EdgeKind
+from memwatch.heap.classes import of_classes
+from memwatch.heap.ids import ids_of
+from memwatch.heap.pause import collect
+from memwatch.heap.search import search
+from memwatch.heap.snapshot import Snapshot
+from memwatch.heap.tensors import mro_of, quiet, storage_of
+from memwatch.leaks.diagnose import (
+    Diagnosis,
+    HolderSearch,
+    Reached,
+    explain_unreachable,
+    ids_behind,
+    storages_of,
+)
+from memwatch.leaks.kinds import LeakKind
+from memwatch.leaks.known_causes import KnownCauses, is_optimizer
+from memwatch.leaks.loops import Loops
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from memwatch.leaks.exemptions import Exemptions
+    from memwatch.leaks.new_storages import NewStorage
+    from memwatch.leaks.survivor import Survivor
+
+_HALF_SEEN: Final = (EdgeKind.TENSOR_HOOKS, EdgeKind.ACCUMULATE_HOOKS)
+"""References that gc follows only while nothing in C++ shares the tensor."""
+
+
+class NearbySearch(HolderSearch):
+    """Searches the young objects, and the ways to known causes, for the holders of survivors.
+
+    Attributes:
+        rest: the survivors that this does not explain.
+        young: the ids of the young objects.
+    """
+
+    def __init__(self, storages: Sequence[NewStorage], exempt: Exemptions, known: KnownCauses) -> None:
+        super().__init__(storages, exempt, [], per_call=False, known=known)
+        self.rest: list[NewStorage] = []
+        self._new: set[int] = set()
+
+    def explain(self) -> Diagnosis:
+        """Explain what can be explained here, the kinds of leaks included; garbage of young objects is collected."""
+        guesses = self._guesses()
+        collect(0)
+        old: set[int] | None = None
+        diagnosis = Diagnosis()
+        for made, guess in zip(self._storages, guesses, strict=True):
+            if not made.alive:
+                if guess is not None:
+                    guess.kind = LeakKind.CYCLE
+                diagnosis.add(guess, reachable=False)
+            elif guess is not None and self._is_known(guess):
+                if not (made.certain or id(made.ref()) in self._new):
+                    old = self._older_storages() if old is None else old
+                if old is None or id(made.ref()) not in old:
+                    diagnosis.add(guess, reachable=not guess.cycle_length)
+            else:
+                self.rest.append(made)
+        return diagnosis
+
+    def _is_known(self, guess: Survivor) -> bool:
+        """Return True for what a known way reaches, and for a known loop through references that gc does not see."""
+        if not guess.cycle_length:
+            return True
+        loop = guess.steps[: guess.cycle_length]
+        unseen = any(step.hidden or step.edge.kind in _HALF_SEEN for step in loop)
+        if not (unseen and guess.looped and self._known.has_loop(guess.key)):
+            return False
+        guess.kind = LeakKind.UNCOLLECTABLE
+        return True
+
+    def _guesses(self) -> list[Survivor | None]:
+        """Say of each survivor what would hold it if young objects and known causes were all there is."""
+        roots, along_ways = self._known.walk()
+        with Snapshot([*storages_of(self._storages), *along_ways], deep=True, roots=roots) as snapshot:
+            del along_ways
+            self.young = snapshot.young
+            self._note_new(snapshot)
+            return list(self._nearby(snapshot))
+
+    def _nearby(self, snapshot: Snapshot) -> Iterator[Survivor | None]:
+        reached = Reached(snapshot, self._exempt)
+        along_ways = search(snapshot, snapshot.root_groups())
+        loops = Loops(snapshot, along_ways)
+        for made in self._storages:
+            position = snapshot.position(made.ref())
+            if position < 0:
+                yield None
+            elif not along_ways.reaches(position):
+                yield explain_unreachable(snapshot, *loops.find(position), made)
+            elif reached.past_state.reaches(position):
+                chain = reached.past_state.path(position)
+                # the state of an optimizer is a leak or not by which parameters live, and not all are listed here
+                through_optimizer = any(is_optimizer(snapshot.objects[place]) for place in chain)
+                yield None if through_optimizer else self.explain_retained(snapshot, chain, made)
+            else:
+                yield None
+
+    def _note_new(self, snapshot: Snapshot) -> None:
+        """Note the storages of which every owner is young: no tensor from before the block has them."""
+        owners: Counter[int] = Counter()
+        with quiet():
+            for tensor in filter(snapshot.is_young, snapshot.instances(torch.Tensor)):
+                storage = storage_of(tensor)
+                if storage is not None:
+                    owners[id(storage)] += 1
+            for storage in storages_of(self._storages):
+                count = owners_of(storage)
+                if count is not None and count <= owners[id(storage)] + 1:  # its Python object is one
+                    self._new.add(id(storage))
+
+    def _older_storages(self) -> set[int]:
+        tensors = of_classes(gc.get_objects(2), lambda cls: torch.Tensor in mro_of(cls))
+        young = () if self.young is None else self.young
+        is_old = ~np.isin(ids_of(tensors), young)
+        return ids_behind(compress(tensors, is_old.tolist()))

@@ -1,0 +1,73 @@
+"""The causes behind the leaks of a session: many tests may show one, and one edit ends it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.sizes import format_bytes
+from memwatch.words.leaks import HELD_BY_SHORT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+Results = dict[str, dict[str, Any]]
+"""Node id -> findings, outcome and duration of the test; plain data."""
+
+_TOLD: Final = ("kind", "holder", "reference", "site", "tensor", "advice", "path")
+SHOWN_TESTS: Final = 3  # of each cause, in the short summary
+
+
+def causes_of(results: Results) -> list[dict[str, Any]]:
+    """Return the causes for which tests failed, as plain data, that of the most tests first.
+
+    Each has `cause` (its name, the same in every process), `tests` (their node ids), `nbytes` and `count` over all of
+    them, `ignore` (a rule that tolerates it), and of its largest leak `kind`, `holder`, `reference`, `site`, `tensor`,
+    `advice` and `path`.
+    """
+    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for node in results:
+        if results[node]["failed"] == "leak":
+            for leak in results[node].get("leaks", []):
+                found.setdefault(leak["cause"], []).append((node, leak))
+    causes = [_cause(name, leaks) for name, leaks in found.items()]
+    return sorted(causes, key=lambda cause: (-len(cause["tests"]), -cause["nbytes"], cause["cause"]))
+
+
+def _cause(name: str, leaks: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    largest = max((leak for _, leak in leaks), key=lambda leak: (leak["nbytes"], leak["site"] is not None))
+    return {
+        "cause": name,
+        "tests": list(dict.fromkeys(node for node, _ in leaks)),
+        "nbytes": sum(leak["nbytes"] for _, leak in leaks),
+        "count": sum(leak["count"] for _, leak in leaks),
+        "ignore": f"{name}: known, {HELD_BY_SHORT[largest['kind']]} {largest['holder']}",
+        **{key: largest[key] for key in _TOLD},
+    }
+
+
+def cause_lines(results: Results, *, verbose: bool) -> list[str]:
+    """Return the causes as lines of the summary, each once; none if no test leaked."""
+    causes = causes_of(results)
+    if not causes:
+        return []
+    tests = len({node for cause in causes for node in cause["tests"]})
+    lines = [f"Leaks: {_many(tests, 'test')}, {_many(len(causes), 'cause')}"]
+    for cause in causes:
+        lines += ["", *_lines(cause, verbose=verbose)]
+    return lines
+
+
+def _lines(cause: Mapping[str, Any], *, verbose: bool) -> Iterator[str]:
+    tests = cause["tests"]
+    held = f"{HELD_BY_SHORT[cause['kind']]} {cause['holder']}"
+    yield f"{cause['cause']}  {_many(len(tests), 'test')}, {format_bytes(cause['nbytes'])}: {held}"
+    if cause["site"]:
+        yield f"  made at: {cause['site']} ({cause['tensor']})"
+    yield f"  advice: {cause['advice']}"
+    yield f"  to tolerate it, in the ini file: memwatch_ignore = {cause['ignore']}"
+    if not verbose and len(tests) > SHOWN_TESTS:
+        yield f"  first tests: {', '.join(tests[:SHOWN_TESTS])} (all of them with -v or --memwatch-json)"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s'[: count != 1]}"

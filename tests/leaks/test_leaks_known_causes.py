@@ -1,0 +1,150 @@
+"""A cause is searched for once: what leaks for it later is told without a look at the whole heap."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from memwatch.heap.snapshot import Snapshot
+from memwatch.leaks import TensorLeakError, check_leaks
+from memwatch.leaks import diagnose as diagnosis
+from memwatch.leaks.known_causes import KnownCauses
+
+KEPT, GRAPHS, ARRAYS = [], [], []
+HOLDER = {"inside": [KEPT]}
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.set_num_threads(1)
+    yield
+    for kept in (KEPT, GRAPHS, ARRAYS):
+        kept.clear()
+
+
+@pytest.fixture
+def whole_heaps(monkeypatch):
+    """Count the snapshots of the whole heap."""
+    taken = []
+
+    class Counted(Snapshot):
+        def __init__(self, *args, roots=None, **kwargs):
+            if roots is None:
+                taken.append(1)
+            super().__init__(*args, roots=roots, **kwargs)
+
+    monkeypatch.setattr(diagnosis, "Snapshot", Counted)
+    return taken
+
+
+def leaks_of(body, known):
+    try:
+        with check_leaks(sites=False, known=known):
+            body()
+    except TensorLeakError as error:
+        return error.leaks
+    return []
+
+
+def retained():
+    KEPT.append(torch.ones(100))
+
+
+def graph():
+    weight = torch.ones(100, requires_grad=True)
+    GRAPHS.append((weight * 2).exp().sum())
+
+
+def array():
+    ARRAYS.append((1, torch.ones(100).numpy()))
+
+
+def hook():
+    y = torch.ones(100, requires_grad=True).exp()
+    y.register_hook(lambda grad: grad * y)
+
+
+def gradient():
+    weight = torch.ones(100, requires_grad=True)
+    gradient = torch.autograd.grad((weight**3).sum(), weight, create_graph=True)[0]
+    weight.grad = gradient
+
+
+def test_a_cause_is_searched_for_once(whole_heaps):
+    """The same leaks are told again with their kinds, bytes, causes and references, and no snapshot of the heap."""
+    known = KnownCauses()
+
+    def all_leaks():
+        for body in (retained, graph, array, hook, gradient):
+            body()
+
+    told = []
+    for _ in range(2):
+        leaks = leaks_of(all_leaks, known)
+        told.append(sorted((leak.cause, leak.kind, leak.nbytes, leak.cut.kind.name) for leak in leaks))
+        searched, whole_heaps[:] = len(whole_heaps), []
+    assert len(told[0]) == 5
+    assert told[0] == told[1]
+    assert searched == 0
+
+
+def test_a_cycle_of_what_the_block_made_needs_no_look_at_the_heap(whole_heaps):
+    """Young garbage is found among young objects, the first time already."""
+
+    def cycle():
+        ring = [torch.ones(100), np.ones(1)]
+        ring.append((ring,))
+
+    [leak] = leaks_of(cycle, KnownCauses())
+    assert (leak.kind, leak.nbytes) == ("cycle", 400)
+    assert not whole_heaps
+
+
+def test_a_known_holder_does_not_hide_another(whole_heaps):
+    """What a known way does not reach is searched for, and what nothing new holds is no leak."""
+    known, other = KnownCauses(), []
+    leaks_of(retained, known)
+
+    def both():
+        retained()
+        other.append(torch.ones(200))
+
+    assert sorted(leak.nbytes for leak in leaks_of(both, known)) == [400, 800]
+    old = torch.ones(300)
+    assert leaks_of(lambda: KEPT.append(old.view(3, 100)), known) == []
+
+
+def test_a_way_that_is_gone_is_not_followed(whole_heaps):
+    """A holder in another place since then is found anew."""
+    known = KnownCauses()
+    HOLDER["first"] = []
+    first = leaks_of(lambda: HOLDER["first"].append(torch.ones(100)), known)
+    HOLDER["second"] = HOLDER.pop("first")
+    second = leaks_of(lambda: HOLDER["second"].append(torch.ones(100)), known)
+    assert len(first) == len(second) == 1
+    assert "'second'" in second[0].holder
+    HOLDER.clear()
+
+
+def test_causes_of_two_functions_differ_and_of_one_are_equal():
+    """A cause is a place in the code: neither the number of an item nor the class of an object counts."""
+
+    class Base:
+        def __init__(self):
+            self.weight = torch.ones(100)
+            self.kept = self.method
+
+        def method(self):
+            pass
+
+    class Other(Base):
+        pass
+
+    known = KnownCauses()
+    causes = [
+        [leak.cause for leak in leaks_of(body, known)] for body in (Base, Other, retained, retained, hook)
+    ]
+    assert causes[0] == causes[1]
+    assert causes[2] == causes[3]
+    assert len({causes[0][0], causes[2][0], causes[4][0]}) == 3

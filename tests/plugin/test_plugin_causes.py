@@ -1,0 +1,97 @@
+"""Many tests that leak for one reason: one cause, told once."""
+
+from __future__ import annotations
+
+import pytest
+from pytest_memwatch.causes import causes_of
+
+MODULES = """
+    import pytest, torch
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(100))
+            self.checked = self.check
+        def check(self): pass
+    class Kernel(Module): pass
+    class Likelihood(Module): pass
+    @pytest.mark.parametrize("n", range(40))
+    def test_module(n): [Module, Kernel, Likelihood][n % 3]()
+"""
+
+
+@pytest.mark.words
+def test_one_cause_in_forty_tests_fits_one_screen(session):
+    """The failures show one test, the summary names the cause with its tests, bytes, advice and the rule to copy."""
+    result = session(MODULES, "--memwatch-leaks=all")
+    result.assert_outcomes(failed=40)
+    result.stdout.fnmatch_lines(
+        [
+            "*= FAILURES =*",
+            "*_ test_module*",
+            "Test leaked 400 B in 1 tensor, freed only by gc: cycle through * (cause-*)",
+            "Leaks: 40 tests, 1 cause",
+            "cause-*  40 tests, 15.62 KiB: freed only by gc: cycle through attribute .checked of *",
+            "  advice: *",
+            "  to tolerate it, in the ini file: memwatch_ignore = cause-*: known, *",
+            "  first tests: *::test_module*, * (all of them with -v or --memwatch-json)",
+            "*= 40 failed in *",
+        ]
+    )
+    assert len(result.stdout.lines) <= 50
+    assert sum("LEAK " in line for line in result.stdout.lines) == 3
+
+
+def test_the_rule_of_a_cause_tolerates_it_in_every_test(session):
+    """The line of the summary, put into the ini file as it stands, lets all tests of the cause pass; no others."""
+    lines = session(MODULES, "--memwatch-leaks=all").stdout.lines
+    [rule] = [line.partition("in the ini file: ")[2] for line in lines if "in the ini file: " in line]
+    source = MODULES + "\n    KEPT = []\n    def test_other(): KEPT.append(torch.ones(10))\n"
+    session(source, "--memwatch-leaks=all", ini=f"{rule}\n").assert_outcomes(passed=40, failed=1)
+
+
+def test_a_verbose_run_shows_every_test(session):
+    """With -v nothing is left out; what a test says of itself is never left out."""
+    source = """
+        import torch
+        KEPT = []
+        def test_a(): KEPT.append(torch.ones(10))
+        def test_b(): KEPT.append(torch.ones(10))
+        def test_c(): assert False
+    """
+    lines = session(source, "--memwatch-leaks=all", "-v").stdout.lines
+    assert sum(line.startswith("Test leaked 40 B in 1 tensor") for line in lines) == 2
+    assert any("assert False" in line for line in lines)
+
+
+def test_leaks_below_the_least_size_do_not_count(session):
+    """The option overrides the ini file; the summary says what was left out."""
+    source = """
+        import torch
+        KEPT = []
+        def test_small(): KEPT.append(torch.ones(10))
+        def test_large(): KEPT.append(torch.ones(1000))
+    """
+    ini = "memwatch_leaks_min_bytes = 1 MiB\n"
+    result = session(source, "--memwatch-leaks=all", "--memwatch-leaks-min-bytes=1KiB", ini=ini)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["Not counted: 1 leaks (40 B) of less than 1.00 KiB each"])
+
+
+def test_causes_of_several_processes_are_one():
+    """Rows that workers sent are merged by the name of the cause: tests are listed, bytes are added."""
+    leak = {
+        **dict.fromkeys(("holder", "reference", "tensor", "advice"), "x"),
+        "kind": "cycle",
+        "cause": "cause-1",
+        "site": None,
+        "path": [],
+        "count": 1,
+    }
+    rows = {
+        "a::test": {"failed": "leak", "leaks": [{**leak, "nbytes": 10}, {**leak, "nbytes": 20}]},
+        "b::test": {"failed": "leak", "leaks": [{**leak, "nbytes": 5, "site": "b.py:1 in f"}]},
+        "c::test": {"failed": None, "leaks": [{**leak, "nbytes": 5}]},
+    }
+    [cause] = causes_of(rows)
+    assert (cause["tests"], cause["nbytes"], cause["count"]) == (["a::test", "b::test"], 35, 3)
