@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -97,7 +98,7 @@ def walk(events: Events, buffer: int, out: Intervals, count: int) -> tuple[int, 
     return OK, -1, count + (current >= 0)
 
 
-@with_twin(calls.intervals)
+@with_twin(partial(calls.intervals, Intervals))
 def intervals(events: Events) -> tuple[Intervals, int, int, int]:
     """Return the allocations of all buffers.
 

@@ -31,8 +31,8 @@ PROGRAMS = {
     "skips": (lambda: linear_graph(3), {"budget": 4}),
     "order": (lambda: graphs.pyramid(3), {"budget": None}),
     "layers": (lambda: graphs.random_layered(8, 4, 1, fan_in=2), {"budget": "85%"}),
-    "once": (_counting_net, {"budget": "60%"}),
-    "moves": (_counting_net, {"budget": "60%", "offload": True, "bandwidth": 2_000.0}),
+    "once": (_counting_net, {"budget": "75%"}),
+    "moves": (_counting_net, {"budget": "75%", "offload": True, "bandwidth": 2_000.0}),
 }
 
 

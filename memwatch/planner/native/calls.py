@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from memwatch.planner.csr import IntArray
@@ -95,16 +97,14 @@ def fill(
     return best, choice
 
 
-def intervals(library: Calls, events: Any) -> tuple[Any, int, int, int]:
-    """Call the twin of `_liveness.intervals`."""
-    from memwatch.planner._liveness import OK, Intervals
-
+def intervals(kind: Callable[..., Any], library: Calls, events: Any) -> tuple[Any, int, int, int]:
+    """Call the twin of `_liveness.intervals`; `kind` is the named tuple that it returns."""
     capacity = len(events.step) + len(events.indptr) + 1
-    out = Intervals(np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int64))
+    out = kind(np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int64))
     found = np.zeros(4, np.int64)
     library("list_intervals", events, out, found)
     fault, step, buffer, count = found.tolist()
-    return (out if fault != OK else Intervals(*(column[:count] for column in out))), fault, step, buffer
+    return (out if fault else kind(*(column[:count] for column in out))), fault, step, buffer
 
 
 def peak_of(library: Calls, problem: Tuple, order: IntArray) -> int:
@@ -147,10 +147,8 @@ def anneal(  # noqa: PLR0917 (the arguments of its twin)
     return int(library("anneal_order", problem, order, best, state, cooling))
 
 
-def new_walk(library: Calls, problem: Any, order: IntArray) -> Any:
-    """Call the twin of `order._walk.new_walk`."""
-    from memwatch.planner.order._walk import empty_walk
-
+def new_walk(empty_walk: Callable[..., Any], library: Calls, problem: Any, order: IntArray) -> Any:
+    """Call the twin of `order._walk.new_walk`; `empty_walk` makes what it fills in."""
     walk = empty_walk(problem, order)
     library("walk_of_order", problem, walk)
     return walk
@@ -163,12 +161,10 @@ def ancestors(library: Calls, problem: Tuple, order: IntArray) -> NDArray[np.boo
     return before
 
 
-def needs_matrix(library: Calls, problem: Any, before: NDArray[np.bool_]) -> Any:
-    """Call the twin of `order._needs.needs_matrix`."""
-    from memwatch.planner.order._needs import Needs
-
+def needs_matrix(kind: Callable[..., Any], library: Calls, problem: Any, before: NDArray[np.bool_]) -> Any:
+    """Call the twin of `order._needs.needs_matrix`; `kind` is the named tuple that it returns."""
     shape = (len(problem.nbytes), problem.num_ops)
-    needs = Needs(np.empty(problem.num_ops, np.int64), np.zeros(shape, np.int64))
+    needs = kind(np.empty(problem.num_ops, np.int64), np.zeros(shape, np.int64))
     library("needs_of_ops", problem, before, needs)
     return needs
 

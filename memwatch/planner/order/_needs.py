@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ class Needs(NamedTuple):
     pending: IntArray
 
 
-@with_twin(calls.needs_matrix)
+@with_twin(partial(calls.needs_matrix, Needs))
 def needs_matrix(problem: Problem, before: NDArray[np.bool_]) -> Needs:
     """Return the needs of every op, from the matrix of `ancestors`."""
     num_ops = len(problem.workspace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ def empty_walk(problem: Problem, order: IntArray) -> Walk:
     )  # fmt: skip
 
 
-@with_twin(calls.new_walk)
+@with_twin(partial(calls.new_walk, empty_walk))
 def new_walk(problem: Problem, order: IntArray) -> Walk:
     """Return the walk of an order."""
     walk = empty_walk(problem, order)
