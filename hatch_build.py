@@ -1,4 +1,4 @@
-"""The native recorder in the wheel: `MEMWATCH_BUILD_NATIVE=1 python -m build --wheel` compiles it in."""
+"""What is compiled in the wheel: `MEMWATCH_BUILD_NATIVE=1 python -m build --wheel` compiles it in."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ VARIABLE = "MEMWATCH_BUILD_NATIVE"
 
 
 class NativeRecorder(BuildHookInterface):
-    """Compile the recorder for the torch of the build's environment; without the variable the wheel is pure Python.
+    """Compile the planner's kernels, and the recorder for the torch of the build's environment.
 
-    The library serves that torch and that Python alone: with others the recorder in Python is used.
+    Without the variable the wheel is pure Python. The recorder serves that torch and that Python alone: with others
+    the recorder in Python is used.
     """
 
     def dependencies(self) -> list[str]:
@@ -26,13 +27,14 @@ class NativeRecorder(BuildHookInterface):
         if version == "editable" or not self._is_wanted():
             return
         sys.path.insert(0, self.root)
+        from memwatch.planner.kernels import compile_kernels
+        from memwatch.planner.native import library as kernels
         from memwatch.record.native import library
         from memwatch.record.native.building import build_recorder
 
-        file, _ = build_recorder()
-        place = library.BUILT.relative_to(self.root) / file.name
         build_data |= {"pure_python": False, "infer_tag": True}
-        build_data["force_include"][str(file)] = str(place)
+        for (file, _), folder in ((build_recorder(), library.BUILT), (compile_kernels(), kernels.BUILT)):
+            build_data["force_include"][str(file)] = str(folder.relative_to(self.root) / file.name)
 
     def _is_wanted(self) -> bool:
         return os.environ.get(VARIABLE) == "1"

@@ -2,7 +2,7 @@
 
 The native recorder is compiled for the installed torch. It needs a C++ compiler and the headers of Python, and
 takes about a minute. Without it the Python recorder records the same rows, in more time. The planner's kernels
-take about another minute; without this step the first plan compiles them.
+need the compiler alone and take some seconds; without this step the first plan that needs them compiles them.
 
     memwatch build
 """
@@ -22,11 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Compile what is not there yet, and print where the recorder lies; return 0."""
+    """Compile what is not there yet, and print where the libraries lie; return 0."""
     from memwatch.planner.kernels import compile_kernels
     from memwatch.profile import build_recorder
 
-    compile_kernels()  # first: they are there even where no C++ compiler is
-    path, built = build_recorder()
-    emit(f"{'built' if built else 'already built:'} {path}\n")
+    # the kernels first: they are there even where the recorder cannot be compiled
+    for build in (compile_kernels, build_recorder):
+        path, built = build()
+        emit(f"{'built' if built else 'already built:'} {path}\n")
     return 0

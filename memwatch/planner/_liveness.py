@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
 
 if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
@@ -37,7 +39,6 @@ class Intervals(NamedTuple):
     last: IntArray
 
 
-@compiled
 def wanted_versions(events: Events, buffer: int) -> IntArray:
     """Return the version that each event, or the first use after it, expects; -1 where there is no use."""
     begin, end = events.indptr[buffer], events.indptr[buffer + 1]
@@ -52,7 +53,6 @@ def wanted_versions(events: Events, buffer: int) -> IntArray:
     return wanted
 
 
-@compiled
 def walk(events: Events, buffer: int, out: Intervals, count: int) -> tuple[int, int, int]:
     """Append the allocations of one buffer to `out`; return (status, step, count).
 
@@ -98,7 +98,7 @@ def walk(events: Events, buffer: int, out: Intervals, count: int) -> tuple[int, 
     return OK, -1, count + (current >= 0)
 
 
-@compiled
+@with_twin(partial(calls.intervals, Intervals))
 def intervals(events: Events) -> tuple[Intervals, int, int, int]:
     """Return the allocations of all buffers.
 

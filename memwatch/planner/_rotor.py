@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
 
 
-@compiled
+@with_twin(calls.fill)
 def fill(
     costs: NDArray[np.float64], checkpoint: IntArray, saved: IntArray, slots: int
 ) -> tuple[NDArray[np.float64], IntArray]:
@@ -28,31 +29,25 @@ def fill(
         The extra cost, infinite where memory does not suffice, and the choice: `first` where all that it saves
         is kept, otherwise `split`.
     """
-    length = len(costs)
+    length, memory = len(costs), np.arange(slots + 1)
     best = np.full((length, length, slots + 1), np.inf)
     choice = np.full((length, length, slots + 1), -1, np.int64)
     for span in range(length):
-        for first in range(length - span):
-            last = first + span
-            for memory in range(slots + 1):
-                value, chosen = np.inf, -1
-                if saved[first] <= memory:
-                    value, chosen = 0.0, first
-                    if span > 0:
-                        value = best[first + 1, last, memory - saved[first]]
-                forward = 0.0
-                for split in range(first + 1, last + 1):
-                    forward += costs[split - 1]
-                    if checkpoint[split - 1] > memory:
-                        continue
-                    # the stages up to the split run again when their turn comes
-                    price = (
-                        forward
-                        + best[split, last, memory - checkpoint[split - 1]]
-                        + best[first, split - 1, memory]
-                    )
-                    if price < value:
-                        value, chosen = price, split
-                best[first, last, memory] = value
-                choice[first, last, memory] = chosen
+        first = np.arange(length - span)
+        last, row = first + span, first[:, None]
+        room = memory - saved[first][:, None]
+        value = best[row + 1, last[:, None], np.maximum(room, 0)] if span else np.zeros(room.shape)
+        value = np.where(room < 0, np.inf, value)
+        chosen = np.where(room < 0, -1, row)
+        forward = np.zeros(len(first))
+        for step in range(1, span + 1):
+            split = first + step
+            forward = forward + costs[split - 1]
+            room = memory - checkpoint[split - 1][:, None]
+            # the stages up to the split run again when their turn comes
+            late = best[split[:, None], last[:, None], np.maximum(room, 0)]
+            price = forward[:, None] + late + best[first, split - 1]
+            is_better = (room >= 0) & (price < value)
+            value, chosen = np.where(is_better, price, value), np.where(is_better, split[:, None], chosen)
+        best[first, last], choice[first, last] = value, chosen
     return best, choice

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from memwatch.planner.csr import Csr, IntArray
 from memwatch.planner.errors import GraphError
 from memwatch.planner.op import Name, OpSpec, ShortOp
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class BuiltAccess(NamedTuple):
@@ -121,6 +124,13 @@ def buffer_access(specs: list[OpSpec], index: dict[Name, int], producer: dict[Na
         Csr.from_rows(writes),
         np.array(write_version, dtype=np.int64),
     )
+
+
+def once_flags(specs: list[OpSpec], index: dict[Name, int], writes: Csr) -> NDArray[np.bool_]:
+    """Return for each entry of `writes` whether only the first computation of the op makes it."""
+    once = [{index[name] for name in spec.writes_once} for spec in specs]
+    pairs = zip(writes.row_ids().tolist(), writes.indices.tolist(), strict=True)
+    return np.array([buffer in once[op] for op, buffer in pairs], dtype=bool)
 
 
 def _too_early(specs: list[OpSpec], producer: dict[Name, int], position: int, name: Name) -> str:

@@ -59,6 +59,7 @@ class Graph:
         makes: op -> buffers it allocates (version 0).
         writes: op -> buffers it mutates.
         write_version: version after the mutation, for each entry of `writes`.
+        writes_once: whether only the first computation of the op makes the write, for each entry of `writes`.
         preds: op -> ops that must run before it (see `edges`), sorted.
     """
 
@@ -78,6 +79,7 @@ class Graph:
     makes: Csr
     writes: Csr
     write_version: IntArray
+    writes_once: NDArray[np.bool_]
     preds: Csr
 
     @classmethod
@@ -131,6 +133,7 @@ class Graph:
             makes=makes,
             writes=writes,
             write_version=write_version,
+            writes_once=build.once_flags(specs, index, writes),
             preds=precedence(reads, read_version, makes, writes, write_version, effect, len(index)),
         )
 

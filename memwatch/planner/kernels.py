@@ -1,15 +1,112 @@
-"""Compile every kernel of the planner, once for this machine."""
+"""Kernels: the loops in which the planner spends its time, in C++ where the library is there, else in Python.
+
+A plan of a small program may be found before anything needs the library. The searches call `prepare` first. It
+compiles the library where that is missing, once for a machine, for as long as the time limit allows.
+"""
 
 from __future__ import annotations
 
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-def compile_kernels() -> None:
-    """Compile the planner's kernels, or load them from numba's cache on disk.
+from memwatch.errors import MemwatchError
+from memwatch.planner.native import calls, library
 
-    A cold cache takes about a minute. `memwatch build` calls this so that the first plan does not have to.
+if TYPE_CHECKING:
+    import pathlib
+
+    from memwatch.planner.clock import Clock
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_SILENT_S = 2.0
+_SHARE_WAITED = 0.7  # of the time limit; the rest is for what can be found without the library
+
+
+class _Loader:
+    """The library of this process, and the compiler while it is at work."""
+
+    def __init__(self) -> None:
+        self.calls: calls.Calls | None = None
+        self._build: library.Build | None = None
+        self._has_failed = False
+        self._has_looked = False
+        self._lock = threading.Lock()
+
+    def look(self) -> calls.Calls | None:
+        """Load the library if it is there; a look at the disk, once per process."""
+        if not self._has_looked:
+            self._has_looked = True
+            self._load()
+        return self.calls
+
+    def prepare(self, clock: Clock) -> None:
+        with self._lock:
+            if self.look() is None and not self._has_failed:
+                try:
+                    self._compile(clock.share(_SHARE_WAITED))
+                except MemwatchError as error:
+                    self._has_failed = True
+                    _say(f"{error}; `memwatch build` tries again")
+
+    def _load(self) -> None:
+        file = library.path()
+        loaded = library.load(file) if file.exists() else None
+        if loaded is not None:
+            self.calls = calls.Calls(loaded)
+
+    def _compile(self, clock: Clock) -> None:
+        if self._build is None:
+            self._build = library.Build()
+        if not self._build.is_done(min(_SILENT_S, clock.left_s())):
+            _say("compiling the planner's kernels, once for this machine (`memwatch build` does it ahead)")
+            if not self._build.is_done(clock.left_s()):
+                return
+        self._load()
+
+
+_loader = _Loader()
+
+
+def with_twin(call: Callable[..., Any]) -> Callable[[F], F]:
+    """Return a decorator for a kernel in Python, which runs where its twin in C++, `call`, cannot."""
+
+    def decorate(plain: F) -> F:
+        @functools.wraps(plain)
+        def kernel(*args: Any) -> Any:
+            found = _loader.look()
+            return plain(*args) if found is None else call(found, *args)
+
+        return cast("F", kernel)
+
+    return decorate
+
+
+def prepare(clock: Clock) -> None:
+    """Have the library for what follows, if the time allows to compile it. Say so if that takes long.
+
+    Without it, because there is no compiler or no time, the twins in Python go on.
     """
-    from memwatch.planner.order import warm
-    from memwatch.planner.recompute import search
+    if _loader.calls is None:
+        _loader.prepare(clock)
 
-    search.warm_up()
-    warm.warm_up()
+
+def are_fast() -> bool:
+    """Return True if the kernels are those of the library."""
+    return _loader.look() is not None
+
+
+def compile_kernels() -> tuple[pathlib.Path, bool]:
+    """Compile the library, unless it is there already; return it, and whether it was compiled now.
+
+    Raises:
+        MemwatchError: it could not be compiled.
+    """
+    return library.build()
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"memwatch: {sentence}\n")

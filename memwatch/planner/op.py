@@ -37,6 +37,9 @@ class OpSpec:
         makes: buffers the op allocates, with their size (bytes).
         cost: seconds, FLOPs or any other additive price of computing the op once.
         writes: existing buffers the op mutates (a write is a read too, unless it overwrites everything).
+        writes_once: those of `writes` that only the first computation mutates, because nothing else that the op
+            makes depends on them; batch norm's running statistics are an example. Whoever executes the plan
+            hands copies to later computations.
         workspace_bytes: bytes the op allocates and frees while it runs.
         effect: what the op does besides reading and writing its buffers.
         recomputable: whether the op may run again. None means yes, unless it has an effect. True on an RNG
@@ -51,6 +54,7 @@ class OpSpec:
     workspace_bytes: int = 0
     effect: Effect = Effect.NONE
     recomputable: bool | None = None
+    writes_once: Collection[Name] = ()
 
     @property
     def may_run_again(self) -> bool:

@@ -137,13 +137,18 @@ def _events(graph: Graph, schedule: Schedule) -> tuple[IntArray, IntArray, IntAr
         (graph.reads, kernel.READ, graph.read_version),
         (graph.writes, kernel.WRITE, graph.write_version),
     )
+    repeats = schedule.copies()[compute_steps] > 0
     for part, kind, version in parts:
         lengths = part.lengths()[ops]
         entry = np.repeat(part.indptr[ops] - np.concatenate(([0], np.cumsum(lengths)[:-1])), lengths)
         entry = entry + np.arange(len(entry))
+        step = np.repeat(compute_steps, lengths)
+        if kind == kernel.WRITE:  # a write that only the first computation makes
+            real = ~(graph.writes_once[entry] & np.repeat(repeats, lengths))
+            entry, step = entry[real], step[real]
         buffers.append(part.indices[entry])
         versions.append(version[entry])
-        steps.append(np.repeat(compute_steps, lengths))
+        steps.append(step)
         kinds.append(np.full(len(entry), kind, dtype=np.int64))
     for step_kind, kind in ((StepKind.OFFLOAD, kernel.OFFLOAD), (StepKind.RELOAD, kernel.RELOAD)):
         moves = np.flatnonzero(schedule.kind == step_kind)

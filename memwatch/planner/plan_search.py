@@ -18,15 +18,15 @@ from memwatch.planner.budget import parse_budget
 from memwatch.planner.clock import Clock
 from memwatch.planner.errors import BudgetError
 from memwatch.planner.fingerprint import fingerprint
+from memwatch.planner.kernels import prepare
 from memwatch.planner.moves import describe_moves
 from memwatch.planner.order.bounds import lower_bound, pinned_bound, working_sets
 from memwatch.planner.order.custom import custom_order
 from memwatch.planner.order.portfolio import OrderResult, find_order
-from memwatch.planner.order.warm import warm_up as warm_up_orders
 from memwatch.planner.peak import program_peak, simulate
 from memwatch.planner.plan import Plan
 from memwatch.planner.recompute.model import recompute_model, schedule_of
-from memwatch.planner.recompute.search import PricedSchedule, RecomputeSearch, Terms, warm_up
+from memwatch.planner.recompute.search import PricedSchedule, RecomputeSearch, Terms
 from memwatch.planner.recompute.seeds import seeds
 from memwatch.planner.request import OrderChoice, PlanRequest
 from memwatch.sizes import format_bytes
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from memwatch.planner.graph import Graph
 
 _LARGEST_QUICK = 5_000
+_LARGEST_IN_PYTHON = 1_000  # larger programs need the compiled kernels even for their peaks and bounds
 _ROUNDING = 1e-12
 
 
@@ -116,11 +117,10 @@ def plan_graph(
     """
     request = PlanRequest(order, recompute, offload, bandwidth, time_limit_s, seed)
     request.check()
-    # the first use of a kernel compiles it; that time is not taken from the search
-    warm_up()
-    if order == "auto":
-        warm_up_orders()
-    return plan_before(graph, budget, request, Clock.of(time_limit_s))
+    clock = Clock.of(time_limit_s)
+    if graph.num_ops > _LARGEST_IN_PYTHON:
+        prepare(clock)
+    return plan_before(graph, budget, request, clock)
 
 
 def plan_before(graph: Graph, budget: int | float | str | None, request: PlanRequest, clock: Clock) -> Plan:

@@ -93,6 +93,7 @@ class Executor:
     on_step: OnStep | None = None
     last_drawn: int = -1
     moved_bytes: int = 0
+    _computed: set[int] = field(default_factory=set)
     _new: dict[int, torch.UntypedStorage] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -166,9 +167,14 @@ class Executor:
     def _call(
         self, call: Call, overload: Callable[..., Value], copies: dict[int, torch.UntypedStorage]
     ) -> Value:
+        written_before = call.writes_once if call.op in self._computed else ()
+        self._computed.add(call.op)
+
         def build(item: Value) -> Value:
             if isinstance(item, Window):
                 buffer = call.buffers[item.slot]
+                if buffer in written_before:
+                    return None
                 storage = copies.get(buffer)
                 return rebuild(item, self._held(call, buffer) if storage is None else storage)
             if isinstance(item, GeneratorNumber):

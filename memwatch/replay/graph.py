@@ -72,6 +72,7 @@ def _graph(capture: Capture, program: Program, device: str) -> Graph:
             makes={buffer: size[buffer] for buffer in call.makes},
             cost=cost(call),
             writes=call.writes,
+            writes_once=call.writes_once,
             # the executor copies a buffer that the op resizes, so that the op can be computed again
             workspace_bytes=max(int(work), sum(size[buffer] for buffer in call.resized)),
             effect=(effect := effect_of(call)),

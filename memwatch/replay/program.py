@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from memwatch.capture import Capture
 
+_BATCH_NORMS = frozenset(
+    f"aten.{name}.default" for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+)
 READ, WRITTEN, RESULT = (OPERANDS.index(name) for name in ("read", "written", "result"))
 _ONLY_MOVES = "aten.set_."
 """The op that gives a tensor another storage. A replay rebuilds tensors from their windows and leaves it out."""
@@ -79,6 +82,17 @@ class Call:
     makes: tuple[int, ...]
     resized: tuple[int, ...]
     grad: bool
+
+    @property
+    def writes_once(self) -> tuple[int, ...]:
+        """Buffers that only the first computation writes: the running statistics of a batch norm in training.
+
+        Its other results do not depend on them, and torch takes None in their place.
+        """
+        if self.name not in _BATCH_NORMS:
+            return ()
+        training = self.positional[5] if len(self.positional) > 5 else self.keyword.get("training")
+        return self.writes if training else ()
 
     @property
     def where(self) -> str:

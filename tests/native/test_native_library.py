@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import memwatch
+from memwatch import build_cache
 from memwatch.errors import MemwatchError
-from memwatch.record.native import cache, library, unbuilt
+from memwatch.record.native import library, unbuilt
 
 COMMAND = [sys.executable, "-m", "memwatch", "build"]
 
@@ -116,7 +117,7 @@ def test_the_same_sources_elsewhere_are_the_same_library(tmp_path, monkeypatch):
     original = library.path()
     monkeypatch.setattr(library, "SOURCES", shutil.copytree(library.SOURCES, tmp_path / "src"))
     assert library.path() == original
-    assert original.parent == cache.folder()
+    assert original.parent == build_cache.folder()
 
 
 def test_a_library_names_its_torch_and_its_python(empty_cache):
@@ -149,7 +150,7 @@ def test_the_cache_is_where_the_platform_has_its_caches(variables, expected, mon
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert str(cache.folder()) == expected
+    assert str(build_cache.folder()) == expected
 
 
 def test_without_a_home_no_library_of_the_current_folder_is_loaded(monkeypatch):
@@ -157,7 +158,7 @@ def test_without_a_home_no_library_of_the_current_folder_is_loaded(monkeypatch):
     for name in ("MEMWATCH_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    assert cache.folder().is_relative_to("/nonexistent")
+    assert build_cache.folder().is_relative_to("/nonexistent")
 
 
 def test_no_place_to_write_is_told_before_anything_is_compiled(tmp_path, monkeypatch):

@@ -58,6 +58,20 @@ def test_program_peak_is_the_allocators(name):
     assert abs(measured.peak_increase_bytes - planned.program_peak_increase_bytes) <= 2 * SCALAR_BYTES
 
 
+def test_batch_norms_are_computed_again_without_their_statistics():
+    """A recompute neither needs nor writes the running statistics, which the program has updated once."""
+    _, prof = recorded("resnet, BatchNorm, momentum SGD")
+    recording = replayable(prof).recorded
+    norms = {call.op for call in recording.program.calls if call.writes_once}
+    planned = plan(prof, budget="70%")
+    assert any(planned.order.count(op) > 1 for op in norms)
+    result = replay(planned)
+    assert result.identical
+    assert result.peak_increase_bytes == planned.peak_increase_bytes
+    written = {buffer for call in recording.program.calls for buffer in call.writes_once}
+    assert len(written) == 2 * len(norms)
+
+
 def test_recompute_plan_differs_from_the_program():
     """The budget is met by running ops again, dropout among them: the test above tests something."""
     _, prof = recorded("gpt, AdamW foreach")

@@ -19,7 +19,6 @@ import warnings
 import weakref
 from collections.abc import Callable
 
-import numba  # noqa: F401  # what memwatch imports beside torch is imported here once
 import pandas  # noqa: F401
 import torch
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
+from memwatch.planner._random import random_below
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
 from memwatch.planner.order._walk import legal_range, move, new_walk, price, retouch, untouch
 
 if TYPE_CHECKING:
@@ -27,18 +29,6 @@ class Cooling(NamedTuple):
     farthest: int  # positions an op moves at most
 
 
-@compiled
-def random_below(state: NDArray[np.uint64], limit: int) -> int:
-    """Return a random integer below `limit` (xorshift64*)."""
-    word = state[0]
-    word ^= word >> np.uint64(12)
-    word ^= word << np.uint64(25)
-    word ^= word >> np.uint64(27)
-    state[0] = word
-    return int((word * np.uint64(2685821657736338717)) >> np.uint64(33)) % limit
-
-
-@compiled
 def hot_positions(level: IntArray, target: int, found: IntArray) -> int:
     """Write the positions above the target to `found`; return how many there are."""
     count = 0
@@ -49,7 +39,6 @@ def hot_positions(level: IntArray, target: int, found: IntArray) -> int:
     return count
 
 
-@compiled
 def propose(
     state: NDArray[np.uint64], hot: IntArray, num_hot: int, num_ops: int, farthest: int
 ) -> tuple[int, int]:
@@ -61,13 +50,12 @@ def propose(
     return random_below(state, num_ops), reach
 
 
-@compiled
 def is_accepted(state: NDArray[np.uint64], worse: float, temperature: float) -> bool:
     """Return True for a move that is not worse, and for a worse one the more rarely the colder it is (Metropolis)."""
     return worse <= 0 or random_below(state, 1 << 30) < math.exp(-worse / temperature) * (1 << 30)
 
 
-@compiled
+@with_twin(calls.anneal)
 def anneal(
     problem: Problem, order: IntArray, best: IntArray, state: NDArray[np.uint64], cooling: Cooling
 ) -> int:

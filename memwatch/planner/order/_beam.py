@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
 from memwatch.planner.order._lists import num_waiting
 from memwatch.planner.order._state import effect_of, live_at_start, mark_run
 
@@ -41,7 +42,6 @@ class Candidates(NamedTuple):
     key: NDArray[np.uint64]
 
 
-@compiled
 def new_beam(problem: Problem, width: int) -> Beam:
     """Return a beam in which row 0 is the empty downset."""
     num_ops = len(problem.workspace)
@@ -59,7 +59,6 @@ def new_beam(problem: Problem, width: int) -> Beam:
     return beam
 
 
-@compiled
 def list_candidates(
     problem: Problem, beam: Beam, size: int, bits: NDArray[np.uint64], out: Candidates
 ) -> int:
@@ -86,7 +85,6 @@ def list_candidates(
     return count
 
 
-@compiled
 def take_best(found: Candidates, count: int, chosen: IntArray) -> int:
     """Write the candidates with the lowest (peak, live) to `chosen`, one per downset; return how many."""
     size = 0
@@ -111,7 +109,6 @@ def take_best(found: Candidates, count: int, chosen: IntArray) -> int:
     return size
 
 
-@compiled
 def extend_state(problem: Problem, old: Beam, taken: tuple[int, int], new: Beam, target: int) -> int:
     """Copy a state to row `target` of the next step, run one of its ready ops there, and return that op."""
     source, slot = taken
@@ -137,7 +134,7 @@ def extend_state(problem: Problem, old: Beam, taken: tuple[int, int], new: Beam,
     return int(op)
 
 
-@compiled
+@with_twin(calls.beam_search)
 def beam_search(problem: Problem, width: int, bits: NDArray[np.uint64]) -> IntArray:
     """Return the best order found with the `width` best downsets of every size; `bits` holds a random word per op."""
     num_ops = len(problem.workspace)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
 from memwatch.planner.order._state import effect_of, mark_run, mark_unrun
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ class Downset(NamedTuple):
     waiting: IntArray  # op -> how many ops it waits for, -1 once it has run
 
 
-@compiled
 def run_op(problem: Problem, now: Downset, op: int) -> None:
     """Add an op to the downset; the caller updates `words`."""
     mark_run(problem, now.seen, op)
@@ -40,7 +38,6 @@ def run_op(problem: Problem, now: Downset, op: int) -> None:
         now.waiting[problem.succ[entry]] -= 1
 
 
-@compiled
 def unrun_op(problem: Problem, now: Downset, op: int) -> None:
     """Undo `run_op`."""
     mark_unrun(problem, now.seen, op)
@@ -49,7 +46,6 @@ def unrun_op(problem: Problem, now: Downset, op: int) -> None:
         now.waiting[problem.succ[entry]] += 1
 
 
-@compiled
 def safe_run(problem: Problem, now: Downset, first: int, room: int, run: IntArray) -> int:
     """Write a safe chain of ops from `first` to `run`: it fits in `room` and leaves no more live bytes than before.
 
@@ -95,7 +91,6 @@ def safe_run(problem: Problem, now: Downset, first: int, room: int, run: IntArra
     return found
 
 
-@compiled
 def load(problem: Problem, now: Downset) -> int:
     """Compute the rest of a downset from its words; return how many ops have not run."""
     now.seen[:] = 0

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
 from memwatch.planner.order._downset import LONGEST_RUN, Downset, load, run_op, safe_run
 from memwatch.planner.order._search import (
     EXPANDED,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 RUNNING, FOUND, EXHAUSTED, FULL = 0, 1, 2, 3
 
 
-@compiled
 def run_safe_ops(problem: Problem, search: Search, now: Downset, at: tuple[int, int]) -> tuple[int, int, int]:
     """Run all chains of ops that are safe below the level (see `safe_run`).
 
@@ -63,7 +63,6 @@ def run_safe_ops(problem: Problem, search: Search, now: Downset, at: tuple[int, 
     return done, live, node
 
 
-@compiled
 def bound_of(problem: Problem, needs: Needs, now: Downset) -> int:
     """Return a peak (bytes) that no order which goes on from this downset can go below."""
     total = needs.certain.copy()
@@ -78,7 +77,6 @@ def bound_of(problem: Problem, needs: Needs, now: Downset) -> int:
     return int(bound)
 
 
-@compiled
 def expand(problem: Problem, search: Search, now: Downset, at: tuple[int, int], below: int) -> None:
     """Queue every downset that is one op larger, if its peak is under `below`."""
     live, node = at
@@ -107,7 +105,6 @@ def expand(problem: Problem, search: Search, now: Downset, at: tuple[int, int], 
             heap_push(search, key, state)
 
 
-@compiled
 def postpone(search: Search, bound: int, state: int, node: int) -> None:
     """Queue a state for when the level has reached its bound."""
     search.lowest_peak[state] = bound
@@ -115,7 +112,6 @@ def postpone(search: Search, bound: int, state: int, node: int) -> None:
     heap_push(search, bound, state)
 
 
-@compiled
 def next_state(search: Search) -> int:
     """Take the next state from the stack or, with a higher level, from the heap; -1 when there is none."""
     while search.tally[STACKED] or search.tally[HEAPED]:
@@ -130,7 +126,6 @@ def next_state(search: Search) -> int:
     return -1
 
 
-@compiled
 def is_full(search: Search, num_ops: int) -> bool:
     """Return True when one more expansion may exceed the memory of the search."""
     return bool(
@@ -140,7 +135,7 @@ def is_full(search: Search, num_ops: int) -> bool:
     )
 
 
-@compiled
+@with_twin(calls.advance)
 def advance(
     problem: Problem, needs: Needs, search: Search, below: int, max_expansions: int
 ) -> tuple[int, int]:

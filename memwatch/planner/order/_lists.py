@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
 from memwatch.planner.order._state import effect_of, live_at_start, mark_run, mark_unrun
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from memwatch.planner.order.problem import Problem
 
 
-@compiled
 def num_waiting(problem: Problem) -> IntArray:
     """Return for each op the number of ops that it waits for."""
     waiting = np.empty(len(problem.workspace), np.int64)
@@ -23,7 +23,7 @@ def num_waiting(problem: Problem) -> IntArray:
     return waiting
 
 
-@compiled
+@with_twin(calls.breadth_first)
 def breadth_first(problem: Problem) -> IntArray:
     """Return the ops in the order in which they become ready."""
     num_ops = len(problem.workspace)
@@ -47,7 +47,7 @@ def breadth_first(problem: Problem) -> IntArray:
     return order
 
 
-@compiled
+@with_twin(calls.depth_first)
 def depth_first(problem: Problem, by_size: IntArray, below: IntArray) -> IntArray:
     """Return a post-order from the ends of the program, small ops first, as torch._inductor.memory does.
 
@@ -83,7 +83,6 @@ def depth_first(problem: Problem, by_size: IntArray, below: IntArray) -> IntArra
     return order
 
 
-@compiled
 def run_ahead(problem: Problem, seen: IntArray, waiting: IntArray, op: int, longest: int) -> tuple[int, int]:
     """Return (highest rise, net change of live bytes) of the chain from an op to its lowest point.
 
@@ -117,7 +116,7 @@ def run_ahead(problem: Problem, seen: IntArray, waiting: IntArray, op: int, long
     return top_at_valley, valley
 
 
-@compiled
+@with_twin(calls.least_growth)
 def least_growth(problem: Problem, longest: int, widest: int) -> IntArray:
     """Return an order that runs, op by op, the op that fits under the peak so far and grows least.
 

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
 
 if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
     from memwatch.planner.order.problem import Problem
 
 
-@compiled
+@with_twin(calls.must_live)
 def must_live(problem: Problem, order: IntArray, chosen: IntArray) -> IntArray:
     """Return the bytes that must be live while each chosen op runs, when nothing is computed twice.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from memwatch.planner.order.problem import Problem
 
 
-@compiled
+@with_twin(calls.ancestors)
 def ancestors(problem: Problem, order: IntArray) -> NDArray[np.bool_]:
     """Return a matrix whose row v marks v and every op that must run before v; `order` is any valid order."""
     num_ops = len(order)
@@ -40,7 +42,7 @@ class Needs(NamedTuple):
     pending: IntArray
 
 
-@compiled
+@with_twin(partial(calls.needs_matrix, Needs))
 def needs_matrix(problem: Problem, before: NDArray[np.bool_]) -> Needs:
     """Return the needs of every op, from the matrix of `ancestors`."""
     num_ops = len(problem.workspace)

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
 # slots of Search.tally
 STATES, NODES, STACKED, HEAPED, LEVEL, EXPANDED = 0, 1, 2, 3, 4, 5
 EXPANDED_MARK = -1
+_MASK = (1 << 64) - 1
 
 
 class Search(NamedTuple):
@@ -51,14 +50,13 @@ def new_search(num_ops: int, max_states: int) -> Search:
     )  # fmt: skip
 
 
-@compiled
 def find(search: Search, words: NDArray[np.uint64]) -> int:
     """Return the state of a downset or, if it is new, -1 - slot with its slot in the table."""
-    mixed = np.uint64(1469598103934665603)
-    for word in words:
-        mixed = (mixed ^ word) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-    mask = np.uint64(len(search.table) - 1)
+    mixed = 1469598103934665603
+    for word in words.tolist():
+        mixed = ((mixed ^ word) * 0x9E3779B97F4A7C15) & _MASK
+        mixed ^= mixed >> 29
+    mask = len(search.table) - 1
     slot = mixed & mask
     while search.table[slot]:
         state = search.table[slot] - 1
@@ -67,11 +65,10 @@ def find(search: Search, words: NDArray[np.uint64]) -> int:
             same &= search.words[state, index] == words[index]
         if same:
             return int(state)
-        slot = (slot + np.uint64(1)) & mask
-    return -1 - int(slot)
+        slot = (slot + 1) & mask
+    return -1 - slot
 
 
-@compiled
 def remember(search: Search, words: NDArray[np.uint64], slot: int, live: int) -> int:
     """Add a new downset and return its state number."""
     state = search.tally[STATES]
@@ -83,7 +80,6 @@ def remember(search: Search, words: NDArray[np.uint64], slot: int, live: int) ->
     return int(state)
 
 
-@compiled
 def new_node(search: Search, parent: int, op: int) -> int:
     """Return a new path: another one and an op more."""
     node = search.tally[NODES]
@@ -93,7 +89,6 @@ def new_node(search: Search, parent: int, op: int) -> int:
     return int(node)
 
 
-@compiled
 def heap_push(search: Search, key: int, state: int) -> None:
     """Queue a state until the level has risen to `key`."""
     hole = search.tally[HEAPED]
@@ -107,7 +102,6 @@ def heap_push(search: Search, key: int, state: int) -> None:
     search.heap_key[hole], search.heap_state[hole] = key, state
 
 
-@compiled
 def heap_pop(search: Search) -> int:
     """Remove and return the state with the lowest key."""
     result = search.heap_state[0]

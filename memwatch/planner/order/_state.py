@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
 
 if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
     from memwatch.planner.order.problem import Problem
 
 
-@compiled
 def live_at_start(problem: Problem) -> int:
     """Return the live bytes before the first op."""
     live = problem.always
@@ -23,7 +23,6 @@ def live_at_start(problem: Problem) -> int:
     return live
 
 
-@compiled
 def effect_of(problem: Problem, seen: IntArray, op: int) -> tuple[int, int]:
     """Return (bytes that an op needs on top of what is live, change of live bytes after it).
 
@@ -44,21 +43,18 @@ def effect_of(problem: Problem, seen: IntArray, op: int) -> tuple[int, int]:
     return rise + problem.workspace[op], rise - fall
 
 
-@compiled
 def mark_run(problem: Problem, seen: IntArray, op: int) -> None:
     """Count an op as run in `seen`."""
     for entry in range(problem.touch_ptr[op], problem.touch_ptr[op + 1]):
         seen[problem.touch[entry]] += 1
 
 
-@compiled
 def mark_unrun(problem: Problem, seen: IntArray, op: int) -> None:
     """Undo `mark_run`."""
     for entry in range(problem.touch_ptr[op], problem.touch_ptr[op + 1]):
         seen[problem.touch[entry]] -= 1
 
 
-@compiled
 def levels_of(problem: Problem, order: IntArray) -> IntArray:
     """Return the live bytes while each op of the order runs."""
     seen = np.zeros(len(problem.nbytes), np.int64)
@@ -72,7 +68,7 @@ def levels_of(problem: Problem, order: IntArray) -> IntArray:
     return levels
 
 
-@compiled
+@with_twin(calls.peak_of)
 def peak_of(problem: Problem, order: IntArray) -> int:
     """Return the peak of an order (bytes)."""
     peak = live_at_start(problem)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
 from memwatch.planner.order._state import effect_of, live_at_start, mark_run
 
 if TYPE_CHECKING:
@@ -27,18 +29,23 @@ class Walk(NamedTuple):
     last: IntArray  # buffer -> op that touches it last
 
 
-@compiled
-def new_walk(problem: Problem, order: IntArray) -> Walk:
-    """Return the walk of an order."""
+def empty_walk(problem: Problem, order: IntArray) -> Walk:
+    """Return the walk of an order before its bytes are counted."""
     num_ops, num_buffers = len(order), len(problem.nbytes)
-    walk = Walk(
+    return Walk(
         order.copy(), np.empty(num_ops, np.int64), np.empty(num_ops, np.int64), np.empty(num_ops, np.int64),
         np.empty(num_ops, np.int64), np.empty(num_ops + 1, np.int64), np.empty(num_buffers, np.int64),
         np.empty(num_buffers, np.int64),
     )  # fmt: skip
-    seen = np.zeros(num_buffers, np.int64)
+
+
+@with_twin(partial(calls.new_walk, empty_walk))
+def new_walk(problem: Problem, order: IntArray) -> Walk:
+    """Return the walk of an order."""
+    walk = empty_walk(problem, order)
+    seen = np.zeros(len(problem.nbytes), np.int64)
     walk.after[0] = live_at_start(problem)
-    for position in range(num_ops):
+    for position in range(len(order)):
         op = order[position]
         walk.place[op] = position
         walk.rise[op], walk.net[op] = effect_of(problem, seen, op)
@@ -52,7 +59,6 @@ def new_walk(problem: Problem, order: IntArray) -> Walk:
     return walk
 
 
-@compiled
 def legal_range(problem: Problem, walk: Walk, op: int) -> tuple[int, int]:
     """Return the first and the last position that an op may move to, while all others keep their order."""
     lowest, highest = 0, len(walk.order) - 1
@@ -63,7 +69,6 @@ def legal_range(problem: Problem, walk: Walk, op: int) -> tuple[int, int]:
     return lowest, highest
 
 
-@compiled
 def new_first(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> int:
     """Return the op that touches a buffer first after `op` has moved to position `to`."""
     first = walk.first[buffer]
@@ -76,7 +81,6 @@ def new_first(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> in
     return int(first)
 
 
-@compiled
 def new_last(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> int:
     """Return the op that touches a buffer last after `op` has moved to position `to`."""
     last = walk.last[buffer]
@@ -89,7 +93,6 @@ def new_last(problem: Problem, walk: Walk, buffer: int, op: int, to: int) -> int
     return int(last)
 
 
-@compiled
 def retouch(problem: Problem, walk: Walk, op: int, to: int, undo: IntArray) -> int:
     """Assign allocations and frees to the ops that make them after `op` has moved to `to`.
 
@@ -108,7 +111,6 @@ def retouch(problem: Problem, walk: Walk, op: int, to: int, undo: IntArray) -> i
     return count
 
 
-@compiled
 def hand_over(problem: Problem, walk: Walk, buffer: int, first: int, last: int) -> None:
     """Make `first` allocate the buffer and `last` free it."""
     nbytes = problem.nbytes[buffer]
@@ -123,14 +125,12 @@ def hand_over(problem: Problem, walk: Walk, buffer: int, first: int, last: int) 
     walk.first[buffer], walk.last[buffer] = first, last
 
 
-@compiled
 def untouch(problem: Problem, walk: Walk, undo: IntArray, count: int) -> None:
     """Undo `retouch`."""
     for index in range(count):
         hand_over(problem, walk, undo[3 * index], undo[3 * index + 1], undo[3 * index + 2])
 
 
-@compiled
 def price(walk: Walk, op: int, to: int, target: int, best: int) -> tuple[float, int]:
     """Return the changes of (overflow above the target, positions at or above the best peak) by a move."""
     place = walk.place[op]
@@ -150,7 +150,6 @@ def price(walk: Walk, op: int, to: int, target: int, best: int) -> tuple[float, 
     return overflow, touching
 
 
-@compiled
 def move(walk: Walk, op: int, to: int) -> None:
     """Put an op at position `to` and update everything in between."""
     place = walk.place[op]

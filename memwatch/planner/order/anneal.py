@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memwatch.planner._random import random_state
+
 if TYPE_CHECKING:
     from memwatch.planner.clock import Clock
     from memwatch.planner.csr import IntArray
@@ -43,7 +45,7 @@ def anneal_order(
     from memwatch.planner.order import _anneal as kernel
     from memwatch.planner.order._state import peak_of
 
-    state = np.random.default_rng(seed).integers(1, 2**63, size=1, dtype=np.uint64)
+    state = random_state(seed)
     best: IntArray = start.copy()
     current: IntArray = start.copy()
     best_peak = int(peak_of(problem, best))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.planner.clock import Clock
+from memwatch.planner.kernels import prepare
 from memwatch.planner.order import cpsat
 from memwatch.planner.order.anneal import anneal_order
 from memwatch.planner.order.bounds import lower_bound
@@ -15,7 +16,6 @@ from memwatch.planner.order.exact import beat_or_prove, search_orders
 from memwatch.planner.order.lists import beam_orders, list_orders
 from memwatch.planner.order.problem import Problem, order_problem
 from memwatch.planner.order.tree import tree_order
-from memwatch.planner.order.warm import warm_up
 from memwatch.planner.peak import simulate
 from memwatch.planner.schedule import Schedule
 
@@ -80,14 +80,13 @@ def best_order(graph: Graph, *, time_limit_s: float = 10.0, seed: int = 0) -> Or
 
     Args:
         graph: the program.
-        time_limit_s: when to stop (seconds). Compiling the kernels, once per machine, is not counted. Small
-            programs are done before: their result depends on the seed alone.
+        time_limit_s: when to stop (seconds). Small programs are done before: their result depends on the seed
+            alone.
         seed: seed of the random moves.
 
     Returns:
         The order, its peak and the best lower bound.
     """
-    warm_up()
     return find_order(graph, seed=seed, clock=Clock.of(time_limit_s))
 
 
@@ -99,6 +98,7 @@ def find_order(graph: Graph, *, seed: int, clock: Clock) -> OrderResult:
     for method, order in list_orders(problem, clock.share(0.5)):
         best.consider(order, method)
     if not best.is_proven:
+        prepare(clock)
         _improve(best, seed, clock)
     result = simulate(graph, Schedule.from_order(best.order))
     assert result.peak_bytes == best.peak_bytes, "the two simulators disagree"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
 from memwatch.planner.recompute._draft import Draft, insert
 from memwatch.planner.recompute._events import Events, first_at, left_before
 from memwatch.planner.recompute._missing import MOVE, Cut, Search, missing_ops, price_of
@@ -32,13 +31,11 @@ class Scene(NamedTuple):
     budget: int  # bytes
 
 
-@compiled
 def cut_of(row: IntArray) -> Cut:
     """Return one row of a table of cuts."""
     return Cut(row[BUFFER], row[VERSION], row[SINCE], row[UNTIL], row[WAY], row[PEAK_STEP])
 
 
-@compiled
 def gaps_at(model: Model, events: Events, draft: Draft, step: int) -> IntArray:
     """Return the buffers that are idle at a step and wanted later, as a table of cuts."""
     rows = np.zeros((model.num_buffers, 6), np.int64)
@@ -63,7 +60,6 @@ def gaps_at(model: Model, events: Events, draft: Draft, step: int) -> IntArray:
     return rows[:count]
 
 
-@compiled
 def move_points(model: Model, scene: Scene, cut: Cut) -> tuple[int, int, float]:
     """Return where to move a buffer out and back, so that computing hides the copies as far as possible.
 
@@ -86,7 +82,6 @@ def move_points(model: Model, scene: Scene, cut: Cut) -> tuple[int, int, float]:
     return out_before, in_before, stall + max(left, 0.0)
 
 
-@compiled
 def apply_cut(model: Model, scene: Scene, target: Draft, cut: Cut, limit: int) -> tuple[bool, float]:
     """Make a cut in `target`; return whether it was possible, and its price.
 

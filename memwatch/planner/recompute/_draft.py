@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
-
 if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
 
@@ -20,13 +18,11 @@ class Draft(NamedTuple):
     size: IntArray
 
 
-@compiled
 def new_draft(room: int) -> Draft:
     """Return an empty schedule with room for so many steps."""
     return Draft(np.empty(room, np.int64), np.empty(room, np.int64), np.zeros(1, np.int64))
 
 
-@compiled
 def load(draft: Draft, tokens: IntArray) -> None:
     """Replace the schedule by these tokens and number its steps."""
     draft.size[0] = len(tokens)
@@ -34,7 +30,6 @@ def load(draft: Draft, tokens: IntArray) -> None:
     draft.ids[: len(tokens)] = np.arange(len(tokens))
 
 
-@compiled
 def copy(source: Draft, target: Draft) -> None:
     """Make the target equal to the source."""
     size = source.size[0]
@@ -43,7 +38,6 @@ def copy(source: Draft, target: Draft) -> None:
     target.ids[:size] = source.ids[:size]
 
 
-@compiled
 def insert(draft: Draft, at: int, tokens: IntArray) -> None:
     """Insert tokens before a step."""
     size, count = draft.size[0], len(tokens)
@@ -55,7 +49,6 @@ def insert(draft: Draft, at: int, tokens: IntArray) -> None:
     draft.size[0] = size + count
 
 
-@compiled
 def remove(draft: Draft, first: int, second: int) -> None:
     """Remove one step, or two (`second` is -1 for one)."""
     at = 0

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
-
 if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
     from memwatch.planner.recompute._draft import Draft
@@ -26,9 +24,9 @@ class Events(NamedTuple):
     leaves: IntArray  # version that is there after it
 
 
-@compiled
 def _count(model: Model, draft: Draft) -> IntArray:
     ptr = np.zeros(model.num_buffers + 1, np.int64)
+    seen = np.zeros(model.num_ops, np.bool_)
     for step in range(draft.size[0]):
         token = draft.tokens[step]
         if token >= model.num_ops:
@@ -37,19 +35,18 @@ def _count(model: Model, draft: Draft) -> IntArray:
         for entry in range(model.read_ptr[token], model.read_ptr[token + 1]):
             ptr[model.read[entry] + 1] += 1
         for entry in range(model.write_ptr[token], model.write_ptr[token + 1]):
-            ptr[model.write[entry] + 1] += 1
+            ptr[model.write[entry] + 1] += not (seen[token] and model.once[entry])
+        seen[token] = True
         for entry in range(model.make_ptr[token], model.make_ptr[token + 1]):
             ptr[model.make[entry] + 1] += 1
     return np.cumsum(ptr)
 
 
-@compiled
 def _put(events: Events, slot: int, step: int, versions: tuple[int, int]) -> None:
     events.step[slot] = step
     events.needs[slot], events.leaves[slot] = versions
 
 
-@compiled
 def list_events(model: Model, draft: Draft) -> Events:
     """Return the events of every buffer in a valid schedule."""
     ptr = _count(model, draft)
@@ -57,6 +54,7 @@ def list_events(model: Model, draft: Draft) -> Events:
     events = Events(ptr, np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64))
     at = ptr[:-1].copy()
     on_host = np.zeros(model.num_buffers, np.int64)
+    seen = np.zeros(model.num_ops, np.bool_)
     for step in range(draft.size[0]):
         token = draft.tokens[step]
         if token >= model.num_ops:
@@ -74,16 +72,18 @@ def list_events(model: Model, draft: Draft) -> Events:
             _put(events, at[model.read[entry]], step, (version, version))
             at[model.read[entry]] += 1
         for entry in range(model.write_ptr[token], model.write_ptr[token + 1]):
+            if seen[token] and model.once[entry]:
+                continue
             version = model.write_version[entry]
             _put(events, at[model.write[entry]], step, (version - 1, version))
             at[model.write[entry]] += 1
         for entry in range(model.make_ptr[token], model.make_ptr[token + 1]):
             _put(events, at[model.make[entry]], step, (-1, 0))
             at[model.make[entry]] += 1
+        seen[token] = True
     return events
 
 
-@compiled
 def first_at(events: Events, buffer: int, step: int) -> int:
     """Return the first event of a buffer at or after a step; ``ptr[buffer + 1]`` for none."""
     low, high = events.ptr[buffer], events.ptr[buffer + 1]
@@ -96,14 +96,12 @@ def first_at(events: Events, buffer: int, step: int) -> int:
     return int(low)
 
 
-@compiled
 def wanted_at(model: Model, events: Events, buffer: int, step: int) -> int:
     """Return the version of a buffer that is alive just before a step because it is needed later, or -1."""
     slot = first_at(events, buffer, step)
     return int(model.final[buffer] if slot == events.ptr[buffer + 1] else events.needs[slot])
 
 
-@compiled
 def left_before(model: Model, events: Events, buffer: int, step: int) -> tuple[int, int]:
     """Return (version, step) of the last event before a step; version -1 if the buffer is not there."""
     slot = first_at(events, buffer, step) - 1

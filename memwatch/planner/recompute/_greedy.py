@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
+from memwatch.planner._random import random_unit
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
 from memwatch.planner.recompute._cuts import (
     BUFFER,
     SINCE,
@@ -55,6 +57,7 @@ class Style(NamedTuple):
     shortlist: int  # how many cuts are tried out per step
     max_cuts: int
     spread: bool  # make the same cut in all repeated blocks at once
+    random: NDArray[np.uint64]  # random state
 
 
 class Tools(NamedTuple):
@@ -82,7 +85,6 @@ class Area(NamedTuple):
     steps: IntArray
 
 
-@compiled
 def new_tools(model: Model, room: int) -> Tools:
     """Allocate the working memory for schedules of up to `room` steps."""
     return Tools(
@@ -94,7 +96,6 @@ def new_tools(model: Model, room: int) -> Tools:
     )
 
 
-@compiled
 def _area(draft: Draft, work: Work, budget: int) -> Area:
     area = Area(np.zeros(draft.size[0] + 1, np.int64), np.zeros(draft.size[0] + 1, np.int64))
     for step in range(draft.size[0]):
@@ -104,14 +105,12 @@ def _area(draft: Draft, work: Work, budget: int) -> Area:
     return area
 
 
-@compiled
 def _covered(model: Model, area: Area, buffer: int, since: int, until: int) -> float:
     """Return a bound on the bytes above the budget, summed over steps, that a gap is responsible for."""
     steps = area.steps[until] - area.steps[since + 1]
     return float(min(model.nbytes[buffer] * steps, area.nbytes[until] - area.nbytes[since + 1]))
 
 
-@compiled
 def _gaps_to_examine(model: Model, area: Area, gaps: IntArray) -> IntArray:
     """Return the gaps to examine: of very many, only the widest ones of every class of ops."""
     if len(gaps) <= _MANY_GAPS:
@@ -132,7 +131,6 @@ def _gaps_to_examine(model: Model, area: Area, gaps: IntArray) -> IntArray:
     return gaps[kept[:count]]
 
 
-@compiled
 def _estimate(model: Model, scene: Scene, cut: Cut, area: Area) -> tuple[float, float]:
     """Return an estimate of (overflow removed, price) for a cut whose missing ops were just found, or a move."""
     net = _covered(model, area, cut.buffer, cut.since, cut.until)
@@ -144,7 +142,6 @@ def _estimate(model: Model, scene: Scene, cut: Cut, area: Area) -> tuple[float, 
     return net, price_of(model, search)
 
 
-@compiled
 def _rank_cuts(model: Model, scene: Scene, work: Work, peak_step: int, style: Style) -> Ranking:
     """Return the cuts that lower live bytes at a step, ranked."""
     area = _area(scene.draft, work, style.budget)
@@ -173,7 +170,6 @@ def _rank_cuts(model: Model, scene: Scene, work: Work, peak_step: int, style: St
     return Ranking(rows[:count], score[:count], np.argsort(-score[:count], kind="mergesort"))
 
 
-@compiled
 def _gain(model: Model, tools: Tools, budget: int, before: float) -> float:
     """Return how much less overflow the trial has; -1 for a trial that is not valid."""
     if sweep(model, tools.trial, tools.trial_work) < 0:
@@ -181,7 +177,6 @@ def _gain(model: Model, tools: Tools, budget: int, before: float) -> float:
     return before - overflow(model, tools.trial, tools.trial_work, budget)
 
 
-@compiled
 def _same_cut_in_other_blocks(model: Model, ranking: Ranking, chosen: int, needed: int) -> IntArray:
     """Return the cuts that do in other blocks what the chosen one does, until enough bytes are freed."""
     row = ranking.rows[chosen]
@@ -203,7 +198,6 @@ def _same_cut_in_other_blocks(model: Model, ranking: Ranking, chosen: int, neede
     return ranks[:count][np.argsort(-untils, kind="mergesort")]
 
 
-@compiled
 def _spread(model: Model, scene: Scene, tools: Tools, rows: IntArray, limit: int) -> float:
     """Make several cuts in the trial schedule; return their price."""
     copy(scene.draft, tools.trial)
@@ -214,7 +208,6 @@ def _spread(model: Model, scene: Scene, tools: Tools, rows: IntArray, limit: int
     return total
 
 
-@compiled
 def _best_cut(model: Model, draft: Draft, tools: Tools, peak_step: int, style: Style) -> bool:
     """Write the best schedule that is one cut away to ``tools.best``; return False if no cut helps."""
     scene = Scene(draft, list_events(model, draft), tools.search, tools.work.live, style.budget)
@@ -229,7 +222,7 @@ def _best_cut(model: Model, draft: Draft, tools: Tools, peak_step: int, style: S
         gain = _gain(model, tools, style.budget, before)
         if gain <= 0:
             continue
-        score = gain**style.area_power / (price + _TINY) * (1.0 + style.noise * np.random.random())
+        score = gain**style.area_power / (price + _TINY) * (1.0 + style.noise * random_unit(style.random))
         if score > best_score:
             best_score, chosen = score, rank
             copy(tools.trial, tools.best)
@@ -242,7 +235,6 @@ def _best_cut(model: Model, draft: Draft, tools: Tools, peak_step: int, style: S
     return chosen >= 0
 
 
-@compiled
 def _highest_step(draft: Draft, work: Work, barred: IntArray) -> int:
     """Return the first step with the most live bytes among those that are not barred."""
     best = -1
@@ -252,7 +244,7 @@ def _highest_step(draft: Draft, work: Work, barred: IntArray) -> int:
     return best
 
 
-@compiled
+@with_twin(calls.fit)
 def fit(model: Model, draft: Draft, style: Style) -> int:
     """Cut gaps until the schedule fits the budget or no cut helps; return the peak (bytes).
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
 from memwatch.planner.recompute._events import left_before, wanted_at
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ class Search(NamedTuple):
 OPS, WAITING, KEPT = 0, 1, 2
 
 
-@compiled
 def new_search(num_ops: int) -> Search:
     """Return new working memory."""
     return Search(
@@ -53,7 +51,14 @@ def new_search(num_ops: int) -> Search:
     )  # fmt: skip
 
 
-@compiled
+def _may_run_again(model: Model, op: int, buffer: int) -> bool:
+    """Return True if an op may run again to make or write a buffer."""
+    for entry in range(model.write_ptr[op], model.write_ptr[op + 1]):
+        if model.once[entry] and model.write[entry] == buffer:
+            return False
+    return bool(model.again[op])
+
+
 def _add_unit(model: Model, search: Search, buffer: int, version: int) -> bool:
     """Add the producer of a buffer and its mutations up to a version; return False if one may not run again."""
     if model.producer[buffer] < 0:
@@ -62,7 +67,7 @@ def _add_unit(model: Model, search: Search, buffer: int, version: int) -> bool:
         op = model.producer[buffer]
         if position > 0:
             op = model.writer[model.writer_ptr[buffer] + position - 1]
-        if model.again[op] == 0:
+        if not _may_run_again(model, op, buffer):
             return False
     for position in range(version + 1):
         op = model.producer[buffer]
@@ -77,7 +82,6 @@ def _add_unit(model: Model, search: Search, buffer: int, version: int) -> bool:
     return True
 
 
-@compiled
 def _add_gone(model: Model, events: Events, search: Search, wanted: tuple[int, int], cut: Cut) -> bool:
     """Add the ops that make one input (buffer, version), unless it is alive or will be kept; False if impossible."""
     buffer, version = wanted
@@ -96,7 +100,6 @@ def _add_gone(model: Model, events: Events, search: Search, wanted: tuple[int, i
     return True
 
 
-@compiled
 def missing_ops(model: Model, events: Events, search: Search, cut: Cut, limit: int) -> int:
     """Write the ops to run again just before the end of a cut to ``search.ops``, in program order.
 
@@ -113,6 +116,8 @@ def missing_ops(model: Model, events: Events, search: Search, cut: Cut, limit: i
         search.counts[WAITING] -= 1
         op = search.stack[search.counts[WAITING]]
         for entry in range(model.write_ptr[op], model.write_ptr[op + 1]):
+            if model.once[entry]:
+                continue
             # a mutation runs again on a buffer that was made again too; on the program's own it would apply twice
             if not _add_unit(model, search, model.write[entry], model.write_version[entry] - 1):
                 return -1
@@ -127,7 +132,6 @@ def missing_ops(model: Model, events: Events, search: Search, cut: Cut, limit: i
     return int(found)
 
 
-@compiled
 def price_of(model: Model, search: Search) -> float:
     """Return the cost of the ops found."""
     price = 0.0

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
+from memwatch.planner._random import permutation, random_below, random_unit
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
 from memwatch.planner.recompute._cuts import WAY, Scene, apply_cut, cut_of, gaps_at
 from memwatch.planner.recompute._draft import Draft, copy, load, new_draft
 from memwatch.planner.recompute._events import list_events
@@ -23,6 +25,8 @@ from memwatch.planner.recompute._prune import (
 from memwatch.planner.recompute._sweep import Work, new_work, overflow, sweep
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from memwatch.planner.recompute.model import Model
 
 _FARTHEST = 40  # steps that one step is moved by at most
@@ -33,9 +37,10 @@ class Effort(NamedTuple):
 
     budget: int  # bytes
     rounds: int
-    seed: int
     warmth: float  # a schedule dearer by this share of the cost may be accepted; the share falls to 0
     limit: int  # the most ops one cut may add
+    total_cost: float  # of the program
+    random: NDArray[np.uint64]  # random state
 
 
 class Bench(NamedTuple):
@@ -44,18 +49,18 @@ class Bench(NamedTuple):
     work: Work
     search: Search
     trial: Draft
+    random: NDArray[np.uint64]
 
 
-@compiled
 def shift_one(model: Model, draft: Draft, bench: Bench) -> None:
     """Move a random step to a random place not far away, unless that makes the schedule invalid."""
     size = draft.size[0]
-    source = np.random.randint(0, size)
+    source = random_below(bench.random, size)
     token = draft.tokens[source]
     if token < model.num_ops and model.stays[token] == 1:
         return
-    reach = 1 + np.random.randint(0, max(2, min(size, _FARTHEST)))
-    target = source + (reach if np.random.random() < 0.5 else -reach)
+    reach = 1 + random_below(bench.random, max(2, min(size, _FARTHEST)))
+    target = source + (reach if random_unit(bench.random) < 0.5 else -reach)
     target = min(max(target, 0), size - 1)
     copy(draft, bench.trial)
     tokens, step = bench.trial.tokens, 1 if target > source else -1
@@ -66,39 +71,41 @@ def shift_one(model: Model, draft: Draft, bench: Bench) -> None:
         copy(bench.trial, draft)
 
 
-@compiled
-def undo_some(model: Model, draft: Draft, work: Work) -> None:
+def undo_some(model: Model, draft: Draft, bench: Bench) -> None:
     """Take back random recomputes and moves, a few everywhere or most of those in one window."""
     count = computes(model, draft)
-    first, last, share = 0, draft.size[0], 0.05 + 0.3 * np.random.random()
-    if np.random.random() < 0.5:
-        width = max(4, int(draft.size[0] * 0.5 * np.random.random()))
-        first = np.random.randint(0, draft.size[0])
+    first, last, share = 0, draft.size[0], 0.05 + 0.3 * random_unit(bench.random)
+    if random_unit(bench.random) < 0.5:
+        width = max(4, int(draft.size[0] * 0.5 * random_unit(bench.random)))
+        first = random_below(bench.random, draft.size[0])
         last, share = min(draft.size[0], first + width), 0.7
     for step in range(last - 1, first - 1, -1):
-        if step < draft.size[0] and is_removable(model, draft, step, count) and np.random.random() < share:
+        if (
+            step < draft.size[0]
+            and is_removable(model, draft, step, count)
+            and random_unit(bench.random) < share
+        ):
             remove_step(model, draft, step)
             count = computes(model, draft)
-    drop_useless(model, draft, work)
+    drop_useless(model, draft, bench.work)
 
 
-@compiled
 def cut_anywhere(model: Model, draft: Draft, bench: Bench, effort: Effort) -> None:
     """Cut a random gap at a random step, unless that makes the schedule invalid."""
     if draft.size[0] + effort.limit + 2 >= len(draft.tokens):
         return
     events = list_events(model, draft)
-    gaps = gaps_at(model, events, draft, np.random.randint(0, draft.size[0]))
+    gaps = gaps_at(model, events, draft, random_below(bench.random, draft.size[0]))
     if len(gaps) == 0:
         return
-    row = gaps[np.random.randint(0, len(gaps))]
-    row[WAY] = np.random.randint(0, MOVE)
-    if model.movable[row[0]] == 1 and np.random.random() < 0.5:
+    row = gaps[random_below(bench.random, len(gaps))]
+    row[WAY] = random_below(bench.random, MOVE)
+    if model.movable[row[0]] == 1 and random_unit(bench.random) < 0.5:
         row[WAY] = MOVE
     copy(draft, bench.trial)
     sweep(model, draft, bench.work)
     budget = (
-        effort.budget if np.random.random() < 0.5 else -1
+        effort.budget if random_unit(bench.random) < 0.5 else -1
     )  # with -1 no step can hide a copy: both are made at once
     scene = Scene(draft, events, bench.search, bench.work.live, budget)
     done = apply_cut(model, scene, bench.trial, cut_of(row), effort.limit)[0]
@@ -106,7 +113,6 @@ def cut_anywhere(model: Model, draft: Draft, bench: Bench, effort: Effort) -> No
         copy(bench.trial, draft)
 
 
-@compiled
 def _value(model: Model, draft: Draft, work: Work, budget: int) -> tuple[float, float]:
     """Return (bytes above the budget summed over steps, cost); infinite for an invalid schedule."""
     if sweep(model, draft, work) < 0:
@@ -114,20 +120,19 @@ def _value(model: Model, draft: Draft, work: Work, budget: int) -> tuple[float, 
     return overflow(model, draft, work, budget), duration(model, draft)
 
 
-@compiled
 def _disturb(model: Model, draft: Draft, bench: Bench, effort: Effort) -> None:
     """Change a schedule at random: by a cut, by moved steps, by undone cuts, or by two of these."""
-    choice = np.random.random()
+    choice = random_unit(bench.random)
     if 0.35 <= choice < 0.6:
         cut_anywhere(model, draft, bench, effort)
     if choice >= 0.6:
-        for _ in range(1 + np.random.randint(0, 3)):
+        for _ in range(1 + random_below(bench.random, 3)):
             shift_one(model, draft, bench)
     if choice < 0.5 or 0.6 <= choice < 0.8:
-        undo_some(model, draft, bench.work)
+        undo_some(model, draft, bench)
 
 
-@compiled
+@with_twin(calls.polish)
 def polish(model: Model, draft: Draft, effort: Effort) -> None:
     """Replace a schedule by a cheaper one within the budget or, while none fits, by one closer to it.
 
@@ -136,23 +141,21 @@ def polish(model: Model, draft: Draft, effort: Effort) -> None:
         draft: the best schedule known, replaced by a better one; its spare room limits the length.
         effort: the budget, and how long to search.
     """
-    np.random.seed(effort.seed)
-    room = len(draft.tokens)
-    bench = Bench(new_work(model, room), new_search(model.num_ops), new_draft(room))
+    room, random = len(draft.tokens), effort.random
+    bench = Bench(new_work(model, room), new_search(model.num_ops), new_draft(room), random)
     now, then = new_draft(room), new_draft(room)
     load(now, draft.tokens[: draft.size[0]])
     now_value = _value(model, now, bench.work, effort.budget)
     best_value = now_value
-    total = model.cost.sum()
     for turn in range(effort.rounds):
         copy(now, then)
         _disturb(model, then, bench, effort)
-        power, noise = 0.5 + np.random.random(), 0.5 * np.random.random()
-        style = Style(effort.budget, power, noise, effort.limit, 8, 4 * model.num_ops, False)
+        power, noise = 0.5 + random_unit(random), 0.5 * random_unit(random)
+        style = Style(effort.budget, power, noise, effort.limit, 8, 4 * model.num_ops, False, random)
         if fit(model, then, style) <= effort.budget:
-            prune(model, then, effort.budget, np.random.permutation(then.size[0]))
+            prune(model, then, effort.budget, permutation(random, then.size[0]))
         value = _value(model, then, bench.work, effort.budget)
-        allowed = effort.warmth * total * (1.0 - turn / effort.rounds) * np.random.random()
+        allowed = effort.warmth * effort.total_cost * (1.0 - turn / effort.rounds) * random_unit(random)
         if value[0] < now_value[0] or (value[0] == now_value[0] and value[1] <= now_value[1] + allowed):
             copy(then, now)
             now_value = value

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
 from memwatch.planner.recompute._draft import copy, new_draft, remove
 from memwatch.planner.recompute._sweep import begin, compute_backwards, move_backwards, new_work, sweep
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from memwatch.planner.recompute.model import Model
 
 
-@compiled
+@with_twin(calls.duration)
 def duration(model: Model, draft: Draft) -> float:
     """Return the time from the first step to the last, in the unit of the ops' costs.
 
@@ -52,7 +53,6 @@ def duration(model: Model, draft: Draft) -> float:
     return max(now, engine)
 
 
-@compiled
 def computes(model: Model, draft: Draft) -> IntArray:
     """Return how often every op is computed."""
     count = np.zeros(model.num_ops, np.int64)
@@ -62,18 +62,16 @@ def computes(model: Model, draft: Draft) -> IntArray:
     return count
 
 
-@compiled
-def _is_useless(model: Model, op: int, work: Work) -> bool:
+def _is_useless(model: Model, op: int, work: Work, is_first: bool) -> bool:
     for entry in range(model.make_ptr[op], model.make_ptr[op + 1]):
         if work.wanted[model.make[entry]] == 0:
             return False
     useful = 0
     for entry in range(model.write_ptr[op], model.write_ptr[op + 1]):
-        useful += work.wanted[model.write[entry]] != -1
+        useful += (is_first or not model.once[entry]) and work.wanted[model.write[entry]] != -1
     return bool(useful == 0)
 
 
-@compiled
 def drop_useless(model: Model, draft: Draft, work: Work) -> None:
     """Remove the repeated ops and the moves whose results nobody uses."""
     count = computes(model, draft)
@@ -86,8 +84,9 @@ def drop_useless(model: Model, draft: Draft, work: Work) -> None:
             before[token] -= 1
             # the first computation of such an op keeps its place, so a later one is dropped instead
             is_bound = model.stays[token] == 1 and before[token] == 0
-            if count[token] > 1 and not is_bound and _is_useless(model, token, work):
+            if count[token] > 1 and not is_bound and _is_useless(model, token, work, before[token] == 0):
                 count[token] -= 1
+                work.left[token] -= model.has_once
                 continue
             compute_backwards(model, token, step, work)
         else:
@@ -103,7 +102,6 @@ def drop_useless(model: Model, draft: Draft, work: Work) -> None:
     draft.size[0] = size - at
 
 
-@compiled
 def remove_step(model: Model, draft: Draft, step: int) -> None:
     """Remove one step; a move out is removed together with the move back."""
     partner = -1
@@ -116,7 +114,6 @@ def remove_step(model: Model, draft: Draft, step: int) -> None:
     remove(draft, step, partner)
 
 
-@compiled
 def is_removable(model: Model, draft: Draft, step: int, count: IntArray) -> bool:
     """Return True for a step that a schedule may do without: a repeated op or a move out."""
     token = draft.tokens[step]
@@ -127,7 +124,7 @@ def is_removable(model: Model, draft: Draft, step: int, count: IntArray) -> bool
     return bool(model.stays[token] == 0 or np.any(draft.tokens[:step] == token))
 
 
-@compiled
+@with_twin(calls.prune)
 def prune(model: Model, draft: Draft, budget: int, rank: IntArray) -> None:
     """Remove every recompute and move that the budget does not need.
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.planner._numba import compiled
+from memwatch.planner.kernels import with_twin
+from memwatch.planner.native import calls
 
 if TYPE_CHECKING:
     from memwatch.planner.csr import IntArray
@@ -25,23 +26,26 @@ class Work(NamedTuple):
     host: IntArray  # buffer -> version that reloads after this point want outside, -1: none
     live: IntArray  # step -> bytes alive while it runs
     first: IntArray  # op -> step that computes it first
+    left: IntArray  # op -> its computations up to this point; counted where ops write something once
 
 
-@compiled
 def new_work(model: Model, room: int) -> Work:
     """Return working memory for schedules of up to `room` steps."""
     return Work(
         np.empty(model.num_buffers, np.int64), np.empty(model.num_buffers, np.int64),
         np.empty(model.num_buffers, np.int64), np.empty(room + 2, np.int64),
-        np.empty(model.num_ops, np.int64),
+        np.empty(model.num_ops, np.int64), np.empty(model.num_ops, np.int64),
     )  # fmt: skip
 
 
-@compiled
 def compute_backwards(model: Model, op: int, step: int, work: Work) -> bool:
     """Go back over a compute step: its outputs are born here, its inputs are wanted before. False: not valid."""
     wanted, until, live = work.wanted, work.until, work.live
+    work.left[op] -= model.has_once
+    repeats = model.has_once and work.left[op] > 0
     for entry in range(model.write_ptr[op], model.write_ptr[op + 1]):
+        if repeats and model.once[entry]:
+            continue
         buffer, version = model.write[entry], model.write_version[entry]
         if wanted[buffer] == -1:
             until[buffer] = step
@@ -66,7 +70,6 @@ def compute_backwards(model: Model, op: int, step: int, work: Work) -> bool:
     return True
 
 
-@compiled
 def move_backwards(model: Model, token: int, step: int, work: Work) -> bool:
     """Go back over an offload or a reload; False if it is not valid."""
     wanted, until, host, live = work.wanted, work.until, work.host, work.live
@@ -91,16 +94,17 @@ def move_backwards(model: Model, token: int, step: int, work: Work) -> bool:
     return True
 
 
-@compiled
 def begin(model: Model, draft: Draft, work: Work) -> None:
     """Start after the last step, where only the results of the program are wanted."""
     work.wanted[:] = model.final
     work.until[:] = draft.size[0]
     work.host[:] = -1
     work.live[: draft.size[0] + 2] = 0
+    if model.has_once:
+        tokens = draft.tokens[: draft.size[0]]
+        work.left[:] = np.bincount(tokens[tokens < model.num_ops], minlength=model.num_ops)
 
 
-@compiled
 def _rewind(model: Model, draft: Draft, work: Work) -> bool:
     """Go back over all steps; `live` then holds changes from step to step, not sums."""
     begin(model, draft, work)
@@ -114,7 +118,7 @@ def _rewind(model: Model, draft: Draft, work: Work) -> bool:
     return True
 
 
-@compiled
+@with_twin(calls.sweep)
 def sweep(model: Model, draft: Draft, work: Work) -> int:
     """Write the bytes alive during every step to ``work.live``; return the peak (bytes).
 
@@ -144,7 +148,6 @@ def sweep(model: Model, draft: Draft, work: Work) -> int:
     return peak
 
 
-@compiled
 def overflow(model: Model, draft: Draft, work: Work, budget: int) -> float:
     """Return the bytes above the budget after a sweep, summed over the steps; 0 exactly when it fits.
 

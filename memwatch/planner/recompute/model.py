@@ -34,6 +34,7 @@ class Model(NamedTuple):
     write_ptr: IntArray
     write: IntArray
     write_version: IntArray
+    once: IntArray  # 1: only the first computation of the op makes this write
     writer_ptr: IntArray  # buffer -> ops that mutate it, in version order
     writer: IntArray
     producer: IntArray
@@ -48,6 +49,7 @@ class Model(NamedTuple):
     external: IntArray  # 1: there before the first op
     final: IntArray  # version that must be there at the end, -1: none
     always: int  # bytes that no schedule can free
+    has_once: int  # 1: some write is made once
 
 
 def recompute_model(
@@ -87,6 +89,7 @@ def recompute_model(
         graph.writes.indptr.copy(),
         graph.writes.indices.copy(),
         graph.write_version.astype(np.int64),
+        graph.writes_once.astype(np.int64),
         writers.indptr.copy(),
         writers.indices.copy(),
         graph.buffer_producer.astype(np.int64),
@@ -101,6 +104,7 @@ def recompute_model(
         external.astype(np.int64),
         np.where(kept, graph.final_version, -1).astype(np.int64),
         int(graph.buffer_nbytes[counted].sum()),
+        int(graph.writes_once.any()),
     )
 
 

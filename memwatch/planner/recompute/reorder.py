@@ -35,11 +35,16 @@ def augmented_graph(graph: Graph, tokens: IntArray) -> Graph | None:
         return None
     instance = [0] * graph.num_buffers
     makes_rows, reads_rows = _rows(graph.makes), _rows(graph.reads)
-    writes_rows = _rows(graph.writes)
+    once = iter(graph.writes_once.tolist())
+    writes_rows = [[(buffer, next(once)) for buffer in row] for row in _rows(graph.writes)]
+    computed: set[int] = set()
     specs = []
     for step, op in enumerate(tokens.tolist()):
         reads: list[Name] = [(buffer, instance[buffer]) for buffer in reads_rows[op]]
-        writes: list[Name] = [(buffer, instance[buffer]) for buffer in writes_rows[op]]
+        writes: list[Name] = [
+            (buffer, instance[buffer]) for buffer, once in writes_rows[op] if not (once and op in computed)
+        ]
+        computed.add(op)
         makes: dict[Name, int] = {}
         for buffer in makes_rows[op]:
             instance[buffer] += 1

@@ -9,13 +9,12 @@ schedule that fits the budget wins.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.planner.clock import Clock
-from memwatch.planner.recompute.model import Model, recompute_model
+from memwatch.planner._random import random_state
+from memwatch.planner.kernels import are_fast, prepare
 from memwatch.planner.recompute.reorder import reorder
 from memwatch.planner.recompute.retention import cheaper_in_order
 
@@ -23,9 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import TypeAlias
 
+    from memwatch.planner.clock import Clock
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
     from memwatch.planner.recompute._draft import Draft
+    from memwatch.planner.recompute.model import Model
 
     Seeds: TypeAlias = Callable[[int], list[IntArray]]
 
@@ -111,6 +112,7 @@ class RecomputeSearch:
         for start in sorted(begun, key=lambda one: one.peak_bytes):
             if start.peak_bytes <= self._budget:
                 return start
+        prepare(self._clock)
         best = self._search(begun, seeds)
         if best.peak_bytes <= self._budget:
             return best
@@ -216,9 +218,12 @@ class RecomputeSearch:
         num_ops = self._graph.num_ops
         draft = self._draft(tokens, _ROOM_PER_OP * num_ops + 1_000)
         # a call of the kernel cannot be interrupted, so it makes a limited number of cuts
-        cuts = min(_CUTS_PER_CALL, max(2, 200_000 // max(num_ops, 1)))
+        cuts = min(_CUTS_PER_CALL, max(2, 200_000 // max(num_ops, 1))) if are_fast() else 1
+        random = random_state(self._terms.seed)
         shortlist, spread = (24, False) if num_ops <= _LARGEST_CAREFUL else (4, True)
-        style = kernel.Style(self._budget, area_power, 0.0, min(limit, num_ops), shortlist, cuts, spread)
+        style = kernel.Style(
+            self._budget, area_power, 0.0, min(limit, num_ops), shortlist, cuts, spread, random
+        )
         before = -1
         while draft.size[0] != before and not (before >= 0 and self._clock.is_over()):
             before = int(draft.size[0])
@@ -284,12 +289,13 @@ class RecomputeSearch:
         rounds = int(min(1_500, 200 + 30 * num_ops, 2_500_000 / max(num_ops, 1) ** 2))
         chunk = max(1, min(rounds, 2_000 // max(num_ops, 1)))
         draft = self._draft(found.tokens, _ROOM_PER_OP * num_ops + 1_000)
+        total_cost = float(self._model.cost.sum())
         for turn in range(-(-rounds // chunk)):
             if self._clock.is_over():
                 break
             warmth = _WARMTH * (1 - turn * chunk / rounds)
-            seed = (self._terms.seed * 1_000_003 + turn) % 2**32
-            effort = kernel.Effort(self._budget, chunk, seed, warmth, min(60, num_ops))
+            random = random_state((self._terms.seed * 1_000_003 + turn) % 2**32)
+            effort = kernel.Effort(self._budget, chunk, warmth, min(60, num_ops), total_cost, random)
             kernel.polish(self._model, draft, effort)
         return self._best([found, self.evaluate(_tokens(draft))])
 
@@ -314,19 +320,6 @@ class RecomputeSearch:
 
     def _best(self, found: list[PricedSchedule]) -> PricedSchedule:
         return min(found, key=lambda one: one.key(self._budget))
-
-
-@cache
-def warm_up() -> None:
-    """Compile the kernels, or load them from the cache, before a time limit starts to count."""
-    from memwatch.planner.graph import Graph
-
-    graph = Graph.build([("a", (), {"x": 2}, 1), ("b", ("x",), {"y": 1}, 1), ("c", ("x", "y"), {}, 1)])
-    model = recompute_model(graph)
-    for budget_bytes in (1, 100):
-        search = RecomputeSearch(graph, model, Terms(budget_bytes, False, 0, Clock.of(600)))
-        start = search.evaluate(np.arange(3))
-        search.prune(search.polish(search.fit(start.tokens, 1.0, 3)))
 
 
 def _tokens(draft: Draft) -> IntArray:

@@ -22,8 +22,8 @@ from typing import Any, Final
 
 import torch
 
+from memwatch import build_cache
 from memwatch.errors import MemwatchError
-from memwatch.record.native import cache
 from memwatch.record.native.compile import NO_COMPILER
 
 SOURCES: Final = pathlib.Path(__file__).parent / "src"
@@ -41,7 +41,7 @@ def path() -> pathlib.Path:
     """Return the file that holds, or would hold, the library for this torch and this Python."""
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     name = f"{_NAME}-torch{torch.__version__}-{python}-{_digest(SOURCES)}{_suffix()}"
-    return BUILT / name if (BUILT / name).exists() else cache.folder() / name
+    return BUILT / name if (BUILT / name).exists() else build_cache.folder() / name
 
 
 def of_wheel() -> str:
@@ -103,7 +103,7 @@ def build() -> pathlib.Path:
         MemwatchError: there is no place to write or no space there, there are no headers of Python or no compiler, or
             the compiler did not take the sources.
     """
-    cache.require_writable()
+    build_cache.require_writable("the native recorder", _FALLBACK)
     _require_headers()
     file = path()
     try:

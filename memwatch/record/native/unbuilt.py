@@ -11,7 +11,8 @@ from typing import Final
 
 import torch
 
-from memwatch.record.native import cache, library
+from memwatch import build_cache
+from memwatch.record.native import library
 
 REMARK: Final = (
     "the recorder in Python was used, which takes two to five times as long: `memwatch build` compiles the native one, "
@@ -60,7 +61,7 @@ def _has_compiler() -> bool:
 
 def _may_write() -> bool:
     """Return True if the cache folder, or the nearest folder above it that exists, may be written."""
-    folder = cache.folder()
+    folder = build_cache.folder()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder.is_dir() and os.access(folder, os.W_OK)

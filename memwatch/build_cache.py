@@ -36,8 +36,12 @@ def _home() -> str:
     return home if os.path.isabs(home) else "/nonexistent"
 
 
-def require_writable() -> None:
+def require_writable(what: str, until_then: str) -> None:
     """Make the folder, and write a file in it and remove that again.
+
+    Args:
+        what: what shall be put there, for the message.
+        until_then: what is used without it, for the message.
 
     Raises:
         MemwatchError: it cannot be written; says where it is and how to name another.
@@ -48,6 +52,6 @@ def require_writable() -> None:
             pass
     except OSError as error:
         raise MemwatchError(
-            f"the native recorder was not built: {folder()} cannot be written ({error.strerror or error}). "
-            f"Set {VARIABLE} to a folder that can; the Python recorder is used until then"
+            f"{what} was not built: {folder()} cannot be written ({error.strerror or error}). "
+            f"Set {VARIABLE} to a folder that can; {until_then}"
         ) from error

@@ -1,0 +1,125 @@
+"""Find, build and load the planner's kernels.
+
+The library needs neither torch nor the headers of Python, so one file serves all of them on a machine. Its name holds
+a digest of its sources. It lies in the user's cache, or in the package, where a wheel may have it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import Final
+
+from memwatch import build_cache
+from memwatch.errors import MemwatchError
+
+SOURCES: Final = pathlib.Path(__file__).parent / "src"
+BUILT: Final = pathlib.Path(__file__).parent / "built"
+"""The folder of the package where a wheel has a library; it is not there in a checkout."""
+_COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
+# no fused multiply-add: every machine, and the twins in Python, shall compute the same numbers
+_FLAGS: Final = ("-O2", "-g0", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
+_COMPILERS: Final = ("c++", "g++", "clang++")
+_FALLBACK: Final = "plans are searched for in Python, which is slow"
+_LINES_SHOWN: Final = 3
+_lock: Final = threading.Lock()
+
+
+def path() -> pathlib.Path:
+    """Return the file that holds, or would hold, the library."""
+    name = f"_planner-{platform.machine()}-{_digest()}.so"
+    return BUILT / name if (BUILT / name).exists() else build_cache.folder() / name
+
+
+@functools.cache
+def _digest() -> str:
+    digest = hashlib.sha256(repr(_FLAGS).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def load(file: pathlib.Path) -> ctypes.CDLL | None:
+    """Return a library; None where it does not fit the system any more."""
+    try:
+        return ctypes.CDLL(str(file))
+    except OSError:
+        return None
+
+
+class Build:
+    """A compiler at work on the library, in a process of its own.
+
+    Raises:
+        MemwatchError: there is no compiler, or no folder to put the library into.
+    """
+
+    def __init__(self) -> None:
+        compiler = _compiler()
+        build_cache.require_writable("the planner's library", _FALLBACK)
+        self.file = path()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as the compiler runs
+        command = [
+            sys.executable,
+            "-I",
+            str(_COMPILE),
+            str(self.file),
+            compiler,
+            *_FLAGS,
+            str(SOURCES / "kernels.cpp"),
+        ]
+        self._child = subprocess.Popen(command, stdout=self._said, stderr=self._said)  # noqa: S603  # our own command
+
+    def is_done(self, within_s: float) -> bool:
+        """Wait for the compiler so long (seconds) and return True if it has ended.
+
+        Raises:
+            MemwatchError: the compiler did not take the sources.
+        """
+        try:
+            status = self._child.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        if status:
+            self._said.seek(0)
+            lines = self._said.read().decode(errors="replace").splitlines()
+            said = "; ".join(line.strip() for line in lines[:_LINES_SHOWN])
+            raise MemwatchError(f"the planner's library was not built: {said or status}; {_FALLBACK}")
+        return True
+
+
+def _compiler() -> str:
+    named = os.environ.get("CXX")
+    for name in (named,) if named else _COMPILERS:
+        found = shutil.which(name)
+        if found:
+            return found
+    raise MemwatchError(
+        "the planner's library was not built: there is no C++ compiler. Install one (on Debian: apt-get install g++), "
+        f"or name yours in the environment variable CXX; {_FALLBACK}"
+    )
+
+
+def build() -> tuple[pathlib.Path, bool]:
+    """Compile the library, unless it is there already; return it, and whether it was compiled now.
+
+    Raises:
+        MemwatchError: it could not be compiled.
+    """
+    with _lock:
+        if path().exists():
+            return path(), False
+        work = Build()
+        while not work.is_done(60):
+            pass
+        return work.file, True
