@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from memwatch.replay.checkpoints.step import TrainingStep
 
 _FORWARD: Final = "forward"
+_COUNTER: Final = "num_batches_tracked"
 
 
 @dataclass(eq=False)
@@ -209,21 +210,22 @@ class Checkpointed:
     def _without_statistics(self) -> Iterator[None]:
         """Leave the running statistics of batch norms as they are while the region runs again.
 
-        A batch norm in training normalizes with the statistics of the batch, so its results are the same.
+        With a momentum of 0 a batch norm writes them as they were; its results are those of the batch in any case.
+        The statistics stay its arguments, because autograd saves them.
         """
         module = self._module()
         norms = [
-            each
+            (each, each.momentum, each._buffers.get(_COUNTER))
             for each in (module.modules() if module is not None else ())
             if isinstance(each, _BatchNorm) and each.training and each.track_running_stats
         ]
-        for norm in norms:
-            norm.track_running_stats = False
+        for norm, _, _ in norms:
+            norm.momentum, norm._buffers[_COUNTER] = 0.0, None
         try:
             yield
         finally:
-            for norm in norms:
-                norm.track_running_stats = True
+            for norm, momentum, counter in norms:
+                norm.momentum, norm._buffers[_COUNTER] = momentum, counter
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Checkpointed:
         copy = memo.get(id(self._module()))

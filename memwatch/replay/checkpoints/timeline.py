@@ -196,13 +196,15 @@ class _Simulation:
     def _loosened(self) -> dict[int, int]:
         """Return the last call at which what autograd saved in regions may still be held by others."""
         step = self.step
+        released = np.full(len(step.buffer_nbytes) + 1, NONE, dtype=np.int64)
+        np.maximum.at(released, step.pack_buffer, step.pack_released)
         last: dict[int, int] = {}
         for run in self.runs:
             saved = np.unique(step.pack_buffer[run.packs])
             for buffer in saved[saved != NONE].tolist():
                 death = int(step.buffer_death[buffer])
-                if death >= step.num_calls or not self.in_backward[death]:
-                    continue  # Python holds it
+                if death >= step.num_calls or not self.in_backward[death] or death > released[buffer]:
+                    continue  # a variable or something else held it longest
                 if buffer not in last:
                     last[buffer] = self._held_by_python(buffer, death)
         if not last:
