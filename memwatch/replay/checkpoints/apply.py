@@ -89,7 +89,7 @@ def apply_step(model: nn.Module, step: TrainingStep, budget_bytes: int) -> Appli
             "no module of the recorded step can be checkpointed in this model; record a whole training step of "
             "this very model, with backward, and plan again"
         )
-    sizes = sizes_by_region(step, choice)
+    sizes = sizes_by_region(choice)
     applied = _figures(names, step, choice, budget_bytes)
     for key in dict.fromkeys(region.key for region in choice.regions):
         module = names.module(key)

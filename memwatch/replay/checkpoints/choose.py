@@ -31,7 +31,7 @@ class Choice:
     """
 
     regions: list[Region]
-    saved: dict[tuple[int, int, int], int]
+    saved: dict[tuple[int, str, int], int]
     peak_bytes: int
     again_price: int
 
@@ -48,13 +48,13 @@ def choose_saved(timeline: Timeline, regions: list[Region], budget_bytes: int) -
     their peak is the limit: what is saved for nothing is saved.
     """
     limit = max(budget_bytes, timeline.peak_bytes)
-    groups: dict[tuple[int, int, int], list[Item]] = {}
+    groups: dict[tuple[int, str, int], list[Item]] = {}
     for item in timeline.items:
         groups.setdefault(item.key, []).append(item)
     live = timeline.live_bytes.copy()
     workspace = timeline.workspace_bytes.copy()
     total = live + workspace
-    saved: dict[tuple[int, int, int], int] = {}
+    saved: dict[tuple[int, str, int], int] = {}
     price = timeline.again_price
     order = sorted(groups.items(), key=lambda entry: -_worth(entry[1]))
     for key, items in order:

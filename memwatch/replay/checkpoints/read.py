@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memwatch.replay.graph import Recorded
     from memwatch.replay.program import Call
 
+_ADD, _ADD_IN_PLACE, _PRODUCT = "aten.add.Tensor", "aten.add_.Tensor", "aten.mm.default"
 _FORMER = PLACES_OF_MODULES.index("former")
 
 
@@ -37,7 +38,13 @@ class _Reader:
         graph, device = self._recorded.graph, self._recorded.device
         ops = self._capture.tables["ops"]
         row = np.searchsorted(ops["op"], self._ops)
-        overloads = sorted({call.name for call in self._calls})
+        names = [call.name for call in self._calls]
+        biases = self._biases()
+        for place in biases:
+            names[place] = _ADD
+        workspace = graph.op_workspace_bytes.copy()
+        workspace[biases] += graph.makes.sum_per_row(graph.buffer_nbytes)[np.array(biases, dtype=int) - 1]
+        overloads = sorted(set(names))
         number = {name: index for index, name in enumerate(overloads)}
         written = {buffer for call in self._calls for buffer in call.writes}
         uses = [(i, b) for i, call in enumerate(self._calls) for b in {*call.reads, *call.writes}]
@@ -47,10 +54,10 @@ class _Reader:
         again = self._capture.tables["recomputes"]
         return TrainingStep(
             overloads=overloads,
-            call_overload=_ints(number[call.name] for call in self._calls),
+            call_overload=_ints(number[name] for name in names),
             call_phase=ops["phase"][row],
             call_price=np.ceil(graph.op_cost).astype(np.int64),
-            call_workspace_bytes=graph.op_workspace_bytes,
+            call_workspace_bytes=workspace,
             call_savable=_ints(
                 _is_savable(call, int(effect), written)
                 for call, effect in zip(self._calls, graph.op_effect.tolist(), strict=True)
@@ -75,6 +82,21 @@ class _Reader:
             again_end=self._call_at(again["end_op"]),
             host_bytes=int(is_host(device)),
         )
+
+    def _biases(self) -> list[int]:
+        """Return the calls that add a bias in place, which torch does out of place under a dispatch mode.
+
+        Selective checkpointing is such a mode, so that these calls have another name there and take a result more.
+        """
+        calls, buffers = self._calls, self._buffers
+        return [
+            place
+            for place, call in enumerate(calls)
+            if call.name == _ADD_IN_PLACE
+            and place
+            and calls[place - 1].name == _PRODUCT
+            and buffers[call.writes[0]].maker == place - 1
+        ]
 
     def _call_at(self, op: IntArray) -> IntArray:
         """Return the first call that is not before each op; the number of calls that began before it."""

@@ -22,11 +22,19 @@ class Region:
     Attributes:
         key: which region it is; runs with the same key save the same.
         start, end: its calls in forward, a half-open range.
+        names: overloads of these calls where the region runs, if they are known.
     """
 
     key: int
     start: int
     end: int
+    names: tuple[str, ...] = ()
+
+    def overloads(self, step: TrainingStep) -> list[str]:
+        """Return the overloads that the region calls where it runs."""
+        return list(self.names) or [
+            step.overloads[each] for each in step.call_overload[self.start : self.end]
+        ]
 
 
 def module_regions(step: TrainingStep) -> list[list[Region]]:
@@ -141,24 +149,30 @@ def match(step: TrainingStep, seen: Sequence[Sequence[str]]) -> list[Region]:
         step: a step that was recorded without checkpoints. It may have several passes, each with all regions.
         seen: the overloads that each region called in forward, in the order in which the regions ran.
     """
-    numbers = {name: number for number, name in enumerate(step.overloads)}
-    wanted = [[numbers[name] for name in names if name in numbers] for names in seen]
+    known = {_plain(name) for name in step.overloads}
+    names = [tuple(name for name in each if _plain(name) in known) for each in seen]
     forward = np.flatnonzero(step.call_phase == FORWARD).tolist()
-    recorded = [int(step.call_overload[call]) for call in forward]
+    recorded = [_plain(step.overloads[step.call_overload[call]]) for call in forward]
     found: list[Region] = []
     cursor, before = 0, -1
     while len(found) > before:
         before = len(found)
-        for key, calls in enumerate(wanted):
-            place = _find(recorded, calls, cursor)
+        for key, calls in enumerate(names):
+            place = _find(recorded, [_plain(name) for name in calls], cursor)
             if place != NONE:
                 cursor = place + len(calls)
-                found.append(Region(key, forward[place], forward[cursor - 1] + 1))
+                found.append(Region(key, forward[place], forward[cursor - 1] + 1, calls))
     return found
 
 
-def _find(recorded: list[int], wanted: list[int], start: int) -> int:
-    """Return where some numbers come next to each other from a place on, -1 if nowhere."""
+def _plain(name: str) -> str:
+    """Return the name of an overload as if it did not write in place: under a dispatch mode some ops do not."""
+    space, base, overload = name.rsplit(".", 2)
+    return f"{space}.{base.rstrip('_')}.{overload}"
+
+
+def _find(recorded: list[str], wanted: list[str], start: int) -> int:
+    """Return where some names come next to each other from a place on, -1 if nowhere."""
     if wanted:
         for place in range(start, len(recorded) - len(wanted) + 1):
             if recorded[place : place + len(wanted)] == wanted:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from memwatch._torch.overloads import OpOverload
     from memwatch.replay.checkpoints.choose import Choice
-    from memwatch.replay.checkpoints.step import TrainingStep
 
     Contexts: TypeAlias = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
@@ -31,13 +30,13 @@ _SAVE, _AGAIN = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
 _NOTHING: Final[list[OpOverload]] = []
 
 
-def sizes_by_region(step: TrainingStep, choice: Choice) -> dict[int, Sizes]:
+def sizes_by_region(choice: Choice) -> dict[int, Sizes]:
     """Return what each region saves, by its key; regions that save nothing are left out."""
     found: dict[int, dict[OpOverload, list[int]]] = {}
-    for key, number, place in sorted(choice.saved):
-        overload = overload_named(step.overloads[number])
+    for key, name, place in sorted(choice.saved):
+        overload = overload_named(name)
         sizes = found.setdefault(key, {}).setdefault(overload, [])
-        sizes += [0] * (place - len(sizes)) + [choice.saved[key, number, place]]
+        sizes += [0] * (place - len(sizes)) + [choice.saved[key, name, place]]
     return dict(found)
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 RANDOM_STATE_BYTES: Final = int(torch.get_rng_state().nbytes)
 """A checkpoint on the host keeps the state of the random generator for each region."""
+_NUMBER_BYTES: Final = 8
+"""A number among an op's arguments becomes a tensor, which autograd may keep and the recorder does not see."""
 
 
 class Hold(NamedTuple):
@@ -46,7 +48,7 @@ class Item:
         holds: what is held longer if it is saved.
     """
 
-    key: tuple[int, int, int]
+    key: tuple[int, str, int]
     step: int
     price: int
     nbytes: int
@@ -163,7 +165,10 @@ class _Simulation:
             workspace[run.region.start + run.shift : run.stop + run.shift] = step.call_workspace_bytes[calls]
             price += int(step.call_price[calls].sum())
             items += _items(step, run.region, run.stop, run.shift, forward_end)
-        return Timeline(np.cumsum(self.change)[:-1], workspace, price, items)
+        live = np.cumsum(self.change)[:-1]
+        if self.runs:
+            live += _NUMBER_BYTES * int((~self.in_backward).sum())
+        return Timeline(live, workspace, price, items)
 
     def _hold(self, start: int, end: int, nbytes: int) -> None:
         if end >= start:
@@ -262,13 +267,14 @@ def _items(step: TrainingStep, region: Region, stop: int, shift: int, forward_en
         forward_end: the moment at which each buffer is let go if it is not saved.
     """
     found: list[Item] = []
-    counts: dict[int, int] = {}
+    counts: dict[str, int] = {}
+    names = region.overloads(step)
     makes: dict[int, list[int]] = {}
     inside = (step.buffer_maker >= region.start) & (step.buffer_maker < stop)
     for buffer in np.flatnonzero(inside).tolist():
         makes.setdefault(int(step.buffer_maker[buffer]), []).append(buffer)
     for call in range(region.start, stop):
-        overload = int(step.call_overload[call])
+        overload = names[call - region.start]
         number = counts.get(overload, 0)
         counts[overload] = number + 1
         if not step.call_savable[call]:

@@ -85,7 +85,7 @@ class Turns:
     def _decide(self, timeline: Timeline, regions: list[Region]) -> None:
         self.choice = choose_saved(timeline, regions, self._budget_bytes)
         self._count = max(self._count, 1 + max((region.key for region in regions), default=0))
-        self._sizes = sizes_by_region(self._step, self.choice)
+        self._sizes = sizes_by_region(self.choice)
         warn_if_above(self.choice, self._budget_bytes, "plan.checkpoint_contexts")
 
     def _listen(self) -> Contexts:
