@@ -52,12 +52,10 @@ def choose_saved(timeline: Timeline, regions: list[Region], budget_bytes: int) -
     for item in timeline.items:
         groups.setdefault(item.key, []).append(item)
     live = timeline.live_bytes.copy()
-    workspace = timeline.workspace_bytes.copy()
-    total = live + workspace
+    total = live + timeline.workspace_bytes + timeline.mode_bytes
     saved: dict[tuple[int, str, int], int] = {}
     price = timeline.again_price
-    order = sorted(groups.items(), key=lambda entry: -_worth(entry[1]))
-    for key, items in order:
+    for key, items in sorted(groups.items(), key=lambda entry: -_worth(entry[1])):
         if not _fits(total, items, limit):
             continue
         for item in items:
@@ -69,7 +67,10 @@ def choose_saved(timeline: Timeline, regions: list[Region], budget_bytes: int) -
     for items in (groups[key] for key in saved):
         for item in items:  # a call that does not run takes no workspace
             total[item.step] = live[item.step]
-    return Choice(regions, saved, int(total.max(initial=0)), price)
+    peak_bytes = int(total.max(initial=0))
+    if peak_bytes > limit or not saved:  # a plain checkpoint takes nothing for a mode
+        return Choice(regions, {}, timeline.peak_bytes, timeline.again_price)
+    return Choice(regions, saved, peak_bytes, price)
 
 
 def _worth(items: list[Item]) -> float:

@@ -42,8 +42,8 @@ class _Reader:
         biases = self._biases()
         for place in biases:
             names[place] = _ADD
-        workspace = graph.op_workspace_bytes.copy()
-        workspace[biases] += graph.makes.sum_per_row(graph.buffer_nbytes)[np.array(biases, dtype=int) - 1]
+        mode_bytes = np.zeros(len(names), dtype=np.int64)
+        mode_bytes[biases] = graph.makes.sum_per_row(graph.buffer_nbytes)[np.array(biases, dtype=int) - 1]
         overloads = sorted(set(names))
         number = {name: index for index, name in enumerate(overloads)}
         written = {buffer for call in self._calls for buffer in call.writes}
@@ -57,7 +57,8 @@ class _Reader:
             call_overload=_ints(number[name] for name in names),
             call_phase=ops["phase"][row],
             call_price=np.ceil(graph.op_cost).astype(np.int64),
-            call_workspace_bytes=workspace,
+            call_workspace_bytes=graph.op_workspace_bytes,
+            call_mode_bytes=mode_bytes,
             call_savable=_ints(
                 _is_savable(call, int(effect), written)
                 for call, effect in zip(self._calls, graph.op_effect.tolist(), strict=True)

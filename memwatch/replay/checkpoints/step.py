@@ -27,6 +27,7 @@ class TrainingStep:
         call_phase: index into `PHASES`.
         call_price: what computing the call costs (FLOPs, bytes moved priced as FLOPs).
         call_workspace_bytes: bytes that it allocates and frees while it runs.
+        call_mode_bytes: bytes that it takes beyond these under a dispatch mode, as selective checkpointing is one.
         call_savable: 1 where selective checkpointing may save its results.
         call_repeatable: 1 where it may run again: it changes nothing but what `write_buffer` lists.
         buffer_nbytes: bytes of each buffer.
@@ -54,6 +55,7 @@ class TrainingStep:
     call_phase: IntArray
     call_price: IntArray
     call_workspace_bytes: IntArray
+    call_mode_bytes: IntArray
     call_savable: IntArray
     call_repeatable: IntArray
     buffer_nbytes: IntArray

@@ -62,12 +62,14 @@ class Timeline:
     Attributes:
         live_bytes: what is live at each moment, without workspace.
         workspace_bytes: workspace of the call that runs at each moment.
+        mode_bytes: what that call takes beyond it where a region saves results.
         again_price: what running regions again costs.
         items: what could be saved.
     """
 
     live_bytes: IntArray
     workspace_bytes: IntArray
+    mode_bytes: IntArray
     again_price: int
     items: list[Item] = field(default_factory=list)
 
@@ -105,13 +107,38 @@ def own_timeline(step: TrainingStep, own: Sequence[tuple[Region, int, int]]) -> 
     made = np.flatnonzero(step.buffer_maker != NONE)
     change = np.zeros(count + 1, dtype=np.int64)
     end = np.minimum(step.buffer_death, count - 1)
+    mode_bytes = np.zeros(count, dtype=np.int64)
     np.add.at(change, step.buffer_maker[made], step.buffer_nbytes[made])
     np.subtract.at(change, end[made] + 1, step.buffer_nbytes[made])
     price, items = 0, []
     for region, start, stop in own:
         price += int(step.call_price[start:stop].sum())
         items += _items(step, region, region.start + stop - start, start - region.start, end)
-    return Timeline(np.cumsum(change)[:-1], step.call_workspace_bytes, price, items)
+        for calls in (slice(region.start, region.end), slice(start, stop)):
+            mode_bytes[calls] = step.call_mode_bytes[calls]
+        if step.host_bytes:
+            left = min(_left(step, region, start, stop), count - 1)
+            np.add.at(change, [region.start, start], RANDOM_STATE_BYTES)
+            np.subtract.at(change, [left + 1, stop], RANDOM_STATE_BYTES)
+    live = np.cumsum(change)[:-1] + _number_bytes(step)
+    return Timeline(live, step.call_workspace_bytes, mode_bytes, price, items)
+
+
+def _number_bytes(step: TrainingStep) -> int:
+    return _NUMBER_BYTES * int((~np.isin(step.call_phase, IN_BACKWARD)).sum())
+
+
+def _left(step: TrainingStep, region: Region, start: int, stop: int) -> int:
+    """Return the last call at which torch keeps what belongs to a region that ran again.
+
+    That is when the last of what it made or was given is let go, but for what the program itself holds.
+    """
+    inside = (step.use_call >= start) & (step.use_call < stop)
+    given = np.unique(step.use_buffer[inside])
+    given = given[(step.buffer_maker[given] >= 0) & (step.buffer_maker[given] < region.start)]
+    made = np.flatnonzero((step.buffer_maker >= start) & (step.buffer_maker < stop))
+    deaths = step.buffer_death[np.concatenate([given, made])]
+    return int(deaths[deaths < step.num_calls].max(initial=stop))
 
 
 class _Simulation:
@@ -156,19 +183,23 @@ class _Simulation:
         step = self.step
         forward_end = self._forward()
         self._again()
-        workspace = np.zeros(self.count, dtype=np.int64)
+        workspace, mode_bytes = np.zeros((2, self.count), dtype=np.int64)
         workspace[self.moment[:-1]] = step.call_workspace_bytes
         price = 0
         items: list[Item] = []
         for run in self.runs:
             calls = slice(run.region.start, run.stop)
-            workspace[run.region.start + run.shift : run.stop + run.shift] = step.call_workspace_bytes[calls]
+            again = slice(run.region.start + run.shift, run.stop + run.shift)
+            workspace[again] = step.call_workspace_bytes[calls]
+            mode_bytes[again] = step.call_mode_bytes[calls]
+            every = slice(run.region.start, run.region.end)
+            mode_bytes[self.moment[every]] = step.call_mode_bytes[every]
             price += int(step.call_price[calls].sum())
             items += _items(step, run.region, run.stop, run.shift, forward_end)
         live = np.cumsum(self.change)[:-1]
         if self.runs:
-            live += _NUMBER_BYTES * int((~self.in_backward).sum())
-        return Timeline(live, workspace, price, items)
+            live += _number_bytes(step)
+        return Timeline(live, workspace, mode_bytes, price, items)
 
     def _hold(self, start: int, end: int, nbytes: int) -> None:
         if end >= start:
