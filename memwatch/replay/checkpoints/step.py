@@ -7,7 +7,7 @@ plain lists, so that a loaded plan can drive training without its recording.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -100,12 +100,13 @@ class TrainingStep:
         Raises:
             KeyError, TypeError, ValueError: the content is damaged.
         """
-        plain = {"overloads", "module_path", "module_class", "host_bytes"}
-        return cls(
-            **{
-                entry.name: content[entry.name]
-                if entry.name in plain
-                else np.array(content[entry.name], dtype=np.int64)
-                for entry in fields(cls)
-            }
-        )
+        values: dict[str, Any] = {
+            entry.name: content[entry.name]
+            if entry.name in _PLAIN
+            else np.array(content[entry.name], dtype=np.int64)
+            for entry in fields(cls)
+        }
+        return cls(**values)
+
+
+_PLAIN: Final = frozenset({"overloads", "module_path", "module_class", "host_bytes"})
