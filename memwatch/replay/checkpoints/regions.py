@@ -43,36 +43,50 @@ def module_regions(step: TrainingStep) -> list[list[Region]]:
     First the outermost modules that have a sibling of their class, as the blocks of a transformer, then all modules
     at each depth.
     """
-    runs = [run for run in range(len(step.run_module)) if _is_forward(step, run)]
-    blocks = _blocks(step)
-    sets = [_outermost(step, (run for run in runs if step.run_module[run] in blocks))]
+    runs = _runs(step)
+    families = _families(step, runs)
+    sets = [_outermost(step, sorted(run for family in families for run in family))]
     depths = sorted({int(step.run_depth[run]) for run in runs})
     sets += [[run for run in runs if step.run_depth[run] == depth] for depth in depths[1:4]]
     found: list[list[Region]] = []
     for chosen in sets:
-        regions = [
-            Region(int(step.run_module[run]), int(step.run_start[run]), int(step.run_end[run]))
-            for run in chosen
-        ]
-        regions = _allowed(step, regions)
+        regions = _allowed(step, _as_regions(step, chosen))
         if regions and regions not in found:
             found.append(regions)
     return found
 
 
-def _is_forward(step: TrainingStep, run: int) -> bool:
-    start, end = step.run_start[run], step.run_end[run]
-    return bool(
-        step.run_module[run] != NONE and start < end and (step.call_phase[start:end] == FORWARD).all()
+def likely_regions(step: TrainingStep) -> list[Region]:
+    """Return the calls of the modules that a program most likely checkpoints: of equal siblings, those that do most."""
+    families = [_outermost(step, family) for family in _families(step, _runs(step))]
+    most = max(
+        families, key=lambda runs: sum(step.run_end[run] - step.run_start[run] for run in runs), default=[]
     )
+    return in_turns(step, _as_regions(step, most))
 
 
-def _blocks(step: TrainingStep) -> set[int]:
-    """Return the modules that have a sibling of their class."""
-    siblings: dict[tuple[tuple[str, ...], str], list[int]] = {}
-    for module, (path, name) in enumerate(zip(step.module_path, step.module_class, strict=True)):
-        siblings.setdefault((tuple(path[:-1]), name), []).append(module)
-    return {module for group in siblings.values() if len(group) > 1 for module in group}
+def _runs(step: TrainingStep) -> list[int]:
+    """Return the calls of modules in forward in which more than one op ran."""
+    return [
+        run
+        for run, (start, end) in enumerate(zip(step.run_start.tolist(), step.run_end.tolist(), strict=True))
+        if step.run_module[run] != NONE and end - start > 1 and (step.call_phase[start:end] == FORWARD).all()
+    ]
+
+
+def _families(step: TrainingStep, runs: list[int]) -> list[list[int]]:
+    """Return the calls of modules that have a sibling of their class, family by family."""
+    families: dict[tuple[tuple[str, ...], str], list[int]] = {}
+    for run in runs:
+        module = int(step.run_module[run])
+        families.setdefault((tuple(step.module_path[module][:-1]), step.module_class[module]), []).append(run)
+    return [family for family in families.values() if len({int(step.run_module[run]) for run in family}) > 1]
+
+
+def _as_regions(step: TrainingStep, runs: list[int]) -> list[Region]:
+    return [
+        Region(int(step.run_module[run]), int(step.run_start[run]), int(step.run_end[run])) for run in runs
+    ]
 
 
 def _outermost(step: TrainingStep, runs: Iterable[int]) -> list[int]:
@@ -118,10 +132,6 @@ def own_regions(step: TrainingStep) -> list[tuple[Region, int, int]]:
     taken: set[int] = set()
     overloads = step.call_overload.tolist()
     forward = np.flatnonzero(step.call_phase == FORWARD)
-    backward = np.flatnonzero(np.isin(step.call_phase, IN_BACKWARD))
-    starts = np.cumsum(
-        np.diff(backward, prepend=-2) > 1
-    )  # which backward, of several, each of its calls is in
     for start, end in sorted(zip(step.again_start.tolist(), step.again_end.tolist(), strict=True)):
         wanted = overloads[start:end]
         before = forward[forward < start][::-1].tolist()
@@ -131,14 +141,20 @@ def own_regions(step: TrainingStep) -> list[tuple[Region, int, int]]:
         if place != NONE and wanted:
             taken.update(range(place, place + len(wanted)))
             found.append((Region(0, place, place + len(wanted)), start, end))
-    found.sort(key=lambda entry: entry[0].start)
-    turns: dict[int, int] = {}  # of the backward that follows
+    turns = in_turns(step, [region for region, _, _ in sorted(found, key=lambda entry: entry[0].start)])
+    again = {region.start: (start, end) for region, start, end in found}
+    return [(region, *again[region.start]) for region in turns]
+
+
+def in_turns(step: TrainingStep, regions: Iterable[Region]) -> list[Region]:
+    """Return regions with their turn as the key: a backward ends a pass, and the next pass begins with turn 0."""
+    backward = np.flatnonzero(np.isin(step.call_phase, IN_BACKWARD))
+    turns: dict[int, int] = {}  # newest turn, by how many calls of backwards ran before
     numbered = []
-    for region, start, end in found:
-        following = int(np.searchsorted(backward, region.start))
-        passes = int(starts[following]) if following < len(starts) else NONE
-        key = turns[passes] = turns.get(passes, NONE) + 1
-        numbered.append((Region(key, region.start, region.end), start, end))
+    for region in regions:
+        before = int(np.searchsorted(backward, region.start))
+        turns[before] = turns.get(before, NONE) + 1
+        numbered.append(Region(turns[before], region.start, region.end, region.names))
     return numbered
 
 
@@ -149,23 +165,23 @@ def match(step: TrainingStep, seen: Sequence[Sequence[str]]) -> list[Region]:
         step: a step that was recorded without checkpoints. It may have several passes, each with all regions.
         seen: the overloads that each region called in forward, in the order in which the regions ran.
     """
-    known = {_plain(name) for name in step.overloads}
-    names = [tuple(name for name in each if _plain(name) in known) for each in seen]
+    known = {plain_name(name) for name in step.overloads}
+    names = [tuple(name for name in each if plain_name(name) in known) for each in seen]
     forward = np.flatnonzero(step.call_phase == FORWARD).tolist()
-    recorded = [_plain(step.overloads[step.call_overload[call]]) for call in forward]
+    recorded = [plain_name(step.overloads[step.call_overload[call]]) for call in forward]
     found: list[Region] = []
     cursor, before = 0, -1
     while len(found) > before:
         before = len(found)
         for key, calls in enumerate(names):
-            place = _find(recorded, [_plain(name) for name in calls], cursor)
+            place = _find(recorded, [plain_name(name) for name in calls], cursor)
             if place != NONE:
                 cursor = place + len(calls)
                 found.append(Region(key, forward[place], forward[cursor - 1] + 1, calls))
     return found
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return the name of an overload as if it did not write in place: under a dispatch mode some ops do not."""
     space, base, overload = name.rsplit(".", 2)
     return f"{space}.{base.rstrip('_')}.{overload}"

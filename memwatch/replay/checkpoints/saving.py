@@ -48,14 +48,14 @@ def contexts_of(sizes: Sizes | None, around: Iterable[Around] = ()) -> Contexts:
         around: called when the region begins to run again.
     """
     if sizes or compiler.is_compiling():
-        forward, again = create_selective_checkpoint_contexts(_policy(sizes) if sizes else _NOTHING)
+        forward, again = create_selective_checkpoint_contexts(policy_of(sizes) if sizes else _NOTHING)
     else:
         forward, again = contextlib.nullcontext(), contextlib.nullcontext()
     entered = tuple(around)
     return forward, RunAgain(again, entered) if entered else again
 
 
-def _policy(sizes: Sizes) -> Callable[..., CheckpointPolicy]:
+def policy_of(sizes: Sizes) -> Callable[..., CheckpointPolicy]:
     """Return the policy of one run of a region.
 
     The calls of an overload are counted, as torch itself does to find what was saved. A result that is larger than the

@@ -13,8 +13,14 @@ from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
 from memwatch.planner.plan_file import PlanFileError
 from memwatch.replay.checkpoints.choose import Choice, choose_saved
-from memwatch.replay.checkpoints.regions import Region, match, own_regions
-from memwatch.replay.checkpoints.saving import RunAgain, contexts_of, sizes_by_region
+from memwatch.replay.checkpoints.regions import (
+    Region,
+    likely_regions,
+    match,
+    own_regions,
+    plain_name,
+)
+from memwatch.replay.checkpoints.saving import RunAgain, contexts_of, policy_of, sizes_by_region
 from memwatch.replay.checkpoints.step import TrainingStep
 from memwatch.replay.checkpoints.timeline import own_timeline, simulate
 from memwatch.sizes import format_bytes
@@ -33,10 +39,11 @@ class Turns:
 
     A region is known by its turn: a pass runs its regions in the same order every time, and the first region that
     begins after one has run again begins a new pass. Where the recorded program had checkpoints, its regions are known.
-    Where it had none, the first pass shows them: its regions are plain checkpoints, and what they call is noted.
+    Where it had none, they are taken to be its repeated modules until the first pass has shown them; a region that
+    calls other ops than the module is computed again from there on.
 
     Attributes:
-        choice: what is saved, None until the regions are known.
+        choice: what is saved, None as long as no regions are known.
     """
 
     def __init__(self, step: TrainingStep, budget_bytes: int) -> None:
@@ -53,8 +60,14 @@ class Turns:
         self._count = 0
         self._depth = 0
         self._has_run_again = False
+        self._is_known = False
+        self._expected: dict[int, list[str]] = {}
         if own := own_regions(step):
+            self._is_known = True
             self._decide(own_timeline(step, own), [region for region, _, _ in own])
+        elif regions := likely_regions(step):
+            self._expected = {region.key: region.overloads(step) for region in reversed(regions)}
+            self._decide(simulate(step, regions), regions)
 
     def contexts(self) -> Contexts:
         """Return the contexts of the region that begins now."""
@@ -63,13 +76,14 @@ class Turns:
         if self._has_run_again:
             self._begin_pass()
         turn, self._turn = self._turn, self._turn + 1
-        if self.choice is None:
-            return self._listen()
+        if not self._is_known:
+            return self._listen(turn)
         return contexts_of(self._sizes.get(turn % max(self._count, 1)), [self._run_again])
 
     def _begin_pass(self) -> None:
         self._turn, self._has_run_again = 0, False
-        if self.choice is None and any(self._seen):
+        if not self._is_known and any(self._seen):
+            self._is_known = True
             regions = match(self._step, self._seen)
             found = {region.key for region in regions}
             if len(found) < len(self._seen):
@@ -86,15 +100,24 @@ class Turns:
         self.choice = choose_saved(timeline, regions, self._budget_bytes)
         self._count = max(self._count, 1 + max((region.key for region in regions), default=0))
         self._sizes = sizes_by_region(self.choice)
-        warn_if_above(self.choice, self._budget_bytes, "plan.checkpoint_contexts")
+        if self._is_known:
+            warn_if_above(self.choice, self._budget_bytes, "plan.checkpoint_contexts")
 
-    def _listen(self) -> Contexts:
+    def _listen(self, turn: int) -> Contexts:
         names: list[str] = []
         self._seen.append(names)
+        planned = policy_of(self._sizes.get(turn, {}))
+        known = {plain_name(name) for name in self._step.overloads}
+        expected = map(plain_name, self._expected.get(turn, []))
+        is_expected = True
 
-        def policy(_: object, op: OpOverload, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-            names.append(str(op))
-            return CheckpointPolicy.PREFER_RECOMPUTE
+        def policy(context: Any, op: OpOverload, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            nonlocal is_expected
+            name = plain_name(str(op))
+            if not context.is_recompute:
+                names.append(str(op))
+                is_expected = is_expected and (name not in known or next(expected, "") == name)
+            return planned(context, op) if is_expected else CheckpointPolicy.PREFER_RECOMPUTE
 
         forward, again = create_selective_checkpoint_contexts(policy)
         return forward, RunAgain(again, (self._run_again,))
