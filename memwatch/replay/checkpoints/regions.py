@@ -1,0 +1,196 @@
+"""Regions of the forward that are checkpointed: stretches of calls, found by module or by what ran in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memwatch.capture.schema import FORWARD, IN_BACKWARD, NONE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from memwatch.replay.checkpoints.step import TrainingStep
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One run of a checkpointed region.
+
+    Attributes:
+        key: which region it is; runs with the same key save the same.
+        start, end: its calls in forward, a half-open range.
+        names: overloads of these calls where the region runs, if they are known.
+    """
+
+    key: int
+    start: int
+    end: int
+    names: tuple[str, ...] = ()
+
+    def overloads(self, step: TrainingStep) -> list[str]:
+        """Return the overloads that the region calls where it runs."""
+        return list(self.names) or [
+            step.overloads[each] for each in step.call_overload[self.start : self.end]
+        ]
+
+
+def module_regions(step: TrainingStep) -> list[list[Region]]:
+    """Return sets of module calls that can be checkpointed, none inside another of its set; a key is a module.
+
+    First the outermost modules that have a sibling of their class, as the blocks of a transformer, then all modules
+    at each depth.
+    """
+    runs = _runs(step)
+    families = _families(step, runs)
+    sets = [_outermost(step, sorted(run for family in families for run in family))]
+    depths = sorted({int(step.run_depth[run]) for run in runs})
+    sets += [[run for run in runs if step.run_depth[run] == depth] for depth in depths[1:4]]
+    found: list[list[Region]] = []
+    for chosen in sets:
+        regions = _allowed(step, _as_regions(step, chosen))
+        if regions and regions not in found:
+            found.append(regions)
+    return found
+
+
+def likely_regions(step: TrainingStep) -> list[Region]:
+    """Return the calls of the modules that a program most likely checkpoints: of equal siblings, those that do most."""
+    families = [_outermost(step, family) for family in _families(step, _runs(step))]
+    most = max(
+        families, key=lambda runs: sum(step.run_end[run] - step.run_start[run] for run in runs), default=[]
+    )
+    return in_turns(step, _as_regions(step, most))
+
+
+def _runs(step: TrainingStep) -> list[int]:
+    """Return the calls of modules in forward in which more than one op ran."""
+    return [
+        run
+        for run, (start, end) in enumerate(zip(step.run_start.tolist(), step.run_end.tolist(), strict=True))
+        if step.run_module[run] != NONE and end - start > 1 and (step.call_phase[start:end] == FORWARD).all()
+    ]
+
+
+def _families(step: TrainingStep, runs: list[int]) -> list[list[int]]:
+    """Return the calls of modules that have a sibling of their class, family by family."""
+    families: dict[tuple[tuple[str, ...], str], list[int]] = {}
+    for run in runs:
+        module = int(step.run_module[run])
+        families.setdefault((tuple(step.module_path[module][:-1]), step.module_class[module]), []).append(run)
+    return [family for family in families.values() if len({int(step.run_module[run]) for run in family}) > 1]
+
+
+def _as_regions(step: TrainingStep, runs: list[int]) -> list[Region]:
+    return [
+        Region(int(step.run_module[run]), int(step.run_start[run]), int(step.run_end[run])) for run in runs
+    ]
+
+
+def _outermost(step: TrainingStep, runs: Iterable[int]) -> list[int]:
+    """Return the runs that do not lie inside another one; a run is listed before those inside it."""
+    found: list[int] = []
+    end = -1
+    for run in runs:
+        if step.run_start[run] >= end:
+            found.append(run)
+            end = int(step.run_end[run])
+    return found
+
+
+def _allowed(step: TrainingStep, regions: list[Region]) -> list[Region]:
+    """Return the regions of modules all of whose runs may run again."""
+    refused = {
+        region.key
+        for region in regions
+        if not step.call_repeatable[region.start : region.end].all() or outer_writers(step, region) is None
+    }
+    return [region for region in regions if region.key not in refused]
+
+
+def outer_writers(step: TrainingStep, region: Region) -> set[int] | None:
+    """Return the modules that write what was there before the region, as a batch norm its statistics.
+
+    None if a region cannot run again because it does so outside any module, or to what an op of the block made.
+    """
+    inside = (step.write_call >= region.start) & (step.write_call < region.end)
+    maker = step.buffer_maker[step.write_buffer]
+    outer = inside & (maker < region.start)
+    writers = set(step.write_module[outer].tolist())
+    return None if NONE in writers or (maker[outer] != NONE).any() else writers
+
+
+def own_regions(step: TrainingStep) -> list[tuple[Region, int, int]]:
+    """Return the regions that the recorded program itself checkpoints, with the calls that ran them again.
+
+    Such a region runs again with the memory that its forward was given, or at least calls the same ops; where several
+    stretches of the forward do, the last that is free is taken, because regions run again in reverse order.
+    """
+    found: list[tuple[Region, int, int]] = []
+    taken: set[int] = set()
+    overloads = step.call_overload.tolist()
+    forward = np.flatnonzero(step.call_phase == FORWARD)
+    for start, end in sorted(zip(step.again_start.tolist(), step.again_end.tolist(), strict=True)):
+        wanted = overloads[start:end]
+        before = forward[forward < start][::-1].tolist()
+        place = next(
+            (at for at in before if at not in taken and overloads[at : at + len(wanted)] == wanted), NONE
+        )
+        if place != NONE and wanted:
+            taken.update(range(place, place + len(wanted)))
+            found.append((Region(0, place, place + len(wanted)), start, end))
+    turns = in_turns(step, [region for region, _, _ in sorted(found, key=lambda entry: entry[0].start)])
+    again = {region.start: (start, end) for region, start, end in found}
+    return [(region, *again[region.start]) for region in turns]
+
+
+def in_turns(step: TrainingStep, regions: Iterable[Region]) -> list[Region]:
+    """Return regions with their turn as the key: a backward ends a pass, and the next pass begins with turn 0."""
+    backward = np.flatnonzero(np.isin(step.call_phase, IN_BACKWARD))
+    turns: dict[int, int] = {}  # newest turn, by how many calls of backwards ran before
+    numbered = []
+    for region in regions:
+        before = int(np.searchsorted(backward, region.start))
+        turns[before] = turns.get(before, NONE) + 1
+        numbered.append(Region(turns[before], region.start, region.end, region.names))
+    return numbered
+
+
+def match(step: TrainingStep, seen: Sequence[Sequence[str]]) -> list[Region]:
+    """Return where the regions that ran were recorded; a region that was not recorded is left out.
+
+    Args:
+        step: a step that was recorded without checkpoints. It may have several passes, each with all regions.
+        seen: the overloads that each region called in forward, in the order in which the regions ran.
+    """
+    known = {plain_name(name) for name in step.overloads}
+    names = [tuple(name for name in each if plain_name(name) in known) for each in seen]
+    forward = np.flatnonzero(step.call_phase == FORWARD).tolist()
+    recorded = [plain_name(step.overloads[step.call_overload[call]]) for call in forward]
+    found: list[Region] = []
+    cursor, before = 0, -1
+    while len(found) > before:
+        before = len(found)
+        for key, calls in enumerate(names):
+            place = _find(recorded, [plain_name(name) for name in calls], cursor)
+            if place != NONE:
+                cursor = place + len(calls)
+                found.append(Region(key, forward[place], forward[cursor - 1] + 1, calls))
+    return found
+
+
+def plain_name(name: str) -> str:
+    """Return the name of an overload as if it did not write in place: under a dispatch mode some ops do not."""
+    space, base, overload = name.rsplit(".", 2)
+    return f"{space}.{base.rstrip('_')}.{overload}"
+
+
+def _find(recorded: list[str], wanted: list[str], start: int) -> int:
+    """Return where some names come next to each other from a place on, -1 if nowhere."""
+    if wanted:
+        for place in range(start, len(recorded) - len(wanted) + 1):
+            if recorded[place : place + len(wanted)] == wanted:
+                return place
+    return NONE

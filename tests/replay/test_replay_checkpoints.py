@@ -1,0 +1,203 @@
+"""Checkpoint policies keep their budget, and their results are those of the model, on eight types of blocks."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import warnings
+
+import pytest
+import torch
+from checkpoint_blocks import BLOCKS, build
+from replay_recording import record
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import memwatch
+from memwatch.errors import MemwatchError
+from memwatch.planner import Graph, load_plan, plan_graph
+from memwatch.replay.measure import measure_peak
+
+
+class Training:
+    """A model of equal blocks, always trained from the same start."""
+
+    def __init__(self, name, count=3):
+        self.model, self.batch = build(name, count)
+        self._start = copy.deepcopy(self.model.state_dict())
+        self.step()
+
+    def step(self, contexts=None, *, is_plain=False):
+        """Run forward and backward; with contexts each block is a checkpointed region."""
+        x = self.batch
+        options = {} if contexts is None else {"context_fn": contexts}
+        for block in self.model:
+            is_eager = contexts is None and not is_plain
+            x = block(x) if is_eager else checkpoint(block, x, use_reentrant=False, **options)
+        x.square().mean().backward()
+
+    def results(self, *args, **options):
+        """Return gradients and buffers after a step from the start, and what the generator draws next."""
+        self.reset()
+        torch.manual_seed(1)
+        self.step(*args, **options)
+        grads = [parameter.grad for parameter in self.model.parameters()]
+        return [*grads, *map(torch.clone, self.model.buffers()), torch.rand(3)]
+
+    def peak_bytes(self, *args, **options):
+        """Return the peak increase of a step by the allocator's own events."""
+        self.reset()
+        with measure_peak("cpu") as measured:
+            self.step(*args, **options)
+        return measured.peak_increase_bytes
+
+    def reset(self):
+        self.model.load_state_dict(self._start)
+        self.model.zero_grad()
+
+    def plan(self, **options):
+        """Return a plan of a step in its own order; `at` gives it any budget."""
+        self.reset()
+        prof = record(lambda: self.step(**options))
+        return memwatch.plan(prof, budget="100%", order="program", recompute=False, time_limit_s=1)
+
+
+def at(plan, ratio):
+    return dataclasses.replace(plan, budget_bytes=int(ratio * plan.program_peak_increase_bytes))
+
+
+def equal(some, others):
+    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Budgets below what checkpoints can reach are warned of; these tests ask for the peak."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*the budget is")
+        yield
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_policy_keeps_its_claim_and_is_not_above_plain_checkpoints(name):
+    """So it is for the program's own regions, which give what plain checkpoints give, and for an applied plan.
+
+    With an applied plan gradients, statistics of batch norms and the generator are bitwise those of the model.
+    """
+    training = Training(name)
+    eager, plain = training.results(), training.results(is_plain=True)
+    eager_bytes, plain_bytes = training.peak_bytes(), training.peak_bytes(is_plain=True)
+    planned = training.plan()
+    for ratio in (0.7, 0.2):
+        plan = at(planned, ratio)
+        training.step(plan.checkpoint_contexts)
+        assert equal(training.results(plan.checkpoint_contexts), plain)
+        found_bytes = training.peak_bytes(plan.checkpoint_contexts)
+        assert found_bytes <= plan.checkpoint_peak_bytes
+        assert found_bytes <= max(plan.budget_bytes, plain_bytes)
+    with memwatch.apply_plan(training.model, at(planned, 0.7)) as applied:
+        assert equal(training.results(), eager)
+        assert training.peak_bytes() <= applied.peak_increase_bytes < eager_bytes
+        assert applied.modules
+    assert not any("forward" in vars(module) for module in training.model.modules())
+
+
+def test_program_recorded_with_its_checkpoints_is_planned_from_the_first_step():
+    """Its regions are known then; at its own peak what is saved is saved for nothing."""
+    training = Training("transformer, dropout")
+    plain_bytes = training.peak_bytes(is_plain=True)
+    planned = training.plan(is_plain=True)
+    plan = at(planned, 1.0)
+    assert plan.checkpoint_peak_bytes <= plain_bytes + 1024
+    wanted = training.results(is_plain=True)
+    assert equal(training.results(plan.checkpoint_contexts), wanted)
+    assert training.peak_bytes(plan.checkpoint_contexts) <= plain_bytes
+    with pytest.raises(MemwatchError, match="checkpoints of its own"):
+        memwatch.apply_plan(training.model, plan)
+
+
+def test_loaded_plan_drives_training(tmp_path):
+    """A plan file has what training needs: neither recording nor program."""
+    training = Training("MLP")
+    planned = training.plan()
+    planned.save(tmp_path / "step.plan")
+    loaded = at(load_plan(tmp_path / "step.plan"), 0.9)
+    wanted = at(planned, 0.9)
+    for plan in (loaded, wanted):
+        training.step(plan.checkpoint_contexts)
+        training.step(plan.checkpoint_contexts)
+    assert loaded.checkpoint_peak_bytes == wanted.checkpoint_peak_bytes
+    with memwatch.apply_plan(training.model, loaded) as applied:
+        assert training.peak_bytes() <= applied.peak_increase_bytes <= loaded.budget_bytes
+
+
+def test_budget_that_checkpoints_cannot_keep_is_warned_of_with_both_figures():
+    """The lowest is used all the same."""
+    training = Training("MLP")
+    plan = at(training.plan(), 0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            training.step(plan.checkpoint_contexts)
+        memwatch.apply_plan(training.model, plan).undo()
+    assert len(caught) == 2
+    assert all(
+        "the budget is" in str(each.message) and "the peak increase is" in str(each.message)
+        for each in caught
+    )
+
+
+def test_plan_of_no_training_step_says_so():
+    """A graph has no step, a forward alone has no backward: neither can drive training."""
+    plan = plan_graph(Graph.build([("a", (), {"x": 8}, 1.0)]), order="program", recompute=False)
+    model = nn.Linear(2, 2)
+    for use in (plan.checkpoint_contexts, lambda: memwatch.apply_plan(model, plan)):
+        with pytest.raises(MemwatchError, match="holds no training step"):
+            use()
+    forward = memwatch.plan(record(lambda: model(torch.ones(1, 2)).sum()), order="program", recompute=False)
+    with pytest.raises(MemwatchError, match="ran no backward"):
+        forward.checkpoint_contexts()
+
+
+def test_other_sizes_than_the_recorded_ones_are_not_saved():
+    """A larger batch is computed again as a whole: never above plain checkpoints."""
+    training = Training("MLP")
+    plan = at(training.plan(), 0.7)
+    training.step(plan.checkpoint_contexts)
+    training.batch = torch.cat([training.batch] * 2)
+    training.step(plan.checkpoint_contexts)
+    plain_bytes = training.peak_bytes(is_plain=True)
+    assert training.peak_bytes(plan.checkpoint_contexts) <= plain_bytes
+    assert equal(training.results(plan.checkpoint_contexts), training.results())
+
+
+def test_regions_that_run_without_gradients_or_amid_others_take_no_turn():
+    """Turns are counted in the forward of training alone."""
+    training = Training("MLP")
+    plan = at(training.plan(), 0.6)
+    wanted = training.results()
+    for _ in range(2):
+        with torch.no_grad():
+            checkpoint(
+                training.model[0], training.batch, use_reentrant=False, context_fn=plan.checkpoint_contexts
+            )
+        assert equal(training.results(plan.checkpoint_contexts), wanted)
+    assert training.peak_bytes(plan.checkpoint_contexts) <= plan.checkpoint_peak_bytes
+
+
+def test_copies_of_a_planned_model_are_models_of_their_own():
+    """A deep copy checkpoints its own modules; a pickle holds the model without the plan."""
+    training = Training("MLP")
+    plan = at(training.plan(), 0.4)
+    with memwatch.apply_plan(training.model, plan) as applied:
+        copied = copy.deepcopy(training.model)
+        loaded = pickle.loads(pickle.dumps(training.model))
+        with pytest.raises(MemwatchError, match="applied to this model already"):
+            memwatch.apply_plan(training.model, plan)
+    for model in (copied, loaded):
+        for parameter in training.model.parameters():
+            torch.nn.init.zeros_(parameter)
+        model(training.batch).sum().backward()
+        assert any(parameter.grad.count_nonzero() for parameter in model.parameters())
+    assert applied.modules == ["0", "1", "2"]
