@@ -24,7 +24,7 @@ class Holding(NamedTuple):
     """
 
     place: tuple[str, Hashable]
-    slot: Hashable
+    slot: tuple[str | None, int | None]
     nbytes: int
 
 
@@ -62,5 +62,5 @@ class Survivor:
     def holding(self) -> Holding:
         """What its holder holds by it."""
         edge = None if self.cut is None else self.cut.edge
-        slot = None if edge is None or self.looped else (edge.name, edge.position)
+        slot = (None, None) if edge is None or self.looped else (edge.name, edge.position)
         return Holding((self.storage.device, self.key), slot, self.nbytes)
