@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Sequence
 
     from memwatch.leaks.diagnose import Diagnosis
-    from memwatch.leaks.survivor import Survivor
+    from memwatch.leaks.survivor import Name, Survivor
 
 Place = tuple[str, "Hashable"]
 """A device and a holder."""
-Slot = tuple[Place, "Hashable"]
-"""One reference of a holder, by its name or position."""
+Slot = tuple[Place, "Name"]
+"""One reference of a holder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,15 @@ def growth(looks: Sequence[Diagnosis], earlier: Sequence[Diagnosis], *, every_ru
     comparison = _Comparison(looks, earlier, every_run=every_run)
     grown = []
     for place, survivors in _by_place(looks[-1]).items():
-        slots = {survivor.holding.slot for survivor in survivors}
+        slots: set[Name] = {survivor.holding.slot for survivor in survivors}
         rising = {slot for slot in slots if comparison.slot_rises((place, slot))}
         fresh = {slot for slot in slots - rising if comparison.is_new((place, slot))}
-        named: dict[Hashable, set[Hashable]] = {}
+        named: dict[str | None, set[Name]] = {}
         for slot in rising:  # variables and keys are told one by one, items of a list together
             named.setdefault(slot[0], set()).add(slot)
-        groups = [*named.values(), *([fresh] if comparison.takes_more(place, rising) else [])]
+        groups = list(named.values())
+        if comparison.takes_more(place, rising):
+            groups.append(fresh)
         grown += [comparison.growth(place, survivors, group) for group in groups if group]
     return grown
 
@@ -92,7 +94,7 @@ class _Comparison:
         """Return True if a reference led nowhere at the first look."""
         return self._points[0].counts[slot] == 0
 
-    def takes_more(self, place: Place, rising: Iterable[Hashable]) -> bool:
+    def takes_more(self, place: Place, rising: Iterable[Name]) -> bool:
         """Return True if a holder has more storages, without those behind the references that rise themselves."""
         counts, earlier = (
             [point.by_place[place] - sum(point.counts[place, slot] for slot in rising) for point in series]
@@ -100,7 +102,7 @@ class _Comparison:
         )
         return self._more(counts, earlier)
 
-    def growth(self, place: Place, survivors: Iterable[Survivor], slots: Collection[Hashable]) -> Growth:
+    def growth(self, place: Place, survivors: Iterable[Survivor], slots: Collection[Name]) -> Growth:
         """Return what some references of a holder lead to at the last look and did not lead to at the first."""
         first, last = self._points[0], self._points[-1]
         return Growth(

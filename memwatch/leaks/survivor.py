@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from memwatch.leaks.new_storages import NewStorage
 
 
+Name = tuple[str | None, int | None]
+"""Which reference of its owner one is: the name or the position, where it has one."""
+
+
 class Holding(NamedTuple):
     """One storage behind a holder.
 
@@ -24,7 +28,7 @@ class Holding(NamedTuple):
     """
 
     place: tuple[str, Hashable]
-    slot: tuple[str | None, int | None]
+    slot: Name
     nbytes: int
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from memwatch.leaks import Leak
+    from memwatch.leaks.schedule import Runs
     from memwatch.reading import Reading
     from pytest_memwatch.checks import Checks
     from pytest_memwatch.options import Settings
@@ -110,7 +111,7 @@ class Examination:
         check = self.checks.growth
         assert check is not None
         warmup = self._settings.warmup if check.warmup is None else check.warmup
-        runs = check.runs or self._settings.runs or AUTO
+        runs: Runs = check.runs or self._settings.runs or AUTO
         counter = _Repeated()
         repeated = counter.around(body)
         if self.measurement is not None:
