@@ -173,7 +173,7 @@ class HolderSearch:
         found = {id(made.ref()) for made in self._storages}
         for storage in snapshot.storages():
             chain = [] if id(storage) in found else tree.path(snapshot.position(storage))
-            at = next((at for at, place in enumerate(chain) if place in self._owners), None)
+            at = max((at for at, place in enumerate(chain) if place in self._owners), default=None)
             steps = [] if at is None else steps_of(snapshot, chain[at:])
             if at is not None and steps:
                 edge = steps[0].edge

@@ -169,9 +169,12 @@ class _GrowthSearch:
         return diagnose(self.ledger.alive(first), exempt, per_call=True, held=held, elders=elders)
 
     def _look_if_needed(self) -> None:
-        """Look at the heap after a run if it will matter who held what dies."""
-        first = self._schedule.warmup - self._schedule.every_run
-        if self._hides_growth(first):
+        """Look at the heap after a run if it will matter who held what dies; before further calls, twice will do."""
+        schedule = self._schedule
+        is_last = len(self._changes) == schedule.warmup + schedule.least
+        if (schedule.every_run or is_last or not self._looks) and self._hides_growth(
+            schedule.warmup - schedule.every_run
+        ):
             self._looks.append(self._look(elders=True))
 
     def _hides_growth(self, first: int) -> bool:
@@ -251,11 +254,11 @@ class _GrowthSearch:
         last, runs = self._looks[-1], len(self._looks) - 1
         last.tell_kinds(per_call=True)
         leaks = []
-        for survivors, nbytes, count in grown:
-            every = max(1, round(runs / count)) if count else 1
-            leak = leak_of(
-                survivors, max(1, nbytes * every // runs), count // runs, per_call=True, end_s=last.time_s
-            )
+        for each in grown:
+            every = max(1, round(runs / each.count)) if each.count else 1
+            nbytes = max(1, each.nbytes * every // runs)
+            count = each.count * every // runs
+            leak = leak_of(each.survivors, nbytes, count, per_call=True, end_s=last.time_s)
             leaks.append(replace(leak, every=every))
         return largest_first(leaks)
 

@@ -111,11 +111,10 @@ class Ledger:
         born = watched or NewStorages()
         for storage in storages_behind(self._young.survivors()):
             born.add(storage, run)
-        for made in born.alive():
-            storage = made.ref()
-            if storage is not None and id(storage) not in self._known:  # the living alone are left in it
-                self._known[id(storage)] = made
-                self._bytes.pop(id(storage), None)
+        for key, made in list(born.by_id.items()):
+            if made.alive and key not in self._known:  # which the living alone are left in
+                self._known[key] = made
+                self._bytes.pop(key, None)
                 change.born.append(made)
         return change
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,9 +12,10 @@ import torch
 from memwatch._torch.dynamo import leave_alone
 from memwatch._torch.modes import UncompiledMode, mode_stack, pop_mode, push_mode
 from memwatch._torch.overloads import schema_of
-from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_of
+from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_bytes, storage_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from types import FrameType
 
     from memwatch.leaks.new_storages import NewStorages, Site
@@ -47,17 +49,17 @@ class NewStorageMode(UncompiledMode):
             aliases = self._aliases[func] = all(ret.alias_info is not None for ret in schema_of(func).returns)
         if not aliases:
             with quiet():
-                self._note(result)
+                self._note(result, args)
         return result
 
-    def _note(self, result: Any) -> None:
-        if is_tensor(result):
-            storage = None if is_simulated(result) else storage_of(result)
-            if storage is not None:
-                self._book.add(storage, self._run, user_line(), certain=True)
-        elif isinstance(result, (tuple, list)):
-            for part in result:
-                self._note(part)
+    def _note(self, result: Any, args: Sequence[Any]) -> None:
+        for tensor in _tensors(result):
+            storage = None if is_simulated(tensor) else storage_of(tensor)
+            made = storage and self._book.add(storage, self._run, user_line(), certain=True)
+            if made:
+                sources = {id(source): source for part in args for source in _storages(part)}
+                smaller = (each for each in sources.values() if 0 < storage_bytes(each) < made.nbytes)
+                made.sources = tuple(map(weakref.ref, smaller))
 
     def start(self) -> None:
         """Switch on for this thread."""
@@ -75,6 +77,22 @@ class NewStorageMode(UncompiledMode):
             above.append(mode)
         for mode in reversed(above):
             push_mode(mode)
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if is_tensor(value):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
+    """Yield the storages of an operand."""
+    for tensor in _tensors(value):
+        storage = None if is_simulated(tensor) else storage_of(tensor)
+        if storage is not None:
+            yield storage
 
 
 def user_line() -> Site | None:
