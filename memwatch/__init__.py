@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memwatch.analysis import UnknownDeviceError
     from memwatch.analysis.findings.finding import Finding
     from memwatch.capture.file import CaptureError
+    from memwatch.fit import Fit, fit
     from memwatch.leaks import Leak, TensorLeakError, check_leaks, find_leaks, why_alive
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
@@ -33,12 +34,14 @@ _HOMES = {
     "Plan": "memwatch.planner.plan",
     "Profile": "memwatch.profile",
     "Reading": "memwatch.reading",
+    "Fit": "memwatch.fit.result",
     "ReplayResult": "memwatch.replay.result",
     "TensorLeakError": "memwatch.leaks",
     "UnknownDeviceError": "memwatch.analysis",
     "UnsupportedOpError": "memwatch.replay.errors",
     "check_leaks": "memwatch.leaks",
     "find_leaks": "memwatch.leaks",
+    "fit": "memwatch.fit.api",
     "load": "memwatch.reading",
     "plan": "memwatch.replay.api",
     "profile": "memwatch.profile",
@@ -54,6 +57,7 @@ __all__ = [
     "BudgetError",
     "CaptureError",
     "Finding",
+    "Fit",
     "Leak",
     "MemoryLimitError",
     "MemwatchError",
@@ -66,6 +70,7 @@ __all__ = [
     "UnsupportedOpError",
     "check_leaks",
     "find_leaks",
+    "fit",
     "load",
     "plan",
     "planner",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -30,6 +30,10 @@ class Measured:
     peak_increase_bytes: int = 0
 
 
+AllocatorEvent: TypeAlias = tuple[int, int, int]
+"""Time (ns), address and signed bytes of an allocation or a free."""
+
+
 @contextlib.contextmanager
 def measure_peak(device: str) -> Iterator[Measured]:
     """Yield the result of measuring the block on a device (`cpu`, `cuda:0`); it is filled in at the end.
@@ -37,21 +41,34 @@ def measure_peak(device: str) -> Iterator[Measured]:
     Raises:
         MemwatchError: a profiler is running already, or this torch reports no allocator events.
     """
+    measured = Measured()
+    with hear_allocator(device) as events:
+        yield measured
+    measured.peak_increase_bytes = _peak(events)
+
+
+@contextlib.contextmanager
+def hear_allocator(device: str) -> Iterator[list[AllocatorEvent]]:
+    """Yield a list that is filled, at the end of the block, with the events of a device's allocator in it.
+
+    Raises:
+        MemwatchError: a profiler is running already, or this torch reports no allocator events.
+    """
     if profiler.is_running():
         raise MemwatchError("a profiler is running, so the peak cannot be measured; leave its block first")
-    measured = Measured()
+    events: list[AllocatorEvent] = []
     with _without_kineto_lines():
         leave_scope = profiler.start_allocator_events(of_accelerators=not is_host(device))
     try:
-        yield measured
+        yield events
     finally:
         leave_scope()
         with _without_kineto_lines():
-            events = profiler.stop_allocator_events()
-    measured.peak_increase_bytes = _peak(_events(events, device))
+            roots = profiler.stop_allocator_events()
+    events += _events_of(roots, device)
 
 
-def _events(roots: list[Value], device: str) -> list[tuple[int, int, int]]:
+def _events_of(roots: list[Value], device: str) -> list[AllocatorEvent]:
     """Return (time, address, signed bytes) of every allocation and free on the device, in order of time."""
     wanted = torch.device(device)
     found = []
@@ -67,7 +84,7 @@ def _events(roots: list[Value], device: str) -> list[tuple[int, int, int]]:
     return found
 
 
-def _peak(events: list[tuple[int, int, int]]) -> int:
+def _peak(events: list[AllocatorEvent]) -> int:
     """Return the most bytes live at once; the free of a block allocated before the measurement is ignored."""
     open_bytes: dict[int, int] = {}
     level = peak = 0

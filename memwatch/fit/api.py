@@ -1,0 +1,127 @@
+"""fit(): train within a limit that is measured, in the fastest way that keeps it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from memwatch._torch.versions import require_known_torch
+from memwatch.errors import MemwatchError
+from memwatch.fit.live_trial import LiveTrial
+from memwatch.fit.names import expressions_of, variables_of
+from memwatch.fit.obstacle import obstacle
+from memwatch.fit.progress import progress
+from memwatch.fit.result import Fit, ways_table
+from memwatch.fit.search import Search
+from memwatch.fit.way import Kind
+from memwatch.planner.errors import BudgetError
+from memwatch.report.console import wants_color
+from memwatch.sizes import format_bytes, parse_bytes
+from memwatch.words import fit as words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from torch import nn
+
+    from memwatch.fit.measurement import Measurement
+
+
+def fit(
+    step: Callable[[], Any],
+    model: nn.Module,
+    limit: int | float | str,
+    *,
+    ways: Collection[str] | None = None,
+    quiet: bool = False,
+) -> Fit:
+    """Find, measure and keep the fastest way to train a model within a limit of memory.
+
+    The limit is of everything that is alive on the model's device at once: parameters, gradients, optimizer state,
+    activations, workspace, and whatever else the process has there. Each way is tried by running some steps, under
+    the allocator's own events, from the same state. Then parameters, buffers, gradients, optimizers, schedulers,
+    random generators, and the lists, dictionaries and variables that `step` can reach are put back, bit for bit.
+
+    Args:
+        step: does one whole training step of the model: forward, backward, optimizer. It should do the same work
+            each time; of an iterator that cannot be set back it takes new data in each trial, and a note says so.
+        model: the model.
+        limit: the limit, in bytes or as text such as ``"8 GiB"``.
+        ways: kinds of ways to try: `"foreach"`, `"gradients"`, `"checkpoint"`, `"chain"`, `"policy"`, `"backend"`,
+            `"offload"`; None tries all.
+        quiet: do not print the table.
+
+    Returns:
+        The result; the way is in force until `undo()`.
+
+    Raises:
+        BudgetError: no way that was tried stays within the limit; the message says what stands in the way. All is
+            as it was, and `.best` has the measurement of the lowest way.
+        OptionError: one of `ways` does not exist.
+        MemwatchError: the model has no parameters, or the allocator's events cannot be had.
+        SizeError: the limit is no size.
+    """
+    require_known_torch()
+    limit_bytes, kinds = parse_bytes(limit), Kind.chosen(ways)
+    trial = LiveTrial(step, model, device_of(model))
+    with progress() as say:
+        search = Search(trial, limit_bytes, kinds, say)
+        kept = search.run()
+    if kept is None:
+        raise _not_reachable(trial, step, search, limit_bytes)
+    spaces = [sys._getframe(1).f_locals, *variables_of(step)]
+    names = expressions_of(spaces, model, trial.optimizers)
+    found = Fit(
+        limit_bytes,
+        trial.device,
+        ways_table(search, kept, limit_bytes),
+        code=kept.way.code(names),
+        notes=_notes(trial, search, kept),
+        applied=trial.apply(kept.way),
+    )
+    if not quiet:
+        sys.stdout.write(found.summary(color=wants_color()))
+    return found
+
+
+def device_of(model: nn.Module) -> str:
+    """Return the device of a model's first parameter, by its full name."""
+    first = next(model.parameters(), None)
+    if first is None:
+        raise MemwatchError(
+            "the model has no parameters, so there is nothing to train; pass the model that `step` trains"
+        )
+    device = first.device
+    if device.type == "cpu" or device.index is not None:
+        return str(device)
+    return f"{device.type}:0"
+
+
+def _not_reachable(
+    trial: LiveTrial, step: Callable[[], Any], search: Search, limit_bytes: int
+) -> BudgetError:
+    lowest = search.lowest
+    if lowest is None:
+        reason = words.OUT_OF_MEMORY.format(baseline="?")
+        return BudgetError(reason, None, 0)
+    assert lowest.peak_bytes is not None
+    text = words.TOO_LARGE.format(
+        limit=format_bytes(limit_bytes), device=trial.device, tried=len(search.tried),
+        lowest=format_bytes(lowest.peak_bytes), way=lowest.way.name,
+    )  # fmt: skip
+    with trial.within(lowest.way):
+        why = obstacle(step, trial.device, lowest, limit_bytes)
+    return BudgetError(f"{text}; {why}", lowest, lowest.baseline_bytes)
+
+
+def _notes(trial: LiveTrial, search: Search, kept: Measurement) -> list[str]:
+    found = []
+    if trial.state.moving:
+        found.append(words.NOT_RESTORED.format(names=", ".join(sorted(set(trial.state.moving)))))
+    if search.is_repeatable is False:
+        found.append(words.NOT_COMPARED)
+    elif search.is_bitwise(kept) is False:
+        found.append(words.NOT_BITWISE)
+    if trial.device == "cpu" and len(search.tried) > 1:
+        found.append(words.NOT_OFFERED_ON_HOST)
+    return found

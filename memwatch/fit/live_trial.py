@@ -1,0 +1,126 @@
+"""Try a way on the live model: from the same state each time, with the allocator's events, and put all back."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+from memwatch.devices import adapter_of, is_out_of_memory
+from memwatch.fit.blocks import SavedBytes, saved_bytes
+from memwatch.fit.kept_tensors import fingerprint
+from memwatch.fit.live_bytes import count_live_bytes
+from memwatch.fit.measurement import Measurement
+from memwatch.fit.state import State, optimizers_of
+from memwatch.fit.way import Applied, Way
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+OUT_OF_MEMORY: Final = "out of memory"
+_COMPARED_STEPS: Final = 2
+"""The first step may build the optimizer's state; the second has it, and shows what the first did to the gradients."""
+_MOST_STEPS: Final = 6
+_ENOUGH_NS: Final = 50_000_000
+"""Steps are repeated until they have been timed for so long: short ones are timed more than once."""
+
+
+class LiveTrial:
+    """Tries ways on a model and the function that trains it by one step.
+
+    Attributes:
+        model: the model.
+        optimizers: the optimizers of its parameters.
+        state: what is put back before each trial and after the last.
+        gradients_wait: whether gradients are alive when the model is called, so that freeing them may help.
+        changing_buffers: names of the buffers that a step writes.
+    """
+
+    def __init__(self, step: Callable[[], Any], model: nn.Module, device: str) -> None:
+        self.model, self.device = model, device
+        self.optimizers: list[Optimizer] = optimizers_of(model)
+        self.state = State(step, model, self.optimizers)
+        self.gradients_wait = False
+        self.changing_buffers: set[str] = set()
+        self._step = step
+
+    def run(self, way: Way) -> Measurement:
+        """Run some steps in a way, and put everything back."""
+        with self.within(way):
+            try:
+                return self._measured(way)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                return Measurement(way, None, failure=OUT_OF_MEMORY)
+
+    @contextlib.contextmanager
+    def within(self, way: Way) -> Iterator[None]:
+        """Put a way in force for a block that begins with the state as it was, and put everything back after it."""
+        self.state.restore()
+        applied = Applied(way, self.model, self.optimizers)
+        try:
+            yield
+        finally:
+            applied.undo()
+            self.state.restore()
+
+    def apply(self, way: Way) -> Applied:
+        """Put a way in force for good."""
+        return Applied(way, self.model, self.optimizers)
+
+    def scan(self) -> SavedBytes:
+        """Run a step and return what its modules save; learn what else the choice of ways needs."""
+        before = {name: fingerprint([buffer]) for name, buffer in self.model.named_buffers()}
+        watching = self.model.register_forward_pre_hook(self._look_at_gradients)
+        try:
+            self._step()
+            found = saved_bytes(self._step, self.model)
+        finally:
+            watching.remove()
+        after = {name: fingerprint([buffer]) for name, buffer in self.model.named_buffers()}
+        self.changing_buffers = {name for name in after if after[name] != before.get(name)}
+        self.state.restore()
+        return found
+
+    def _look_at_gradients(self, *_: Any) -> None:
+        self.gradients_wait |= any(parameter.grad is not None for parameter in self.model.parameters())
+
+    def _measured(self, way: Way) -> Measurement:
+        gc.collect()  # cycles of the trial before
+        times_ns: list[int] = []
+        results = b""
+        with count_live_bytes(self.device) as live:
+            while len(times_ns) < _COMPARED_STEPS or (
+                len(times_ns) < _MOST_STEPS and sum(times_ns[1:]) < _ENOUGH_NS
+            ):
+                start_ns = time.perf_counter_ns()
+                outcome = self._step()
+                adapter_of(self.device).synchronize(self.device)
+                times_ns.append(time.perf_counter_ns() - start_ns)
+                if len(times_ns) <= _COMPARED_STEPS:
+                    results += self._results(outcome, with_state=len(times_ns) == _COMPARED_STEPS)
+                del outcome
+        return Measurement(way, live.peak_bytes, live.baseline_bytes, min(times_ns[1:]), results)
+
+    def _results(self, outcome: Any, *, with_state: bool) -> bytes:
+        """Return a digest of what a step returned and, if asked for, of all that it trains."""
+        leaves = pytree.tree_leaves(outcome)
+        tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        numbers = repr([leaf for leaf in leaves if isinstance(leaf, (bool, int, float))]).encode()
+        if with_state:
+            tensors += [*self.model.parameters(), *self.model.buffers()]
+            tensors += [
+                leaf
+                for optimizer in self.optimizers
+                for leaf in pytree.tree_leaves(list(optimizer.state.values()))
+                if isinstance(leaf, torch.Tensor)
+            ]
+        return fingerprint(tensors) + numbers
