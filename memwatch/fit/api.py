@@ -6,16 +6,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from memwatch._torch.versions import require_known_torch
-from memwatch.errors import MemwatchError
-from memwatch.fit.live_trial import LiveTrial
+from memwatch.device_names import is_host
+from memwatch.fit.live_trial import LiveTrial, device_of
 from memwatch.fit.names import expressions_of, variables_of
 from memwatch.fit.obstacle import obstacle
-from memwatch.fit.progress import progress
+from memwatch.fit.program_trial import ProgramTrial
 from memwatch.fit.result import Fit, ways_table
 from memwatch.fit.search import Search
 from memwatch.fit.way import Kind
 from memwatch.planner.errors import BudgetError
-from memwatch.report.console import wants_color
 from memwatch.sizes import format_bytes, parse_bytes
 from memwatch.words import fit as words
 
@@ -64,64 +63,93 @@ def fit(
     require_known_torch()
     limit_bytes, kinds = parse_bytes(limit), Kind.chosen(ways)
     trial = LiveTrial(step, model, device_of(model))
-    with progress() as say:
-        search = Search(trial, limit_bytes, kinds, say)
-        kept = search.run()
-    if kept is None:
-        raise _not_reachable(trial, step, search, limit_bytes)
-    spaces = [sys._getframe(1).f_locals, *variables_of(step)]
-    names = expressions_of(spaces, model, trial.optimizers)
+    search, kept = _searched(trial, limit_bytes, kinds)
+    names = expressions_of([sys._getframe(1).f_locals, *variables_of(step)], model, trial.optimizers)
+    notes = _notes(search, kept, trial.device)
+    if trial.state.moving:
+        notes.insert(0, words.NOT_RESTORED.format(names=", ".join(sorted(set(trial.state.moving)))))
     found = Fit(
         limit_bytes,
         trial.device,
         ways_table(search, kept, limit_bytes),
         code=kept.way.code(names),
-        notes=_notes(trial, search, kept),
+        notes=notes,
         applied=trial.apply(kept.way),
     )
     if not quiet:
-        sys.stdout.write(found.summary(color=wants_color()))
+        sys.stdout.write(found.summary())
+    trial.state.restore_random_states()
     return found
 
 
-def device_of(model: nn.Module) -> str:
-    """Return the device of a model's first parameter, by its full name."""
-    first = next(model.parameters(), None)
-    if first is None:
-        raise MemwatchError(
-            "the model has no parameters, so there is nothing to train; pass the model that `step` trains"
-        )
-    device = first.device
-    if device.type == "cpu" or device.index is not None:
-        return str(device)
-    return f"{device.type}:0"
+def fit_program(
+    load: Callable[[], Callable[[], None]],
+    limit: int | float | str,
+    *,
+    steps: int = 3,
+    ways: Collection[str] | None = None,
+) -> Fit:
+    """Return the fastest way to run a training script within a limit; each way is tried in a run of its beginning.
+
+    Args:
+        load: makes the process look as if Python had just started on the program, and returns the program.
+        limit: the limit, in bytes or as text such as ``"8 GiB"``.
+        steps: steps of the optimizer after which a run is ended.
+        ways: kinds of ways to try; see `fit`.
+
+    Returns:
+        The result; nothing is in force.
+
+    Raises:
+        BudgetError: no way that was tried stays within the limit.
+        MemwatchError: the program trained no model with an optimizer of torch, or made too few steps.
+    """
+    require_known_torch()
+    limit_bytes, kinds = parse_bytes(limit), Kind.chosen(ways)
+    trial = ProgramTrial(load, steps)
+    search, kept = _searched(trial, limit_bytes, kinds)
+    return Fit(
+        limit_bytes,
+        trial.device,
+        ways_table(search, kept, limit_bytes),
+        code=kept.way.code(trial.names),
+        notes=_notes(search, kept, trial.device),
+    )
 
 
-def _not_reachable(
-    trial: LiveTrial, step: Callable[[], Any], search: Search, limit_bytes: int
-) -> BudgetError:
+def _searched(
+    trial: LiveTrial | ProgramTrial, limit_bytes: int, kinds: set[Kind]
+) -> tuple[Search, Measurement]:
+    from memwatch.fit.progress import (
+        progress,
+    )  # rich draws random numbers when it is imported: they are put back
+
+    with progress() as say:
+        search = Search(trial, limit_bytes, kinds, say)
+        kept = search.run()
+    if kept is None:
+        raise _not_reachable(trial, search, limit_bytes)
+    return search, kept
+
+
+def _not_reachable(trial: LiveTrial | ProgramTrial, search: Search, limit_bytes: int) -> BudgetError:
     lowest = search.lowest
-    if lowest is None:
-        reason = words.OUT_OF_MEMORY.format(baseline="?")
-        return BudgetError(reason, None, 0)
-    assert lowest.peak_bytes is not None
+    if lowest is None or lowest.peak_bytes is None:
+        return BudgetError(words.OUT_OF_MEMORY.format(tried=len(search.tried), device=trial.device), None, 0)
     text = words.TOO_LARGE.format(
         limit=format_bytes(limit_bytes), device=trial.device, tried=len(search.tried),
         lowest=format_bytes(lowest.peak_bytes), way=lowest.way.name,
     )  # fmt: skip
-    with trial.within(lowest.way):
-        why = obstacle(step, trial.device, lowest, limit_bytes)
+    why = obstacle(trial.recorded(lowest.way), lowest, limit_bytes)
     return BudgetError(f"{text}; {why}", lowest, lowest.baseline_bytes)
 
 
-def _notes(trial: LiveTrial, search: Search, kept: Measurement) -> list[str]:
+def _notes(search: Search, kept: Measurement, device: str) -> list[str]:
     found = []
-    if trial.state.moving:
-        found.append(words.NOT_RESTORED.format(names=", ".join(sorted(set(trial.state.moving)))))
     if search.is_repeatable is False:
         found.append(words.NOT_COMPARED)
     elif search.is_bitwise(kept) is False:
         found.append(words.NOT_BITWISE)
-    if trial.device == "cpu" and len(search.tried) > 1:
+    if is_host(device) and len(search.tried) > 1:
         found.append(words.NOT_OFFERED_ON_HOST)
     return found

@@ -13,10 +13,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils import _pytree as pytree
 
 from memwatch._torch.storages import address_of_storage_of
+from memwatch.fit.kept_tensors import fingerprint
 from memwatch.heap.tensors import quiet, storage_bytes, storage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 _LEAST_SHARE: Final = 1 / 50
 """A block that saves less than this of the model's saved bytes is left alone."""
@@ -38,17 +39,20 @@ class SavedBytes:
     order: list[str] = field(default_factory=list)
 
 
-def saved_bytes(step: Callable[[], Any], model: nn.Module) -> SavedBytes:
-    """Run a step and return what its modules save."""
-    scan = _Scan(model)
-    with scan.watching():
-        step()
-    return scan.found
+class SavedScan:
+    """Watches what the modules of a model save.
 
+    Attributes:
+        found: what was seen so far.
+        gradients_wait: whether gradients were alive when the model was called, so that freeing them may help.
+        changing_buffers: names of the buffers that were written, known once the watch has ended.
+    """
 
-class _Scan:
     def __init__(self, model: nn.Module) -> None:
         self.found = SavedBytes()
+        self.gradients_wait = False
+        self.changing_buffers: set[str] = set()
+        self._model = model
         self._names = {id(module): name for name, module in model.named_modules()}
         self._running: list[
             tuple[str, set[int]]
@@ -63,15 +67,21 @@ class _Scan:
         """Watch the calls of modules and what autograd saves."""
         before = register_module_forward_pre_hook(self._enter)
         after = register_module_forward_hook(self._leave, always_call=True)
+        buffers = {name: fingerprint([buffer]) for name, buffer in self._model.named_buffers()}
         try:
             with saved_tensors_hooks(self._saved, lambda tensor: tensor):
                 yield
         finally:
             before.remove()
             after.remove()
+        for name, buffer in self._model.named_buffers():
+            if fingerprint([buffer]) != buffers.get(name):
+                self.changing_buffers.add(name)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         name = self._names.get(id(module))
+        if module is self._model:
+            self.gradients_wait |= any(parameter.grad is not None for parameter in module.parameters())
         if name is not None and torch.is_grad_enabled():
             if name not in self._seen:
                 self._seen[name] = set()
@@ -140,7 +150,8 @@ def chains(model: nn.Module, saved: SavedBytes) -> list[tuple[str, int]]:
             and saved.by_module.get(name, 0) >= total / 4 > 0
             and len(module) > 3
         ):
-            parts = [saved.by_module.get(f"{name}.{short}", 0) for short, _ in module.named_children()]
+            start = f"{name}." if name else ""
+            parts = [saved.by_module.get(f"{start}{short}", 0) for short, _ in module.named_children()]
             if sum(parts) < saved.by_module[name] / 2:  # most is saved between the parts, not in them
                 found.append((name, len(module)))
     return found

@@ -10,25 +10,30 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
+from memwatch.device_names import is_host
 from memwatch.devices import adapter_of, is_out_of_memory
-from memwatch.fit.blocks import SavedBytes, saved_bytes
+from memwatch.errors import MemwatchError
+from memwatch.fit.blocks import SavedScan
 from memwatch.fit.kept_tensors import fingerprint
 from memwatch.fit.live_bytes import count_live_bytes
 from memwatch.fit.measurement import Measurement
 from memwatch.fit.state import State, optimizers_of
 from memwatch.fit.way import Applied, Way
+from memwatch.profile import profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
     from torch.optim import Optimizer
 
+    from memwatch.reading import Reading
+
 OUT_OF_MEMORY: Final = "out of memory"
 _COMPARED_STEPS: Final = 2
 """The first step may build the optimizer's state; the second has it, and shows what the first did to the gradients."""
-_MOST_STEPS: Final = 6
-_ENOUGH_NS: Final = 50_000_000
+_MOST_STEPS: Final = 10
+_ENOUGH_NS: Final = 200_000_000
 """Steps are repeated until they have been timed for so long: short ones are timed more than once."""
 
 
@@ -39,16 +44,12 @@ class LiveTrial:
         model: the model.
         optimizers: the optimizers of its parameters.
         state: what is put back before each trial and after the last.
-        gradients_wait: whether gradients are alive when the model is called, so that freeing them may help.
-        changing_buffers: names of the buffers that a step writes.
     """
 
     def __init__(self, step: Callable[[], Any], model: nn.Module, device: str) -> None:
         self.model, self.device = model, device
         self.optimizers: list[Optimizer] = optimizers_of(model)
         self.state = State(step, model, self.optimizers)
-        self.gradients_wait = False
-        self.changing_buffers: set[str] = set()
         self._step = step
 
     def run(self, way: Way) -> Measurement:
@@ -76,22 +77,24 @@ class LiveTrial:
         """Put a way in force for good."""
         return Applied(way, self.model, self.optimizers)
 
-    def scan(self) -> SavedBytes:
-        """Run a step and return what its modules save; learn what else the choice of ways needs."""
-        before = {name: fingerprint([buffer]) for name, buffer in self.model.named_buffers()}
-        watching = self.model.register_forward_pre_hook(self._look_at_gradients)
-        try:
+    def scan(self) -> SavedScan:
+        """Run steps and return what the modules save in the last of them."""
+        self.state.restore()
+        found = SavedScan(self.model)
+        self._step()
+        with found.watching():
             self._step()
-            found = saved_bytes(self._step, self.model)
-        finally:
-            watching.remove()
-        after = {name: fingerprint([buffer]) for name, buffer in self.model.named_buffers()}
-        self.changing_buffers = {name for name in after if after[name] != before.get(name)}
         self.state.restore()
         return found
 
-    def _look_at_gradients(self, *_: Any) -> None:
-        self.gradients_wait |= any(parameter.grad is not None for parameter in self.model.parameters())
+    def recorded(self, way: Way) -> Reading:
+        """Return the recording of a step in a way."""
+        with self.within(way):
+            self._step()  # the state of the optimizer is there afterwards
+            recording = profile(stacks=False, holders=False)
+            with recording:
+                self._step()
+        return recording.on(self.device) if self.device in recording.devices else recording
 
     def _measured(self, way: Way) -> Measurement:
         gc.collect()  # cycles of the trial before
@@ -116,11 +119,25 @@ class LiveTrial:
         tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
         numbers = repr([leaf for leaf in leaves if isinstance(leaf, (bool, int, float))]).encode()
         if with_state:
-            tensors += [*self.model.parameters(), *self.model.buffers()]
-            tensors += [
-                leaf
-                for optimizer in self.optimizers
-                for leaf in pytree.tree_leaves(list(optimizer.state.values()))
-                if isinstance(leaf, torch.Tensor)
-            ]
+            tensors += trained(self.model, self.optimizers)
         return fingerprint(tensors) + numbers
+
+
+def trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[torch.Tensor]:
+    """Return all that a step writes for the next: parameters, buffers, the state of optimizers."""
+    states = pytree.tree_leaves([list(optimizer.state.values()) for optimizer in optimizers])
+    kept = [leaf for leaf in states if isinstance(leaf, torch.Tensor)]
+    return [*model.parameters(), *model.buffers(), *kept]
+
+
+def device_of(model: nn.Module) -> str:
+    """Return the device of a model's first parameter, by its full name.
+
+    Raises:
+        MemwatchError: it has none.
+    """
+    devices = [parameter.device for parameter in model.parameters()]
+    if not devices:
+        raise MemwatchError("the model has no parameters; pass the model that `step` trains")
+    first = devices[0]
+    return str(first) if is_host(first.type) else f"{first.type}:{first.index or 0}"

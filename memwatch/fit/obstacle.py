@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
-from memwatch.profile import profile
 from memwatch.report.facts import bytes_by, peak_instant
 from memwatch.sizes import format_bytes
 from memwatch.words import fit as words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import pandas as pd
 
     from memwatch.fit.measurement import Measurement
+    from memwatch.reading import Reading
 
-_PARTS = 3
+_PARTS: Final = 3
 
 
-def obstacle(step: Callable[[], Any], device: str, lowest: Measurement, limit_bytes: int) -> str:
+def obstacle(reading: Reading, lowest: Measurement, limit_bytes: int) -> str:
     """Return why not even the lowest way fits: what lives before the step, the optimizer, an op's workspace.
 
     Args:
-        step: the step, in the lowest way.
-        device: the device whose memory is limited.
+        reading: the recording of a step in the lowest way.
         lowest: what was measured of that way.
         limit_bytes: the limit.
     """
-    step()  # the state of the optimizer is there afterwards
-    recording = profile(stacks=False, holders=False)
-    with recording:
-        step()
-    reading = recording.on(device) if device in recording.devices else recording
     at = peak_instant(reading)
     shares = bytes_by(reading.at_peak, "category")["nbytes"]
     baseline = format_bytes(reading.baseline_bytes)

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
-from memwatch.report.fit import ways_text
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -61,6 +59,8 @@ class Fit:
 
     def summary(self, *, width: int | None = None, color: bool | None = None) -> str:
         """Return the table of the ways, and the lines that keep the best of them without memwatch."""
+        from memwatch.report.fit import ways_text
+
         return ways_text(self.ways, self.limit_bytes, self.code, self.notes, width=width, color=color)
 
     def __str__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from memwatch.device_names import is_host
-from memwatch.fit.blocks import SavedBytes, chains, partitions
+from memwatch.fit.blocks import SavedScan, chains, partitions
 from memwatch.fit.way import Change, Kind, Way
 
 if TYPE_CHECKING:
@@ -37,19 +37,11 @@ class Trial(Protocol):
     def device(self) -> str:
         """The device whose memory is limited."""
 
-    @property
-    def gradients_wait(self) -> bool:
-        """Whether gradients are alive when the model is called."""
-
-    @property
-    def changing_buffers(self) -> set[str]:
-        """Names of the buffers that a step writes."""
-
     def run(self, way: Way) -> Measurement:
         """Run some steps in a way."""
 
-    def scan(self) -> SavedBytes:
-        """Run a step and return what its modules save."""
+    def scan(self) -> SavedScan:
+        """Run steps and return what the modules save in the last of them."""
 
 
 class Search:
@@ -65,6 +57,7 @@ class Search:
     ) -> None:
         self.tried: list[Measurement] = []
         self.is_repeatable: bool | None = None
+        self._changing: set[str] = set()  # names of the buffers that a step writes
         self._trial, self._limit_bytes, self._kinds, self._say = trial, limit_bytes, kinds, say
 
     def run(self) -> Measurement | None:
@@ -111,8 +104,10 @@ class Search:
     def _ways(self, plain: Measurement) -> Iterator[Measurement]:
         """Yield the measurements of more and more expensive ways."""
         base = plain
-        saved = self._trial.scan()
-        for change in self._settings():
+        self._say("what modules save")
+        scan = self._trial.scan()
+        saved, self._changing = scan.found, scan.changing_buffers
+        for change in self._settings(gradients_wait=scan.gradients_wait):
             measured = self._try(base.way.also(change))
             yield measured
             if self._is_gain(measured, base):
@@ -140,16 +135,16 @@ class Search:
             return False
         return base.peak_bytes is None or measured.peak_bytes < base.peak_bytes
 
-    def _settings(self) -> list[Change]:
+    def _settings(self, *, gradients_wait: bool) -> list[Change]:
         found = []
         groups = [group for optimizer in self._trial.optimizers for group in optimizer.param_groups]
-        is_host = self._trial.device == "cpu"
-        if any(
-            group.get("foreach", False) or (group.get("foreach", False) is None and not is_host)
-            for group in groups
-        ):
+        by_default = not is_host(
+            self._trial.device
+        )  # torch updates lists of tensors where starting a kernel costs
+        lists = [group["foreach"] for group in groups if "foreach" in group and not group.get("fused")]
+        if self._may(Kind.FOREACH) and any(by_default if each is None else each for each in lists):
             found.append(Change(Kind.FOREACH))
-        if self._trial.gradients_wait:
+        if self._may(Kind.GRADIENTS) and gradients_wait:
             found.append(Change(Kind.GRADIENTS))
         return found
 
@@ -159,7 +154,7 @@ class Search:
         def of_first(count: int) -> Measurement:
             chosen = names[:count]
             keeps = kind is Kind.CHECKPOINT and any(
-                buffer.startswith(f"{name}.") for name in chosen for buffer in self._trial.changing_buffers
+                buffer.startswith(f"{name}.") for name in chosen for buffer in self._changing
             )
             return self._try(base.also(Change(kind, chosen, of=len(names), keeps_buffers=keeps)))
 

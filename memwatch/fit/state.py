@@ -49,6 +49,11 @@ class State:
     """
 
     def __init__(self, step: Callable[[], Any], model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self._random_states = (
+            functools.partial(random.setstate, random.getstate()),
+            functools.partial(np.random.set_state, np.random.get_state()),
+            functools.partial(restore_states, read_states(devices_in_use(), ()), ()),
+        )
         self.moving: list[str] = []
         self._tensors = KeptTensors()
         self._undo: list[Callable[[], object]] = []
@@ -59,7 +64,7 @@ class State:
         self._data_bytes = 0
         self._walk([step])
         self._seen.clear()
-        self._keep_random_states()
+        self._undo.append(self.restore_random_states)
 
     def restore(self) -> None:
         """Put everything back, bit for bit; tensors, lists and dictionaries stay the objects that they are."""
@@ -184,12 +189,10 @@ class State:
         self._data_bytes += nbytes
         return self._data_bytes <= _MOST_DATA_BYTES
 
-    def _keep_random_states(self) -> None:
-        self._undo += [
-            functools.partial(random.setstate, random.getstate()),
-            functools.partial(np.random.set_state, np.random.get_state()),
-            functools.partial(restore_states, read_states(devices_in_use(), ()), ()),
-        ]
+    def restore_random_states(self) -> None:
+        """Put back the global sources of random numbers alone."""
+        for undo in self._random_states:
+            undo()
 
 
 def living(*classes: type) -> list[Any]:
