@@ -48,39 +48,41 @@ class SavedScan:
         changing_buffers: names of the buffers that were written, known once the watch has ended.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self) -> None:
         self.found = SavedBytes()
         self.gradients_wait = False
         self.changing_buffers: set[str] = set()
-        self._model = model
-        self._names = {id(module): name for name, module in model.named_modules()}
+        self._names: dict[int, str] = {}
+        self._own: set[int] = set()  # storages of parameters and buffers
         self._running: list[
             tuple[str, set[int]]
-        ] = []  # modules, outermost first, with the storages of their inputs
+        ] = []  # modules, outermost first, with storages of their inputs
         self._seen: dict[str, set[int]] = {}
+
+    @contextlib.contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Watch the calls of a model's modules and what autograd saves; nothing of it is kept."""
+        self._names = {id(module): name for name, module in model.named_modules()}
         with quiet():
             own = [*model.parameters(), *model.buffers()]
             self._own = {address_of_storage_of(tensor) for tensor in own if storage_of(tensor) is not None}
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch the calls of modules and what autograd saves."""
-        before = register_module_forward_pre_hook(self._enter)
-        after = register_module_forward_hook(self._leave, always_call=True)
-        buffers = {name: fingerprint([buffer]) for name, buffer in self._model.named_buffers()}
+        before = {name: fingerprint([buffer]) for name, buffer in model.named_buffers()}
+        hooks = (
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        )
         try:
             with saved_tensors_hooks(self._saved, lambda tensor: tensor):
                 yield
         finally:
-            before.remove()
-            after.remove()
-        for name, buffer in self._model.named_buffers():
-            if fingerprint([buffer]) != buffers.get(name):
-                self.changing_buffers.add(name)
+            for hook in hooks:
+                hook.remove()
+        after = {name: fingerprint([buffer]) for name, buffer in model.named_buffers()}
+        self.changing_buffers = {name for name in after if after[name] != before.get(name)}
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         name = self._names.get(id(module))
-        if module is self._model:
+        if not self._running:
             self.gradients_wait |= any(parameter.grad is not None for parameter in module.parameters())
         if name is not None and torch.is_grad_enabled():
             if name not in self._seen:

@@ -7,7 +7,7 @@ import functools
 import gc
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -67,6 +67,7 @@ class _Older:
 
     by_address: dict[int, int] = field(default_factory=dict)
     _deaths: list[tuple[int, int]] = field(default_factory=list)
+    _clock: Any = field(default_factory=profiler.TickConverter)  # it knows no time before it was made
     _watched: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -97,7 +98,7 @@ class _Older:
 
     def merged_with(self, events: list[AllocatorEvent]) -> list[AllocatorEvent]:
         """Return the events of the allocator with the deaths that it could not report, in order of time."""
-        clock = profiler.TickConverter()
+        clock = self._clock
         died = {address: clock.to_unix_ns(ticks) for ticks, address in reversed(self._deaths)}
         self._watched.clear()
         first: dict[int, tuple[int, int]] = {}  # when and how the allocator first spoke of an address

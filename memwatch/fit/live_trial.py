@@ -80,9 +80,9 @@ class LiveTrial:
     def scan(self) -> SavedScan:
         """Run steps and return what the modules save in the last of them."""
         self.state.restore()
-        found = SavedScan(self.model)
+        found = SavedScan()
         self._step()
-        with found.watching():
+        with found.watching(self.model):
             self._step()
         self.state.restore()
         return found

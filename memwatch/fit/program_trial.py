@@ -99,14 +99,9 @@ class ProgramTrial:
 
     def scan(self) -> SavedScan:
         """Run the program's first steps and return what the modules save."""
-        found: list[SavedScan] = []
-
-        def watching() -> AbstractContextManager[None]:
-            found.append(SavedScan(self.model))
-            return found[0].watching()
-
-        self._run_program(Way(), watching)
-        return found[0]
+        found = SavedScan()
+        self._run_program(Way(), lambda: found.watching(self.model))
+        return found
 
     def recorded(self, way: Way) -> Reading:
         """Return the recording of the program's steps in a way."""
