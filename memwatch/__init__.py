@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memwatch.planner.plan import Plan
     from memwatch.profile import Profile, profile
     from memwatch.reading import Reading, load
-    from memwatch.replay.api import plan
+    from memwatch.replay.api import apply_plan, plan
     from memwatch.replay.errors import UnsupportedOpError
     from memwatch.replay.result import ReplayResult
     from memwatch.verification import verify
@@ -39,6 +39,7 @@ _HOMES = {
     "TensorLeakError": "memwatch.leaks",
     "UnknownDeviceError": "memwatch.analysis",
     "UnsupportedOpError": "memwatch.replay.errors",
+    "apply_plan": "memwatch.replay.api",
     "check_leaks": "memwatch.leaks",
     "find_leaks": "memwatch.leaks",
     "fit": "memwatch.fit.api",
@@ -68,6 +69,7 @@ __all__ = [
     "TensorLeakError",
     "UnknownDeviceError",
     "UnsupportedOpError",
+    "apply_plan",
     "check_leaks",
     "find_leaks",
     "fit",

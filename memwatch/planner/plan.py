@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +14,8 @@ from memwatch.planner.schedule import Schedule
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import AbstractContextManager
     from os import PathLike
 
     from memwatch.planner.graph import Graph
@@ -41,6 +45,7 @@ class Plan:
         budget_bytes: peak increase that was allowed, None where the lowest peak was wanted.
         fingerprint: hash of the program; a plan fits this program only.
         graph: the program, None for a plan that was loaded from a file.
+        step: of a loaded plan what the recorded step did, as training with the plan needs it; else None.
     """
 
     schedule: Schedule
@@ -54,6 +59,41 @@ class Plan:
     budget_bytes: int | None
     fingerprint: str
     graph: Graph | None = field(default=None, repr=False)
+    step: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    def checkpoint_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Return the two contexts with which torch checkpoints one region within the plan's budget.
+
+        Pass the method itself: ``checkpoint(block, x, use_reentrant=False,
+        context_fn=plan.checkpoint_contexts)``. The dearest results that the budget has room for are saved, the
+        rest of the region is computed again when the backward reaches it.
+
+        A program may be recorded with its checkpoints or without them. Without them the first pass shows which
+        regions there are, as plain checkpoints; the passes after it save. A region that was not recorded is
+        computed again as a whole. If plain checkpoints of the regions are above the budget already, a warning
+        has both figures. Checkpoints can neither reorder ops nor move buffers, so these parts of a plan have no
+        effect here.
+
+        Raises:
+            MemwatchError: the plan is of no recorded training step.
+        """
+        contexts: tuple[AbstractContextManager[Any], AbstractContextManager[Any]] = self._turns.contexts()
+        return contexts
+
+    @property
+    def checkpoint_peak_bytes(self) -> int | None:
+        """Peak increase of the recorded block with `checkpoint_contexts`; None before the regions are known."""
+        choice = self._turns.choice
+        return None if choice is None else int(choice.peak_bytes)
+
+    @cached_property
+    def _turns(self) -> Any:
+        # the planner knows no torch, so that what trains with its plans is found only when it is used
+        return import_module("memwatch.replay.checkpoints.turns").turns_of(self)
+
+    def step_content(self) -> Mapping[str, Any] | None:
+        """Return what the recorded step did as plain data, None for the plan of a `Graph`."""
+        return self.step
 
     def __str__(self) -> str:
         lines = [self._peak_line(), self._cost_line()]
@@ -76,7 +116,7 @@ class Plan:
         return f"extra cost {100 * self.extra_cost_ratio:.1f}%{moved}"
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the plan as JSON; `load_plan` reads it. The program itself is not written.
+        """Write the plan as JSON; `load_plan` reads it, to train with it or to replay it beside its recording.
 
         Raises:
             PlanFileError: an op has a name that is neither text nor a number.
@@ -89,11 +129,12 @@ class Plan:
         content = {name: getattr(self, name) for name in _FIGURES}
         content |= {"order": self.order, "moves": self.moves}
         content |= {"kind": self.schedule.kind.tolist(), "index": self.schedule.index.tolist()}
+        content["step"] = self.step_content()
         write_plan_file(path, content)
 
 
 def load_plan(path: str | PathLike[str]) -> Plan:
-    """Return the plan that `Plan.save` wrote; its `graph` is None.
+    """Return the plan that `Plan.save` wrote, ready to train with; its `graph` is None.
 
     Raises:
         PlanFileError: the file holds no plan, or one of a newer memwatch.
@@ -103,6 +144,8 @@ def load_plan(path: str | PathLike[str]) -> Plan:
         kind = np.array(content["kind"], dtype=np.int8)
         schedule = Schedule(kind, np.array(content["index"], dtype=np.int64))
         figures = {name: content[name] for name in _FIGURES}
-        return Plan(schedule, list(content["order"]), list(content["moves"]), **figures)
+        return Plan(
+            schedule, list(content["order"]), list(content["moves"]), **figures, step=content.get("step")
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise PlanFileError(f"{path} is a damaged plan ({error!r}); write it again") from None

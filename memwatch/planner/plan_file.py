@@ -11,7 +11,9 @@ from memwatch.errors import MemwatchError
 if TYPE_CHECKING:
     from os import PathLike
 
-_FORMAT, _VERSION = "memwatch-plan", 1
+_FORMAT, _VERSION = "memwatch-plan", 2
+_READABLE = (1, _VERSION)
+"""Version 1 has no training step."""
 
 
 class PlanFileError(MemwatchError, ValueError):
@@ -36,9 +38,9 @@ def read_plan_file(path: str | PathLike[str]) -> dict[str, Any]:
         raise PlanFileError(f"{path} is not a plan: {error}") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise PlanFileError(f"{path} is not a plan; write one with plan.save(path)")
-    if content.get("version") != _VERSION:
+    if content.get("version") not in _READABLE:
         raise PlanFileError(
-            f"{path} has plan format {content.get('version')!r}, and this memwatch reads format {_VERSION}; "
+            f"{path} has plan format {content.get('version')!r}, and this memwatch reads formats up to {_VERSION}; "
             "plan again"
         )
     return content

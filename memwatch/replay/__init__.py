@@ -10,25 +10,30 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memwatch.replay.api import RecordedPlan, plan, replay
+    from memwatch.replay.api import RecordedPlan, apply_plan, plan, replay
+    from memwatch.replay.checkpoints.apply import AppliedPlan
     from memwatch.replay.errors import ReplayError, UnsupportedOpError
     from memwatch.replay.fx import graph_from_fx
     from memwatch.replay.result import ReplayResult
 
 __all__ = [
+    "AppliedPlan",
     "RecordedPlan",
     "ReplayError",
     "ReplayResult",
     "UnsupportedOpError",
+    "apply_plan",
     "graph_from_fx",
     "plan",
     "replay",
 ]
 _HOMES = {
+    "AppliedPlan": "checkpoints.apply",
     "RecordedPlan": "api",
     "ReplayError": "errors",
     "ReplayResult": "result",
     "UnsupportedOpError": "errors",
+    "apply_plan": "api",
     "graph_from_fx": "fx",
     "plan": "api",
     "replay": "api",

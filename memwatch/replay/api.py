@@ -22,18 +22,21 @@ from memwatch.planner.moves import describe_moves
 from memwatch.planner.plan import Plan
 from memwatch.planner.plan_search import plan_graph
 from memwatch.reading import Reading, load
+from memwatch.replay.checkpoints.apply import AppliedPlan, apply_step
+from memwatch.replay.checkpoints.read import read_step
+from memwatch.replay.checkpoints.turns import training_step
 from memwatch.replay.graph import Recorded, in_words, recorded_program
 from memwatch.replay.inputs import check_inputs
 from memwatch.replay.run import replay_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator, Mapping
+
+    from torch import nn
 
     from memwatch.encoding.replay_inputs import ReplayInputs
     from memwatch.planner.request import OrderChoice
     from memwatch.replay.result import ReplayResult
-    from memwatch.replay.selective import Regions
 
 
 class _Recording(Protocol):
@@ -72,25 +75,14 @@ class RecordedPlan(Plan):
 
     program: Replayable | None = field(default=None, repr=False)
 
-    def checkpoint_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Return the two contexts with which torch checkpoints one region as the plan says.
-
-        Pass the method itself: ``checkpoint(block, x, use_reentrant=False,
-        context_fn=plan.checkpoint_contexts)``. Tensors that the plan keeps for the backward are saved; the
-        rest of the region is computed again when the backward reaches it.
-
-        Record the program without checkpoints. A region is recognised by the ops it calls; a region that was
-        not recorded is computed again as a whole. Checkpointing can neither reorder ops nor move buffers, so
-        these parts of a plan have no effect here.
-        """
-        return self._regions.contexts()
+    def step_content(self) -> Mapping[str, Any]:
+        """Return what the recorded step did, as training with the plan needs it."""
+        return self._step_content
 
     @cached_property
-    def _regions(self) -> Regions:
-        from memwatch.replay.selective import recorded_regions
-
+    def _step_content(self) -> Mapping[str, Any]:
         assert self.program is not None, "a recorded plan has a program"
-        return recorded_regions(self.program.capture, self.program.recorded, self.schedule)
+        return read_step(self.program.capture, self.program.recorded).content()
 
 
 # Each recording is read once, so that several plans of it share one graph, whose answers the planner remembers.
@@ -170,6 +162,27 @@ def replay(plan: Plan, source: Source | None = None) -> ReplayResult:
             "the plan was made for another program than this recording; plan this recording again"
         )
     return replay_schedule(program.recorded, plan.schedule, program.inputs, plan.peak_increase_bytes)
+
+
+def apply_plan(model: nn.Module, plan: Plan) -> AppliedPlan:
+    """Checkpoint modules of a model, and save some of their results, so that a step stays within a plan's budget.
+
+    Results, gradients and random numbers are bitwise those of the model; statistics of batch norms are written once.
+    Modules are chosen among the repeated blocks of the recorded module tree, and left as they are where the budget
+    allows it.
+
+    Args:
+        model: the model that was recorded, or a new one of the same structure.
+        plan: a plan of a whole training step, recorded without checkpoints; it may come from a file.
+
+    Returns:
+        What is checkpointed and the peak increase to expect; its `undo()` leaves the model as it was.
+
+    Raises:
+        MemwatchError: the plan is of no recorded training step, or of another model.
+    """
+    budget_bytes = plan.peak_increase_bytes if plan.budget_bytes is None else plan.budget_bytes
+    return apply_step(model, training_step(plan), budget_bytes)
 
 
 def replayable(source: _Recording | Capture | str | os.PathLike[str]) -> Replayable:

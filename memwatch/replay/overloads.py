@@ -19,7 +19,7 @@ def overload_of(call: Call) -> Any:  # torch has no public type for an overload
     Raises:
         UnsupportedOpError: the op is not defined in this process.
     """
-    found = _find(call.name)
+    found = overload_named(call.name)
     if found is None:
         raise UnsupportedOpError(
             f"{call.where} is not defined in this process; import the library that defines it"
@@ -28,7 +28,8 @@ def overload_of(call: Call) -> Any:  # torch has no public type for an overload
 
 
 @functools.cache
-def _find(name: str) -> Any:
+def overload_named(name: str) -> Any:  # torch has no public type for an overload
+    """Return the overload of a recorded name, None if it is not defined in this process."""
     space, opname, overload = name.rsplit(".", 2)
     try:
         return getattr(getattr(getattr(torch.ops, space), opname), overload)

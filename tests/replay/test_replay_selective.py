@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from memwatch.replay.api import plan
 from memwatch.replay.measure import measure_peak
-from memwatch.replay.selective import Region, Regions
 
 
 class Counter(TorchDispatchMode):
@@ -123,20 +122,3 @@ def test_region_that_was_never_recorded_is_computed_again_as_a_whole():
         around().square().sum().backward()
         wanted, x.grad = x.grad, None
     assert torch.isfinite(wanted).all()
-
-
-def decisions(regions, calls):
-    """Run one region; give what is saved."""
-    region = Region(regions)
-    return [region.is_saved(call) for call in calls]
-
-
-def test_regions_of_unequal_blocks_are_told_apart():
-    """The second block has its own decisions, although its first op is that of the first."""
-    a, b, c, d = (("op", text) for text in "abcd")
-    regions = Regions([a, b, c, a, b, d, a], [True, False, True, False, True, False, True])
-    for _ in range(3):
-        found = [is_saved for block in ((a, b, c), (a, b, d)) for is_saved in decisions(regions, block)]
-        assert found[1:3] == [False, True]
-        assert found[4:] == [True, False]
-    assert found == [True, False, True, False, True, False]

@@ -1,0 +1,241 @@
+"""apply_plan(): checkpoint the modules of a model as a plan's budget asks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import compiler, nn
+from torch.nn.modules.batchnorm import _BatchNorm  # the public base of all batch norms has no other name
+from torch.utils.checkpoint import checkpoint
+
+from memwatch.errors import MemwatchError
+from memwatch.replay.checkpoints.choose import choose_regions
+from memwatch.replay.checkpoints.regions import module_regions, outer_writers
+from memwatch.replay.checkpoints.saving import contexts_of, sizes_by_region
+from memwatch.replay.checkpoints.turns import warn_if_above
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
+
+    from memwatch.replay.checkpoints.choose import Choice
+    from memwatch.replay.checkpoints.regions import Region
+    from memwatch.replay.checkpoints.saving import Contexts, Sizes
+    from memwatch.replay.checkpoints.step import TrainingStep
+
+_FORWARD: Final = "forward"
+_COUNTER: Final = "num_batches_tracked"
+
+
+@dataclass(eq=False)
+class AppliedPlan:
+    """A model whose modules are checkpointed; as a context manager it undoes that at the end.
+
+    Attributes:
+        modules: names of the checkpointed modules.
+        saved: by name of a module, how many of its calls save their results.
+        peak_increase_bytes: peak increase of the recorded block with these checkpoints.
+        budget_bytes: the peak increase that was allowed.
+        extra_cost_ratio: cost of computing again, as a share of the step's cost.
+    """
+
+    modules: list[str]
+    saved: dict[str, int]
+    peak_increase_bytes: int
+    budget_bytes: int
+    extra_cost_ratio: float
+    _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
+
+    def undo(self) -> None:
+        """Leave the model as it was before; the second time does nothing."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> AppliedPlan:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+    def __str__(self) -> str:
+        count = sum(self.saved.values())
+        return (
+            f"peak increase {format_bytes(self.peak_increase_bytes)}, budget {format_bytes(self.budget_bytes)}, "
+            f"extra cost {100 * self.extra_cost_ratio:.1f}%: {len(self.modules)} modules are checkpointed, "
+            f"and {count} of their results saved"
+        )
+
+
+def apply_step(model: nn.Module, step: TrainingStep, budget_bytes: int) -> AppliedPlan:
+    """Checkpoint modules of a model, so that a recorded step of it stays within a budget."""
+    if len(step.again_start):
+        raise MemwatchError(
+            "the recorded program has checkpoints of its own; pass them context_fn=plan.checkpoint_contexts, "
+            "or take them out and record again"
+        )
+    names = _Names(model, step)
+    sets = [found for regions in module_regions(step) if (found := names.allowed(regions))]
+    choice = choose_regions(step, sets, budget_bytes)
+    if not sets and choice.peak_bytes > budget_bytes:
+        raise MemwatchError(
+            "no module of the recorded step can be checkpointed in this model; record a whole training step of "
+            "this very model, with backward, and plan again"
+        )
+    sizes = sizes_by_region(step, choice)
+    applied = _figures(names, step, choice, budget_bytes)
+    for key in dict.fromkeys(region.key for region in choice.regions):
+        module = names.module(key)
+        if isinstance(module.__dict__.get(_FORWARD), Checkpointed):
+            applied.undo()
+            raise MemwatchError("a plan is applied to this model already; undo() that first")
+        applied._undo.append(_wrap(module, sizes.get(key)))
+    warn_if_above(choice, budget_bytes, "memwatch.apply_plan")
+    return applied
+
+
+def _figures(names: _Names, step: TrainingStep, choice: Choice, budget_bytes: int) -> AppliedPlan:
+    keys = list(dict.fromkeys(region.key for region in choice.regions))
+    saved = {names.name(key): sum(entry[0] == key for entry in choice.saved) for key in keys}
+    price = float(step.call_price.sum())
+    ratio = choice.again_price / price if price else 0.0
+    return AppliedPlan(list(saved), saved, choice.peak_bytes, budget_bytes, ratio)
+
+
+class _Names:
+    """Finds the modules of a recording in a model."""
+
+    def __init__(self, model: nn.Module, step: TrainingStep) -> None:
+        self._model, self._step = model, step
+        self._skipped = self._skip()
+
+    def _skip(self) -> int:
+        """Return how many of the leading names lead to the model itself."""
+        paths = {
+            tuple(path): name
+            for path, name in zip(self._step.module_path, self._step.module_class, strict=True)
+        }
+        children = list(self._model.named_modules())
+        best, most = 1, 0
+        for skipped in range(1, 1 + max(map(len, paths), default=0)):
+            for root in {path[:skipped] for path in paths if len(path) >= skipped}:
+                count = sum(
+                    paths.get((*root, *filter(None, name.split(".")))) == type(module).__name__
+                    for name, module in children
+                )
+                if count > most:
+                    best, most = skipped, count
+        return best
+
+    def name(self, key: int) -> str:
+        """Return the name of a recorded module in the model."""
+        return ".".join(self._step.module_path[key][self._skipped :])
+
+    def module(self, key: int) -> nn.Module:
+        """Return a recorded module of the model."""
+        return self._model.get_submodule(self.name(key))
+
+    def allowed(self, regions: list[Region]) -> list[Region]:
+        """Return the regions whose modules are found in the model and change nothing but statistics of batch norms."""
+        refused = {region.key for region in regions if not self._is_allowed(region)}
+        return [region for region in regions if region.key not in refused]
+
+    def _is_allowed(self, region: Region) -> bool:
+        try:
+            is_same = type(self.module(region.key)).__name__ == self._step.module_class[region.key]
+            writers = outer_writers(self._step, region) or set()
+            return is_same and all(isinstance(self.module(writer), _BatchNorm) for writer in writers)
+        except AttributeError:
+            return False
+
+
+def _wrap(module: nn.Module, sizes: Sizes | None) -> Callable[[], None]:
+    """Run the forward of a module as a checkpointed region; return what undoes that."""
+    former = module.__dict__.get(_FORWARD)
+    has_statistics = any(isinstance(each, _BatchNorm) for each in module.modules())
+    wrapper = Checkpointed(module, sizes, former, has_statistics=has_statistics)
+    module.__dict__[_FORWARD] = wrapper
+
+    def undo() -> None:
+        if module.__dict__.get(_FORWARD) is wrapper:
+            del module.__dict__[_FORWARD]
+            if former is not None:
+                module.__dict__[_FORWARD] = former
+
+    return undo
+
+
+class Checkpointed:
+    """The forward of a module, as a checkpointed region.
+
+    It is an attribute of the module, so it refers to it weakly; a copy of the module gets a forward of its own.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        sizes: Sizes | None,
+        former: Callable[..., Any] | None,
+        *,
+        has_statistics: bool,
+    ) -> None:
+        self._module = weakref.ref(module)
+        self._sizes = sizes
+        self._former = former
+        self._has_statistics = has_statistics
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward, as a region where gradients are wanted."""
+        module = self._module()
+        assert module is not None, "its forward is called"
+        forward = self._former or functools.partial(type(module).forward, module)
+        if not torch.is_grad_enabled() or compiler.is_compiling():
+            return forward(*args, **kwargs)
+        run = functools.partial(forward, **kwargs) if kwargs else forward
+        if self._sizes is None and not self._has_statistics:
+            return checkpoint(run, *args, use_reentrant=False)
+        return checkpoint(run, *args, use_reentrant=False, context_fn=self._contexts)
+
+    def _contexts(self) -> Contexts:
+        return contexts_of(self._sizes, [self._without_statistics] if self._has_statistics else [])
+
+    @contextlib.contextmanager
+    def _without_statistics(self) -> Iterator[None]:
+        """Leave the running statistics of batch norms as they are while the region runs again.
+
+        With a momentum of 0 a batch norm writes them as they were; its results are those of the batch in any case.
+        The statistics stay its arguments, because autograd saves them.
+        """
+        module = self._module()
+        norms = [
+            (each, each.momentum, each._buffers.get(_COUNTER))
+            for each in (module.modules() if module is not None else ())
+            if isinstance(each, _BatchNorm) and each.training and each.track_running_stats
+        ]
+        for norm, _, _ in norms:
+            norm.momentum, norm._buffers[_COUNTER] = 0.0, None
+        try:
+            yield
+        finally:
+            for norm, momentum, counter in norms:
+                norm.momentum, norm._buffers[_COUNTER] = momentum, counter
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Checkpointed:
+        copy = memo.get(id(self._module()))
+        assert isinstance(copy, nn.Module), "a module is copied before its attributes"
+        return Checkpointed(copy, self._sizes, None, has_statistics=self._has_statistics)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _own_forward, (self._module(),)
+
+
+def _own_forward(module: nn.Module) -> Callable[..., Any]:
+    """Return the forward of the class of a module: a file holds a model without its plan."""
+    return functools.partial(type(module).forward, module)

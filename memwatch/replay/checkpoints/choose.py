@@ -1,0 +1,131 @@
+"""Choose what checkpointed regions save, so that a step stays within a budget at the least extra cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.replay.checkpoints.timeline import Timeline, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwatch.replay.checkpoints.regions import Region
+    from memwatch.replay.checkpoints.step import TrainingStep
+    from memwatch.replay.checkpoints.timeline import Item
+
+_TRIALS: Final = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Which regions are checkpointed and what they save.
+
+    Attributes:
+        regions: the checkpointed regions.
+        saved: bytes of the results that are saved, by region, overload, and number of the call of that overload.
+        peak_bytes: peak increase of the step.
+        again_price: what computing again costs.
+    """
+
+    regions: list[Region]
+    saved: dict[tuple[int, int, int], int]
+    peak_bytes: int
+    again_price: int
+
+    def is_better_than(self, other: Choice, budget_bytes: int) -> bool:
+        """Return True if this one keeps the budget at a lower cost, or comes nearer to it."""
+        over, other_over = (max(each.peak_bytes - budget_bytes, 0) for each in (self, other))
+        return (over, self.again_price, self.peak_bytes) < (other_over, other.again_price, other.peak_bytes)
+
+
+def choose_saved(timeline: Timeline, regions: list[Region], budget_bytes: int) -> Choice:
+    """Return what to save in regions that stay checkpointed.
+
+    The dearest results for each byte that they add are saved first. Where even plain checkpoints are above the budget,
+    their peak is the limit: what is saved for nothing is saved.
+    """
+    limit = max(budget_bytes, timeline.peak_bytes)
+    groups: dict[tuple[int, int, int], list[Item]] = {}
+    for item in timeline.items:
+        groups.setdefault(item.key, []).append(item)
+    live = timeline.live_bytes.copy()
+    workspace = timeline.workspace_bytes.copy()
+    total = live + workspace
+    saved: dict[tuple[int, int, int], int] = {}
+    price = timeline.again_price
+    order = sorted(groups.items(), key=lambda entry: -_worth(entry[1]))
+    for key, items in order:
+        if not _fits(total, items, limit):
+            continue
+        for item in items:
+            for hold in item.holds:
+                total[hold.start : hold.end + 1] += hold.nbytes
+                live[hold.start : hold.end + 1] += hold.nbytes
+            price -= item.price
+        saved[key] = max(item.nbytes for item in items)
+    for items in (groups[key] for key in saved):
+        for item in items:  # a call that does not run takes no workspace
+            total[item.step] = live[item.step]
+    return Choice(regions, saved, int(total.max(initial=0)), price)
+
+
+def _worth(items: list[Item]) -> float:
+    held = sum(hold.nbytes for item in items for hold in item.holds)
+    return float(sum(item.price for item in items) / held) if held else np.inf
+
+
+def _fits(total: np.ndarray[tuple[int], np.dtype[np.int64]], items: list[Item], limit: int) -> bool:
+    holds = [hold for item in items for hold in item.holds]
+    if sum(hold.nbytes for hold in holds) == 0:
+        return True
+    if len(holds) == 1:
+        hold = holds[0]
+        return bool(total[hold.start : hold.end + 1].max(initial=0) + hold.nbytes <= limit)
+    first, last = min(hold.start for hold in holds), max(hold.end for hold in holds)
+    added = np.zeros(last - first + 2, dtype=np.int64)
+    for hold in holds:
+        added[hold.start - first] += hold.nbytes
+        added[hold.end + 1 - first] -= hold.nbytes
+    return bool((total[first : last + 1] + np.cumsum(added)[:-1]).max(initial=0) <= limit)
+
+
+def choose_regions(step: TrainingStep, sets: Sequence[list[Region]], budget_bytes: int) -> Choice:
+    """Return which modules to checkpoint and what to save in them.
+
+    Without any checkpoint the step is as it was recorded. Of each set the last modules are left as they are, as many as
+    the budget allows, because their saved tensors are held for the shortest time.
+    """
+    best = _choice(step, [], budget_bytes)
+    if best.peak_bytes <= budget_bytes:
+        return best
+    for regions in sets:
+        for count in _counts(step, regions, budget_bytes):
+            found = _choice(step, _without_last(regions, count), budget_bytes)
+            if found.is_better_than(best, budget_bytes):
+                best = found
+    return best
+
+
+def _choice(step: TrainingStep, regions: list[Region], budget_bytes: int) -> Choice:
+    return choose_saved(simulate(step, regions), regions, budget_bytes)
+
+
+def _without_last(regions: list[Region], count: int) -> list[Region]:
+    keys = list(dict.fromkeys(region.key for region in regions))
+    kept = set(keys[: len(keys) - count])
+    return [region for region in regions if region.key in kept]
+
+
+def _counts(step: TrainingStep, regions: list[Region], budget_bytes: int) -> list[int]:
+    """Return some numbers of regions that may be left as they are within the budget, 0 among them."""
+    low, high = 0, len({region.key for region in regions}) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if simulate(step, _without_last(regions, middle)).peak_bytes <= budget_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return sorted({0, 1, *np.linspace(0, low, min(low + 1, _TRIALS)).astype(int).tolist()})

@@ -1,0 +1,284 @@
+"""What eager autograd holds at every moment of a step whose regions are checkpointed.
+
+The step was recorded without checkpoints. With them, a region keeps what it was given and drops what autograd saved
+in it; when the backward first reads one of its saved tensors, the region runs again up to the last of them. Python's
+variables do not change while a backward runs: what died in it was held by autograd alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import torch
+
+from memwatch.capture.schema import IN_BACKWARD, NONE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwatch.capture.packed import IntArray
+    from memwatch.replay.checkpoints.regions import Region
+    from memwatch.replay.checkpoints.step import TrainingStep
+
+RANDOM_STATE_BYTES: Final = int(torch.get_rng_state().nbytes)
+"""A checkpoint on the host keeps the state of the random generator for each region."""
+
+
+class Hold(NamedTuple):
+    """Bytes that are held from one moment to another, both included."""
+
+    start: int
+    end: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The results of one call of a region, which may be saved.
+
+    Attributes:
+        key: the region, the overload, and the how-manieth call of that overload in the region it is.
+        step: the moment at which the call runs again if it is not saved.
+        price: what running it again costs.
+        nbytes: bytes of its results.
+        holds: what is held longer if it is saved.
+    """
+
+    key: tuple[int, int, int]
+    step: int
+    price: int
+    nbytes: int
+    holds: tuple[Hold, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """A step with plain checkpoints, moment by moment.
+
+    Attributes:
+        live_bytes: what is live at each moment, without workspace.
+        workspace_bytes: workspace of the call that runs at each moment.
+        again_price: what running regions again costs.
+        items: what could be saved.
+    """
+
+    live_bytes: IntArray
+    workspace_bytes: IntArray
+    again_price: int
+    items: list[Item] = field(default_factory=list)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes held at once."""
+        return int((self.live_bytes + self.workspace_bytes).max(initial=0))
+
+
+@dataclass(slots=True)
+class _Run:
+    """A region that runs again: which calls, before which call, and when its last saved tensor is let go."""
+
+    region: Region
+    packs: IntArray
+    stop: int
+    before: int
+    released: int
+    shift: int = 0  # from a call to the moment at which it runs again
+
+
+def simulate(step: TrainingStep, regions: Sequence[Region]) -> Timeline:
+    """Return the step with these regions checkpointed, nothing saved in them."""
+    return _Simulation(step, regions).run()
+
+
+def own_timeline(step: TrainingStep, own: Sequence[tuple[Region, int, int]]) -> Timeline:
+    """Return a step that was recorded with checkpoints of its own, as it was.
+
+    Args:
+        step: the recorded step.
+        own: its regions, with the calls that ran each of them again.
+    """
+    count = step.num_calls
+    made = np.flatnonzero(step.buffer_maker != NONE)
+    change = np.zeros(count + 1, dtype=np.int64)
+    end = np.minimum(step.buffer_death, count - 1)
+    np.add.at(change, step.buffer_maker[made], step.buffer_nbytes[made])
+    np.subtract.at(change, end[made] + 1, step.buffer_nbytes[made])
+    price, items = 0, []
+    for region, start, stop in own:
+        price += int(step.call_price[start:stop].sum())
+        items += _items(step, region, region.start + stop - start, start - region.start, end)
+    return Timeline(np.cumsum(change)[:-1], step.call_workspace_bytes, price, items)
+
+
+class _Simulation:
+    def __init__(self, step: TrainingStep, regions: Sequence[Region]) -> None:
+        self.step = step
+        self.runs = self._runs(regions)
+        self.run_of_call = np.full(step.num_calls + 1, NONE, dtype=np.int64)
+        lengths = np.zeros(step.num_calls + 1, dtype=np.int64)
+        for number, run in enumerate(self.runs):
+            self.run_of_call[run.region.start : run.region.end] = number
+            lengths[run.before] += run.stop - run.region.start
+        self.moment = np.arange(step.num_calls + 1) + np.cumsum(lengths)
+        self.count = int(self.moment[-1])
+        start: dict[int, int] = {}
+        for run in self.runs:
+            length = run.stop - run.region.start
+            place = start.get(run.before, int(self.moment[run.before]) - int(lengths[run.before]))
+            run.shift = place - run.region.start
+            start[run.before] = place + length
+        self.change = np.zeros(self.count + 1, dtype=np.int64)
+        backward = np.isin(step.call_phase, IN_BACKWARD)
+        before = np.concatenate(([-1], np.flatnonzero(~backward)))
+        # the last call before the backward in which each call lies
+        self.before_backward = before[np.searchsorted(before, np.arange(step.num_calls), side="right") - 1]
+        self.in_backward = backward
+
+    def _runs(self, regions: Sequence[Region]) -> list[_Run]:
+        step, found = self.step, []
+        for region in regions:
+            inside = (step.pack_call >= region.start) & (step.pack_call < region.end)
+            packs = np.flatnonzero(inside)
+            read = step.pack_read[packs]
+            if not len(packs) or (read == NONE).all():
+                continue  # no backward comes here
+            stop = min(int(step.pack_saved[packs[-1]]), region.end)
+            before = int(read[read != NONE].min())
+            released = min(int(step.pack_released[packs].max()), step.num_calls - 1)
+            found.append(_Run(region, packs, max(stop, region.start), before, max(released, before)))
+        return found
+
+    def run(self) -> Timeline:
+        step = self.step
+        forward_end = self._forward()
+        self._again()
+        workspace = np.zeros(self.count, dtype=np.int64)
+        workspace[self.moment[:-1]] = step.call_workspace_bytes
+        price = 0
+        items: list[Item] = []
+        for run in self.runs:
+            calls = slice(run.region.start, run.stop)
+            workspace[run.region.start + run.shift : run.stop + run.shift] = step.call_workspace_bytes[calls]
+            price += int(step.call_price[calls].sum())
+            items += _items(step, run.region, run.stop, run.shift, forward_end)
+        return Timeline(np.cumsum(self.change)[:-1], workspace, price, items)
+
+    def _hold(self, start: int, end: int, nbytes: int) -> None:
+        if end >= start:
+            self.change[start] += nbytes
+            self.change[min(end, self.count - 1) + 1] -= nbytes
+
+    def _forward(self) -> IntArray:
+        """Hold what the recorded calls made; return the moment at which each buffer is let go."""
+        step, moment = self.step, self.moment
+        dies = np.minimum(step.buffer_death, step.num_calls - 1)
+        end = moment[dies]
+        end[step.buffer_death >= step.num_calls] = self.count
+        for buffer, call in self._loosened().items():
+            end[buffer] = moment[call] if call != NONE else -1
+        for run in self.runs:
+            frame_end = int(moment[run.released])
+            inside = (step.use_call >= run.region.start) & (step.use_call < run.region.end)
+            given = np.unique(step.use_buffer[inside])
+            given = given[(step.buffer_maker[given] != NONE) & (step.buffer_maker[given] < run.region.start)]
+            end[given] = np.maximum(end[given], frame_end)
+            if step.host_bytes:
+                self._hold(int(moment[run.region.start]), frame_end, RANDOM_STATE_BYTES)
+        made = np.flatnonzero(step.buffer_maker != NONE)
+        for buffer in made.tolist():
+            self._hold(
+                int(moment[step.buffer_maker[buffer]]), int(end[buffer]), int(step.buffer_nbytes[buffer])
+            )
+        return end
+
+    def _loosened(self) -> dict[int, int]:
+        """Return the last call at which what autograd saved in regions may still be held by others."""
+        step = self.step
+        released = np.full(len(step.buffer_nbytes) + 1, NONE, dtype=np.int64)
+        np.maximum.at(released, step.pack_buffer, step.pack_released)
+        last: dict[int, int] = {}
+        for run in self.runs:
+            saved = np.unique(step.pack_buffer[run.packs])
+            for buffer in saved[saved != NONE].tolist():
+                death = int(step.buffer_death[buffer])
+                if death >= step.num_calls or not self.in_backward[death] or death > released[buffer]:
+                    continue  # a variable or something else held it longest
+                if buffer not in last:
+                    last[buffer] = self._held_by_python(buffer, death)
+        if not last:
+            return last
+        loosened = np.concatenate([run.packs for run in self.runs])
+        others = np.setdiff1d(np.arange(len(step.pack_buffer)), loosened)
+        for pack in others.tolist():
+            buffer = int(step.pack_buffer[pack])
+            if buffer in last:
+                last[buffer] = max(last[buffer], int(step.pack_released[pack]))
+        return last
+
+    def _held_by_python(self, buffer: int, death: int) -> int:
+        """Return the last call before the backward at which a variable may hold a buffer.
+
+        That is a call of the region that made it, if no call after that region uses it.
+        """
+        step, maker = self.step, int(self.step.buffer_maker[buffer])
+        run = self.run_of_call[maker] if maker != NONE else NONE
+        uses = step.use_call[(step.use_buffer == buffer) & (step.use_call < death)]
+        uses = uses[~self.in_backward[uses]]
+        if run != NONE and (not len(uses) or uses.max() < self.runs[run].region.end):
+            return self.runs[run].region.end - 1
+        return int(self.before_backward[death])
+
+    def _again(self) -> None:
+        """Hold what running the regions again makes."""
+        step, moment = self.step, self.moment
+        for run in self.runs:
+            stop = run.stop + run.shift - 1
+            if step.host_bytes:  # the state of the backward, put aside while that of the forward is in place
+                self._hold(run.region.start + run.shift, stop, RANDOM_STATE_BYTES)
+            released: dict[int, int] = {}
+            for pack in run.packs.tolist():
+                buffer = int(step.pack_buffer[pack])
+                released[buffer] = max(released.get(buffer, NONE), int(step.pack_released[pack]))
+            inside = (step.buffer_maker >= run.region.start) & (step.buffer_maker < run.stop)
+            for buffer in np.flatnonzero(inside).tolist():
+                start, nbytes = int(step.buffer_maker[buffer]) + run.shift, int(step.buffer_nbytes[buffer])
+                if buffer in released:
+                    end = int(moment[min(released[buffer], step.num_calls - 1)])
+                else:
+                    end = min(int(step.buffer_death[buffer]), run.stop - 1) + run.shift
+                self._hold(start, max(end, start), nbytes)
+
+
+def _items(step: TrainingStep, region: Region, stop: int, shift: int, forward_end: IntArray) -> list[Item]:
+    """Return what could be saved in a region.
+
+    Args:
+        step: the recorded step.
+        region: the region.
+        stop: the call before which it is left when it runs again.
+        shift: from its calls to the moments at which they run again.
+        forward_end: the moment at which each buffer is let go if it is not saved.
+    """
+    found: list[Item] = []
+    counts: dict[int, int] = {}
+    makes: dict[int, list[int]] = {}
+    inside = (step.buffer_maker >= region.start) & (step.buffer_maker < stop)
+    for buffer in np.flatnonzero(inside).tolist():
+        makes.setdefault(int(step.buffer_maker[buffer]), []).append(buffer)
+    for call in range(region.start, stop):
+        overload = int(step.call_overload[call])
+        number = counts.get(overload, 0)
+        counts[overload] = number + 1
+        if not step.call_savable[call]:
+            continue
+        again, made = call + shift, makes.get(call, [])
+        holds = tuple(
+            Hold(int(forward_end[buffer]) + 1, again - 1, int(step.buffer_nbytes[buffer]))
+            for buffer in made
+            if forward_end[buffer] + 1 < again
+        )
+        nbytes = int(step.buffer_nbytes[made].sum())
+        found.append(Item((region.key, overload, number), again, int(step.call_price[call]), nbytes, holds))
+    return found

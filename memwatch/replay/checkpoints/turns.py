@@ -1,0 +1,145 @@
+"""`plan.checkpoint_contexts`: the regions that a program checkpoints, told apart by the turn in which they run."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from memwatch.capture.schema import NONE
+from memwatch.errors import MemwatchError
+from memwatch.planner.plan_file import PlanFileError
+from memwatch.replay.checkpoints.choose import Choice, choose_saved
+from memwatch.replay.checkpoints.regions import Region, match, own_regions
+from memwatch.replay.checkpoints.saving import RunAgain, contexts_of, sizes_by_region
+from memwatch.replay.checkpoints.step import TrainingStep
+from memwatch.replay.checkpoints.timeline import own_timeline, simulate
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwatch._torch.overloads import OpOverload
+    from memwatch.planner.plan import Plan
+    from memwatch.replay.checkpoints.saving import Contexts, Sizes
+    from memwatch.replay.checkpoints.timeline import Timeline
+
+
+class Turns:
+    """Gives each checkpointed region of a pass its contexts.
+
+    A region is known by its turn: a pass runs its regions in the same order every time, and the first region that
+    begins after one has run again begins a new pass. Where the recorded program had checkpoints, its regions are known.
+    Where it had none, the first pass shows them: its regions are plain checkpoints, and what they call is noted.
+
+    Attributes:
+        choice: what is saved, None until the regions are known.
+    """
+
+    def __init__(self, step: TrainingStep, budget_bytes: int) -> None:
+        if (step.pack_read == NONE).all() and not len(step.again_start):
+            raise MemwatchError(
+                "the recorded block ran no backward, so no region of it is worth a checkpoint; "
+                "record a whole training step and plan again"
+            )
+        self.choice: Choice | None = None
+        self._step, self._budget_bytes = step, budget_bytes
+        self._sizes: dict[int, Sizes] = {}
+        self._seen: list[list[str]] = []
+        self._turn = 0
+        self._count = 0
+        self._depth = 0
+        self._has_run_again = False
+        if own := own_regions(step):
+            self._decide(own_timeline(step, own), [region for region, _, _ in own])
+
+    def contexts(self) -> Contexts:
+        """Return the contexts of the region that begins now."""
+        if not torch.is_grad_enabled() or self._depth:
+            return contextlib.nullcontext(), contextlib.nullcontext()  # inside a region that runs again
+        if self._has_run_again:
+            self._begin_pass()
+        turn, self._turn = self._turn, self._turn + 1
+        if self.choice is None:
+            return self._listen()
+        return contexts_of(self._sizes.get(turn % max(self._count, 1)), [self._run_again])
+
+    def _begin_pass(self) -> None:
+        self._turn, self._has_run_again = 0, False
+        if self.choice is None and any(self._seen):
+            regions = match(self._step, self._seen)
+            found = {region.key for region in regions}
+            if len(found) < len(self._seen):
+                warnings.warn(
+                    f"plan.checkpoint_contexts: {len(self._seen) - len(found)} of {len(self._seen)} checkpointed "
+                    "regions are not in the recording, and are computed again as a whole; record the step that is "
+                    "trained, and plan again",
+                    stacklevel=4,
+                )
+            self._count = len(self._seen)
+            self._decide(simulate(self._step, regions), regions)
+
+    def _decide(self, timeline: Timeline, regions: list[Region]) -> None:
+        self.choice = choose_saved(timeline, regions, self._budget_bytes)
+        self._count = max(self._count, 1 + max((region.key for region in regions), default=0))
+        self._sizes = sizes_by_region(self._step, self.choice)
+        warn_if_above(self.choice, self._budget_bytes, "plan.checkpoint_contexts")
+
+    def _listen(self) -> Contexts:
+        names: list[str] = []
+        self._seen.append(names)
+
+        def policy(_: object, op: OpOverload, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            names.append(str(op))
+            return CheckpointPolicy.PREFER_RECOMPUTE
+
+        forward, again = create_selective_checkpoint_contexts(policy)
+        return forward, RunAgain(again, (self._run_again,))
+
+    @contextlib.contextmanager
+    def _run_again(self) -> Iterator[None]:
+        self._has_run_again = True
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+
+def warn_if_above(choice: Choice, budget_bytes: int, what: str) -> None:
+    """Warn of a budget that checkpoints cannot keep, with both figures."""
+    if choice.peak_bytes > budget_bytes:
+        warnings.warn(
+            f"{what}: the budget is {format_bytes(budget_bytes)}, and with checkpoints of these regions the peak "
+            f'increase is {format_bytes(choice.peak_bytes)}; make the regions smaller, or use backend="memwatch"',
+            stacklevel=5,
+        )
+
+
+def training_step(plan: Plan) -> TrainingStep:
+    """Return the recorded step of a plan.
+
+    Raises:
+        MemwatchError: the plan is of no recorded step, or was written by a memwatch that did not keep it.
+    """
+    content = plan.step_content()
+    if content is None:
+        raise MemwatchError(
+            "this plan holds no training step, because it is of a Graph or its file is of an older memwatch; "
+            "plan a recording again: memwatch.plan(prof, budget=...)"
+        )
+    try:
+        return TrainingStep.from_content(content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PlanFileError(
+            f"the training step of this plan is damaged ({error!r}); write it again"
+        ) from None
+
+
+def turns_of(plan: Plan) -> Turns:
+    """Return what gives the checkpointed regions of a program their contexts by a plan."""
+    budget_bytes = plan.peak_increase_bytes if plan.budget_bytes is None else plan.budget_bytes
+    return Turns(training_step(plan), budget_bytes)
