@@ -7,7 +7,7 @@ import functools
 import gc
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 
@@ -18,11 +18,13 @@ from memwatch.devices import adapter_of
 from memwatch.errors import MemwatchError
 from memwatch.heap.classes import of_classes
 from memwatch.heap.tensors import is_simulated, mro_of, quiet, storage_bytes, storage_of
-from memwatch.replay.measure import AllocatorEvent, hear_allocator
+from memwatch.replay.measure import hear_allocator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+AllocatorEvent: TypeAlias = tuple[int, int, int]
+"""Time (ns), address and signed bytes of an allocation or a free."""
 _ERRORS_ONLY: Final = 2
 
 

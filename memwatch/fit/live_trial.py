@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 OUT_OF_MEMORY: Final = "out of memory"
 _COMPARED_STEPS: Final = 2
 """The first step may build the optimizer's state; the second has it, and shows what the first did to the gradients."""
+_LEARNING_STEPS: Final = 3
 _MOST_STEPS: Final = 10
 _ENOUGH_NS: Final = 200_000_000
 """Steps are repeated until they have been timed for so long: short ones are timed more than once."""
@@ -54,8 +55,13 @@ class LiveTrial:
 
     def run(self, way: Way) -> Measurement:
         """Run some steps in a way, and put everything back."""
-        with self.within(way):
+        with self.within(way) as applied:
             try:
+                if way.is_planned:  # it measures its first steps itself, and plans again
+                    for _ in range(_LEARNING_STEPS):
+                        self._step()
+                    self.state.restore()
+                    applied.redo()
                 return self._measured(way)
             except Exception as error:
                 if not is_out_of_memory(error):
@@ -63,12 +69,12 @@ class LiveTrial:
                 return Measurement(way, None, failure=OUT_OF_MEMORY)
 
     @contextlib.contextmanager
-    def within(self, way: Way) -> Iterator[None]:
+    def within(self, way: Way) -> Iterator[Applied]:
         """Put a way in force for a block that begins with the state as it was, and put everything back after it."""
         self.state.restore()
         applied = Applied(way, self.model, self.optimizers)
         try:
-            yield
+            yield applied
         finally:
             applied.undo()
             self.state.restore()

@@ -118,8 +118,8 @@ class Way:
         return "; ".join(change.text(words.CHANGES) for change in self.changes) or words.CHANGES["plain"]
 
     @property
-    def needs_memwatch(self) -> bool:
-        """Whether the lines work only where memwatch is installed."""
+    def is_planned(self) -> bool:
+        """Whether memwatch itself runs in the steps, and learns from the first of them."""
         return any(change.kind in (Kind.POLICY, Kind.BACKEND) for change in self.changes)
 
     def also(self, *changes: Change) -> Way:
@@ -141,32 +141,30 @@ class Way:
 class Applied:
     """A way in force; `undo` takes it back."""
 
-    def __init__(self, way: Way, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        self._before = [(space, dict(space)) for space in _spaces(model, optimizers)]
+    def __init__(self, way: Way, model: nn.Module, optimizers: Sequence[Optimizer], **things: Any) -> None:
+        before = [(space, dict(space)) for space in _spaces(model, optimizers)]
         names = tuple(f"optimizer_{number}" for number in range(len(optimizers)))
-        space: dict[str, Any] = {"model": model, **dict(zip(names, optimizers, strict=True))}
+        space: dict[str, Any] = {"model": model, **dict(zip(names, optimizers, strict=True)), **things}
         exec(compile(way.code(Expressions("model", names)), "<memwatch.fit>", "exec"), space)  # noqa: S102  # its own
-        for name in ("model", *names, *_OF_LOOPS):
+        for name in ("model", *names, *things, *_OF_LOOPS):
             space.pop(name, None)  # a function of the lines keeps all their names alive
-        self._undo = [
-            (changed, {key: before.get(key, _MISSING) for key in _differing(before, changed)})
-            for changed, before in self._before
-        ]
-        self._before.clear()
+        self._changed = [(after, _changes(former, after)) for after, former in before]
 
     def undo(self) -> None:
-        """Put back what the way changed, and nothing that changed since."""
-        for space, former in self._undo:
-            for key, value in former.items():
-                if value is _MISSING:
-                    space.pop(key, None)
-                else:
-                    space[key] = value
-        self._undo.clear()
+        """Put back what the way changed, and nothing else that changed since."""
+        for space, changes in self._changed:
+            for key, (before, _) in changes.items():
+                _set(space, key, before)
+
+    def redo(self) -> None:
+        """Put the way in force again, after everything was put back."""
+        for space, changes in self._changed:
+            for key, (_, after) in changes.items():
+                _set(space, key, after)
 
 
 _MISSING: Any = object()
-_OF_LOOPS: Final = ("block", "chain", "contexts", "group")
+_OF_LOOPS: Final = ("block", "chain", "contexts", "group", "plan")
 """Names that the lines bind, and that none of their functions reads."""
 
 
@@ -179,6 +177,14 @@ def _spaces(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[dict[Any,
     return found
 
 
-def _differing(before: dict[Any, Any], after: dict[Any, Any]) -> list[Any]:
+def _changes(before: dict[Any, Any], after: dict[Any, Any]) -> dict[Any, tuple[Any, Any]]:
     keys = [*before, *(key for key in after if key not in before)]
-    return [key for key in keys if before.get(key, _MISSING) is not after.get(key, _MISSING)]
+    pairs = {key: (before.get(key, _MISSING), after.get(key, _MISSING)) for key in keys}
+    return {key: (old, new) for key, (old, new) in pairs.items() if old is not new}
+
+
+def _set(space: dict[Any, Any], key: Any, value: Any) -> None:
+    if value is _MISSING:
+        space.pop(key, None)
+    else:
+        space[key] = value

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,10 +30,6 @@ class Measured:
     peak_increase_bytes: int = 0
 
 
-AllocatorEvent: TypeAlias = tuple[int, int, int]
-"""Time (ns), address and signed bytes of an allocation or a free."""
-
-
 @contextlib.contextmanager
 def measure_peak(device: str) -> Iterator[Measured]:
     """Yield the result of measuring the block on a device (`cpu`, `cuda:0`); it is filled in at the end.
@@ -41,34 +37,21 @@ def measure_peak(device: str) -> Iterator[Measured]:
     Raises:
         MemwatchError: a profiler is running already, or this torch reports no allocator events.
     """
-    measured = Measured()
-    with hear_allocator(device) as events:
-        yield measured
-    measured.peak_increase_bytes = _peak(events)
-
-
-@contextlib.contextmanager
-def hear_allocator(device: str) -> Iterator[list[AllocatorEvent]]:
-    """Yield a list that is filled, at the end of the block, with the events of a device's allocator in it.
-
-    Raises:
-        MemwatchError: a profiler is running already, or this torch reports no allocator events.
-    """
     if profiler.is_running():
         raise MemwatchError("a profiler is running, so the peak cannot be measured; leave its block first")
-    events: list[AllocatorEvent] = []
+    measured = Measured()
     with _without_kineto_lines():
         leave_scope = profiler.start_allocator_events(of_accelerators=not is_host(device))
     try:
-        yield events
+        yield measured
     finally:
         leave_scope()
         with _without_kineto_lines():
-            roots = profiler.stop_allocator_events()
-    events += _events_of(roots, device)
+            events = profiler.stop_allocator_events()
+    measured.peak_increase_bytes = _peak(_events(events, device))
 
 
-def _events_of(roots: list[Value], device: str) -> list[AllocatorEvent]:
+def _events(roots: list[Value], device: str) -> list[tuple[int, int, int]]:
     """Return (time, address, signed bytes) of every allocation and free on the device, in order of time."""
     wanted = torch.device(device)
     found = []
@@ -84,7 +67,7 @@ def _events_of(roots: list[Value], device: str) -> list[AllocatorEvent]:
     return found
 
 
-def _peak(events: list[AllocatorEvent]) -> int:
+def _peak(events: list[tuple[int, int, int]]) -> int:
     """Return the most bytes live at once; the free of a block allocated before the measurement is ignored."""
     open_bytes: dict[int, int] = {}
     level = peak = 0
@@ -119,3 +102,24 @@ def _without_kineto_lines() -> Iterator[None]:
             rest = b"".join(line for line in held.readlines() if not line.startswith(b"USDT:"))
             if rest:  # what C++ code of other threads printed meanwhile
                 os.write(2, rest)
+
+
+@contextlib.contextmanager
+def hear_allocator(device: str) -> Iterator[list[tuple[int, int, int]]]:
+    """Yield a list that is filled, at the end of the block, with (time, address, signed bytes) of a device's events.
+
+    Raises:
+        MemwatchError: a profiler is running already, or this torch reports no allocator events.
+    """
+    if profiler.is_running():
+        raise MemwatchError("a profiler is running, so the peak cannot be measured; leave its block first")
+    found: list[tuple[int, int, int]] = []
+    with _without_kineto_lines():
+        leave_scope = profiler.start_allocator_events(of_accelerators=not is_host(device))
+    try:
+        yield found
+    finally:
+        leave_scope()
+        with _without_kineto_lines():
+            roots = profiler.stop_allocator_events()
+    found += _events(roots, device)
