@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from memwatch._torch.versions import require_known_torch
 from memwatch.device_names import is_host
-from memwatch.fit.live_trial import LiveTrial, device_of
+from memwatch.fit.live_bytes import device_of
+from memwatch.fit.live_trial import LiveTrial
 from memwatch.fit.names import expressions_of, variables_of
 from memwatch.fit.obstacle import obstacle
 from memwatch.fit.program_trial import ProgramTrial
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from memwatch.fit.measurement import Measurement
+    from memwatch.fit.way import Expressions
 
 
 def fit(
@@ -72,7 +74,8 @@ def fit(
         limit_bytes,
         trial.device,
         ways_table(search, kept, limit_bytes),
-        code=kept.way.code(names),
+        code=_code(kept, names),
+        plan=kept.way.plan,
         notes=notes,
         applied=trial.apply(kept.way),
     )
@@ -112,9 +115,14 @@ def fit_program(
         limit_bytes,
         trial.device,
         ways_table(search, kept, limit_bytes),
-        code=kept.way.code(trial.names),
+        code=_code(kept, trial.names),
+        plan=kept.way.plan,
         notes=_notes(search, kept, trial.device),
     )
+
+
+def _code(kept: Measurement, names: Expressions) -> str:
+    return (words.LOADED if kept.way.plan is not None else "") + kept.way.code(names)
 
 
 def _searched(

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from memwatch._torch.storages import address_of_storage_of
 from memwatch.fit.kept_tensors import fingerprint
+from memwatch.fit.live_bytes import alive_bytes, device_of
 from memwatch.heap.tensors import quiet, storage_bytes, storage_of
 
 if TYPE_CHECKING:
@@ -46,11 +47,13 @@ class SavedScan:
         found: what was seen so far.
         gradients_wait: whether gradients were alive when the model was called, so that freeing them may help.
         changing_buffers: names of the buffers that were written, known once the watch has ended.
+        baseline_bytes: live bytes of the device when the watched step began.
     """
 
     def __init__(self) -> None:
         self.found = SavedBytes()
         self.gradients_wait = False
+        self.baseline_bytes = 0
         self.changing_buffers: set[str] = set()
         self._names: dict[int, str] = {}
         self._own: set[int] = set()  # storages of parameters and buffers
@@ -62,6 +65,7 @@ class SavedScan:
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Watch the calls of a model's modules and what autograd saves; nothing of it is kept."""
+        self.baseline_bytes = alive_bytes(device_of(model))
         self._names = {id(module): name for name, module in model.named_modules()}
         with quiet():
             own = [*model.parameters(), *model.buffers()]

@@ -23,9 +23,24 @@ from memwatch.replay.measure import hear_allocator
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch import nn
+
 AllocatorEvent: TypeAlias = tuple[int, int, int]
 """Time (ns), address and signed bytes of an allocation or a free."""
 _ERRORS_ONLY: Final = 2
+
+
+def device_of(model: nn.Module) -> str:
+    """Return the device of a model's first parameter, by its full name.
+
+    Raises:
+        MemwatchError: it has none.
+    """
+    devices = [parameter.device for parameter in model.parameters()]
+    if not devices:
+        raise MemwatchError("the model has no parameters; pass the model that `step` trains")
+    first = devices[0]
+    return str(first) if is_host(first.type) else f"{first.type}:{first.index or 0}"
 
 
 @dataclass
@@ -61,6 +76,11 @@ def count_live_bytes(device: str) -> Iterator[LiveBytes]:
     if older is not None:
         events = older.merged_with(events)
     found.peak_bytes = _peak(events, found.baseline_bytes)
+
+
+def alive_bytes(device: str) -> int:
+    """Return the live bytes of a device now."""
+    return _Older().nbytes if is_host(device) else adapter_of(device).allocated_bytes(device)
 
 
 @dataclass

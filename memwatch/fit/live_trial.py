@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
-from memwatch.device_names import is_host
 from memwatch.devices import adapter_of, is_out_of_memory
-from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import SavedScan
 from memwatch.fit.kept_tensors import fingerprint
 from memwatch.fit.live_bytes import count_live_bytes
 from memwatch.fit.measurement import Measurement
+from memwatch.fit.recorded_plan import plan_of
 from memwatch.fit.state import State, optimizers_of
 from memwatch.fit.way import Applied, Way
 from memwatch.profile import profile
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from memwatch.planner.plan import Plan
     from memwatch.reading import Reading
 
 OUT_OF_MEMORY: Final = "out of memory"
@@ -102,6 +102,19 @@ class LiveTrial:
                 self._step()
         return recording.on(self.device) if self.device in recording.devices else recording
 
+    def plan(self, way: Way) -> Plan:
+        """Return a plan of a step in a way, to be applied within some budget.
+
+        Raises:
+            MemwatchError: the step cannot be recorded for a plan.
+        """
+        with self.within(way):
+            self._step()
+            recording = profile(stacks=False, holders=False, replay=True)
+            with recording:
+                self._step()
+        return plan_of(recording)
+
     def _measured(self, way: Way) -> Measurement:
         gc.collect()  # cycles of the trial before
         times_ns: list[int] = []
@@ -134,16 +147,3 @@ def trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[torch.Ten
     states = pytree.tree_leaves([list(optimizer.state.values()) for optimizer in optimizers])
     kept = [leaf for leaf in states if isinstance(leaf, torch.Tensor)]
     return [*model.parameters(), *model.buffers(), *kept]
-
-
-def device_of(model: nn.Module) -> str:
-    """Return the device of a model's first parameter, by its full name.
-
-    Raises:
-        MemwatchError: it has none.
-    """
-    devices = [parameter.device for parameter in model.parameters()]
-    if not devices:
-        raise MemwatchError("the model has no parameters; pass the model that `step` trains")
-    first = devices[0]
-    return str(first) if is_host(first.type) else f"{first.type}:{first.index or 0}"

@@ -22,10 +22,11 @@ from memwatch.encoding.generators import read_states, restore_states
 from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import SavedScan
 from memwatch.fit.kept_tensors import fingerprint
-from memwatch.fit.live_bytes import LiveBytes, count_live_bytes
-from memwatch.fit.live_trial import OUT_OF_MEMORY, device_of, trained
+from memwatch.fit.live_bytes import LiveBytes, count_live_bytes, device_of
+from memwatch.fit.live_trial import OUT_OF_MEMORY, trained
 from memwatch.fit.measurement import Measurement
 from memwatch.fit.names import expressions_of
+from memwatch.fit.recorded_plan import plan_of
 from memwatch.fit.state import optimizers_of
 from memwatch.fit.way import Applied, Expressions, Way
 from memwatch.own_code import is_program_code
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from memwatch.planner.plan import Plan
     from memwatch.reading import Reading
 
 
@@ -108,6 +110,16 @@ class ProgramTrial:
         recording = profile(stacks=False, holders=False)
         self._run_program(way, lambda: recording)
         return recording.on(self.device) if self.device in recording.devices else recording
+
+    def plan(self, way: Way) -> Plan:
+        """Return a plan of the program's steps in a way, to be applied within some budget.
+
+        Raises:
+            MemwatchError: the steps cannot be recorded for a plan.
+        """
+        recording = profile(stacks=False, holders=False, replay=True)
+        self._run_program(way, lambda: recording)
+        return plan_of(recording)
 
     def _run_program(self, way: Way, within: Callable[[], AbstractContextManager[Any]]) -> _Run:
         self._start_afresh()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from memwatch.fit.measurement import Measurement
     from memwatch.fit.search import Search
     from memwatch.fit.way import Applied
+    from memwatch.planner.plan import Plan
 
 _BITWISE: Final = {True: "yes", False: "no", None: "unknown"}
 
@@ -28,6 +29,7 @@ class Fit:
             was timed), `extra_ratio` (of the program's own time), `changes`, `bitwise` ("yes", "no", "unknown"),
             `under_limit`, `kept`, `failure`.
         code: lines of Python that do the same in the program; empty if it fits as it is.
+        plan: the plan that the lines apply; None if they need none.
         notes: what could not be put back, compared or tried.
     """
 
@@ -39,6 +41,7 @@ class Fit:
         *,
         code: str = "",
         notes: Sequence[str] = (),
+        plan: Plan | None = None,
         applied: Applied | None = None,
     ) -> None:
         self.limit_bytes, self.device, self.ways, self.code, self.notes = (
@@ -48,6 +51,7 @@ class Fit:
             code,
             list(notes),
         )
+        self.plan = plan
         self._applied = applied
         kept = ways.loc[ways["kept"], "peak_bytes"]
         self.peak_bytes = int(kept.iloc[0]) if len(kept) else -1

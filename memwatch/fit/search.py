@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from memwatch.device_names import is_host
-from memwatch.fit.blocks import SavedScan, chains, partitions
+from memwatch.errors import MemwatchError
+from memwatch.fit.blocks import chains, partitions
+from memwatch.fit.measurement import Measurement
+from memwatch.fit.recorded_plan import within_budget
 from memwatch.fit.way import Change, Kind, Way
 
 if TYPE_CHECKING:
@@ -14,7 +17,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from memwatch.fit.measurement import Measurement
+    from memwatch.fit.blocks import SavedScan
+    from memwatch.planner.plan import Plan
 
 _GOOD_ENOUGH: Final = 1.02
 """A way whose steps take at most this, relative to the program's, ends the search."""
@@ -40,6 +44,9 @@ class Trial(Protocol):
     def run(self, way: Way) -> Measurement:
         """Run some steps in a way."""
 
+    def plan(self, way: Way) -> Plan:
+        """Return a plan of a step in a way, to be applied within some budget."""
+
     def scan(self) -> SavedScan:
         """Run steps and return what the modules save in the last of them."""
 
@@ -58,6 +65,7 @@ class Search:
         self.tried: list[Measurement] = []
         self.is_repeatable: bool | None = None
         self._changing: set[str] = set()  # names of the buffers that a step writes
+        self._baseline_bytes = 0  # what is alive when a step begins
         self._trial, self._limit_bytes, self._kinds, self._say = trial, limit_bytes, kinds, say
 
     def run(self) -> Measurement | None:
@@ -106,7 +114,7 @@ class Search:
         base = plain
         self._say("what modules save")
         scan = self._trial.scan()
-        saved, self._changing = scan.found, scan.changing_buffers
+        saved, self._changing, self._baseline_bytes = scan.found, scan.changing_buffers, scan.baseline_bytes
         for change in self._settings(gradients_wait=scan.gradients_wait):
             measured = self._try(base.way.also(change))
             yield measured
@@ -123,8 +131,9 @@ class Search:
                 yield from self._chains(base.way, name, length)
         if self._may(Kind.OFFLOAD) and not is_host(self._trial.device) and divided:
             yield from self._least(base.way, divided[-1], Kind.OFFLOAD)
-        if self._may(Kind.BACKEND):
-            yield from self._planned(base)
+        for kind in (Kind.POLICY, Kind.BACKEND):
+            if self._may(kind):
+                yield from self._planned(base, kind)
 
     def _may(self, kind: Kind) -> bool:
         return kind in self._kinds
@@ -187,14 +196,20 @@ class Search:
                 return
             segments *= 2
 
-    def _planned(self, base: Measurement) -> Iterator[Measurement]:
-        """Try the compile backend, which plans forward and backward within what the limit leaves."""
-        room = self._limit_bytes - base.baseline_bytes
-        if room <= 0:
-            return
-        for margin in _MARGINS:
+    def _planned(self, base: Measurement, kind: Kind) -> Iterator[Measurement]:
+        """Try a way that plans within what the limit leaves: selective checkpoints, or the compile backend."""
+        room = self._limit_bytes - self._baseline_bytes
+        plan: Plan | None = None
+        for margin in _MARGINS if room > 0 else ():
             budget_bytes = int(room * margin)
-            measured = self._try(base.way.also(Change(Kind.BACKEND, budget_bytes=budget_bytes)))
+            if kind is Kind.POLICY:
+                try:
+                    plan = self._trial.plan(base.way) if plan is None else plan
+                except MemwatchError as error:
+                    self.tried.append(Measurement(base.way.also(Change(kind)), None, failure=str(error)))
+                    return
+            planned = None if plan is None else within_budget(plan, budget_bytes)
+            measured = self._try(base.way.also(Change(kind, budget_bytes=budget_bytes, plan=planned)))
             yield measured
             if measured.fits(self._limit_bytes) or measured.failure:
                 return

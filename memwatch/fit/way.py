@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from memwatch.planner.plan import Plan
+
 
 class Kind(Enum):
     """What a change does; the value is its key in `memwatch.words.fit`."""
@@ -66,6 +68,7 @@ class Change:
         segments: into how many parts a chain is cut.
         keeps_buffers: whether the buffers of a block are put back after it was computed again.
         budget_bytes: peak increase that a plan may have.
+        plan: the plan to apply.
     """
 
     kind: Kind
@@ -74,6 +77,7 @@ class Change:
     segments: int = 0
     keeps_buffers: bool = False
     budget_bytes: int = 0
+    plan: Plan | None = field(default=None, compare=False, repr=False)
 
     def lines(self, program: Expressions) -> str:
         """Return the lines that make this change."""
@@ -126,6 +130,11 @@ class Way:
         """Return this way with more changes."""
         return Way((*self.changes, *changes))
 
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that the lines apply, None if they need none."""
+        return next((change.plan for change in self.changes if change.plan is not None), None)
+
     def code(self, program: Expressions) -> str:
         """Return the lines that apply the way in a program; each import stands once."""
         seen: set[str] = set()
@@ -141,12 +150,16 @@ class Way:
 class Applied:
     """A way in force; `undo` takes it back."""
 
-    def __init__(self, way: Way, model: nn.Module, optimizers: Sequence[Optimizer], **things: Any) -> None:
+    def __init__(self, way: Way, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         before = [(space, dict(space)) for space in _spaces(model, optimizers)]
         names = tuple(f"optimizer_{number}" for number in range(len(optimizers)))
-        space: dict[str, Any] = {"model": model, **dict(zip(names, optimizers, strict=True)), **things}
+        space: dict[str, Any] = {
+            "model": model,
+            "plan": way.plan,
+            **dict(zip(names, optimizers, strict=True)),
+        }
         exec(compile(way.code(Expressions("model", names)), "<memwatch.fit>", "exec"), space)  # noqa: S102  # its own
-        for name in ("model", *names, *things, *_OF_LOOPS):
+        for name in ("model", "plan", *names, *_OF_LOOPS):
             space.pop(name, None)  # a function of the lines keeps all their names alive
         self._changed = [(after, _changes(former, after)) for after, former in before]
 
@@ -164,7 +177,7 @@ class Applied:
 
 
 _MISSING: Any = object()
-_OF_LOOPS: Final = ("block", "chain", "contexts", "group", "plan")
+_OF_LOOPS: Final = ("block", "chain", "contexts", "group")
 """Names that the lines bind, and that none of their functions reads."""
 
 

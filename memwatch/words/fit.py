@@ -89,6 +89,11 @@ for name in {names}:
     block = {model}.get_submodule(name)
     block.forward = partial(offloaded, block.forward)
 """,
+    "policy": """\
+import memwatch
+
+memwatch.apply_plan({model}, plan)
+""",
     "backend": """\
 import memwatch
 
@@ -96,6 +101,13 @@ import memwatch
 """,
 }
 """Lines that apply a way, by kind."""
+
+LOADED: Final = """\
+from memwatch.planner.plan import load_plan
+
+plan = load_plan("step.plan")  # the file that fit.plan.save("step.plan") writes
+"""
+"""Lines that come before those of a way that applies a plan."""
 
 NOT_OFFERED_ON_HOST: Final = (
     "offload is not offered: the model is on the host, where what is saved lies already"
