@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
-    parser.usage = f"memwatch fit [--limit SIZE] [--steps N] {PROGRAM_USAGE}"
+    parser.usage = f"memwatch fit [--limit SIZE] [--steps N] [--ways KIND,...] {PROGRAM_USAGE}"
     parser.add_argument("--limit", metavar="SIZE", help="the most live bytes of the device, such as 8GiB")
     parser.add_argument(
         "--steps", type=positive, default=3, metavar="N", help="end each run after N steps, default 3"
+    )
+    parser.add_argument(
+        "--ways", metavar="KIND,...", help="kinds of ways to try, such as checkpoint,backend; default all"
     )
     add_program(parser)
 
@@ -45,7 +48,8 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         options.usage_error("give --limit SIZE, such as --limit 8GiB")
     program = chosen_program(options)
     try:
-        found = fit_program(program.load, limit, steps=options.steps)
+        ways = None if options.ways is None else options.ways.split(",")
+        found = fit_program(program.load, limit, steps=options.steps, ways=ways)
     except MemwatchError:
         raise
     except BaseException as error:
