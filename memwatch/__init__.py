@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memwatch.analysis import UnknownDeviceError
     from memwatch.analysis.findings.finding import Finding
     from memwatch.capture.errors import CaptureError
+    from memwatch.fit import Fit, fit
     from memwatch.leaks import Leak, TensorLeakError, check_leaks, find_leaks, why_alive
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
@@ -33,6 +34,7 @@ _HOMES = {
     "Plan": "memwatch.planner.plan",
     "Profile": "memwatch.profile",
     "Reading": "memwatch.reading",
+    "Fit": "memwatch.fit.result",
     "ReplayResult": "memwatch.replay.result",
     "TensorLeakError": "memwatch.leaks",
     "UnknownDeviceError": "memwatch.analysis",
@@ -40,6 +42,7 @@ _HOMES = {
     "apply_plan": "memwatch.replay.api",
     "check_leaks": "memwatch.leaks",
     "find_leaks": "memwatch.leaks",
+    "fit": "memwatch.fit.api",
     "load": "memwatch.reading",
     "plan": "memwatch.replay.api",
     "profile": "memwatch.profile",
@@ -55,6 +58,7 @@ __all__ = [
     "BudgetError",
     "CaptureError",
     "Finding",
+    "Fit",
     "Leak",
     "MemoryLimitError",
     "MemwatchError",
@@ -68,6 +72,7 @@ __all__ = [
     "apply_plan",
     "check_leaks",
     "find_leaks",
+    "fit",
     "load",
     "plan",
     "planner",

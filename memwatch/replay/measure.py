@@ -102,3 +102,24 @@ def _without_kineto_lines() -> Iterator[None]:
             rest = b"".join(line for line in held.readlines() if not line.startswith(b"USDT:"))
             if rest:  # what C++ code of other threads printed meanwhile
                 os.write(2, rest)
+
+
+@contextlib.contextmanager
+def hear_allocator(device: str) -> Iterator[list[tuple[int, int, int]]]:
+    """Yield a list that is filled, at the end of the block, with (time, address, signed bytes) of a device's events.
+
+    Raises:
+        MemwatchError: a profiler is running already, or this torch reports no allocator events.
+    """
+    if profiler.is_running():
+        raise MemwatchError("a profiler is running, so the peak cannot be measured; leave its block first")
+    found: list[tuple[int, int, int]] = []
+    with _without_kineto_lines():
+        leave_scope = profiler.start_allocator_events(of_accelerators=not is_host(device))
+    try:
+        yield found
+    finally:
+        leave_scope()
+        with _without_kineto_lines():
+            roots = profiler.stop_allocator_events()
+    found += _events(roots, device)

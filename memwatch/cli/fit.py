@@ -1,0 +1,58 @@
+"""Find the fastest way in which a training script stays within a limit of memory.
+
+The beginning of the script is run once for each way: the program itself, checkpointed blocks, a compiled model and
+others. Each run ends after a few steps of the optimizer, and its memory is measured. The lines to add to the script
+are printed. A limit that no way keeps is a finding: exit code 1.
+
+    memwatch fit --limit 8GiB train.py --epochs 1
+    memwatch fit train.py --limit 8GiB
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memwatch.cli.numbers import positive
+from memwatch.cli.output import emit
+from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
+from memwatch.cli.traceback import hide_own_frames
+from memwatch.errors import MemwatchError
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this verb."""
+    parser.usage = f"memwatch fit [--limit SIZE] [--steps N] [--ways KIND,...] {PROGRAM_USAGE}"
+    parser.add_argument("--limit", metavar="SIZE", help="the most live bytes of the device, such as 8GiB")
+    parser.add_argument(
+        "--steps", type=positive, default=3, metavar="N", help="end each run after N steps, default 3"
+    )
+    parser.add_argument(
+        "--ways", metavar="KIND,...", help="kinds of ways to try, such as checkpoint,backend; default all"
+    )
+    add_program(parser)
+
+
+def execute(options: argparse.Namespace) -> int | BaseException:
+    """Print the ways and the lines of the best; raise BudgetError if none keeps the limit."""
+    # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
+    from memwatch.fit.api import fit_program
+
+    limit, words = options.limit, options.program
+    if limit is None and "--limit" in words:  # it may stand behind the script, where it reads best
+        at = words.index("--limit")
+        limit, options.program = "".join(words[at + 1 : at + 2]), [*words[:at], *words[at + 2 :]]
+    if not limit:
+        options.usage_error("give --limit SIZE, such as --limit 8GiB")
+    program = chosen_program(options)
+    try:
+        ways = None if options.ways is None else options.ways.split(",")
+        found = fit_program(program.load, limit, steps=options.steps, ways=ways)
+    except MemwatchError:
+        raise
+    except BaseException as error:
+        return hide_own_frames(error)
+    emit(found.summary())
+    return 0

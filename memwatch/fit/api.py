@@ -1,0 +1,163 @@
+"""fit(): train within a limit that is measured, in the fastest way that keeps it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from memwatch._torch.versions import require_known_torch
+from memwatch.device_names import is_host
+from memwatch.fit.live_bytes import device_of
+from memwatch.fit.live_trial import LiveTrial
+from memwatch.fit.names import expressions_of, variables_of
+from memwatch.fit.obstacle import obstacle
+from memwatch.fit.program_trial import ProgramTrial
+from memwatch.fit.result import Fit, ways_table
+from memwatch.fit.search import Search
+from memwatch.fit.way import Kind
+from memwatch.planner.errors import BudgetError
+from memwatch.sizes import format_bytes, parse_bytes
+from memwatch.words import fit as words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from torch import nn
+
+    from memwatch.fit.measurement import Measurement
+    from memwatch.fit.way import Expressions
+
+
+def fit(
+    step: Callable[[], Any],
+    model: nn.Module,
+    limit: int | float | str,
+    *,
+    ways: Collection[str] | None = None,
+    quiet: bool = False,
+) -> Fit:
+    """Find, measure and keep the fastest way to train a model within a limit of memory.
+
+    The limit is of everything that is alive on the model's device at once: parameters, gradients, optimizer state,
+    activations, workspace, and whatever else the process has there. Each way is tried by running some steps, under
+    the allocator's own events, from the same state. Then parameters, buffers, gradients, optimizers, schedulers,
+    random generators, and the lists, dictionaries and variables that `step` can reach are put back, bit for bit.
+
+    Args:
+        step: does one whole training step of the model: forward, backward, optimizer. It should do the same work
+            each time; of an iterator that cannot be set back it takes new data in each trial, and a note says so.
+        model: the model.
+        limit: the limit, in bytes or as text such as ``"8 GiB"``.
+        ways: kinds of ways to try: `"foreach"`, `"gradients"`, `"checkpoint"`, `"chain"`, `"policy"`, `"backend"`,
+            `"offload"`; None tries all.
+        quiet: do not print the table.
+
+    Returns:
+        The result; the way is in force until `undo()`.
+
+    Raises:
+        BudgetError: no way that was tried stays within the limit; the message says what stands in the way. All is
+            as it was, and `.best` has the measurement of the lowest way.
+        OptionError: one of `ways` does not exist.
+        MemwatchError: the model has no parameters, or the allocator's events cannot be had.
+        SizeError: the limit is no size.
+    """
+    require_known_torch()
+    limit_bytes, kinds = parse_bytes(limit), Kind.chosen(ways)
+    trial = LiveTrial(step, model, device_of(model))
+    search, kept = _searched(trial, limit_bytes, kinds)
+    names = expressions_of([sys._getframe(1).f_locals, *variables_of(step)], model, trial.optimizers)
+    notes = _notes(search, kept, trial.device)
+    if trial.state.moving:
+        notes.insert(0, words.NOT_RESTORED.format(names=", ".join(sorted(set(trial.state.moving)))))
+    found = Fit(
+        limit_bytes,
+        trial.device,
+        ways_table(search, kept, limit_bytes),
+        code=_code(kept, names),
+        plan=kept.way.plan,
+        notes=notes,
+        applied=trial.apply(kept.way),
+    )
+    if not quiet:
+        sys.stdout.write(found.summary())
+    trial.state.restore_random_states()
+    return found
+
+
+def fit_program(
+    load: Callable[[], Callable[[], None]],
+    limit: int | float | str,
+    *,
+    steps: int = 3,
+    ways: Collection[str] | None = None,
+) -> Fit:
+    """Return the fastest way to run a training script within a limit; each way is tried in a run of its beginning.
+
+    Args:
+        load: makes the process look as if Python had just started on the program, and returns the program.
+        limit: the limit, in bytes or as text such as ``"8 GiB"``.
+        steps: steps of the optimizer after which a run is ended.
+        ways: kinds of ways to try; see `fit`.
+
+    Returns:
+        The result; nothing is in force.
+
+    Raises:
+        BudgetError: no way that was tried stays within the limit.
+        MemwatchError: the program trained no model with an optimizer of torch, or made too few steps.
+    """
+    require_known_torch()
+    limit_bytes, kinds = parse_bytes(limit), Kind.chosen(ways)
+    trial = ProgramTrial(load, steps)
+    search, kept = _searched(trial, limit_bytes, kinds)
+    return Fit(
+        limit_bytes,
+        trial.device,
+        ways_table(search, kept, limit_bytes),
+        code=_code(kept, trial.names),
+        plan=kept.way.plan,
+        notes=_notes(search, kept, trial.device),
+    )
+
+
+def _code(kept: Measurement, names: Expressions) -> str:
+    return (words.LOADED if kept.way.plan is not None else "") + kept.way.code(names)
+
+
+def _searched(
+    trial: LiveTrial | ProgramTrial, limit_bytes: int, kinds: set[Kind]
+) -> tuple[Search, Measurement]:
+    from memwatch.fit.progress import (
+        progress,
+    )  # rich draws random numbers when it is imported: they are put back
+
+    with progress() as say:
+        search = Search(trial, limit_bytes, kinds, say)
+        kept = search.run()
+    if kept is None:
+        raise _not_reachable(trial, search, limit_bytes)
+    return search, kept
+
+
+def _not_reachable(trial: LiveTrial | ProgramTrial, search: Search, limit_bytes: int) -> BudgetError:
+    lowest = search.lowest
+    if lowest is None or lowest.peak_bytes is None:
+        return BudgetError(words.OUT_OF_MEMORY.format(tried=len(search.tried), device=trial.device), None, 0)
+    text = words.TOO_LARGE.format(
+        limit=format_bytes(limit_bytes), device=trial.device, tried=len(search.tried),
+        lowest=format_bytes(lowest.peak_bytes), way=lowest.way.name,
+    )  # fmt: skip
+    why = obstacle(trial.recorded(lowest.way), lowest, limit_bytes)
+    return BudgetError(f"{text}; {why}", lowest, lowest.baseline_bytes)
+
+
+def _notes(search: Search, kept: Measurement, device: str) -> list[str]:
+    found = []
+    if search.is_repeatable is False:
+        found.append(words.NOT_COMPARED)
+    elif search.is_bitwise(kept) is False:
+        found.append(words.NOT_BITWISE)
+    if is_host(device) and len(search.tried) > 1:
+        found.append(words.NOT_OFFERED_ON_HOST)
+    return found

@@ -1,0 +1,163 @@
+"""The blocks of a model that can be checkpointed: the modules that save much, none of them inside another."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils import _pytree as pytree
+
+from memwatch._torch.storages import address_of_storage_of
+from memwatch.fit.kept_tensors import fingerprint
+from memwatch.fit.live_bytes import alive_bytes, device_of
+from memwatch.heap.tensors import quiet, storage_bytes, storage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LEAST_SHARE: Final = 1 / 50
+"""A block that saves less than this of the model's saved bytes is left alone."""
+_LARGEST_SHARES: Final = (1 / 2, 1 / 8)
+"""A block saves at most this share, if a smaller one can be had: what a block saves is alive again when it is
+computed again, and the inputs of small blocks add up."""
+
+
+@dataclass
+class SavedBytes:
+    """What each module saved for the backward in one step, but for its inputs, parameters and buffers.
+
+    Attributes:
+        by_module: bytes by the module's name, those of its children included.
+        order: the modules that were called, in the order of their first calls.
+    """
+
+    by_module: dict[str, int] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+
+
+class SavedScan:
+    """Watches what the modules of a model save.
+
+    Attributes:
+        found: what was seen so far.
+        gradients_wait: whether gradients were alive when the model was called, so that freeing them may help.
+        changing_buffers: names of the buffers that were written, known once the watch has ended.
+        baseline_bytes: live bytes of the device when the watched step began.
+    """
+
+    def __init__(self) -> None:
+        self.found = SavedBytes()
+        self.gradients_wait = False
+        self.baseline_bytes = 0
+        self.changing_buffers: set[str] = set()
+        self._names: dict[int, str] = {}
+        self._own: set[int] = set()  # storages of parameters and buffers
+        self._running: list[
+            tuple[str, set[int]]
+        ] = []  # modules, outermost first, with storages of their inputs
+        self._seen: dict[str, set[int]] = {}
+
+    @contextlib.contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Watch the calls of a model's modules and what autograd saves; nothing of it is kept."""
+        self.baseline_bytes = alive_bytes(device_of(model))
+        self._names = {id(module): name for name, module in model.named_modules()}
+        with quiet():
+            own = [*model.parameters(), *model.buffers()]
+            self._own = {address_of_storage_of(tensor) for tensor in own if storage_of(tensor) is not None}
+        before = {name: fingerprint([buffer]) for name, buffer in model.named_buffers()}
+        hooks = (
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        )
+        try:
+            with saved_tensors_hooks(self._saved, lambda tensor: tensor):
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        after = {name: fingerprint([buffer]) for name, buffer in model.named_buffers()}
+        self.changing_buffers = {name for name in after if after[name] != before.get(name)}
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        name = self._names.get(id(module))
+        if not self._running:
+            self.gradients_wait |= any(parameter.grad is not None for parameter in module.parameters())
+        if name is not None and torch.is_grad_enabled():
+            if name not in self._seen:
+                self._seen[name] = set()
+                self.found.order.append(name)
+            self._running.append((name, set(_storages(args))))
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        name = self._names.get(id(module))
+        while name is not None and any(each == name for each, _ in self._running):
+            if self._running.pop()[0] == name:
+                break
+
+    def _saved(self, tensor: torch.Tensor) -> torch.Tensor:
+        with quiet():
+            storage = storage_of(tensor)
+            key = 0 if storage is None else address_of_storage_of(tensor)
+        if storage is not None and key not in self._own:
+            for name, inputs in self._running:
+                if key not in inputs and key not in self._seen[name]:
+                    self._seen[name].add(key)
+                    by_module = self.found.by_module
+                    by_module[name] = by_module.get(name, 0) + storage_bytes(storage)
+        return tensor
+
+
+def _storages(values: Any) -> Iterator[int]:
+    for leaf in pytree.tree_leaves(values):
+        if isinstance(leaf, torch.Tensor) and storage_of(leaf) is not None:
+            yield address_of_storage_of(leaf)
+
+
+def partitions(model: nn.Module, saved: SavedBytes) -> list[tuple[str, ...]]:
+    """Return ways to divide a model into blocks, large blocks first, each in the order of the calls."""
+    total = saved.by_module.get("", 0) or max(saved.by_module.values(), default=0)
+    place = {name: number for number, name in enumerate(saved.order)}
+    found: list[tuple[str, ...]] = []
+    for share in _LARGEST_SHARES:
+        blocks = [
+            name
+            for name in _divide(model, "", saved.by_module, share * total)
+            if saved.by_module[name] >= _LEAST_SHARE * total
+        ]
+        blocks.sort(key=lambda name: place[name])
+        if blocks and tuple(blocks) not in found:
+            found.append(tuple(blocks))
+    return found
+
+
+def _divide(module: nn.Module, name: str, saved: dict[str, int], most_bytes: float) -> Iterator[str]:
+    for short, child in module.named_children():
+        full = f"{name}.{short}" if name else short
+        below = list(_divide(child, full, saved, most_bytes))
+        if full in saved and (saved[full] <= most_bytes or not below):
+            yield full
+        else:
+            yield from below
+
+
+def chains(model: nn.Module, saved: SavedBytes) -> list[tuple[str, int]]:
+    """Return the sequences of modules (`nn.Sequential`) that save much and have no large parts, with their lengths."""
+    total = saved.by_module.get("", 0) or max(saved.by_module.values(), default=0)
+    found = []
+    for name, module in model.named_modules():
+        if (
+            type(module) is nn.Sequential
+            and saved.by_module.get(name, 0) >= total / 4 > 0
+            and len(module) > 3
+        ):
+            start = f"{name}." if name else ""
+            parts = [saved.by_module.get(f"{start}{short}", 0) for short, _ in module.named_children()]
+            if sum(parts) < saved.by_module[name] / 2:  # most is saved between the parts, not in them
+                found.append((name, len(module)))
+    return found

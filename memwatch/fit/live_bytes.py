@@ -1,0 +1,157 @@
+"""Live bytes of a device over a stretch of code: what was alive before, and every allocation and free since."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import torch
+
+from memwatch._torch import profiler
+from memwatch._torch.c10 import log_level_flag
+from memwatch.device_names import CPU, is_host
+from memwatch.devices import adapter_of
+from memwatch.errors import MemwatchError
+from memwatch.heap.classes import of_classes
+from memwatch.heap.tensors import is_simulated, mro_of, quiet, storage_bytes, storage_of
+from memwatch.replay.measure import hear_allocator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+AllocatorEvent: TypeAlias = tuple[int, int, int]
+"""Time (ns), address and signed bytes of an allocation or a free."""
+_ERRORS_ONLY: Final = 2
+
+
+def device_of(model: nn.Module) -> str:
+    """Return the device of a model's first parameter, by its full name.
+
+    Raises:
+        MemwatchError: it has none.
+    """
+    devices = [parameter.device for parameter in model.parameters()]
+    if not devices:
+        raise MemwatchError("the model has no parameters; pass the model that `step` trains")
+    first = devices[0]
+    return str(first) if is_host(first.type) else f"{first.type}:{first.index or 0}"
+
+
+@dataclass
+class LiveBytes:
+    """What `count_live_bytes` found, filled in when its block ends.
+
+    Attributes:
+        baseline_bytes: bytes that were alive when the block began.
+        peak_bytes: the most bytes alive at one instant of the block, the baseline included.
+    """
+
+    baseline_bytes: int = 0
+    peak_bytes: int = 0
+
+
+@contextlib.contextmanager
+def count_live_bytes(device: str) -> Iterator[LiveBytes]:
+    """Count the live bytes of a device (`cpu`, `cuda:0`) in a block, by its allocator's own events.
+
+    No op is observed, so the program runs as it does alone. On the host torch tells the size of a block that is
+    freed only if it heard the block being allocated. What is older is watched by weak references.
+
+    Raises:
+        MemwatchError: a profiler is running already, or this torch reports no allocator events.
+    """
+    if not profiler.EVENTS_WORK:
+        raise MemwatchError("this torch does not hand out the allocator's events, so no peak can be measured")
+    older = _Older() if is_host(device) else None
+    found = LiveBytes(older.nbytes if older is not None else adapter_of(device).allocated_bytes(device))
+    found.peak_bytes = found.baseline_bytes
+    with _without_log_lines(), hear_allocator(device) as events:
+        yield found
+    if older is not None:
+        events = older.merged_with(events)
+    found.peak_bytes = _peak(events, found.baseline_bytes)
+
+
+def alive_bytes(device: str) -> int:
+    """Return the live bytes of a device now."""
+    return _Older().nbytes if is_host(device) else adapter_of(device).allocated_bytes(device)
+
+
+@dataclass
+class _Older:
+    """The storages of the host that were alive before the block, by address, and the times at which they died."""
+
+    by_address: dict[int, int] = field(default_factory=dict)
+    _deaths: list[tuple[int, int]] = field(default_factory=list)
+    _clock: Any = field(default_factory=profiler.TickConverter)  # it knows no time before it was made
+    _watched: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        with quiet():
+            for tensor in of_classes(gc.get_objects(), lambda cls: torch.Tensor in mro_of(cls)):
+                self._watch(tensor)
+                if tensor.is_leaf and tensor.grad is not None:  # it may have had no Python object so far
+                    self._watch(tensor.grad)
+
+    @property
+    def nbytes(self) -> int:
+        """Their bytes, together."""
+        return sum(self.by_address.values())
+
+    def _watch(self, tensor: torch.Tensor) -> None:
+        if is_simulated(tensor) or tensor.device.type != CPU:
+            return
+        storage = storage_of(tensor)
+        if storage is None or not storage_bytes(storage):
+            return
+        address = storage.data_ptr()
+        if address and address not in self.by_address:
+            self.by_address[address] = storage_bytes(storage)
+            self._watched.append(weakref.ref(storage, functools.partial(self._died, address)))
+
+    def _died(self, address: int, _: object) -> None:
+        self._deaths.append((profiler.ticks(), address))
+
+    def merged_with(self, events: list[AllocatorEvent]) -> list[AllocatorEvent]:
+        """Return the events of the allocator with the deaths that it could not report, in order of time."""
+        clock = self._clock
+        died = {address: clock.to_unix_ns(ticks) for ticks, address in reversed(self._deaths)}
+        self._watched.clear()
+        first: dict[int, tuple[int, int]] = {}  # when and how the allocator first spoke of an address
+        for time_ns, address, nbytes in events:
+            first.setdefault(address, (time_ns, nbytes))
+        freed: list[AllocatorEvent] = []
+        for address, nbytes in self.by_address.items():
+            heard_ns, change = first.get(address, (None, 0))
+            times = [each for each in (died.get(address), heard_ns) if each is not None]
+            if times and change >= 0:  # a free that the allocator told itself is among its events
+                freed.append((min(times), address, -nbytes))
+        return sorted([*freed, *events], key=lambda event: event[0])
+
+
+def _peak(events: list[AllocatorEvent], level_bytes: int) -> int:
+    peak = level_bytes
+    for _, _, nbytes in events:
+        level_bytes += nbytes
+        peak = max(peak, level_bytes)
+    return peak
+
+
+@contextlib.contextmanager
+def _without_log_lines() -> Iterator[None]:
+    """Silence c10, which prints a line about the first block that it did not hear being allocated."""
+    flag = log_level_flag()
+    if flag is None:
+        yield
+        return
+    before, flag.value = flag.value, max(_ERRORS_ONLY, flag.value)
+    try:
+        yield
+    finally:
+        flag.value = before

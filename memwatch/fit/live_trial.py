@@ -1,0 +1,149 @@
+"""Try a way on the live model: from the same state each time, with the allocator's events, and put all back."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils import _pytree as pytree
+
+from memwatch.devices import adapter_of, is_out_of_memory
+from memwatch.fit.blocks import SavedScan
+from memwatch.fit.kept_tensors import fingerprint
+from memwatch.fit.live_bytes import count_live_bytes
+from memwatch.fit.measurement import Measurement
+from memwatch.fit.recorded_plan import plan_of
+from memwatch.fit.state import State, optimizers_of
+from memwatch.fit.way import Applied, Way
+from memwatch.profile import profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from memwatch.planner.plan import Plan
+    from memwatch.reading import Reading
+
+OUT_OF_MEMORY: Final = "out of memory"
+_COMPARED_STEPS: Final = 2
+"""The first step may build the optimizer's state; the second has it, and shows what the first did to the gradients."""
+_LEARNING_STEPS: Final = 3
+_MOST_STEPS: Final = 10
+_ENOUGH_NS: Final = 200_000_000
+"""Steps are repeated until they have been timed for so long: short ones are timed more than once."""
+
+
+class LiveTrial:
+    """Tries ways on a model and the function that trains it by one step.
+
+    Attributes:
+        model: the model.
+        optimizers: the optimizers of its parameters.
+        state: what is put back before each trial and after the last.
+    """
+
+    def __init__(self, step: Callable[[], Any], model: nn.Module, device: str) -> None:
+        self.model, self.device = model, device
+        self.optimizers: list[Optimizer] = optimizers_of(model)
+        self.state = State(step, model, self.optimizers)
+        self._step = step
+
+    def run(self, way: Way) -> Measurement:
+        """Run some steps in a way, and put everything back."""
+        with self.within(way) as applied:
+            try:
+                if way.is_planned:  # it measures its first steps itself, and plans again
+                    for _ in range(_LEARNING_STEPS):
+                        self._step()
+                    self.state.restore()
+                    applied.redo()
+                return self._measured(way)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                return Measurement(way, None, failure=OUT_OF_MEMORY)
+
+    @contextlib.contextmanager
+    def within(self, way: Way) -> Iterator[Applied]:
+        """Put a way in force for a block that begins with the state as it was, and put everything back after it."""
+        self.state.restore()
+        applied = Applied(way, self.model, self.optimizers)
+        try:
+            yield applied
+        finally:
+            applied.undo()
+            self.state.restore()
+
+    def apply(self, way: Way) -> Applied:
+        """Put a way in force for good."""
+        return Applied(way, self.model, self.optimizers)
+
+    def scan(self) -> SavedScan:
+        """Run steps and return what the modules save in the last of them."""
+        self.state.restore()
+        found = SavedScan()
+        self._step()
+        with found.watching(self.model):
+            self._step()
+        self.state.restore()
+        return found
+
+    def recorded(self, way: Way) -> Reading:
+        """Return the recording of a step in a way."""
+        with self.within(way):
+            self._step()  # the state of the optimizer is there afterwards
+            recording = profile(stacks=False, holders=False)
+            with recording:
+                self._step()
+        return recording.on(self.device) if self.device in recording.devices else recording
+
+    def plan(self, way: Way) -> Plan:
+        """Return a plan of a step in a way, to be applied within some budget.
+
+        Raises:
+            MemwatchError: the step cannot be recorded for a plan.
+        """
+        with self.within(way):
+            self._step()
+            recording = profile(stacks=False, holders=False, replay=True)
+            with recording:
+                self._step()
+        return plan_of(recording)
+
+    def _measured(self, way: Way) -> Measurement:
+        gc.collect()  # cycles of the trial before
+        times_ns: list[int] = []
+        results = b""
+        with count_live_bytes(self.device) as live:
+            while len(times_ns) < _COMPARED_STEPS or (
+                len(times_ns) < _MOST_STEPS and sum(times_ns[1:]) < _ENOUGH_NS
+            ):
+                start_ns = time.perf_counter_ns()
+                outcome = self._step()
+                adapter_of(self.device).synchronize(self.device)
+                times_ns.append(time.perf_counter_ns() - start_ns)
+                if len(times_ns) <= _COMPARED_STEPS:
+                    results += self._results(outcome, with_state=len(times_ns) == _COMPARED_STEPS)
+                del outcome
+        return Measurement(way, live.peak_bytes, live.baseline_bytes, min(times_ns[1:]), results)
+
+    def _results(self, outcome: Any, *, with_state: bool) -> bytes:
+        """Return a digest of what a step returned and, if asked for, of all that it trains."""
+        leaves = pytree.tree_leaves(outcome)
+        tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        numbers = repr([leaf for leaf in leaves if isinstance(leaf, (bool, int, float))]).encode()
+        if with_state:
+            tensors += trained(self.model, self.optimizers)
+        return fingerprint(tensors) + numbers
+
+
+def trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[torch.Tensor]:
+    """Return all that a step writes for the next: parameters, buffers, the state of optimizers."""
+    states = pytree.tree_leaves([list(optimizer.state.values()) for optimizer in optimizers])
+    kept = [leaf for leaf in states if isinstance(leaf, torch.Tensor)]
+    return [*model.parameters(), *model.buffers(), *kept]

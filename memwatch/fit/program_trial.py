@@ -1,0 +1,222 @@
+"""Try a way on a training script: run its beginning, from a fresh start each time, with the way put in force."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import random
+import sys
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from memwatch.devices import adapter_of, is_out_of_memory
+from memwatch.encoding.generators import read_states, restore_states
+from memwatch.errors import MemwatchError
+from memwatch.fit.blocks import SavedScan
+from memwatch.fit.kept_tensors import fingerprint
+from memwatch.fit.live_bytes import LiveBytes, count_live_bytes, device_of
+from memwatch.fit.live_trial import OUT_OF_MEMORY, trained
+from memwatch.fit.measurement import Measurement
+from memwatch.fit.names import expressions_of
+from memwatch.fit.recorded_plan import plan_of
+from memwatch.fit.state import optimizers_of
+from memwatch.fit.way import Applied, Expressions, Way
+from memwatch.own_code import is_program_code
+from memwatch.profile import profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from types import FrameType
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from memwatch.planner.plan import Plan
+    from memwatch.reading import Reading
+
+
+class Enough(BaseException):
+    """Ends a run of the program; no `except Exception` of the program's catches it."""
+
+
+class ProgramTrial:
+    """Tries ways on a program: its first model with an optimizer is the one that is fitted.
+
+    Attributes:
+        names: what the program calls its model and optimizers.
+        device: the device of the model.
+    """
+
+    def __init__(self, load: Callable[[], Callable[[], None]], steps: int) -> None:
+        self.names, self.device = Expressions(), "cpu"
+        self._load, self._steps = load, max(steps, 2)
+        self._modules = set(sys.modules)
+        self._arguments = list(sys.argv)
+        self._random_states = (
+            functools.partial(random.setstate, random.getstate()),
+            functools.partial(np.random.set_state, np.random.get_state()),
+            functools.partial(restore_states, read_states(["cpu"], ()), ()),
+        )
+        self._run: _Run | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The model of the last run."""
+        assert self._run is not None
+        assert self._run.model is not None
+        return self._run.model
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Its optimizers."""
+        return [] if self._run is None else self._run.optimizers
+
+    def run(self, way: Way) -> Measurement:
+        """Run the program's first steps in a way; the first of them is not counted."""
+        live = LiveBytes()
+
+        @contextlib.contextmanager
+        def counting() -> Any:
+            assert self._run is not None
+            with count_live_bytes(self._run.device) as counted:
+                yield
+            live.baseline_bytes, live.peak_bytes = counted.baseline_bytes, counted.peak_bytes
+
+        try:
+            run = self._run_program(way, counting)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return Measurement(way, None, failure=OUT_OF_MEMORY)
+        return Measurement(way, live.peak_bytes, live.baseline_bytes, min(run.times_ns), run.results)
+
+    def scan(self) -> SavedScan:
+        """Run the program's first steps and return what the modules save."""
+        found = SavedScan()
+        self._run_program(Way(), lambda: found.watching(self.model))
+        return found
+
+    def recorded(self, way: Way) -> Reading:
+        """Return the recording of the program's steps in a way."""
+        recording = profile(stacks=False, holders=False)
+        self._run_program(way, lambda: recording)
+        return recording.on(self.device) if self.device in recording.devices else recording
+
+    def plan(self, way: Way) -> Plan:
+        """Return a plan of the program's steps in a way, to be applied within some budget.
+
+        Raises:
+            MemwatchError: the steps cannot be recorded for a plan.
+        """
+        recording = profile(stacks=False, holders=False, replay=True)
+        self._run_program(way, lambda: recording)
+        return plan_of(recording)
+
+    def _run_program(self, way: Way, within: Callable[[], AbstractContextManager[Any]]) -> _Run:
+        self._start_afresh()
+        run = self._run = _Run(way, self._steps, within)
+        program = self._load()
+        with (
+            contextlib.suppress(Enough, SystemExit),
+            open(os.devnull, "w") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+            run.watching(),
+        ):
+            program()
+        if not run.is_complete:
+            raise MemwatchError(
+                f"the program made {run.steps} steps of an optimizer of torch, and {self._steps} are needed; "
+                "give --steps a smaller number, or call memwatch.fit(step, model, limit) in the program"
+            )
+        self.names, self.device = run.names, run.device
+        return run
+
+    def _start_afresh(self) -> None:
+        """Drop what the last run left: its modules, its model, its place among random numbers."""
+        self._run = None
+        for name in set(sys.modules) - self._modules:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file is not None and is_program_code(file):
+                del sys.modules[name]
+        sys.argv[:] = self._arguments
+        gc.collect()
+        for restore in self._random_states:
+            restore()
+
+
+class _Run:
+    """One run: finds the model at its first call, puts the way in force, and ends the program after some steps."""
+
+    def __init__(self, way: Way, steps: int, within: Callable[[], AbstractContextManager[Any]]) -> None:
+        self.model: nn.Module | None = None
+        self.optimizers: list[Optimizer] = []
+        self.names, self.device = Expressions(), "cpu"
+        self.times_ns: list[int] = []
+        self.results = b""
+        self.steps = 0
+        self.is_complete = False
+        self._way, self._wanted, self._within = way, steps, within
+        self._window = ExitStack()
+        self._last_ns = 0
+
+    @contextlib.contextmanager
+    def watching(self) -> Any:
+        """Watch the first call of a model and the steps of its optimizer."""
+        hooks = [
+            register_module_forward_pre_hook(self._called),
+            register_optimizer_step_post_hook(self._stepped),
+        ]
+        try:
+            with self._window:
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _called(self, module: nn.Module, args: Any) -> None:
+        if self.model is not None or not torch.is_grad_enabled():
+            return
+        self.optimizers = optimizers_of(module)
+        if not self.optimizers:
+            return
+        self.model, self.device = module, device_of(module)
+        self.names = expressions_of(_spaces(), module, self.optimizers)
+        Applied(self._way, module, self.optimizers)
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.model is None or optimizer is not self.optimizers[0] or self.is_complete:
+            return
+        adapter_of(self.device).synchronize(self.device)
+        now_ns = time.perf_counter_ns()
+        self.steps += 1
+        if self.steps == 1:
+            gc.collect()
+            self._window.enter_context(self._within())
+        else:
+            self.times_ns.append(now_ns - self._last_ns)
+        if self.steps == self._wanted:
+            self._window.close()
+            self.results = fingerprint(trained(self.model, self.optimizers))
+            self.is_complete = True
+            raise Enough
+        self._last_ns = time.perf_counter_ns()
+
+
+def _spaces() -> list[dict[str, Any]]:
+    """Return the variables of the program's running calls, the outermost first."""
+    frame: FrameType | None = sys._getframe(2)
+    found: list[dict[str, Any]] = []
+    while frame is not None:
+        if is_program_code(frame.f_code.co_filename):
+            found.append(frame.f_locals)
+        frame = frame.f_back
+    return found[::-1]

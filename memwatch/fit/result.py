@@ -1,0 +1,93 @@
+"""What fit() found and put in force."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwatch.fit.measurement import Measurement
+    from memwatch.fit.search import Search
+    from memwatch.fit.way import Applied
+    from memwatch.planner.plan import Plan
+
+_BITWISE: Final = {True: "yes", False: "no", None: "unknown"}
+
+
+class Fit:
+    """The way in which a training step keeps a limit, in force until `undo`.
+
+    Attributes:
+        limit_bytes: the limit.
+        peak_bytes: the peak of the way that is kept: everything that was alive on the device at one instant.
+        device: the device.
+        ways: each way that was tried: `way`, `peak_bytes` (-1 where it failed), `step_time_ns` (-1 where nothing
+            was timed), `extra_ratio` (of the program's own time), `changes`, `bitwise` ("yes", "no", "unknown"),
+            `under_limit`, `kept`, `failure`.
+        code: lines of Python that do the same in the program; empty if it fits as it is.
+        plan: the plan that the lines apply; None if they need none.
+        notes: what could not be put back, compared or tried.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        device: str,
+        ways: pd.DataFrame,
+        *,
+        code: str = "",
+        notes: Sequence[str] = (),
+        plan: Plan | None = None,
+        applied: Applied | None = None,
+    ) -> None:
+        self.limit_bytes, self.device, self.ways, self.code, self.notes = (
+            limit_bytes,
+            device,
+            ways,
+            code,
+            list(notes),
+        )
+        self.plan = plan
+        self._applied = applied
+        kept = ways.loc[ways["kept"], "peak_bytes"]
+        self.peak_bytes = int(kept.iloc[0]) if len(kept) else -1
+
+    def undo(self) -> None:
+        """Take back what fit() changed."""
+        if self._applied is not None:
+            self._applied.undo()
+
+    def summary(self, *, width: int | None = None, color: bool | None = None) -> str:
+        """Return the table of the ways, and the lines that keep the best of them without memwatch."""
+        from memwatch.report.fit import ways_text
+
+        return ways_text(self.ways, self.limit_bytes, self.code, self.notes, width=width, color=color)
+
+    def __str__(self) -> str:
+        """Return the summary without colours."""
+        return self.summary(color=False)
+
+
+def ways_table(search: Search, kept: Measurement | None, limit_bytes: int) -> pd.DataFrame:
+    """Return each way that was tried as a row."""
+    plain = search.tried[0].cost
+    rows = [
+        {
+            "way": each.way.name,
+            "peak_bytes": -1 if each.peak_bytes is None else each.peak_bytes,
+            "step_time_ns": -1 if each.step_time_ns is None else each.step_time_ns,
+            "extra_ratio": each.cost / plain - 1 if plain and each.cost else math.nan,
+            "changes": each.way.text,
+            "bitwise": _BITWISE[search.is_bitwise(each)],
+            "under_limit": each.fits(limit_bytes),
+            "kept": each is kept,
+            "failure": each.failure,
+        }
+        for each in search.tried
+    ]
+    table: pd.DataFrame = pd.DataFrame(rows)
+    return table

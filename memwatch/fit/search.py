@@ -1,0 +1,215 @@
+"""Which ways are tried, in which order, and which of them is kept: the fastest measured one under the limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from memwatch.device_names import is_host
+from memwatch.errors import MemwatchError
+from memwatch.fit.blocks import chains, partitions
+from memwatch.fit.measurement import Measurement
+from memwatch.fit.recorded_plan import within_budget
+from memwatch.fit.way import Change, Kind, Way
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from memwatch.fit.blocks import SavedScan
+    from memwatch.planner.plan import Plan
+
+_GOOD_ENOUGH: Final = 1.02
+"""A way whose steps take at most this, relative to the program's, ends the search."""
+_MARGINS: Final = (1.0, 0.9)
+"""Shares of what the limit leaves that a planned way is given; the second only if the first is too much."""
+
+
+class Trial(Protocol):
+    """Runs steps in a way and measures them."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers of its parameters."""
+
+    @property
+    def device(self) -> str:
+        """The device whose memory is limited."""
+
+    def run(self, way: Way) -> Measurement:
+        """Run some steps in a way."""
+
+    def plan(self, way: Way) -> Plan:
+        """Return a plan of a step in a way, to be applied within some budget."""
+
+    def scan(self) -> SavedScan:
+        """Run steps and return what the modules save in the last of them."""
+
+
+class Search:
+    """One search for the fastest way under a limit.
+
+    Attributes:
+        tried: every measurement, in the order of the trials.
+        is_repeatable: whether the program itself gives the same results twice; None while nobody asked.
+    """
+
+    def __init__(
+        self, trial: Trial, limit_bytes: int, kinds: Collection[Kind], say: Callable[[str], object]
+    ) -> None:
+        self.tried: list[Measurement] = []
+        self.is_repeatable: bool | None = None
+        self._changing: set[str] = set()  # names of the buffers that a step writes
+        self._baseline_bytes = 0  # what is alive when a step begins
+        self._trial, self._limit_bytes, self._kinds, self._say = trial, limit_bytes, kinds, say
+
+    def run(self) -> Measurement | None:
+        """Try ways until one is found that is fast enough; return the fastest under the limit, None if none is."""
+        plain = self._try(Way())
+        if not plain.fits(self._limit_bytes):
+            for measured in self._ways(plain):
+                if measured.fits(self._limit_bytes) and measured.cost <= plain.cost * _GOOD_ENOUGH:
+                    break
+        return self._best()
+
+    @property
+    def lowest(self) -> Measurement | None:
+        """The measurement with the lowest peak; None where each trial failed."""
+        ran = [each for each in self.tried if each.peak_bytes is not None]
+        return min(ran, key=lambda each: each.peak_bytes or 0, default=None)
+
+    def is_bitwise(self, measured: Measurement) -> bool | None:
+        """Return whether a way gave the program's own results in every bit; None where that is not known."""
+        plain = self.tried[0].results
+        if plain is None or measured.results is None:
+            return None
+        if plain == measured.results:
+            return True
+        return False if self.is_repeatable else None
+
+    def _best(self) -> Measurement | None:
+        """Return the fastest way under the limit; one with other results only if there is no other."""
+        fitting = [each for each in self.tried if each.fits(self._limit_bytes)]
+        return min(fitting, key=lambda each: (self.is_bitwise(each) is False, each.cost), default=None)
+
+    def _try(self, way: Way) -> Measurement:
+        known = next((each for each in self.tried if each.way == way), None)
+        if known is not None:
+            return known
+        self._say(way.name)
+        measured = self._trial.run(way)
+        self.tried.append(measured)
+        plain = self.tried[0].results
+        if self.is_repeatable is None and None not in (plain, measured.results) and plain != measured.results:
+            self.is_repeatable = self._trial.run(Way()).results == plain
+        return measured
+
+    def _ways(self, plain: Measurement) -> Iterator[Measurement]:
+        """Yield the measurements of more and more expensive ways."""
+        base = plain
+        self._say("what modules save")
+        scan = self._trial.scan()
+        saved, self._changing, self._baseline_bytes = scan.found, scan.changing_buffers, scan.baseline_bytes
+        for change in self._settings(gradients_wait=scan.gradients_wait):
+            measured = self._try(base.way.also(change))
+            yield measured
+            if self._is_gain(measured, base):
+                base = measured
+        divided = partitions(self._trial.model, saved) if self._may(Kind.CHECKPOINT) else []
+        for names in divided:  # smaller blocks only if the large ones do not fit
+            found = list(self._least(base.way, names, Kind.CHECKPOINT))
+            yield from found
+            if any(measured.fits(self._limit_bytes) for measured in found):
+                break
+        if self._may(Kind.CHAIN):
+            for name, length in chains(self._trial.model, saved):
+                yield from self._chains(base.way, name, length)
+        if self._may(Kind.OFFLOAD) and not is_host(self._trial.device) and divided:
+            yield from self._least(base.way, divided[-1], Kind.OFFLOAD)
+        for kind in (Kind.POLICY, Kind.BACKEND):
+            if self._may(kind):
+                yield from self._planned(base, kind)
+
+    def _may(self, kind: Kind) -> bool:
+        return kind in self._kinds
+
+    def _is_gain(self, measured: Measurement, base: Measurement) -> bool:
+        """Return True if a change that costs nothing lowers the peak and leaves the results as they are."""
+        if measured.peak_bytes is None or self.is_bitwise(measured) is False:
+            return False
+        return base.peak_bytes is None or measured.peak_bytes < base.peak_bytes
+
+    def _settings(self, *, gradients_wait: bool) -> list[Change]:
+        found = []
+        groups = [group for optimizer in self._trial.optimizers for group in optimizer.param_groups]
+        by_default = not is_host(
+            self._trial.device
+        )  # torch updates lists of tensors where starting a kernel costs
+        lists = [group["foreach"] for group in groups if "foreach" in group and not group.get("fused")]
+        if self._may(Kind.FOREACH) and any(by_default if each is None else each for each in lists):
+            found.append(Change(Kind.FOREACH))
+        if self._may(Kind.GRADIENTS) and gradients_wait:
+            found.append(Change(Kind.GRADIENTS))
+        return found
+
+    def _least(self, base: Way, names: tuple[str, ...], kind: Kind) -> Iterator[Measurement]:
+        """Try all blocks, then the fewest of the first ones that fit: those that are saved longest."""
+
+        def of_first(count: int) -> Measurement:
+            chosen = names[:count]
+            keeps = kind is Kind.CHECKPOINT and any(
+                buffer.startswith(f"{name}.") for name in chosen for buffer in self._changing
+            )
+            return self._try(base.also(Change(kind, chosen, of=len(names), keeps_buffers=keeps)))
+
+        most = of_first(len(names))
+        yield most
+        low, high = 0, len(names)
+        if not most.fits(self._limit_bytes):
+            if len(names) < 3:
+                return
+            high -= 1  # the last block is computed again at once, which lowers nothing and keeps its inputs
+            last_plain = of_first(high)
+            yield last_plain
+            if not last_plain.fits(self._limit_bytes):
+                return
+        while high - low > 1:
+            middle = (low + high) // 2
+            measured = of_first(middle)
+            yield measured
+            if measured.fits(self._limit_bytes):
+                high = middle
+            else:
+                low = middle
+
+    def _chains(self, base: Way, name: str, length: int) -> Iterator[Measurement]:
+        segments = 2
+        while segments <= max(2, length // 2):
+            measured = self._try(base.also(Change(Kind.CHAIN, (name,), segments=segments)))
+            yield measured
+            if measured.fits(self._limit_bytes):
+                return
+            segments *= 2
+
+    def _planned(self, base: Measurement, kind: Kind) -> Iterator[Measurement]:
+        """Try a way that plans within what the limit leaves: selective checkpoints, or the compile backend."""
+        room = self._limit_bytes - self._baseline_bytes
+        plan: Plan | None = None
+        for margin in _MARGINS if room > 0 else ():
+            budget_bytes = int(room * margin)
+            if kind is Kind.POLICY:
+                try:
+                    plan = self._trial.plan(base.way) if plan is None else plan
+                except MemwatchError as error:
+                    self.tried.append(Measurement(base.way.also(Change(kind)), None, failure=str(error)))
+                    return
+            planned = None if plan is None else within_budget(plan, budget_bytes)
+            measured = self._try(base.way.also(Change(kind, budget_bytes=budget_bytes, plan=planned)))
+            yield measured
+            if measured.fits(self._limit_bytes) or measured.failure:
+                return

@@ -1,0 +1,261 @@
+"""What a training step can change, as it was: everything that its function, its model and its optimizers refer to."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import random
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from memwatch.devices import devices_in_use
+from memwatch.encoding.generators import read_states, restore_states
+from memwatch.fit.kept_tensors import KeptTensor, KeptTensors
+from memwatch.heap.classes import of_classes
+from memwatch.heap.tensors import mro_of
+from memwatch.own_code import is_program_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+
+_MOST_ITEMS: Final = 10_000
+"""A longer list or dictionary is data: its order is kept, but its items are not looked at."""
+_MOST_DATA_BYTES: Final = 256 * 2**20
+"""Tensors and arrays beside model and optimizers are copied up to this many; a step seldom writes its data."""
+_OF_TORCH: Final = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)
+"""Objects of torch whose attributes are their state."""
+_LISTS: Final = (list, deque)
+_DICTS: Final = (dict, OrderedDict, defaultdict, Counter)
+_FIXED: Final = (tuple, frozenset)
+_ITERATORS: Final[tuple[type, ...]] = (type(iter([])), type(iter(())))
+"""Iterators that can be set back in place."""
+
+
+class State:
+    """A copy of what a step can change, which can be put back in place.
+
+    Tensors are kept as bytes in host memory and referred to weakly, so that the copy changes no peak.
+
+    Attributes:
+        moving: iterators that cannot be set back, by the names of their types.
+    """
+
+    def __init__(self, step: Callable[[], Any], model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self._random_states = (
+            functools.partial(random.setstate, random.getstate()),
+            functools.partial(np.random.set_state, np.random.get_state()),
+            functools.partial(restore_states, read_states(devices_in_use(), ()), ()),
+        )
+        self.moving: list[str] = []
+        self._tensors = KeptTensors()
+        self._undo: list[Callable[[], object]] = []
+        self._data_bytes: int | None = None  # None while all is copied that is found
+        self._seen: dict[int, Any] = {}
+        schedulers = [each for each in living(LRScheduler) if any(each.optimizer is o for o in optimizers)]
+        self._walk([model, *optimizers, *schedulers])
+        self._data_bytes = 0
+        self._walk([step])
+        self._seen.clear()
+        self._undo.append(self.restore_random_states)
+
+    def restore(self) -> None:
+        """Put everything back, bit for bit; tensors, lists and dictionaries stay the objects that they are."""
+        self._tensors.begin_restoring()
+        with torch.no_grad():
+            for undo in self._undo:
+                undo()
+
+    def _walk(self, roots: Iterable[Any]) -> None:
+        waiting = deque(roots)
+        while waiting:
+            value = waiting.popleft()
+            if id(value) not in self._seen and value is not self:
+                self._seen[id(value)] = value
+                waiting.extend(self._keep(value))
+
+    def _keep(self, value: Any) -> Iterable[Any]:
+        """Keep what one object holds; return what it refers to."""
+        cls = type(value)
+        if torch.Tensor in mro_of(cls):
+            kept = self._frozen(value)
+            if isinstance(kept, KeptTensor):
+                self._undo.append(kept.restored)
+            return ()
+        if cls in _LISTS:
+            return self._keep_list(value)
+        if cls in _DICTS:
+            return self._keep_dict(value)
+        if cls in _FIXED or cls in (functools.partial, MethodType):
+            return _parts(value)
+        if cls in (FunctionType, CellType):
+            return self._keep_function(value) if cls is FunctionType else self._keep_cell(value)
+        return self._keep_special(value) or self._keep_object(value)
+
+    def _keep_list(self, items: Any) -> Iterable[Any]:
+        if len(items) > _MOST_ITEMS:
+            whole = list(items)
+            self._undo.append(lambda: _refill(items, whole))
+            return ()
+        frozen = [self._frozen(item) for item in items]
+        self._undo.append(lambda: _refill(items, [_thawed(item) for item in frozen]))
+        return list(items)
+
+    def _keep_dict(self, entries: MutableMapping[Any, Any]) -> Iterable[Any]:
+        is_small = len(entries) <= _MOST_ITEMS
+        frozen = {key: self._frozen(value) if is_small else value for key, value in entries.items()}
+        self._undo.append(lambda: _reset(entries, {key: _thawed(value) for key, value in frozen.items()}))
+        return list(entries.values()) if is_small else ()
+
+    def _keep_cell(self, cell: CellType) -> Iterable[Any]:
+        try:
+            value = cell.cell_contents
+        except ValueError:  # a variable that has no value yet
+            return ()
+        frozen = self._frozen(value)
+
+        def undo() -> None:
+            cell.cell_contents = _thawed(frozen)
+
+        self._undo.append(undo)
+        return (value,)
+
+    def _keep_function(self, function: FunctionType) -> Iterable[Any]:
+        if not is_program_code(function.__code__.co_filename):
+            return ()
+        names, space = sorted(_names_in(function.__code__)), function.__globals__
+        frozen = {name: self._frozen(space[name]) for name in names if name in space}
+
+        def undo() -> None:
+            for name in names:
+                if name in frozen:
+                    space[name] = _thawed(frozen[name])
+                else:
+                    space.pop(name, None)
+
+        self._undo.append(undo)
+        return [*(function.__closure__ or ()), *(space[name] for name in frozen)]
+
+    def _keep_special(self, value: Any) -> tuple[Any, ...]:
+        """Keep a source of random numbers, an array or an iterator; return what it refers to, none if it is other."""
+        cls = type(value)
+        if isinstance(value, torch.Generator):
+            state = value.get_state().numpy().copy()
+            self._undo.append(lambda: value.set_state(torch.from_numpy(state)))
+        elif isinstance(value, random.Random):
+            self._undo.append(functools.partial(value.setstate, value.getstate()))
+        elif isinstance(value, np.random.Generator):
+            self._undo.append(functools.partial(_set_bits, value.bit_generator, value.bit_generator.state))
+        elif isinstance(value, np.random.RandomState):
+            self._undo.append(functools.partial(value.set_state, value.get_state()))
+        elif isinstance(value, np.ndarray):
+            if value.flags.writeable and self._may_copy(value.nbytes):
+                self._undo.append(functools.partial(np.copyto, value, value.copy()))
+        elif cls in _ITERATORS:
+            made = value.__reduce__()
+            if len(made) > 2:  # one that has ended has no place any more
+                self._undo.append(functools.partial(value.__setstate__, made[2]))
+            return tuple(made[1])
+        elif hasattr(cls, "__next__") and not _is_programs(cls):
+            self.moving.append(cls.__name__)
+        return ()
+
+    def _keep_object(self, value: Any) -> Iterable[Any]:
+        cls = type(value)
+        attributes = getattr(value, "__dict__", None)
+        if type(attributes) is not dict or not (issubclass(cls, _OF_TORCH) or _is_programs(cls)):
+            return ()
+        methods = [each for base in mro_of(cls) if _is_programs(base) for each in vars(base).values()]
+        return [attributes, *(each for each in methods if type(each) is FunctionType)]
+
+    def _frozen(self, value: Any) -> Any:
+        """Return a tensor as bytes, all else as it is."""
+        if torch.Tensor not in mro_of(type(value)):
+            return value
+        if self._data_bytes is not None and not self._may_copy(value.nbytes):
+            return value
+        return self._tensors.keep(value) or value
+
+    def _may_copy(self, nbytes: int) -> bool:
+        if self._data_bytes is None:
+            return True
+        self._data_bytes += nbytes
+        return self._data_bytes <= _MOST_DATA_BYTES
+
+    def restore_random_states(self) -> None:
+        """Put back the global sources of random numbers alone."""
+        for undo in self._random_states:
+            undo()
+
+
+def living(*classes: type) -> list[Any]:
+    """Return every object of some classes that the garbage collector knows; drop the list soon."""
+    return of_classes(gc.get_objects(), lambda cls: any(base in classes for base in mro_of(cls)))
+
+
+def optimizers_of(model: nn.Module) -> list[Optimizer]:
+    """Return the optimizers of any of a model's parameters, in the order in which they were made."""
+    own = {id(parameter) for parameter in model.parameters()}
+    return [
+        optimizer
+        for optimizer in living(Optimizer)
+        if any(
+            id(each) in own
+            for group in optimizer.__dict__.get("param_groups", ())
+            for each in group["params"]
+        )
+    ]
+
+
+def _thawed(value: Any) -> Any:
+    return value.restored() if isinstance(value, KeptTensor) else value
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, MethodType):
+        yield from (value.__func__, value.__self__)
+    else:
+        yield from value
+
+
+def _refill(items: Any, whole: list[Any]) -> None:
+    items.clear()
+    items.extend(whole)
+
+
+def _reset(entries: MutableMapping[Any, Any], whole: dict[Any, Any]) -> None:
+    """Give a dictionary its entries back, in their order; keys may be tensors, which do not compare."""
+    if [id(key) for key in entries] != [id(key) for key in whole]:
+        entries.clear()
+    for key, value in whole.items():
+        if key not in entries or entries[key] is not value:
+            entries[key] = value
+
+
+def _set_bits(generator: Any, state: Any) -> None:
+    generator.state = state
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the global names that a function, and those defined in it, may read or write."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names_in(constant)
+    return names
+
+
+def _is_programs(cls: type) -> bool:
+    if cls.__module__ == "__main__":
+        return True
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return file is not None and is_program_code(file)

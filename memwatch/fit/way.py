@@ -1,0 +1,203 @@
+"""Ways to run a training step with less memory: each is some lines of Python, which memwatch runs as they stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.planner.errors import OptionError
+from memwatch.sizes import format_bytes
+from memwatch.words import fit as words
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from memwatch.planner.plan import Plan
+
+
+class Kind(Enum):
+    """What a change does; the value is its key in `memwatch.words.fit`."""
+
+    FOREACH = "foreach"
+    GRADIENTS = "gradients"
+    CHECKPOINT = "checkpoint"
+    CHAIN = "chain"
+    POLICY = "policy"
+    BACKEND = "backend"
+    OFFLOAD = "offload"
+
+    @classmethod
+    def chosen(cls, names: Collection[str] | None) -> set[Kind]:
+        """Return the kinds that a user named; all of them for None.
+
+        Raises:
+            OptionError: there is no such kind.
+        """
+        known = {kind.value: kind for kind in cls}
+        for name in names or ():
+            if name not in known:
+                raise OptionError(f"fit() has no way {name!r}; it has {', '.join(known)}")
+        return set(cls) if names is None else {known[name] for name in names}
+
+    @property
+    def is_of_optimizers(self) -> bool:
+        """Whether the lines are about each optimizer."""
+        return self in (Kind.FOREACH, Kind.GRADIENTS)
+
+
+@dataclass(frozen=True)
+class Expressions:
+    """What the program calls the things that the lines of a way are about."""
+
+    model: str = "model"
+    optimizers: tuple[str, ...] = ("optimizer",)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a model or of its optimizers.
+
+    Attributes:
+        kind: what it does.
+        names: the modules that it changes.
+        of: how many there are to choose from.
+        segments: into how many parts a chain is cut.
+        keeps_buffers: whether the buffers of a block are put back after it was computed again.
+        budget_bytes: peak increase that a plan may have.
+        plan: the plan to apply.
+    """
+
+    kind: Kind
+    names: tuple[str, ...] = ()
+    of: int = 0
+    segments: int = 0
+    keeps_buffers: bool = False
+    budget_bytes: int = 0
+    plan: Plan | None = field(default=None, compare=False, repr=False)
+
+    def lines(self, program: Expressions) -> str:
+        """Return the lines that make this change."""
+        key = f"{self.kind.value}, buffers" if self.keeps_buffers else self.kind.value
+        template = words.LINES[key]
+        if self.kind.is_of_optimizers:
+            return "".join(template.format(optimizer=optimizer) for optimizer in program.optimizers)
+        options = {"budget": self.budget_bytes}
+        return template.format(
+            model=program.model, names=self.names, name="".join(self.names[:1]), segments=self.segments,
+            options=options,
+        )  # fmt: skip
+
+    def text(self, templates: dict[str, str]) -> str:
+        """Return the words for this change."""
+        return templates[self.kind.value].format(
+            blocks=len(self.names), of=self.of, segments=self.segments, name="".join(self.names[:1]) or "model",
+            budget=format_bytes(self.budget_bytes), which=self._which,
+        )  # fmt: skip
+
+    @property
+    def _which(self) -> str:
+        if len(self.names) < 3:
+            return ", ".join(self.names)
+        return words.FIRST_AND_LAST.format(first=self.names[0], last=self.names[-1])
+
+
+@dataclass(frozen=True)
+class Way:
+    """Some changes together; none of them is the program itself."""
+
+    changes: tuple[Change, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        """The way in a few words."""
+        return ", ".join(change.text(words.NAMES) for change in self.changes) or words.PLAIN
+
+    @property
+    def text(self) -> str:
+        """What it changes."""
+        return "; ".join(change.text(words.CHANGES) for change in self.changes) or words.CHANGES["plain"]
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether memwatch itself runs in the steps, and learns from the first of them."""
+        return any(change.kind in (Kind.POLICY, Kind.BACKEND) for change in self.changes)
+
+    def also(self, *changes: Change) -> Way:
+        """Return this way with more changes."""
+        return Way((*self.changes, *changes))
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that the lines apply, None if they need none."""
+        return next((change.plan for change in self.changes if change.plan is not None), None)
+
+    def code(self, program: Expressions) -> str:
+        """Return the lines that apply the way in a program; each import stands once."""
+        seen: set[str] = set()
+        kept = []
+        for line in "\n".join(change.lines(program) for change in self.changes).splitlines():
+            is_import = line.startswith(("import ", "from "))
+            if not (is_import and line in seen):
+                kept.append(line)
+            seen.add(line)
+        return "\n".join([*kept, ""]) if kept else ""
+
+
+class Applied:
+    """A way in force; `undo` takes it back."""
+
+    def __init__(self, way: Way, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        before = [(space, dict(space)) for space in _spaces(model, optimizers)]
+        names = tuple(f"optimizer_{number}" for number in range(len(optimizers)))
+        space: dict[str, Any] = {
+            "model": model,
+            "plan": way.plan,
+            **dict(zip(names, optimizers, strict=True)),
+        }
+        exec(compile(way.code(Expressions("model", names)), "<memwatch.fit>", "exec"), space)  # noqa: S102  # its own
+        for name in ("model", "plan", *names, *_OF_LOOPS):
+            space.pop(name, None)  # a function of the lines keeps all their names alive
+        self._changed = [(after, _changes(former, after)) for after, former in before]
+
+    def undo(self) -> None:
+        """Put back what the way changed, and nothing else that changed since."""
+        for space, changes in self._changed:
+            for key, (before, _) in changes.items():
+                _set(space, key, before)
+
+    def redo(self) -> None:
+        """Put the way in force again, after everything was put back."""
+        for space, changes in self._changed:
+            for key, (_, after) in changes.items():
+                _set(space, key, after)
+
+
+_MISSING: Any = object()
+_OF_LOOPS: Final = ("block", "chain", "contexts", "group")
+"""Names that the lines bind, and that none of their functions reads."""
+
+
+def _spaces(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[dict[Any, Any]]:
+    """Return the dictionaries in which a way may set something."""
+    found = [module.__dict__ for module in model.modules()]
+    for optimizer in optimizers:
+        found += [optimizer.__dict__, *optimizer.param_groups]
+        found += [value for value in optimizer.__dict__.values() if isinstance(value, dict)]
+    return found
+
+
+def _changes(before: dict[Any, Any], after: dict[Any, Any]) -> dict[Any, tuple[Any, Any]]:
+    keys = [*before, *(key for key in after if key not in before)]
+    pairs = {key: (before.get(key, _MISSING), after.get(key, _MISSING)) for key in keys}
+    return {key: (old, new) for key, (old, new) in pairs.items() if old is not new}
+
+
+def _set(space: dict[Any, Any], key: Any, value: Any) -> None:
+    if value is _MISSING:
+        space.pop(key, None)
+    else:
+        space[key] = value

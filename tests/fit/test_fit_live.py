@@ -1,0 +1,190 @@
+"""fit() on a live model: under the limit by an independent count, bit for bit the same, and all as it was."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+
+import fit_programs
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import memwatch
+from memwatch.fit.kept_tensors import fingerprint
+from memwatch.planner.errors import OptionError
+from memwatch.sizes import SizeError
+
+FAST = ("foreach", "gradients", "checkpoint", "chain")
+CALLS = [0]
+
+
+def limit_of(name, share):
+    _, _, step = fit_programs.made(name)
+    return int(fit_programs.peak_of(step) * share)
+
+
+def assert_equal(found, wanted):
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("name", "share"), [("resnet", 0.65), ("mlp", 0.7)])
+def test_steps_stay_under_the_limit_and_compute_the_same(name, share, fresh_python):
+    """Further steps stay under the limit and are the plain steps bit for bit; so does the code in a plain script."""
+    limit = limit_of(name, share)
+    model, _, step = fit_programs.made(name)
+    fit = memwatch.fit(step, model, limit, ways=FAST, quiet=True)
+    assert fit.peak_bytes <= limit
+    kept = fit.ways[fit.ways["kept"]].iloc[0]
+    assert kept["bitwise"] == "yes"
+    assert kept["under_limit"]
+    assert (fit.ways["under_limit"] == (fit.ways["peak_bytes"] <= limit)).all()
+    torch.manual_seed(1)
+    assert fit_programs.peak_of(step) == fit.peak_bytes
+    assert_equal(fit_programs.values_after(name, fit.code), fit_programs.values_after(name))
+    plain = fresh_python(PLAIN, str(Path(__file__).parent), name, fit.code)
+    assert plain.stdout.split() == [str(fit.peak_bytes)], plain.stderr
+
+
+PLAIN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import fit_programs
+model, optimizer, step = fit_programs.made(sys.argv[2])
+exec(sys.argv[3])
+print(fit_programs.peak_of(step))
+"""
+
+
+class Training:
+    """A program with everything that a step may change; `state` is all of it."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        block = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Dropout(), nn.Linear(32, 8))
+        self.model = nn.Sequential(*(copy.deepcopy(block) for _ in range(3)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.data = iter([torch.randn(64, 8) for _ in range(50)])
+        self.losses, self.generator, self.seen = [], torch.Generator(), torch.zeros(1)
+        self.noise = np.random.default_rng(0)
+
+    def step(self):
+        CALLS[0] += 1
+        loss = self.model(next(self.data) + torch.rand(8, generator=self.generator)).square().mean()
+        self.optimizer.zero_grad(set_to_none=False)
+        loss.backward()
+        self.optimizer.step()
+        self.schedule.step()
+        self.losses.append(loss.item() + random.random() + np.random.rand() + self.noise.random())
+        self.seen += 1
+
+    def state(self):
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        tensors += [each.grad for each in tensors if each.grad is not None]
+        generators = (torch.get_rng_state(), self.generator.get_state())
+        numbers = (random.getstate(), np.random.get_state()[1].tolist(), self.noise.bit_generator.state)
+        place = (*CALLS, list(self.losses), self.data.__length_hint__(), self.schedule.state_dict())
+        optimizer = pytree.tree_map(repr, self.optimizer.state_dict())
+        return fingerprint([*tensors, *generators, self.seen]), len(tensors), numbers, place, optimizer
+
+
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_everything_is_as_it_was(steps_before):
+    """Model, gradients, optimizer, schedule, generators, data and variables are put back, also where none was yet."""
+    training = Training()
+    for _ in range(steps_before):
+        training.step()
+    modules = [dict(module.__dict__) for module in training.model.modules()]
+    before = training.state()
+    fit = memwatch.fit(training.step, training.model, "200 KiB", ways=("checkpoint",), quiet=True)
+    assert training.state() == before
+    assert fit.code
+    assert "training.model.get_submodule" in fit.code
+    fit.undo()
+    assert [dict(module.__dict__) for module in training.model.modules()] == modules
+    with pytest.raises(memwatch.BudgetError):
+        memwatch.fit(training.step, training.model, "1 KiB", ways=("foreach",))
+    assert training.state() == before
+    assert [dict(module.__dict__) for module in training.model.modules()] == modules
+
+
+def wide(optimizer, batch=4, **options):
+    """Return a model with more parameters than activations, and its step."""
+    model = nn.Linear(256, 256)
+    made = optimizer(model.parameters(), **options)
+    x = torch.ones(batch, 256)
+
+    def step():
+        made.zero_grad()
+        model(x).sum().backward()
+        made.step()
+
+    return model, step
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        ("100 KiB", "518.00 KiB are alive before the step begins (gradient 257.00 KiB, parameter 257.00 KiB"),
+        ("700 KiB", "the optimizer's step"),
+    ],
+)
+def test_an_unreachable_limit_says_what_stands_in_the_way(limit, words):
+    """It is what lives before the step, or the optimizer's step; the lowest measurement is named."""
+    model, step = wide(torch.optim.SGD, lr=0.1, foreach=True, weight_decay=0.1)
+    with pytest.raises(memwatch.BudgetError) as raised:
+        memwatch.fit(step, model, limit, ways=("checkpoint",))
+    assert words in str(raised.value)
+    assert raised.value.best.peak_bytes > raised.value.best.baseline_bytes
+
+
+def test_a_foreach_optimizer_is_made_plain():
+    """Where lists of temporaries are the peak, one parameter at a time is enough, and nothing is computed again."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    x = torch.ones(2, 64)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    plain = fit_programs.peak_of(step)
+    fit = memwatch.fit(step, model, plain - 1, ways=FAST, quiet=True)
+    assert fit.code == 'for group in optimizer.param_groups:\n    group["foreach"] = False\n'
+    assert optimizer.param_groups[0]["foreach"] is False
+    fit.undo()
+    assert optimizer.param_groups[0]["foreach"] is True
+
+
+def test_what_is_not_known_is_said():
+    """An iterator that cannot be set back, a way and a limit that do not exist."""
+    model, step = wide(torch.optim.SGD, lr=0.1)
+    batches = (torch.ones(2) for _ in range(100))
+
+    def with_data():
+        next(batches)
+        step()
+
+    fit = memwatch.fit(with_data, model, "1 GiB", quiet=True)
+    assert "generator" in fit.notes[0]
+    assert (fit.code, list(fit.ways["way"])) == ("", ["the program itself"])
+    with pytest.raises(OptionError, match="checkpoint"):
+        memwatch.fit(step, model, "1 GiB", ways=("chekpoint",))
+    with pytest.raises(SizeError):
+        memwatch.fit(step, model, "much")
+
+
+def test_the_table_names_the_way_and_its_lines(capsys):
+    """It is printed, unless it is asked not to be."""
+    model, step = wide(torch.optim.SGD, lr=0.1)
+    fit = memwatch.fit(step, model, "1 GiB")
+    assert capsys.readouterr().out == fit.summary()
+    assert "the program itself" in str(fit)
