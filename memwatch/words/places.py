@@ -24,6 +24,11 @@ def place(file: str | None, line: int | None) -> str:
     return f"{shown}:{line}" if line else shown
 
 
+def place_in_file(site: str) -> str:
+    """Return `file.py:12` of a path and a line, without the folders."""
+    return PurePath(site).name
+
+
 @functools.cache
 def own_place(line: str, own_line: str) -> str:
     """Return a `file:line` that the reader can edit: `train.py:40, in transformers (trainer.py:2674)`.

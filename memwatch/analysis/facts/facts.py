@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,16 +25,14 @@ from memwatch.analysis.facts.reserved import ReservedBytes, reserved_bytes
 from memwatch.analysis.facts.role_times import PastRole, RoleTimes
 from memwatch.analysis.facts.uses import UseBounds, use_bounds
 from memwatch.capture.schema import NONE
-from memwatch.words.places import own_place
+from memwatch.words.places import own_place, place_in_file
+from memwatch.words.storages import made_name, unmade_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
-
-_OUTSIDE_OPS: Final = "made outside every recorded op"
-_CALL_NOT_IMPORTED: Final = "its call is not in the memory snapshot"
 
 
 class Facts:
@@ -152,23 +150,29 @@ class Facts:
         return autocast_copies(self.capture, parameters)
 
     def names(self, allocations: IntArray | slice) -> list[str]:
-        """Return what some allocations are called: the name of the role, else the op and the line."""
+        """Return what some allocations are called: the name of the role, else op, module and line."""
         made, roles, tree = self.made_by, self.categories, self.places.module_tree
-        unmade = _CALL_NOT_IMPORTED if self.capture.lacks("ops") else _OUTSIDE_OPS
+        has_ops = not self.capture.lacks("ops")
         kinds = (
-            roles.role_name.codes, made.op_name.codes, made.stack, self.allocations.thread,
+            roles.role_name.codes, made.op_name.codes, made.stack, made.module_name.codes,
+            self.allocations.thread, roles.category.isin(["workspace"]),
         )  # fmt: skip
         different, of_kind = np.unique(
             np.column_stack([column[allocations] for column in kinds]), axis=0, return_inverse=True
         )
         told = []
-        for kind, name, stack, thread in different.tolist():
+        for kind, name, stack, module, thread, is_workspace in different.tolist():
             role_name = roles.role_name.values[kind]
             if role_name:
                 told.append(qualified(role_name, roles.role_module.values[kind], tree))
             else:
-                place = own_place(made.line.values[stack], made.own_line.values[stack])
-                told.append(_made_at(made.op_name.values[name], place, self.strings[thread], unmade))
+                lines = (made.line.values[stack], made.own_line.values[stack])
+                place = own_place(*map(place_in_file, lines))
+                module_name = made.module_name.values[module]
+                made_as = made_name(
+                    made.op_name.values[name], module_name, place, is_workspace=bool(is_workspace)
+                )
+                told.append(made_as or unmade_name(self.strings[thread], has_ops=has_ops))
         return [told[number] for number in of_kind.ravel().tolist()]
 
     @cached_property
@@ -228,8 +232,3 @@ class Facts:
         """Return unix times as nanoseconds since the block was entered; -1 stays -1."""
         start_ns = int(self.capture.meta.get("start_ns", 0))
         return np.where(time_ns == NONE, NONE, np.maximum(time_ns - start_ns, 0))
-
-
-def _made_at(op_name: str, line: str, thread: str, unmade: str) -> str:
-    elsewhere = f"made in thread {thread}" if thread else unmade
-    return " at ".join(part for part in (op_name, line) if part) or elsewhere
