@@ -43,5 +43,5 @@ def test_names_tell_op_module_and_line():
         name.startswith("convolution in `0` at test_storage_names.py:") for name in names[["activation"]]
     )
     assert any(name.startswith("workspace of convolution in `0` at ") for name in names[["workspace"]])
-    assert any(name.startswith("gelu in `1` at test_storage_names.py:") for name in prof.at_peak["name"])
+    assert any(name.startswith("gelu in `1` at test_storage_names.py:") for name in prof.storages["name"])
     del y
