@@ -99,9 +99,9 @@ def pack_detail(reading: Reading, words: Words, most_bytes: int = DETAIL_BYTES) 
     """Return all events and storages, or as many of them as fit into `most_bytes` of packed text."""
     at_entry, lives = reading.baseline_bytes, reading.part("storages", _OF_LIVES)
     counted = int(lives["counted"].sum())
-    rows = thin_rows(reading, lives, KEPT_STORAGES) if counted > MOST_STORAGES else None
+    kept = thin_rows(reading, lives, KEPT_STORAGES) if counted > MOST_STORAGES else None
     del lives
-    timeline, storages = _chosen(reading, rows)
+    timeline, storages = _chosen(reading, kept)
     detail = _pack(timeline, storages, at_entry, words)
     rows = detail["storages"]["rows"] + 1
     while (size := _packed_bytes(detail)) > most_bytes and detail["storages"]["rows"] < rows:
@@ -114,10 +114,10 @@ def pack_detail(reading: Reading, words: Words, most_bytes: int = DETAIL_BYTES) 
 
 
 def _chosen(
-    reading: Reading, rows: tuple[NDArray[np.int64], NDArray[np.int64]] | None
+    reading: Reading, kept: tuple[NDArray[np.int64], NDArray[np.int64]] | None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return timeline and storages, or some rows of both."""
-    events, storages = (None, None) if rows is None else rows
+    events, storages = (None, None) if kept is None else map(pd.Index, kept)
     return reading.part("timeline", _OF_EVENTS, events), reading.part("storages", _OF_STORAGES, storages)
 
 
