@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from memwatch.analysis.derived_tables import DerivedTables
     from memwatch.analysis.facts.reserved import ReservedBytes
     from memwatch.analysis.findings.finding import Finding
-    from memwatch.capture.packed import IntArray
     from memwatch.encoding.replay_inputs import ReplayInputs
 
 _UNFINISHED = (
@@ -165,9 +164,11 @@ class Reading:
         return recorded + [("observer", effect.text) for effect in observer_effects(self._tables.facts)]
 
     def part(
-        self, table: str, columns: Collection[str], rows: Sequence[int] | IntArray | None = None
+        self, table: str, columns: Collection[str], rows: Sequence[int] | pd.Index[int] | None = None
     ) -> pd.DataFrame:
         """Return some columns and rows of a table, without making the whole: of a long run that takes much memory.
+
+        They are to be read: a change may be refused.
 
         Args:
             table: `ops`, `storages` or `timeline`.

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 HERE = pathlib.Path(__file__).parent
 FLOOR = "empty TorchDispatchMode"
 STEPS = {"MLP": 40, "GPT": 8, "ResNet": 10}
+LONG_STEPS = {"MLP": 2000, "GPT": 60, "ResNet": 60}
+"""Steps of a long run: many flushes fall into it."""
 
 
 class EmptyMode(TorchDispatchMode):
@@ -79,6 +81,15 @@ def python_recorder(**options: Any) -> Any:
         del os.environ["MEMWATCH_NATIVE"]
 
 
+@contextlib.contextmanager
+def to_file() -> Any:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        memwatch.profile(pathlib.Path(folder) / "run.memwatch") as prof,
+    ):
+        yield prof
+
+
 CONFIGURATIONS: dict[str, Callable[[], Any]] = {
     "eager": contextlib.nullcontext,
     "eager again": contextlib.nullcontext,
@@ -87,6 +98,7 @@ CONFIGURATIONS: dict[str, Callable[[], Any]] = {
     "torch.profiler (memory, shapes, stacks)": torch_profiler,
     "memray": memray_tracker,
     "memwatch": memwatch.profile,
+    "memwatch, to a file": to_file,
     "memwatch, intercept=mode": lambda: memwatch.profile(intercept="mode"),
     "memwatch, Python recorder": python_recorder,
     "memwatch, Python recorder, mode": lambda: python_recorder(intercept="mode"),
@@ -151,6 +163,42 @@ def measure(rounds: int, workloads: list[str]) -> dict[str, dict[str, dict[str, 
     return results
 
 
+def measure_long(workloads: list[str]) -> dict[str, dict[str, float]]:
+    """Return the mean CPU time of a step in one long run of each configuration: all threads, enter and exit."""
+    found: dict[str, dict[str, float]] = {}
+    for workload in workloads:
+        step, steps = WORKLOADS[workload](), LONG_STEPS[workload]
+        step()
+        found[workload] = {}
+        for name in ("eager", FLOOR, "memwatch", "memwatch, to a file"):
+            gc.collect()
+            begin = time.process_time()
+            with CONFIGURATIONS[name]():
+                for _ in range(steps):
+                    step()
+            found[workload][name] = (time.process_time() - begin) / steps
+    return found
+
+
+def long_lines(found: dict[str, dict[str, float]]) -> list[str]:
+    """Return the section about long runs."""
+    lines = [
+        "",
+        "## Long runs",
+        "",
+        "The mean of a step, all threads, flushes, enter and exit included, in one run of",
+        ", ".join(f"{LONG_STEPS[name]} steps of {name}" for name in found) + ".",
+        "",
+        "| workload | configuration | mean ms | added (mean) |",
+        "| --- | --- | --- | --- |",
+    ]
+    for workload, rows in found.items():
+        for name, mean_s in rows.items():
+            ratio = (mean_s - rows["eager"]) / max(rows[FLOOR] - rows["eager"], 1e-9)
+            lines.append(f"| {workload} | {name} | {mean_s * 1e3:.2f} | {ratio:.2f} |")
+    return lines
+
+
 def added_by_minima(rows: dict[str, dict[str, float]], name: str) -> float:
     """Return the added time of a configuration as a ratio to that of the empty mode."""
     eager = rows["eager"]["min_s"]
@@ -162,8 +210,9 @@ def added_by_medians(rows: dict[str, dict[str, float]], name: str) -> float:
     return rows[name]["added_median_s"] / max(rows[FLOOR]["added_median_s"], 1e-9)
 
 
-def write(results: dict[str, dict[str, dict[str, float]]], rounds: dict[str, int]) -> str:
-    """Write the table as Markdown and return it."""
+def write(kept: dict[str, Any]) -> str:
+    """Write the tables as Markdown and return them."""
+    results, rounds = kept["results"], kept["rounds"]
     lines = [
         "# What observing costs",
         "",
@@ -190,9 +239,8 @@ def write(results: dict[str, dict[str, dict[str, float]]], rounds: dict[str, int
                 f"{added_by_minima(rows, name):.2f} | {added_by_medians(rows, name):.2f} | "
                 f"{row['total_median_s'] * 1e3:.2f} |"
             )
-    text = "\n".join(lines) + "\n"
+    text = "\n".join([*lines, *(long_lines(kept["long"]) if kept.get("long") else [])]) + "\n"
     (HERE / "overhead.md").write_text(text, encoding="utf-8")
-    kept = {"rounds": rounds, "results": results}
     (HERE / "overhead.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     return text
 
@@ -216,16 +264,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--workload", choices=list(WORKLOADS), help="measure only this one again")
+    parser.add_argument(
+        "--long", nargs="*", choices=list(WORKLOADS), help="measure only the long runs of these again"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     build_recorder()
     kept: dict[str, Any] = {"rounds": {}, "results": {}}
-    if options.workload is not None:
+    if options.workload is not None or options.long is not None:
         kept = json.loads((HERE / "overhead.json").read_text(encoding="utf-8"))
-    wanted = list(WORKLOADS) if options.workload is None else [options.workload]
-    kept["results"] |= measure(options.rounds, wanted)
-    kept["rounds"] |= dict.fromkeys(wanted, options.rounds)
-    print(write(kept["results"], kept["rounds"]))
+    if options.long is None:
+        wanted = list(WORKLOADS) if options.workload is None else [options.workload]
+        kept["results"] |= measure(options.rounds, wanted)
+        kept["rounds"] |= dict.fromkeys(wanted, options.rounds)
+    if options.workload is None:
+        kept["long"] = kept.get("long", {}) | measure_long(options.long or list(WORKLOADS))
+    print(write(kept))
     draw(kept["results"])
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memwatch.capture.table import Column, Table
 
 _NARROW: Final = (np.int8, np.int32)
-_READ_ONCE: Final = ("allocator",)
+_READ_ONCE: Final = ("allocator", "births", "deaths")
 """Tables that are joined to others and then needed no more: their columns go when nobody uses them."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-IntArray = NDArray[np.int64]
+IntArray = NDArray[np.signedinteger[Any]]
+"""Integers with a sign, mostly of 64 bits; narrower where there are many and none is large."""
 Columns = Mapping[str, IntArray]
 """The columns of a table by name. Those of a file are of the narrowest integers that hold what they may refer to."""
 

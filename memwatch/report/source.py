@@ -117,7 +117,9 @@ class Reading(Protocol):
     def meta(self) -> Mapping[str, Any]:
         """Metadata of the recording: command, versions, device, times."""
 
-    def part(self, table: str, columns: Collection[str], rows: Sequence[int] | None = None) -> pd.DataFrame:
+    def part(
+        self, table: str, columns: Collection[str], rows: Sequence[int] | pd.Index[int] | None = None
+    ) -> pd.DataFrame:
         """Return some columns and rows of `ops`, `storages` or `timeline`."""
 
     def stack(self, stack_id: int) -> Sequence[Frame]:

@@ -148,7 +148,7 @@ def _assemble(capture: Capture, match: _Match) -> Allocations:
     op, origin = _place_workspace(ops, blocks, extra, op, origin)
     by_thread = blocks.thread[extra] != NONE
     op, origin = np.where(by_thread, NONE, op), np.where(by_thread, BY_THREAD, origin)
-    unnamed = {
+    unnamed: dict[str, Any] = {
         "storage": match.owner[extra],
         "nbytes": blocks.nbytes[extra],
         "device": blocks.device[extra],
@@ -163,10 +163,10 @@ def _assemble(capture: Capture, match: _Match) -> Allocations:
         "death_order": blocks.death_order[extra],
     }
     none = np.full(named + len(extra), NONE, dtype=np.int32)
-    columns = {
-        name: np.concatenate([column, unnamed[name]]).astype(_DTYPES.get(name, column.dtype), copy=False)
-        for name, column in storages.items()
-    }
+    columns: dict[str, Any] = {}
+    for name in list(storages):  # one after the other, and the parts go: a long run has millions
+        dtype = _DTYPES.get(name, storages[name].dtype)
+        columns[name] = np.concatenate([storages.pop(name), unnamed.pop(name)], dtype=dtype, casting="unsafe")
     return Allocations(named, **columns, birth_event=none, death_event=none)
 
 

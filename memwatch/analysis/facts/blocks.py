@@ -72,9 +72,10 @@ def pair_events(capture: Capture) -> Blocks:
 
 def _neighbours(device: IntArray, address: IntArray) -> tuple[IntArray, IntArray]:
     """Return, for each event, the one before it and the one after it at the same place; -1 for none."""
-    order = np.lexsort((address, device))  # stable: events at one place stay in their order
+    # stable: events at one place stay in their order
+    order = np.lexsort((address, device)).astype(np.int32)
     is_same = (np.diff(address[order]) == 0) & (np.diff(device[order]) == 0)
-    before, after = (np.full(len(order), NONE, dtype=np.int64) for _ in range(2))
+    before, after = (np.full(len(order), NONE, dtype=np.int32) for _ in range(2))
     before[order[1:][is_same]] = order[:-1][is_same]
     after[order[:-1][is_same]] = order[1:][is_same]
     return before, after

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -48,9 +48,11 @@ class Coded(Sequence[Any]):
 
     def isin(self, wanted: Iterable[Any]) -> NDArray[np.bool_]:
         """Return which rows have one of some values."""
-        among = set(wanted)
-        is_wanted = np.array([value in among for value in self.values.tolist()], dtype=bool)
-        found: NDArray[np.bool_] = (
-            is_wanted[self.codes] if len(is_wanted) else np.zeros(len(self.codes), dtype=bool)
-        )
+        return self.that(set(wanted).__contains__)
+
+    def that(self, is_wanted: Callable[[Any], bool]) -> NDArray[np.bool_]:
+        """Return which rows have a value for which a function returns True; it is asked once for each value."""
+        known = np.array([*map(is_wanted, self.values.tolist()), False], dtype=bool)
+        known[-1:] = known[-2:-1]  # the code -1 finds the last value
+        found: NDArray[np.bool_] = known[self.codes]
         return found

@@ -46,8 +46,10 @@ def made_by(capture: Capture, allocations: Allocations, places: Places) -> MadeB
     name[in_call] = len(capture.strings)
     stack[in_call], module[in_call] = calls["stack"][call[in_call]], calls["module"][call[in_call]]
     names = with_empty_end([*capture.strings, COMPILED])
-    lines = (with_empty_end(texts) for texts in (places.line_of_stack, places.own_line_of_stack))
-    of_stack = (Coded(texts, stack) for texts in lines)
     return MadeBy(
-        Coded(names, name), stack, *of_stack, Coded(with_empty_end(places.module_tree.names), module)
+        op_name=Coded(names, name),
+        stack=stack,
+        line=Coded(with_empty_end(places.line_of_stack), stack),
+        own_line=Coded(with_empty_end(places.own_line_of_stack), stack),
+        module_name=Coded(with_empty_end(places.module_tree.names), module),
     )

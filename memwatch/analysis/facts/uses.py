@@ -46,3 +46,10 @@ def _unpacked(capture: Capture) -> tuple[IntArray, IntArray]:
     storage = storage_of[unpacks["pack"]]
     read = (unpacks["released"] == 0) & (storage != NONE)
     return storage[read], np.minimum(unpacks["op"][read], capture.rows("ops") - 1)
+
+
+def sources_of(capture: Capture, ops: IntArray) -> dict[int, int]:
+    """Return what some ops read; of several storages, one."""
+    uses = capture.tables["uses"]
+    rows = np.flatnonzero((uses["access"] == ACCESSES.index("read")) & np.isin(uses["op"], ops))
+    return dict(zip(uses["op"][rows].tolist(), uses["storage"][rows].tolist(), strict=True))

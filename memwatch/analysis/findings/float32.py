@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from memwatch.analysis.facts.autocast import CONVERSION
+from memwatch.analysis.facts.uses import sources_of
 from memwatch.analysis.findings.avoidable_memory import if_large
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
-from memwatch.capture.schema import ACCESSES, NONE
+from memwatch.capture.schema import NONE
 from memwatch.own_code import CodeOwner
 from memwatch.words.findings import FLOAT32_COPY
 
@@ -30,12 +33,14 @@ def find_float32(peak: Moment) -> list[Candidate]:
     """
     facts, packs_at = peak.facts, peak.evidence.holders.packs_at
     saved = set(peak.evidence.saved.storage.tolist()) - {NONE}
-    shape_of, source_of = _shapes(facts), _sources(facts)
+    is_conversion = facts.made_by.op_name.that(lambda name: name.startswith(CONVERSION))
+    converted = [row for row in saved if is_conversion[row]]
+    source_of = sources_of(facts.capture, facts.allocations.op[converted])
+    shape_of = _shapes(facts, {*converted, *source_of.values()})
     copies = [
         row
-        for row in saved
-        if facts.made_by.op_name[row].startswith(CONVERSION)
-        and shape_of.get(row, "").startswith("float32[")
+        for row in converted
+        if shape_of.get(row, "").startswith("float32[")
         and (source := source_of.get(int(facts.allocations.op[row]), NONE)) not in saved
         and shape_of.get(source, "").startswith(_LOWER)
         and packs_at(row, peak.op)
@@ -49,16 +54,11 @@ def find_float32(peak: Moment) -> list[Candidate]:
     return if_large(FindingKind.FLOAT32, holder, rows, peak, _LEAST_RATIO)
 
 
-def _shapes(facts: Facts) -> dict[int, str]:
+def _shapes(facts: Facts, storages: set[int]) -> dict[int, str]:
+    """Return dtype and shape of some storages."""
     births = facts.capture.tables["births"]
-    return dict(zip(births["storage"].tolist(), facts.strings[births["shape"]], strict=True))
-
-
-def _sources(facts: Facts) -> dict[int, int]:
-    """Return what each op read; of several storages, one."""
-    uses = facts.capture.tables["uses"]
-    reads = uses["access"] == ACCESSES.index("read")
-    return dict(zip(uses["op"][reads].tolist(), uses["storage"][reads].tolist(), strict=True))
+    rows = np.flatnonzero(np.isin(births["storage"], list(storages)))
+    return dict(zip(births["storage"][rows].tolist(), facts.strings[births["shape"][rows]], strict=True))
 
 
 def _is_called_directly(facts: Facts, stack: int) -> bool:

@@ -35,8 +35,7 @@ def _foreach_temporaries(facts: Facts) -> list[int]:
     allocations, op_name = facts.allocations, facts.made_by.op_name
     temporary = facts.categories.category.isin(["temporary", "workspace"]) & (allocations.op != NONE)
     by_op: dict[int, list[int]] = {}
-    for row in np.flatnonzero(temporary).tolist():
-        if "_foreach_" in op_name[row]:
-            by_op.setdefault(int(allocations.op[row]), []).append(row)
+    for row in np.flatnonzero(temporary & op_name.that(lambda name: "_foreach_" in name)).tolist():
+        by_op.setdefault(int(allocations.op[row]), []).append(row)
     many = (sorted(group, key=lambda row: -int(allocations.nbytes[row]))[1:] for group in by_op.values())
     return [row for group in many for row in group]

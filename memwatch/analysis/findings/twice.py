@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memwatch.analysis.facts.autocast import CONVERSION
+from memwatch.analysis.facts.uses import sources_of
 from memwatch.analysis.findings.avoidable_memory import if_large
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
-from memwatch.capture.schema import ACCESSES, NONE
+from memwatch.capture.schema import NONE
 from memwatch.words.findings import CONVERTED_COPY
 
 if TYPE_CHECKING:
@@ -35,13 +36,12 @@ def find_twice(peak: Moment) -> list[Candidate]:
 def _converted_copies(peak: Moment) -> list[int]:
     facts, categories = peak.facts, peak.facts.categories.category
     saved = set(peak.evidence.saved.storage.tolist()) - {NONE}
-    uses = facts.capture.tables["uses"]
-    reads = uses["access"] == ACCESSES.index("read")
-    source_of = dict(zip(uses["op"][reads].tolist(), uses["storage"][reads].tolist(), strict=True))
+    is_conversion = facts.made_by.op_name.that(lambda name: name.startswith(_CONVERSIONS))
+    copies = [row for row in saved if is_conversion[row]]
+    source_of = sources_of(facts.capture, facts.allocations.op[copies])
     return [
         row
-        for row in saved
-        if facts.made_by.op_name[row].startswith(_CONVERSIONS)
-        and (source := source_of.get(int(facts.allocations.op[row]), NONE)) in saved
+        for row in copies
+        if (source := source_of.get(int(facts.allocations.op[row]), NONE)) in saved
         and categories[source] == "activation"
     ]

@@ -21,15 +21,19 @@ def table(
         name: the table.
         columns: the columns, or functions that make them: a column of a long run is large, and not made in vain.
         index: the index.
-        wanted: the columns that are wanted; by default all.
+        wanted: the columns that are wanted, to be read alone: they may share the memory of facts. By default all.
     """
+    copy = None if wanted is None else False
     frame: pd.DataFrame = pd.DataFrame(
         {
-            column.name: pd.Series(_made(columns[column.name]), dtype=PANDAS_DTYPE[column.kind], index=index)
+            column.name: pd.Series(
+                _made(columns[column.name]), dtype=PANDAS_DTYPE[column.kind], index=index, copy=copy
+            )
             for column in DERIVED_BY_NAME[name].columns
             if wanted is None or column.name in wanted
         },
         index=index,
+        copy=copy,
     )
     return frame
 

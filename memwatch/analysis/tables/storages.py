@@ -40,7 +40,6 @@ def storages(
 def _columns(facts: Facts, rows: IntArray | slice) -> dict[str, Callable[[], Any]]:
     """Return what makes each column for some rows."""
     allocations = facts.allocations
-    life, uses = (lambda: facts.biographies), (lambda: facts.use_bounds)
     return {
         "nbytes": lambda: allocations.nbytes[rows],
         "device": lambda: facts.strings[allocations.device[rows]],
@@ -58,12 +57,12 @@ def _columns(facts: Facts, rows: IntArray | slice) -> dict[str, Callable[[], Any
         "death_event": lambda: allocations.death_event[rows],
         "birth_ns": lambda: facts.since_start(allocations.birth_ns[rows]),
         "death_ns": lambda: facts.since_start(allocations.death_ns[rows]),
-        "lag_ns": lambda: life().lag_ns(rows),
-        "use_ns": lambda: life().use_ns(rows),
-        "drag_ns": lambda: life().drag_ns(rows),
-        "void_ns": lambda: life().void_ns(rows),
-        "first_use_op": lambda: uses().first_op[rows],
-        "last_use_op": lambda: uses().last_op[rows],
+        "lag_ns": lambda: facts.biographies.lag_ns(rows),
+        "use_ns": lambda: facts.biographies.use_ns(rows),
+        "drag_ns": lambda: facts.biographies.drag_ns(rows),
+        "void_ns": lambda: facts.biographies.void_ns(rows),
+        "first_use_op": lambda: facts.use_bounds.first_op[rows],
+        "last_use_op": lambda: facts.use_bounds.last_op[rows],
         "address": lambda: allocations.address[rows],
         "stack": lambda: facts.made_by.stack[rows],
         "counted": lambda: allocations.counted[rows],

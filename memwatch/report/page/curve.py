@@ -45,7 +45,7 @@ def peak_keeping_events(
 
 def baseline_by_category(reading: Reading) -> dict[str, int]:
     """Return the bytes at entry by category; bytes of no known storage are `unknown`."""
-    storages = reading.storages
+    storages = reading.part("storages", ["counted", "birth_event", "category", "nbytes"])
     entered = storages[storages["counted"] & (storages["birth_event"] < 0)]
     sums = entered.groupby("category")["nbytes"].sum()
     known = {name: int(sums.get(name, 0)) for name in CATEGORIES}
@@ -55,21 +55,22 @@ def baseline_by_category(reading: Reading) -> dict[str, int]:
 
 def live_by_category(reading: Reading, events: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
     """Return live bytes of each category after each of these events (rows of the timeline)."""
-    timeline, storages = reading.timeline, reading.storages
-    category = event_categories(timeline, storages)
+    timeline = reading.part("timeline", ["storage", "delta_bytes"])
+    category = event_categories(timeline, reading.part("storages", ["category"]))
     delta = timeline["delta_bytes"].to_numpy().copy()
     delta[:1] = 0  # row 0 is the entry: its bytes are the baseline
     base = baseline_by_category(reading)
+    starts = np.append(0, events[:-1] + 1) if len(events) else events
     return {
-        name: base[name] + np.cumsum(np.where(category == code, delta, 0))[events]
+        name: base[name] + np.cumsum(np.add.reduceat(np.where(category == code, delta, 0), starts))
         for code, name in enumerate(CATEGORIES)
     }
 
 
-def event_categories(timeline: pd.DataFrame, storages: pd.DataFrame) -> NDArray[np.int64]:
+def event_categories(timeline: pd.DataFrame, storages: pd.DataFrame) -> NDArray[np.int8]:
     """Return the index into CATEGORIES of each event's storage; that of `unknown` where there is none."""
     codes = {name: code for code, name in enumerate(CATEGORIES)}
     unknown = codes["unknown"]
-    of_storage = storages["category"].map(codes).fillna(unknown).to_numpy(dtype=np.int64)
+    of_storage = storages["category"].map(codes).fillna(unknown).to_numpy(dtype=np.int8)
     rows = storages.index.get_indexer(pd.Index(timeline["storage"]))
-    return np.where(rows >= 0, np.append(of_storage, unknown)[rows], unknown)
+    return np.where(rows >= 0, np.append(of_storage, np.int8(unknown))[rows], np.int8(unknown))

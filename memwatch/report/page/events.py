@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from memwatch.report.page.columns import Block, Words, pack_frame
-from memwatch.report.page.thin import thin
+from memwatch.report.page.thin import thin, thin_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,13 +35,21 @@ SITE_COLUMNS: Final = (
 )
 """Columns with values that many storages share; each distinct combination is written once."""
 
+_OF_LIVES: Final = ("counted", "birth_event", "death_event")
+_OF_STORAGES: Final = (*SITE_COLUMNS, *_OF_LIVES, "nbytes", "op", "first_use_op", "last_use_op")
+_OF_EVENTS: Final = ("time_ns", "op", "storage", "delta_bytes", "live_bytes")
+
 TICKS_PER_EVENT: Final = 16
 """Times are rounded to a sixteenth of the mean distance between events. Finer times would cost bytes and could not
 be seen."""
 
 
-DETAIL_BYTES: Final = 4_500_000
-"""Bytes of packed text. This keeps the page of a million events under 6 MB, however irregular they are."""
+DETAIL_BYTES: Final = 4_000_000
+"""Bytes of packed text. This keeps the page of a million events under 5 MB, however irregular they are."""
+
+MOST_STORAGES: Final = 1_500_000
+KEPT_STORAGES: Final = 300_000
+"""Of more storages than the first, about so many are packed: to pack them all takes gigabytes, to leave most out."""
 
 
 class Detail(TypedDict):
@@ -89,7 +97,11 @@ def number_storages(timeline: pd.DataFrame, storages: pd.DataFrame) -> Numbering
 
 def pack_detail(reading: Reading, words: Words, most_bytes: int = DETAIL_BYTES) -> Detail:
     """Return all events and storages, or as many of them as fit into `most_bytes` of packed text."""
-    timeline, storages, at_entry = reading.timeline, reading.storages, reading.baseline_bytes
+    at_entry, lives = reading.baseline_bytes, reading.part("storages", _OF_LIVES)
+    counted = int(lives["counted"].sum())
+    kept = thin_rows(reading, lives, KEPT_STORAGES) if counted > MOST_STORAGES else None
+    del lives
+    timeline, storages = _chosen(reading, kept)
     detail = _pack(timeline, storages, at_entry, words)
     rows = detail["storages"]["rows"] + 1
     while (size := _packed_bytes(detail)) > most_bytes and detail["storages"]["rows"] < rows:
@@ -97,8 +109,16 @@ def pack_detail(reading: Reading, words: Words, most_bytes: int = DETAIL_BYTES) 
         # the rest is a little less regular than the whole and packs a little worse, hence 0.85
         most_storages = int(0.85 * rows * most_bytes / size)
         detail = _pack(*thin(timeline, storages, most_storages), at_entry, words)
-        detail["left_out"] = int(storages["counted"].sum()) - detail["storages"]["rows"]
+    detail["left_out"] = counted - detail["storages"]["rows"]
     return detail
+
+
+def _chosen(
+    reading: Reading, kept: tuple[NDArray[np.int64], NDArray[np.int64]] | None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return timeline and storages, or some rows of both."""
+    events, storages = (None, None) if kept is None else map(pd.Index, kept)
+    return reading.part("timeline", _OF_EVENTS, events), reading.part("storages", _OF_STORAGES, storages)
 
 
 def _pack(timeline: pd.DataFrame, storages: pd.DataFrame, baseline_bytes: int, words: Words) -> Detail:

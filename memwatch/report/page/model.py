@@ -129,17 +129,18 @@ def _hider(reading: Reading, extras: Extras, *, source: bool) -> Callable[[str],
 
 
 def _totals(reading: Reading) -> dict[str, Any]:
+    times_ns = reading.part("timeline", ["time_ns"])["time_ns"]
     return {
         "peak_bytes": reading.peak_bytes,
         "baseline_bytes": reading.baseline_bytes,
         "increase_bytes": reading.peak_increase_bytes,
         "reserved": None if reading.reserved is None else reserved_at_peak_text(reading.reserved),
         "device": visible(reading.device),
-        "ops": len(reading.ops) if is_recorded(reading, "ops") else None,
-        "events": max(len(reading.timeline) - 1, 0),
-        "storages": len(reading.storages),
+        "ops": len(reading.part("ops", ())) if is_recorded(reading, "ops") else None,
+        "events": max(len(times_ns) - 1, 0),
+        "storages": len(reading.part("storages", ())),
         "at_peak": len(reading.at_peak),
-        "span_ns": int(reading.timeline["time_ns"].max()) if len(reading.timeline) else 0,
+        "span_ns": int(times_ns.max()) if len(times_ns) else 0,
     }
 
 
@@ -160,7 +161,7 @@ def _categories(reading: Reading) -> list[dict[str, Any]]:
 
 
 def _overview(reading: Reading) -> dict[str, Any]:
-    timeline = reading.timeline
+    timeline = reading.part("timeline", ["time_ns", "live_bytes"])
     time_ns, live = timeline["time_ns"].to_numpy(), timeline["live_bytes"].to_numpy()
     events = peak_keeping_events(time_ns, live, BINS)
     return {
@@ -172,7 +173,7 @@ def _overview(reading: Reading) -> dict[str, Any]:
 
 
 def _steps(reading: Reading) -> list[dict[str, Any]]:
-    start_ns = reading.ops["start_ns"]
+    start_ns = reading.part("ops", ["start_ns"])["start_ns"]
     return [
         {"name": str(index), "op": int(row["start_op"]), "time_ns": int(start_ns.get(row["start_op"], 0))}
         for index, row in reading.steps.iterrows()
@@ -193,10 +194,10 @@ def _together(reading: Reading) -> int | None:
 
 
 def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str, Any]:
-    saved, storages = reading.saved, reading.storages
+    saved, stacks = reading.saved, reading.part("storages", ["stack"])["stack"].unique()
     if len(saved) > SAVED_ROWS:
         saved = saved[saved["at_peak"]]
-    extra = storages.loc[reading.at_peak.index, list(PEAK_EXTRA)]
+    extra = reading.part("storages", PEAK_EXTRA, reading.at_peak.index)
     peak = reading.at_peak.drop(columns="share_ratio").join(extra)
     peak.insert(0, "id", peak.index)
     modules = reading.modules.copy()
@@ -210,18 +211,20 @@ def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str
         "modules": pack_frame(modules, words),
         "steps": pack_frame(steps, words),
         "detail": pack_detail(reading, words),
-        "stacks": pack_stacks(reading, storages["stack"].unique(), words, code),
+        "stacks": pack_stacks(reading, stacks, words, code),
     }
 
 
 def _files(reading: Reading) -> set[str]:
     frames = (
         frame
-        for stack in reading.storages["stack"].unique()
+        for stack in reading.part("storages", ["stack"])["stack"].unique()
         if stack >= 0
         for frame in reading.stack(int(stack))
     )
-    lines = {line for rows in (reading.ops, reading.storages) for line in (*rows["line"], *rows["own_line"])}
+    columns = ("line", "own_line")
+    tables = [reading.part(name, columns) for name in ("ops", "storages")]
+    lines = {line for rows in tables for column in columns for line in rows[column].unique()}
     lines |= set(reading.saved["line"])
     lines |= {finding.site for finding in reading.findings}
     return {file_of(line) for line in lines} | {frame[0] for frame in frames}

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
+    from memwatch.report.source import Reading
+
 MOST_BINS: Final = 2**18
 FEWEST_BINS: Final = 64
 
@@ -33,16 +35,37 @@ def thin(
     Returns:
         The rows of both tables that stay, unchanged.
     """
+    alive = _kept(timeline, storages, most_storages)
+    kept = storages[alive]
+    of_kept = timeline["storage"].isin(kept.index) | (timeline["storage"] < 0)
+    return timeline[of_kept], kept
+
+
+def thin_rows(
+    reading: Reading, lives: pd.DataFrame, most_storages: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the numbers of the events and storages that `thin` would keep, without making the tables.
+
+    Args:
+        reading: the profile.
+        lives: when each storage was born and died, and whether it counts.
+        most_storages: how many storages may stay.
+    """
+    alive = _kept(reading.part("timeline", ("time_ns", "live_bytes")), lives, most_storages)
+    storage = reading.part("timeline", ("storage",))["storage"].to_numpy()
+    of_kept = np.append(alive, True)[storage]  # -1 is no storage's
+    return np.flatnonzero(of_kept), np.flatnonzero(alive)
+
+
+def _kept(timeline: pd.DataFrame, storages: pd.DataFrame, most_storages: int) -> NDArray[np.bool_]:
+    """Return for each storage whether it is alive at the maxima, of as many as the number of storages allows."""
     time_ns, live_bytes = timeline["time_ns"].to_numpy(), timeline["live_bytes"].to_numpy()
     bins = MOST_BINS
     while True:
         alive = _alive_at(peak_keeping_events(time_ns, live_bytes, bins), storages, len(timeline))
         if alive.sum() <= most_storages or bins <= FEWEST_BINS:
-            break
+            return alive
         bins //= 2
-    kept = storages[alive]
-    of_kept = timeline["storage"].isin(kept.index) | (timeline["storage"] < 0)
-    return timeline[of_kept], kept
 
 
 def _alive_at(events: NDArray[np.int64], storages: pd.DataFrame, count: int) -> NDArray[np.bool_]:
