@@ -195,7 +195,8 @@ class Snapshot:
 
     def _short_cuts(self) -> _ShortCuts:
         """Return a test of references to a module's namespace from anything but a module: every function has one."""
-        modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
+        loaded = set(map(id, list(sys.modules.values())))
+        modules = [module for module in self.of_types(lambda cls: cls is ModuleType) if id(module) in loaded]
         is_namespace, is_module = (np.zeros(len(self.objects), dtype=bool) for _ in range(2))
         is_namespace[self.positions(id(module.__dict__) for module in modules)] = True
         is_module[self.positions(map(id, modules))] = True
