@@ -16,7 +16,7 @@ from memwatch.heap.autograd import NativeEdge, autograd_edges
 from memwatch.heap.c_held import c_held_edges, keeps_in_c, untracked
 from memwatch.heap.classes import Classes
 from memwatch.heap.frames import without_empty_dictionaries
-from memwatch.heap.ids import ids_of
+from memwatch.heap.ids import identities, ids_of
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.roots import Held, Root, RootKind, find_roots, is_tool_class, is_tool_module
 from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, mro_of, quiet
@@ -41,6 +41,7 @@ class Snapshot:
         held: what the caller holds; it counts as a root of the program.
         deep: True to look also into what gc does not track: numpy arrays, and tuples and dictionaries around
             them. Takes half as long again.
+        old: identities of the objects that count as old; by default all but gc's youngest generation.
     """
 
     def __init__(
@@ -49,16 +50,25 @@ class Snapshot:
         held: Iterable[Held] = (),
         *,
         deep: bool = False,
+        old: NDArray[np.int64] | None = None,
     ) -> None:
         pause_gc()  # a collection now would run the program's finalizers, and take longer than the snapshot
         try:
-            self._take(extra, held, deep=deep)
+            self._take(extra, held, deep=deep, old=old)
         finally:
             resume_gc()
 
-    def _take(self, extra: Iterable[object], held: Iterable[Held], *, deep: bool) -> None:
+    def _take(
+        self,
+        extra: Iterable[object],
+        held: Iterable[Held],
+        *,
+        deep: bool,
+        old: NDArray[np.int64] | None,
+    ) -> None:
         self.objects: list[Any] = without_empty_dictionaries(gc.get_objects())
-        self.young = set(map(id, gc.get_objects(0)))  # ids stay theirs: the list above holds the objects
+        # ids stay theirs: the list above holds the objects
+        self.young = _young_ids(self.objects, old)
         self.objects += without_empty_dictionaries(_frozen(self.objects, ours=[self.objects, self.young]))
         self.objects += extra
         self._classes = Classes(self.objects)
@@ -182,7 +192,7 @@ class Snapshot:
         return [obj for obj in found if is_storage(obj)]
 
     def is_old(self, position: int) -> bool:
-        """Return True if gc listed an object outside its youngest generation."""
+        """Return True if gc listed an object and it is not young."""
         return position < self.first_gc_end and id(self.objects[position]) not in self.young
 
     def positions(self, ids: Iterable[int]) -> list[int]:
@@ -228,6 +238,12 @@ class Snapshot:
         found = self.positions(id(obj) for module in tools for obj in (module, module.__dict__))
         instances = self._classes.places(self._classes.ids_where(is_tool_class))
         return {*found, *instances.tolist()}
+
+
+def _young_ids(objects: list[Any], old: NDArray[np.int64] | None) -> set[int]:
+    if old is None:
+        return set(map(id, gc.get_objects(0)))
+    return set(ids_of(objects)[~np.isin(identities(objects), old)].tolist())
 
 
 def _referents(objects: Sequence[object]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from memwatch.leaks.balance import unbalanced
@@ -110,6 +111,7 @@ class _Block:
         """Look at what the block left, and did not put in the place of something else."""
         if self._watch is not None:
             self._watch.stop()
+        end_s = time.monotonic()
         change = self._ledger.end_run(0, self._made)
         if not change.added():
             return []
@@ -118,7 +120,7 @@ class _Block:
         self._names.exempt(self.exempt)
         diagnosis = diagnose(self._ledger.alive(0), self.exempt, per_call=False)
         diagnosis.tell_kinds(per_call=False)
-        return leaks_of(unbalanced(diagnosis, change), [0], per_call=False, end_s=diagnosis.time_s)
+        return leaks_of(unbalanced(diagnosis, change), [0], per_call=False, end_s=end_s)
 
     def stop(self) -> None:
         """Take the mode off and resume garbage collection."""

@@ -18,7 +18,7 @@ from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_tensor, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
-from memwatch.leaks.cut import edge_to_cut, entry_step
+from memwatch.leaks.cut import cycle_key, edge_to_cut, entry_step
 from memwatch.leaks.exemptions import exempt_edges, is_bounded, is_import, is_torchs_own
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_retainers import state_edges, state_storages
@@ -28,6 +28,9 @@ from memwatch.leaks.survivor import Holding, Survivor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from memwatch.heap.roots import Held
     from memwatch.heap.search import Tree
@@ -82,6 +85,7 @@ def diagnose(
     per_call: bool,
     held: Iterable[Held] = (),
     elders: bool = False,
+    old: NDArray[np.int64] | None = None,
 ) -> Diagnosis:
     """Find who holds the storages that outlived the runs that made them.
 
@@ -91,9 +95,10 @@ def diagnose(
         per_call: True if the runs were repeated, so that what happens once is no matter.
         held: what lives on after the runs: the function and its arguments.
         elders: True to list also what else their holders hold.
+        old: identities of the objects from before the runs; by default those out of gc's youngest generation.
     """
     time_s = time.monotonic()
-    search_ = _HolderSearch(storages, exempt, list(held), per_call=per_call, elders=elders)
+    search_ = _HolderSearch(storages, exempt, list(held), per_call=per_call, elders=elders, old=old)
     diagnosis = search_.run()
     if diagnosis is None:  # something holds a survivor that gc does not show
         diagnosis = search_.run(deep=True)
@@ -113,18 +118,20 @@ class _HolderSearch:
         *,
         per_call: bool,
         elders: bool,
+        old: NDArray[np.int64] | None,
     ) -> None:
         self._storages = storages
         self._exempt = exempt
         self._held = held
         self._per_call = per_call
         self._elders = elders
+        self._old = old
         self._owners: set[int] = set()  # positions of what holds the survivors
 
     def run(self, *, deep: bool = False) -> Diagnosis | None:
         """Explain the survivors, or return None if only a deep snapshot can tell who holds one."""
         storages = (storage for made in self._storages if (storage := made.ref()) is not None)
-        with Snapshot(storages, self._held, deep=deep) as snapshot:
+        with Snapshot(storages, self._held, deep=deep, old=self._old) as snapshot:
             return self._explain(snapshot, deep=deep)
 
     def _explain(self, snapshot: Snapshot, *, deep: bool) -> Diagnosis | None:
@@ -247,7 +254,7 @@ def _unreachable(
     tail = _to_tensor(steps_of(snapshot, chain))
     return Survivor(
         storage,
-        key=series_of(cut.edge) if cut else EdgeKind.C_CODE,
+        key=cycle_key(cycle, cut) if cut else EdgeKind.C_CODE,
         steps=cycle + tail,
         cut=cut,
         tensor=_tensor_words(objects),

@@ -121,6 +121,7 @@ def leak_of(
     edges = tuple(step.edge for step in shown.steps)
     cut = shown.cut.edge if shown.cut else None
     holder, holder_edges = holder_of(shown)
+    site, caller = _site(group)
     keeps_graph = any(step.edge.kind is EdgeKind.GRAD_FN for each in group for step in each.steps)
     remedy = remedy_for(shown.kind, cut, holder_edges, edges)
     return Leak(
@@ -130,7 +131,8 @@ def leak_of(
         count=max(1, count),
         holder=holder,
         path=path_lines(edges, branch_at=shown.cycle_length if shown.looped else None),
-        site=_site(group),
+        site=site,
+        caller=caller,
         advice=advice(remedy, with_graph=keeps_graph and shown.kind is LeakKind.RETAINED),
         tensor=largest.tensor,
         held_s=max(0.0, end_s - min(survivor.storage.time_s for survivor in group)),
@@ -144,10 +146,11 @@ def leak_of(
     )
 
 
-def _site(group: list[Survivor]) -> str | None:
-    """Return the line that made what is held first: the tensor itself, rather than its activations."""
+def _site(group: list[Survivor]) -> tuple[str | None, str | None]:
+    """Return the line that made what is held first (the tensor itself, rather than its activations), and its caller."""
     known = [survivor for survivor in group if survivor.storage.site is not None]
     if not known:
-        return None
-    nearest = min(known, key=lambda survivor: len(survivor.steps))
-    return site_phrase(*nearest.storage.site)  # type: ignore[misc]
+        return None, None
+    nearest = min(known, key=lambda survivor: len(survivor.steps)).storage
+    caller = None if nearest.caller is None else site_phrase(*nearest.caller)
+    return site_phrase(*nearest.site), caller  # type: ignore[misc]
