@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from memwatch.analysis import UnknownDeviceError
     from memwatch.analysis.findings.finding import Finding
     from memwatch.capture.file import CaptureError
-    from memwatch.leaks import Leak, TensorLeakError, check_leaks, find_leaks, why_alive
+    from memwatch.leaks import Leak, LeakWatch, TensorLeakError, check_leaks, find_leaks, why_alive
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
     from memwatch.profile import Profile, profile
@@ -30,6 +30,7 @@ _HOMES = {
     "CaptureError": "memwatch.capture.file",
     "Finding": "memwatch.analysis.findings.finding",
     "Leak": "memwatch.leaks",
+    "LeakWatch": "memwatch.leaks",
     "Plan": "memwatch.planner.plan",
     "Profile": "memwatch.profile",
     "Reading": "memwatch.reading",
@@ -55,6 +56,7 @@ __all__ = [
     "CaptureError",
     "Finding",
     "Leak",
+    "LeakWatch",
     "MemoryLimitError",
     "MemwatchError",
     "Plan",

@@ -1,8 +1,8 @@
 """One pass alone: which survivors only took the place of what died?
 
-A single pass shows what it made and what it freed, but not where the freed was held. So a tensor that died excuses one
-that was made at most as large: first at a holder that replaces its value (a variable, an attribute, a key), where a
-smaller one will do, then at one that drops and takes entries, where only one of the same size does.
+A single pass shows what it made and what it freed, but not where the freed was held. So each tensor that died excuses
+one that was made: of the same size first, and first at a holder that has one value (a variable, an attribute, a key),
+then at one that has many. Never excused is what was made of a smaller one that died, as by `torch.cat`: it grows.
 """
 
 from __future__ import annotations
@@ -44,24 +44,30 @@ def unbalanced(diagnosis: Diagnosis, change: Change) -> list[Survivor]:
     told = {id(survivor.storage) for survivor in diagnosis.survivors}
     dead = Counter(made.size for made in change.died)
     dead -= Counter(made.size for made in change.born if id(made) not in told)
-    left: list[Survivor] = []
-    for survivor in sorted(diagnosis.retained, key=_replaces, reverse=True):
-        if dead[survivor.storage.size] > 0:
-            dead[survivor.storage.size] -= 1
-        else:
-            left.append(survivor)
-    left = [survivor for survivor in left if not (_replaces(survivor) and _take_larger(survivor, dead))]
-    return left + diagnosis.unreachable
+    refs = {id(made.ref) for made in change.died}
+    kept = [each for each in diagnosis.retained if any(id(ref) in refs for ref in each.storage.sources)]
+    left = sorted((each for each in diagnosis.retained if each not in kept), key=_replaces, reverse=True)
+    left = [survivor for survivor in left if not _take(dead, survivor, exactly=True)]
+    left = [survivor for survivor in left if not (_has_entries(survivor) and _take(dead, survivor))]
+    return kept + left + diagnosis.unreachable
 
 
 def _replaces(survivor: Survivor) -> bool:
     return survivor.cut is not None and survivor.cut.edge.kind in _REPLACES
 
 
-def _take_larger(survivor: Survivor, dead: Counter[tuple[str, int]]) -> bool:
+def _has_entries(survivor: Survivor) -> bool:
+    return _replaces(survivor) or (survivor.cut is not None and survivor.cut.edge.kind is EdgeKind.ITEM)
+
+
+def _take(dead: Counter[tuple[str, int]], survivor: Survivor, *, exactly: bool = False) -> bool:
+    """Use up one of the dead for a survivor on the same device, if there is one."""
     device, nbytes = survivor.storage.size
-    larger = [size for size, count in dead.items() if count > 0 and size[0] == device and size[1] > nbytes]
-    if not larger:
-        return False
-    dead[min(larger)] -= 1
-    return True
+    fitting = [
+        size
+        for size, count in dead.items()
+        if count > 0 and size[0] == device and (not exactly or size[1] == nbytes)
+    ]
+    if fitting:
+        dead[min(fitting, key=lambda size: abs(size[1] - nbytes))] -= 1
+    return bool(fitting)

@@ -114,6 +114,7 @@ class _GrowthSearch:
         self._looks: list[
             Diagnosis
         ] = []  # before some calls and after each, once it matters who held what died
+        self._end_s: float | None = None  # clock at the end of the last call
         self._classes: list[dict[int, int]] = []  # objects by class, before the measured calls and after each
         # With no call to look at first, its making of storages must be watched.
         self._suspicious = schedule.warmup + schedule.least == 1
@@ -139,6 +140,8 @@ class _GrowthSearch:
         """Call once and note what it changed."""
         run = len(self._changes)
         before = memory_in_use()
+        if self._end_s is not None:
+            self.ledger.skip(time.monotonic() - self._end_s)
         made = NewStorages()
         watch = NewStorageMode(made, run) if self._suspicious else None
         if watch is not None:
@@ -146,6 +149,7 @@ class _GrowthSearch:
         try:
             self._fn(*self._args, **self._kwargs)
         finally:
+            self._end_s = time.monotonic()
             if watch is not None:
                 watch.stop()
         change = self.ledger.end_run(run, made)
@@ -169,9 +173,12 @@ class _GrowthSearch:
         return diagnose(self.ledger.alive(first), exempt, per_call=True, held=held, elders=elders)
 
     def _look_if_needed(self) -> None:
-        """Look at the heap after a run if it will matter who held what dies."""
-        first = self._schedule.warmup - self._schedule.every_run
-        if self._hides_growth(first):
+        """Look at the heap after a run if it will matter who held what dies; before further calls, twice will do."""
+        schedule = self._schedule
+        is_last = len(self._changes) == schedule.warmup + schedule.least
+        if (schedule.every_run or is_last or not self._looks) and self._hides_growth(
+            schedule.warmup - schedule.every_run
+        ):
             self._looks.append(self._look(elders=True))
 
     def _hides_growth(self, first: int) -> bool:
@@ -188,7 +195,7 @@ class _GrowthSearch:
         if not schedule.further:
             look.tell_kinds(per_call=True)
             change = Change(self.ledger.alive(schedule.warmup), self._died_since(schedule.warmup))
-            return leaks_of(unbalanced(look, change), measured, per_call=True, end_s=look.time_s)
+            return leaks_of(unbalanced(look, change), measured, per_call=True, end_s=self._end_s)
         if not look.survivors:
             return []
         return (
@@ -244,18 +251,18 @@ class _GrowthSearch:
     ) -> list[Leak]:
         """Tell what every period added to: what was born in each run is still where it was put."""
         look.tell_kinds(per_call=True)
-        return leaks_of(look.survivors, measured, per_call=True, periods=periods, end_s=look.time_s)
+        return leaks_of(look.survivors, measured, per_call=True, periods=periods, end_s=self._end_s)
 
     def _leaks_at(self, grown: Sequence[Growth]) -> list[Leak]:
         """Tell which holders have more at the last look than at the first."""
         last, runs = self._looks[-1], len(self._looks) - 1
         last.tell_kinds(per_call=True)
         leaks = []
-        for survivors, nbytes, count in grown:
-            every = max(1, round(runs / count)) if count else 1
-            leak = leak_of(
-                survivors, max(1, nbytes * every // runs), count // runs, per_call=True, end_s=last.time_s
-            )
+        for each in grown:
+            every = max(1, round(runs / each.count)) if each.count else 1
+            nbytes = max(1, each.nbytes * every // runs)
+            count = each.count * every // runs
+            leak = leak_of(each.survivors, nbytes, count, per_call=True, end_s=self._end_s)
             leaks.append(replace(leak, every=every))
         return largest_first(leaks)
 

@@ -111,13 +111,17 @@ class Ledger:
         born = watched or NewStorages()
         for storage in storages_behind(self._young.survivors()):
             born.add(storage, run)
-        for made in born.alive():
-            storage = made.ref()
-            if storage is not None and id(storage) not in self._known:  # the living alone are left in it
-                self._known[id(storage)] = made
-                self._bytes.pop(id(storage), None)
+        for key, made in list(born.by_id.items()):
+            if made.alive and key not in self._known:  # which the living alone are left in
+                self._known[key] = made
+                self._bytes.pop(key, None)
                 change.born.append(made)
         return change
+
+    def skip(self, seconds: float) -> None:
+        """Do not count a time in which the program did not run towards how long its storages are held."""
+        for made in self._known.values():
+            made.time_s += seconds
 
     def alive(self, first_run: int) -> list[NewStorage]:
         """Return the living storages that a run from this one on made or made larger, each once."""

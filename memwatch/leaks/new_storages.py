@@ -48,6 +48,8 @@ class NewStorage:
         site: the user's line that made it, or None if nothing watched.
         certain: True if its making was seen; False if only a survivor was found.
         time_s: clock when it was first seen, in seconds.
+        caller: the line that called the function of that line, if the program's own code did.
+        sources: smaller storages that it was made of, if its making was seen.
     """
 
     ref: weakref.ref[torch.UntypedStorage]
@@ -57,6 +59,8 @@ class NewStorage:
     site: Site | None
     certain: bool
     time_s: float
+    caller: Site | None = None
+    sources: tuple[weakref.ref[torch.UntypedStorage], ...] = ()
 
     @property
     def alive(self) -> bool:
@@ -82,16 +86,17 @@ class NewStorages:
 
     def add(
         self, storage: torch.UntypedStorage, run: int, site: Site | None = None, *, certain: bool = False
-    ) -> None:
-        """Note a storage, unless it is known already."""
+    ) -> NewStorage | None:
+        """Note a storage and return it, unless it is known already or empty."""
         if self.has(storage):
-            return
+            return None
         nbytes = storage_bytes(storage)
-        if nbytes:
-            ref = weakref.ref(storage)
-            self.by_id[id(storage)] = NewStorage(
-                ref, nbytes, str(storage.device), run, site, certain, time.monotonic()
-            )
+        if not nbytes:
+            return None
+        ref = weakref.ref(storage)
+        made = NewStorage(ref, nbytes, str(storage.device), run, site, certain, time.monotonic())
+        self.by_id[id(storage)] = made
+        return made
 
     def has(self, storage: torch.UntypedStorage) -> bool:
         """Return True if a storage is known."""

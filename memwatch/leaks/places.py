@@ -6,21 +6,25 @@ what each run adds has more storages after every run; one that keeps a single te
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Sequence
 
     from memwatch.leaks.diagnose import Diagnosis
-    from memwatch.leaks.survivor import Survivor
+    from memwatch.leaks.survivor import Name, Survivor
 
 Place = tuple[str, "Hashable"]
 """A device and a holder."""
+Slot = tuple[Place, "Name"]
+"""One reference of a holder."""
 
 
-class Growth(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Growth:
     """What one holder has after some runs that it did not have before.
 
     Attributes:
@@ -35,16 +39,16 @@ class Growth(NamedTuple):
 
 
 class _Behind:
-    """What each holder held at one look."""
+    """What each reference of each holder led to at one look."""
 
     def __init__(self, look: Diagnosis) -> None:
-        self.count: defaultdict[Place, int] = defaultdict(int)
-        self.nbytes: defaultdict[Place, int] = defaultdict(int)
-        self.slots: defaultdict[tuple[Place, Hashable], int] = defaultdict(int)
+        self.counts: Counter[Slot] = Counter()
+        self.nbytes: Counter[Slot] = Counter()
+        self.by_place: Counter[Place] = Counter()
         for held in [*(survivor.holding for survivor in look.survivors), *look.elders]:
-            self.count[held.place] += 1
-            self.nbytes[held.place] += held.nbytes
-            self.slots[held.place, held.slot] += held.nbytes
+            self.counts[held.place, held.slot] += 1
+            self.nbytes[held.place, held.slot] += held.nbytes
+            self.by_place[held.place] += 1
 
 
 def growth(looks: Sequence[Diagnosis], earlier: Sequence[Diagnosis], *, every_run: bool) -> list[Growth]:
@@ -55,26 +59,65 @@ def growth(looks: Sequence[Diagnosis], earlier: Sequence[Diagnosis], *, every_ru
         earlier: the same of runs long before, if any: what only went up and down since then did not grow.
         every_run: True to count only holders that have more storages after every run, not only after all of them.
     """
-    points, before = [_Behind(look) for look in looks], [_Behind(look) for look in earlier]
+    comparison = _Comparison(looks, earlier, every_run=every_run)
     grown = []
     for place, survivors in _by_place(looks[-1]).items():
-        counts = [point.count[place] for point in points]
-        is_rising = _rises(counts) if every_run else counts[-1] > counts[0]
-        if is_rising and _is_above(counts, [point.count[place] for point in before]):
-            added_bytes = points[-1].nbytes[place] - points[0].nbytes[place]
-            grown.append(Growth(survivors, added_bytes, counts[-1] - counts[0]))
-            continue
-        slots = {survivor.holding.slot for survivor in survivors}
-        rising = {slot for slot in slots if _slot_rises(points, before, (place, slot))}
-        if rising:
-            added_bytes = sum(points[-1].slots[place, slot] - points[0].slots[place, slot] for slot in rising)
-            grown.append(Growth([each for each in survivors if each.holding.slot in rising], added_bytes, 0))
+        slots: set[Name] = {survivor.holding.slot for survivor in survivors}
+        rising = {slot for slot in slots if comparison.slot_rises((place, slot))}
+        fresh = {slot for slot in slots - rising if comparison.is_new((place, slot))}
+        named: dict[str | None, set[Name]] = {}
+        for slot in rising:  # variables and keys are told one by one, items of a list together
+            named.setdefault(slot[0], set()).add(slot)
+        groups = list(named.values())
+        if comparison.takes_more(place, rising):
+            groups.append(fresh)
+        grown += [comparison.growth(place, survivors, group) for group in groups if group]
     return grown
 
 
-def _slot_rises(points: list[_Behind], before: list[_Behind], key: tuple[Place, Hashable]) -> bool:
-    sizes = [point.slots[key] for point in points]
-    return _rises(sizes) and _is_above(sizes, [point.slots[key] for point in before])
+class _Comparison:
+    """Looks in a row, compared."""
+
+    def __init__(self, looks: Sequence[Diagnosis], earlier: Sequence[Diagnosis], *, every_run: bool) -> None:
+        self._points = [_Behind(look) for look in looks]
+        self._before = [_Behind(look) for look in earlier]
+        self._every_run = every_run
+
+    def slot_rises(self, slot: Slot) -> bool:
+        """Return True if one reference leads to more storages, or to a larger one after every run."""
+        sizes, earlier_sizes = ([point.nbytes[slot] for point in series] for series in self._series)
+        counts, earlier_counts = ([point.counts[slot] for point in series] for series in self._series)
+        grows = _rises(sizes) and _is_above(sizes, earlier_sizes) and sizes[0] > 0
+        return grows or (counts[0] > 0 and self._more(counts, earlier_counts))
+
+    def is_new(self, slot: Slot) -> bool:
+        """Return True if a reference led nowhere at the first look."""
+        return self._points[0].counts[slot] == 0
+
+    def takes_more(self, place: Place, rising: Iterable[Name]) -> bool:
+        """Return True if a holder has more storages, without those behind the references that rise themselves."""
+        counts, earlier = (
+            [point.by_place[place] - sum(point.counts[place, slot] for slot in rising) for point in series]
+            for series in self._series
+        )
+        return self._more(counts, earlier)
+
+    def growth(self, place: Place, survivors: Iterable[Survivor], slots: Collection[Name]) -> Growth:
+        """Return what some references of a holder lead to at the last look and did not lead to at the first."""
+        first, last = self._points[0], self._points[-1]
+        return Growth(
+            [survivor for survivor in survivors if survivor.holding.slot in slots],
+            sum(last.nbytes[place, slot] - first.nbytes[place, slot] for slot in slots),
+            sum(last.counts[place, slot] - first.counts[place, slot] for slot in slots),
+        )
+
+    @property
+    def _series(self) -> tuple[list[_Behind], list[_Behind]]:
+        return self._points, self._before
+
+    def _more(self, counts: Sequence[int], earlier: Sequence[int]) -> bool:
+        is_rising = _rises(counts) if self._every_run else counts[-1] > counts[0]
+        return is_rising and _is_above(counts, earlier)
 
 
 def _by_place(look: Diagnosis) -> dict[Place, list[Survivor]]:

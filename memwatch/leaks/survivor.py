@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from memwatch.leaks.new_storages import NewStorage
 
 
+Name = tuple[str | None, int | None]
+"""Which reference of its owner one is: the name or the position, where it has one."""
+
+
 class Holding(NamedTuple):
     """One storage behind a holder.
 
@@ -24,7 +28,7 @@ class Holding(NamedTuple):
     """
 
     place: tuple[str, Hashable]
-    slot: Hashable
+    slot: Name
     nbytes: int
 
 
@@ -66,5 +70,5 @@ class Survivor:
     def holding(self) -> Holding:
         """What its holder holds by it."""
         edge = None if self.cut is None else self.cut.edge
-        slot = None if edge is None or self.looped else (edge.name, edge.position)
+        slot = (None, None) if edge is None or self.looped else (edge.name, edge.position)
         return Holding((self.storage.device, self.key), slot, self.nbytes)

@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.sizes import format_bytes
 from pytest_memwatch.caches import kept_by_cache, made_by_machinery
@@ -26,9 +26,13 @@ if TYPE_CHECKING:
 
     from memwatch.leaks import Leak
     from memwatch.leaks.known_causes import KnownCauses
+    from memwatch.leaks.schedule import Runs
     from memwatch.reading import Reading
     from pytest_memwatch.checks import Checks
     from pytest_memwatch.options import Settings
+
+_LEAST_RUNS: Final = 2
+"""Measured runs of a body that leaves nothing."""
 
 Body = Callable[..., Any]
 """The function of a test, called with its fixture values."""
@@ -103,23 +107,20 @@ class Examination:
 
     def _run_repeatedly(self, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         __tracebackhide__ = True
-        from memwatch.leaks import find_leaks
+        from memwatch.leaks.find import find_growth
+        from memwatch.leaks.schedule import AUTO, schedule_of
 
         check = self.checks.growth
         assert check is not None
         warmup = self._settings.warmup if check.warmup is None else check.warmup
-        runs = self._settings.runs if check.runs is None else check.runs
+        runs: Runs = check.runs or self._settings.runs or AUTO
         counter = _Repeated()
         repeated = counter.around(body)
         if self.measurement is not None:
             with self._measuring():
                 repeated(*args, **kwargs)
             warmup = max(0, warmup - 1)  # the measured run is a warm-up run too
-        if not kwargs.keys().isdisjoint(
-            ("fn", "warmup", "runs")
-        ):  # fixtures with the names of arguments of find_leaks
-            repeated, args, kwargs = functools.partial(repeated, *args, **kwargs), (), {}
-        self.leaks = find_leaks(repeated, *args, warmup=warmup, runs=runs, **kwargs)
+        self.leaks = find_growth(repeated, args, kwargs, schedule_of(warmup, runs, least=_LEAST_RUNS))
         self.data["check"] = "growth"
         return counter.result
 
@@ -132,8 +133,9 @@ class Examination:
             return
         from memwatch.leaks import TensorLeakError, check_leaks
 
-        # Finding the line that made a tensor takes a dispatch mode, which some programs notice (torch.jit.trace).
-        check = check_leaks(sites=False, known=_known_causes())
+        # Finding the line that made a tensor takes a dispatch mode, which some programs notice (torch.jit.trace):
+        # only a test that asks for the check by itself has it.
+        check = check_leaks(sites=force, known=_known_causes())
         check.__enter__()
         try:
             yield

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Memwatch:
     """Measures and checks parts of a test; the value of the fixture `memwatch`."""
 
-    def __init__(self, *, enabled: bool, warmup: int, runs: int) -> None:
+    def __init__(self, *, enabled: bool, warmup: int, runs: int | None) -> None:
         self._profiles: list[Profile] = []
         self._enabled = enabled
         self._warmup = warmup
@@ -49,11 +49,11 @@ class Memwatch:
         """Fail the test if a function, or a block, leaves tensors behind.
 
         Args:
-            fn: called `warmup + runs` times with the other arguments; tensors that each run adds are a leak.
+            fn: called with the other arguments, as by `memwatch.find_leaks`; tensors that the runs add are a leak.
                 Without it, use the result as a context manager: tensors that its block leaves are a leak.
             *args: arguments of `fn`.
             warmup: runs before measuring; by default `--memwatch-warmup`.
-            runs: measured runs; by default `--memwatch-runs`.
+            runs: measured runs; by default `--memwatch-runs`, else "auto".
             **kwargs: keyword arguments of `fn`.
 
         Raises:
@@ -70,11 +70,8 @@ class Memwatch:
             return nullcontext()
         from memwatch.leaks import TensorLeakError, find_leaks
 
-        counts = {
-            "warmup": self._warmup if warmup is None else warmup,
-            "runs": self._runs if runs is None else runs,
-        }
-        leaks = find_leaks(fn, *args, **counts, **kwargs)
+        warmup = self._warmup if warmup is None else warmup
+        leaks = find_leaks(fn, *args, warmup=warmup, runs=runs or self._runs or "auto", **kwargs)
         if leaks:
             raise TensorLeakError(leaks)
         return nullcontext()

@@ -57,17 +57,23 @@ class Allowance:
 
 
 def no_tensor_leaks(
-    warmup: int | None = None, runs: int | None = None, ignore: object = (), max_bytes: int | str = 0
+    warmup: int | None = None,
+    runs: int | str | None = None,
+    ignore: object = (),
+    max_bytes: int | str = 0,
 ) -> GrowthCheck:
     """Fail the test if each further run of its body leaves tensors behind.
 
-    The body runs `warmup` (1) plus `runs` (2) times with the same fixture values; `max_bytes` per run are
-    tolerated, and `ignore` lists rules `pattern: reason`.
+    The body runs `warmup` (1) plus `runs` times with the same fixture values: "auto" is 2, and more if only
+    containers grew. `max_bytes` per run are tolerated, and `ignore` lists rules `pattern: reason`.
     """
-    for name, number, least in (("warmup", warmup, 0), ("runs", runs, 1)):
+    asked = None if runs == "auto" else runs
+    for name, number, least in (("warmup", warmup, 0), ("runs", asked, 1)):
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < least):
             raise ValueError(f"{name}={number!r}: must be a whole number, {least} or more")
-    return GrowthCheck(warmup, runs, parse_rules(ignore), parse_bytes(max_bytes))
+    return GrowthCheck(
+        warmup, asked if isinstance(asked, int) else None, parse_rules(ignore), parse_bytes(max_bytes)
+    )
 
 
 def limit_peak_memory(limit: int | str | Callable[..., Any], device: object = None) -> PeakLimit:
@@ -94,7 +100,7 @@ _MARKERS: Final[dict[str, Callable[..., Any]]] = {
     marker.__name__: marker for marker in (no_tensor_leaks, limit_peak_memory, allow_tensor_leaks)
 }
 _SIGNATURES: Final = {
-    "no_tensor_leaks": "no_tensor_leaks(warmup=1, runs=2, ignore=(), max_bytes=0)",
+    "no_tensor_leaks": 'no_tensor_leaks(warmup=1, runs="auto", ignore=(), max_bytes=0)',
     "limit_peak_memory": "limit_peak_memory(limit, device=None)",
     "allow_tensor_leaks": "allow_tensor_leaks(reason=...)",
 }

@@ -46,7 +46,7 @@ class Settings:
         compare: name of the baseline to compare with; empty for the latest.
         compare_fail: how far above its baseline a peak may be.
         warmup: runs of the body before measuring growth, where the marker does not say.
-        runs: measured runs of the body, where the marker does not say.
+        runs: measured runs of the body, where the marker does not say; None for 2, and more if only containers grew.
         top: how many tests the summary lists, and lines for each; 0 for all.
         stack_depth: frames shown for each allocation.
         ignore: rules of the ini file.
@@ -63,7 +63,7 @@ class Settings:
     compare: str | None = None
     compare_fail: Tolerance | None = None
     warmup: int = 1
-    runs: int = 2
+    runs: int | None = None
     top: int = 5
     stack_depth: int = 1
     ignore: tuple[IgnoreRule, ...] = ()
@@ -135,8 +135,7 @@ def add_options(parser: pytest.Parser) -> None:
         "--memwatch-runs",
         metavar="N",
         type=int,
-        default=2,
-        help="Runs in which growth is measured (default 2).",
+        help="Runs in which growth is measured (default 2, and more to tell a window that fills from a leak).",
     )
     add(
         "--memwatch-top",
@@ -196,7 +195,7 @@ def read_settings(config: pytest.Config) -> Settings:
         compare=_name("compare", option("memwatch_compare")),
         compare_fail=_tolerance(option("memwatch_compare_fail")),
         warmup=_count("warmup", option("memwatch_warmup"), 0),
-        runs=_count("runs", option("memwatch_runs"), 1),
+        runs=None if option("memwatch_runs") is None else _count("runs", option("memwatch_runs"), 1),
         top=_count("top", option("memwatch_top"), 0),
         stack_depth=_count("stack-depth", option("memwatch_stack_depth"), 1),
         ignore=parse_rules(config.getini("memwatch_ignore")),

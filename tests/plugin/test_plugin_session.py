@@ -325,7 +325,7 @@ def test_help_and_markers_are_complete(session):
     )
     session("", "--markers").stdout.fnmatch_lines(
         [
-            "@pytest.mark.no_tensor_leaks(warmup=1, runs=2, ignore=(), max_bytes=0): Fail the test if *",
+            '@pytest.mark.no_tensor_leaks(warmup=1, runs="auto", ignore=(), max_bytes=0): Fail the test if *',
             "@pytest.mark.limit_peak_memory(limit, device=None): Fail the test if *",
             "@pytest.mark.allow_tensor_leaks(reason=...): Do not check *reason*",
         ]
