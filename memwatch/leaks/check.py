@@ -132,7 +132,14 @@ class _Block:
         """Look nearby first, and through the whole heap only for what is left."""
         nearby = NearbySearch(survivors, self.exempt, self._known)
         diagnosis = nearby.explain()
-        far = diagnose(nearby.rest, self.exempt, per_call=False, known=self._known, young=nearby.young)
+        far = diagnose(
+            nearby.rest,
+            self.exempt,
+            per_call=False,
+            known=self._known,
+            young=nearby.young,
+            deep=nearby.deep,
+        )
         far.tell_kinds(per_call=False)
         self._known.learn_loops(far.unreachable)
         diagnosis.retained += far.retained

@@ -91,6 +91,7 @@ def diagnose(
     known: KnownCauses | None = None,
     young: NDArray[np.int64] | None = None,
     old: NDArray[np.int64] | None = None,
+    deep: bool = False,
 ) -> Diagnosis:
     """Find who holds the storages that outlived the runs that made them.
 
@@ -103,13 +104,14 @@ def diagnose(
         known: where what is found is noted.
         young: the ids of the objects that the runs made, if they are gc's youngest no more.
         old: identities of the objects from before the runs; by default those out of gc's youngest generation.
+        deep: True if something that gc does not show is known to hold one of them.
     """
     time_s = time.monotonic()
     if not storages:
         return Diagnosis(time_s=time_s)
     search_ = HolderSearch(storages, exempt, list(held), per_call=per_call, elders=elders, known=known)
     search_.young, search_.old = young, old
-    diagnosis = search_.run()
+    diagnosis = search_.run(deep=deep)
     if diagnosis is None:  # something holds a survivor that gc does not show
         diagnosis = search_.run(deep=True)
     assert diagnosis is not None
