@@ -164,7 +164,8 @@ class LeakWatch:
             (label, names.get(place, ""), place[0], nbytes, count)  # type: ignore[call-overload, index]
             for (label, place), (nbytes, count) in rows.items()
         ]
-        return pd.DataFrame(table, columns=["mark", "holder", "device", "nbytes", "count"])
+        frame: pd.DataFrame = pd.DataFrame(table, columns=["mark", "holder", "device", "nbytes", "count"])
+        return frame
 
     def report(self) -> str:
         """Return the leaks as text, each by its cause."""

@@ -29,7 +29,7 @@ def is_doctest(item: pytest.Item) -> bool:
 @contextmanager
 def examined_doctest(item: pytest.Item, examination: Examination) -> Iterator[None]:
     """Examine the examples of a doctest, while the block lasts: once, for they leave their namespace empty."""
-    item.runtest = functools.partial(examination.run, item.runtest, (), {})  # type: ignore[method-assign]
+    item.runtest = functools.partial(examination.run, item.runtest, (), {})  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
