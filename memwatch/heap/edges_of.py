@@ -361,15 +361,12 @@ def _instance(chain: Sequence[Any], at: int) -> Named | None:
 
 
 def _attribute(chain: Sequence[Any], at: int, name: str, owner: Vertex, *, covered: int) -> Named:
+    cls, kind = type(chain[at]), _MODULE_TABLES.get(name)
     table, value = _after(chain, at, covered), _after(chain, at, covered + 1)
-    kind = _MODULE_TABLES.get(name)
-    if kind is not None and torch.nn.Module in mro_of(type(chain[at])) and value is not None:
-        found, key = _key_of(table, value)
-        if found:
-            file, line = assignment_place(type(chain[at]), key)
-            return Edge(kind, key, owner=owner, file=file, line=line), covered + 1
-    file, line = assignment_place(type(chain[at]), name)
-    return Edge(EdgeKind.ATTRIBUTE, name, owner=owner, file=file, line=line), covered
+    is_table = kind is not None and torch.nn.Module in mro_of(cls) and value is not None
+    found, key = _key_of(table, value) if is_table else (False, None)
+    kind, name, covered = (kind, key, covered + 1) if found else (EdgeKind.ATTRIBUTE, name, covered)
+    return Edge(kind or EdgeKind.ATTRIBUTE, name, None, owner, None, *assignment_place(cls, name)), covered
 
 
 _MODULE_TABLES: Final = {
