@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.findings.finding import Finding
     from memwatch.capture.errors import CaptureError
     from memwatch.fit import Fit, fit
-    from memwatch.leaks import Leak, TensorLeakError, check_leaks, find_leaks, why_alive
+    from memwatch.leaks import Leak, LeakWatch, TensorLeakError, check_leaks, find_leaks, why_alive
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
     from memwatch.profile import Profile, profile
@@ -31,6 +31,7 @@ _HOMES = {
     "CaptureError": "memwatch.capture.errors",
     "Finding": "memwatch.analysis.findings.finding",
     "Leak": "memwatch.leaks",
+    "LeakWatch": "memwatch.leaks",
     "Plan": "memwatch.planner.plan",
     "Profile": "memwatch.profile",
     "Reading": "memwatch.reading",
@@ -60,6 +61,7 @@ __all__ = [
     "Finding",
     "Fit",
     "Leak",
+    "LeakWatch",
     "MemoryLimitError",
     "MemwatchError",
     "Plan",

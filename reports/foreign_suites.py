@@ -73,9 +73,9 @@ class Outcome:
 
 
 def run(paths: list[str], folder: Path, *options: str) -> Outcome:
-    """Run tests and read what pytest printed."""
+    """Run tests and read what pytest printed; a verbose run lists every test of a cause."""
     root = os.path.commonpath(paths) if len(paths) > 1 else str(Path(paths[0]).parent)
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "-rfE", "--tb=no"]
+    command = [sys.executable, "-m", "pytest", "-v", "-n", "2", "-p", "no:cacheprovider", "-rfE", "--tb=no"]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(folder / "installed"), str(Path(root).parent)]),
@@ -122,7 +122,7 @@ def row(suite: Suite, folder: Path) -> str:
         len(checked.failed),
         len(checked.failed - plain.failed),
         len(checked.accused),
-        checked.inputs,
+        checked.kept,
         checked.cycles,
         f"{plain.duration_s:.0f}",
         f"{checked.duration_s:.0f}",

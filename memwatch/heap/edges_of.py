@@ -28,7 +28,14 @@ import torch
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.frames import read_locals
-from memwatch.heap.names import attributes, class_place, in_interactive_shell, instance_dict, type_name
+from memwatch.heap.names import (
+    assignment_place,
+    attributes,
+    class_place,
+    in_interactive_shell,
+    instance_dict,
+    type_name,
+)
 from memwatch.heap.references import copied_items, position_in
 from memwatch.heap.roots import Root, RootKind
 from memwatch.heap.tensors import mro_of, type_dict
@@ -354,14 +361,12 @@ def _instance(chain: Sequence[Any], at: int) -> Named | None:
 
 
 def _attribute(chain: Sequence[Any], at: int, name: str, owner: Vertex, *, covered: int) -> Named:
-    file, line = class_place(type(chain[at]))
+    cls, kind = type(chain[at]), _MODULE_TABLES.get(name)
     table, value = _after(chain, at, covered), _after(chain, at, covered + 1)
-    kind = _MODULE_TABLES.get(name)
-    if kind is not None and torch.nn.Module in mro_of(type(chain[at])) and value is not None:
-        found, key = _key_of(table, value)
-        if found:
-            return Edge(kind, key, owner=owner, file=file, line=line), covered + 1
-    return Edge(EdgeKind.ATTRIBUTE, name, owner=owner, file=file, line=line), covered
+    is_table = kind is not None and torch.nn.Module in mro_of(cls) and value is not None
+    found, key = _key_of(table, value) if is_table else (False, None)
+    kind, name, covered = (kind, key, covered + 1) if found else (EdgeKind.ATTRIBUTE, name, covered)
+    return Edge(kind or EdgeKind.ATTRIBUTE, name, None, owner, None, *assignment_place(cls, name)), covered
 
 
 _MODULE_TABLES: Final = {

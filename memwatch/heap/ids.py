@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
 _POINTER_BYTES: Final = ctypes.sizeof(ctypes.c_void_p)
+_ODD: Final = 31
 
 
 def ids_of(objects: Iterable[object]) -> NDArray[np.int64]:
@@ -26,6 +27,11 @@ def ids_of(objects: Iterable[object]) -> NDArray[np.int64]:
         return np.empty(0, dtype=np.int64)
     addresses = ctypes.string_at(_first_item(items), len(items) * _POINTER_BYTES)
     return np.frombuffer(addresses, dtype=np.int64)
+
+
+def identities(objects: Sequence[object]) -> NDArray[np.int64]:
+    """Return a number for each object that another one at its address has only if it is of the same class."""
+    return ids_of(objects) * _ODD + ids_of(tuple(map(type, objects)))
 
 
 def _first_item(items: tuple[object, ...] | list[object]) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import sys
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
+from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.heap.tensors import mro_of, type_dict
@@ -32,6 +34,31 @@ def class_place(cls: type) -> tuple[str | None, int | None]:
         if type(function) is FunctionType and function.__module__ == _module_of(cls):
             return function.__code__.co_filename, function.__code__.co_firstlineno
     return None, None
+
+
+def assignment_place(cls: type, name: str) -> tuple[str | None, int | None]:
+    """Return the file and line at which the methods of a class first assign an attribute.
+
+    The line is None if none of them does, and the file too if the class has no function of its own.
+    """
+    file, _ = class_place(cls)
+    for base in mro_of(cls):
+        for value in list(type_dict(base).values()):
+            if type(value) is FunctionType and name in value.__code__.co_names:
+                line = _assigned_at(value.__code__, name)
+                if line is not None:
+                    return value.__code__.co_filename, line
+    return file, None
+
+
+@functools.lru_cache(maxsize=1024)
+def _assigned_at(code: CodeType, name: str) -> int | None:
+    line = None
+    for instruction in dis.get_instructions(code):
+        line = instruction.starts_line if type(instruction.starts_line) is int else line
+        if instruction.opname == "STORE_ATTR" and instruction.argval == name:
+            return getattr(getattr(instruction, "positions", None), "lineno", None) or line
+    return None
 
 
 def _module_of(cls: type) -> object:

@@ -17,7 +17,7 @@ from memwatch.heap.autograd import NativeEdge, autograd_edges
 from memwatch.heap.c_held import c_held_edges, keeps_in_c, untracked
 from memwatch.heap.classes import Classes
 from memwatch.heap.frames import without_empty_dictionaries
-from memwatch.heap.ids import ids_of
+from memwatch.heap.ids import identities, ids_of
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.roots import Held, Root, RootKind, find_roots, is_tool_class, is_tool_module
 from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, mro_of, quiet
@@ -45,6 +45,7 @@ class Snapshot:
             them. Takes half as long again.
         roots: the only roots, if given; of gc's objects those of its youngest generation alone are listed then.
         young: the ids of the young objects; by default those in gc's youngest generation.
+        old: identities of the objects that count as old; by default all but gc's youngest generation.
     """
 
     def __init__(
@@ -55,22 +56,23 @@ class Snapshot:
         deep: bool = False,
         roots: list[Root] | None = None,
         young: NDArray[np.int64] | None = None,
+        old: NDArray[np.int64] | None = None,
     ) -> None:
         pause_gc()  # a collection now would run the program's finalizers, and take longer than the snapshot
         try:
-            self._list(extra, young_only=roots is not None, young=young)
+            self._list(extra, young_only=roots is not None)
+            self.young = self._young_ids(old) if young is None else young
             self.roots: list[Root] = find_roots(self.instances(threading.local)) if roots is None else roots
             self.roots += [Root(RootKind.CALLER, entries)] if (entries := list(held)) else []
             self._build(deep=deep)
         finally:
             resume_gc()
 
-    def _list(self, extra: Iterable[object], *, young_only: bool, young: NDArray[np.int64] | None) -> None:
+    def _list(self, extra: Iterable[object], *, young_only: bool) -> None:
         """List the objects that gc shows."""
         listed = gc.get_objects(0) if young_only else gc.get_objects()
         self.objects: list[Any] = without_empty_dictionaries(listed)
         del listed
-        self.young = np.sort(ids_of(gc.get_objects(0))) if young is None else young
         if not young_only:
             self.objects += without_empty_dictionaries(_frozen(self.objects, ours=[self.objects]))
         self.objects += extra
@@ -195,7 +197,8 @@ class Snapshot:
 
     def _short_cuts(self) -> _ShortCuts:
         """Return a test of references to a module's namespace from anything but a module: every function has one."""
-        modules = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
+        loaded = set(map(id, list(sys.modules.values())))
+        modules = [module for module in self.of_types(lambda cls: cls is ModuleType) if id(module) in loaded]
         is_namespace, is_module = (np.zeros(len(self.objects), dtype=bool) for _ in range(2))
         is_namespace[self.positions(id(module.__dict__) for module in modules)] = True
         is_module[self.positions(map(id, modules))] = True
@@ -222,13 +225,19 @@ class Snapshot:
         return [obj for obj in found if is_storage(obj)]
 
     def is_old(self, position: int) -> bool:
-        """Return True if gc listed an object outside its youngest generation."""
+        """Return True if gc listed an object and it is not young."""
         return position < self.first_gc_end and not self.is_young(self.objects[position])
 
     def is_young(self, obj: object) -> bool:
-        """Return True if an object was in gc's youngest generation when the check began."""
+        """Return True if an object is not from before what is looked at."""
         place = np.searchsorted(self.young, id(obj))
         return bool(place < len(self.young) and self.young[place] == id(obj))
+
+    def _young_ids(self, old: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """Return the ids of the young objects, sorted; they stay theirs, for the list of objects holds them."""
+        if old is None:
+            return np.sort(ids_of(gc.get_objects(0)))
+        return np.sort(ids_of(self.objects)[~np.isin(identities(self.objects), old)])
 
     def positions(self, ids: Iterable[int]) -> list[int]:
         """Return the positions of the objects with these ids that the snapshot lists."""

@@ -6,11 +6,14 @@ from memwatch.leaks.check import check_leaks
 from memwatch.leaks.errors import DrawError
 from memwatch.leaks.find import RunsError, find_leaks
 from memwatch.leaks.leak import Leak, TensorLeakError
+from memwatch.leaks.watch import EveryError, LeakWatch
 from memwatch.leaks.why import NotATensorError, WhyAlive, why_alive
 
 __all__ = [
     "DrawError",
+    "EveryError",
     "Leak",
+    "LeakWatch",
     "NotATensorError",
     "RunsError",
     "TensorLeakError",

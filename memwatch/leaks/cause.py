@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
@@ -102,6 +103,7 @@ def _vertex(vertex: Vertex | None) -> Hashable:
     return vertex.kind.name, name, _portable(vertex.file), _vertex(vertex.inner)
 
 
+@functools.cache
 def _portable(file: str | None) -> str | None:
     """Return a file's name without the folder in which the project or its packages happen to lie."""
     if file is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from memwatch.leaks.balance import unbalanced
@@ -117,6 +118,7 @@ class _Block:
         """Look at what the block left, and did not put in the place of something else."""
         if self._watch is not None:
             self._watch.stop()
+        end_s = time.monotonic()
         change = self._ledger.end_run(0, self._made)
         if not change.added():
             return []
@@ -124,13 +126,20 @@ class _Block:
             self.exempt.objects.add(id(error))
         self._names.exempt(self.exempt)
         diagnosis = self._explain(self._ledger.alive(0))
-        return leaks_of(unbalanced(diagnosis, change), [0], per_call=False, end_s=diagnosis.time_s)
+        return leaks_of(unbalanced(diagnosis, change), [0], per_call=False, end_s=end_s)
 
     def _explain(self, survivors: list[NewStorage]) -> Diagnosis:
         """Look nearby first, and through the whole heap only for what is left."""
         nearby = NearbySearch(survivors, self.exempt, self._known)
         diagnosis = nearby.explain()
-        far = diagnose(nearby.rest, self.exempt, per_call=False, known=self._known, young=nearby.young)
+        far = diagnose(
+            nearby.rest,
+            self.exempt,
+            per_call=False,
+            known=self._known,
+            young=nearby.young,
+            deep=nearby.deep,
+        )
         far.tell_kinds(per_call=False)
         self._known.learn_loops(far.unreachable)
         diagnosis.retained += far.retained

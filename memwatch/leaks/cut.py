@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.edges import Edge, EdgeKind
 from memwatch.leaks.kinds import LeakKind
+from memwatch.leaks.series import series_of
 from memwatch.own_code import CodeOwner, code_owner
 from memwatch.words.edges import edge_phrase
 from memwatch.words.leaks import holder_phrase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from memwatch.heap.paths import Step
     from memwatch.leaks.survivor import Survivor
@@ -59,6 +60,12 @@ _LONGEST: Final = 5  # references in the words for a holder
 def edge_to_cut(steps: Sequence[Step]) -> Step | None:
     """Return the reference of a cycle that is easiest to edit, or None for no cycle."""
     return min(steps, key=_rank, default=None)
+
+
+def cycle_key(steps: Sequence[Step], cut: Step) -> Hashable:
+    """Return what is equal for survivors of one cycle, wherever it was entered: one edit ends it for all."""
+    rank = _rank_of(cut.edge)
+    return min((series_of(step.edge) for step in steps if _rank_of(step.edge) == rank), key=repr)
 
 
 def _rank(step: Step) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_tensor, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
-from memwatch.leaks.cut import edge_to_cut, entry_step
+from memwatch.leaks.cut import cycle_key, edge_to_cut, entry_step
 from memwatch.leaks.exemptions import exempt_edges, is_bounded, is_import, is_torchs_own
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses
@@ -90,6 +90,8 @@ def diagnose(
     elders: bool = False,
     known: KnownCauses | None = None,
     young: NDArray[np.int64] | None = None,
+    old: NDArray[np.int64] | None = None,
+    deep: bool = False,
 ) -> Diagnosis:
     """Find who holds the storages that outlived the runs that made them.
 
@@ -101,13 +103,15 @@ def diagnose(
         elders: True to list also what else their holders hold.
         known: where what is found is noted.
         young: the ids of the objects that the runs made, if they are gc's youngest no more.
+        old: identities of the objects from before the runs; by default those out of gc's youngest generation.
+        deep: True if something that gc does not show is known to hold one of them.
     """
     time_s = time.monotonic()
     if not storages:
         return Diagnosis(time_s=time_s)
     search_ = HolderSearch(storages, exempt, list(held), per_call=per_call, elders=elders, known=known)
-    search_.young = young
-    diagnosis = search_.run()
+    search_.young, search_.old = young, old
+    diagnosis = search_.run(deep=deep)
     if diagnosis is None:  # something holds a survivor that gc does not show
         diagnosis = search_.run(deep=True)
     assert diagnosis is not None
@@ -135,11 +139,13 @@ class HolderSearch:
         self._elders = elders
         self._known = KnownCauses() if known is None else known
         self.young: NDArray[np.int64] | None = None
+        self.old: NDArray[np.int64] | None = None
         self._owners: set[int] = set()  # positions of what holds the survivors
 
     def run(self, *, deep: bool = False) -> Diagnosis | None:
         """Explain the survivors, or return None if only a deep snapshot can tell who holds one."""
-        with Snapshot(storages_of(self._storages), self._held, deep=deep, young=self.young) as snapshot:
+        storages = storages_of(self._storages)
+        with Snapshot(storages, self._held, deep=deep, young=self.young, old=self.old) as snapshot:
             return self._explain(snapshot, deep=deep)
 
     def _explain(self, snapshot: Snapshot, *, deep: bool) -> Diagnosis | None:
@@ -271,7 +277,7 @@ def explain_unreachable(
     tail = _to_tensor(steps_of(snapshot, chain))
     return Survivor(
         storage,
-        key=series_of(cut.edge) if cut else EdgeKind.C_CODE,
+        key=cycle_key(cycle, cut) if cut else EdgeKind.C_CODE,
         steps=cycle + tail,
         cut=cut,
         tensor=_tensor_words(objects),

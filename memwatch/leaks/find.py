@@ -114,6 +114,7 @@ class _GrowthSearch:
         self._looks: list[
             Diagnosis
         ] = []  # before some calls and after each, once it matters who held what died
+        self._end_s: float | None = None  # clock at the end of the last call
         self._classes: list[dict[int, int]] = []  # objects by class, before the measured calls and after each
         # With no call to look at first, its making of storages must be watched.
         self._suspicious = schedule.warmup + schedule.least == 1
@@ -139,6 +140,8 @@ class _GrowthSearch:
         """Call once and note what it changed."""
         run = len(self._changes)
         before = memory_in_use()
+        if self._end_s is not None:
+            self.ledger.skip(time.monotonic() - self._end_s)
         made = NewStorages()
         watch = NewStorageMode(made, run) if self._suspicious else None
         if watch is not None:
@@ -146,6 +149,7 @@ class _GrowthSearch:
         try:
             self._fn(*self._args, **self._kwargs)
         finally:
+            self._end_s = time.monotonic()
             if watch is not None:
                 watch.stop()
         change = self.ledger.end_run(run, made)
@@ -191,7 +195,7 @@ class _GrowthSearch:
         if not schedule.further:
             look.tell_kinds(per_call=True)
             change = Change(self.ledger.alive(schedule.warmup), self._died_since(schedule.warmup))
-            return leaks_of(unbalanced(look, change), measured, per_call=True, end_s=look.time_s)
+            return leaks_of(unbalanced(look, change), measured, per_call=True, end_s=self._end_s)
         if not look.survivors:
             return []
         return (
@@ -247,7 +251,7 @@ class _GrowthSearch:
     ) -> list[Leak]:
         """Tell what every period added to: what was born in each run is still where it was put."""
         look.tell_kinds(per_call=True)
-        return leaks_of(look.survivors, measured, per_call=True, periods=periods, end_s=look.time_s)
+        return leaks_of(look.survivors, measured, per_call=True, periods=periods, end_s=self._end_s)
 
     def _leaks_at(self, grown: Sequence[Growth]) -> list[Leak]:
         """Tell which holders have more at the last look than at the first."""
@@ -258,7 +262,7 @@ class _GrowthSearch:
             every = max(1, round(runs / each.count)) if each.count else 1
             nbytes = max(1, each.nbytes * every // runs)
             count = each.count * every // runs
-            leak = leak_of(each.survivors, nbytes, count, per_call=True, end_s=last.time_s)
+            leak = leak_of(each.survivors, nbytes, count, per_call=True, end_s=self._end_s)
             leaks.append(replace(leak, every=every))
         return largest_first(leaks)
 

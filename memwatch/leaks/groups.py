@@ -124,6 +124,7 @@ def leak_of(
     edges = tuple(step.edge for step in shown.steps)
     cut = shown.cut.edge if shown.cut else None
     holder, holder_edges = holder_of(shown)
+    site, caller = _site(group)
     keeps_graph = any(map(_through_graph, group))
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
     if remedy in _OF_CONTAINERS and shown.registers_itself:
@@ -137,7 +138,8 @@ def leak_of(
         count=max(1, count),
         holder=holder,
         path=path_lines(edges, branch_at=shown.cycle_length if shown.looped else None),
-        site=_site(group),
+        site=site,
+        caller=caller,
         advice=advice(remedy, with_graph=keeps_graph and shown.kind is LeakKind.RETAINED),
         tensor=largest.tensor,
         held_s=max(0.0, end_s - min(survivor.storage.time_s for survivor in group)),
@@ -163,10 +165,11 @@ def _through_graph(survivor: Survivor) -> bool:
     return any(step.edge.kind is EdgeKind.GRAD_FN for step in survivor.steps)
 
 
-def _site(group: list[Survivor]) -> str | None:
-    """Return the line that made what is held first: the tensor itself, rather than its activations."""
+def _site(group: list[Survivor]) -> tuple[str | None, str | None]:
+    """Return the line that made what is held first (the tensor itself, rather than its activations), and its caller."""
     known = [survivor for survivor in group if survivor.storage.site is not None]
     if not known:
-        return None
-    nearest = min(known, key=lambda survivor: len(survivor.steps))
-    return site_phrase(*nearest.storage.site)  # type: ignore[misc]
+        return None, None
+    nearest = min(known, key=lambda survivor: len(survivor.steps)).storage
+    caller = None if nearest.caller is None else site_phrase(*nearest.caller)
+    return site_phrase(*nearest.site), caller  # type: ignore[misc]

@@ -60,6 +60,8 @@ class KnownCauses:
 
     def walk(self) -> tuple[list[Root], list[object]]:
         """Return the root of the ways that still exist, and the objects along them; drop both soon."""
+        if not self._ways:
+            return [], []
         modules = {id(module): (name, module) for name, module in list(sys.modules.items())}
         root = Root(RootKind.MODULES)
         found: dict[int, object] = {}

@@ -38,6 +38,8 @@ class Leak:
         held_s: seconds that the oldest of these bytes were kept before the check.
         per_call: True if ``nbytes`` and ``count`` are per call.
         every: for :func:`memwatch.find_leaks`, how many calls there are to one that adds this much; 1 if each does.
+        caller: ``file.py:40 in g``, the line that called the function of ``site``: where a factory was asked for the
+            tensor; None if nothing saw it, or only memwatch called.
         reference: the one reference to cut: the last part of ``holder`` that is older than the tensor.
         keeps_graph: True if the tensor is kept together with its autograd graph.
         beside: classes of other objects that grow along, each with how many per call; of the largest leak of
@@ -70,6 +72,7 @@ class Leak:
     device: str = CPU
     cause: str = ""
     every: int = 1
+    caller: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))
@@ -87,6 +90,8 @@ class Leak:
 
     def __str__(self) -> str:
         made_at = words.MADE_AT.format(site=self.site or words.UNKNOWN_LINE, tensor=self.tensor)
+        if self.caller is not None:
+            made_at += words.CALLED_FROM.format(caller=self.caller)
         lines = [self.headline(), made_at, f"  {words.TEXT_TITLES[self.kind]}"]
         lines += [f"    {line}" for line in self.path]
         if self.kind is LeakKind.CYCLE:

@@ -118,6 +118,11 @@ class Ledger:
                 change.born.append(made)
         return change
 
+    def skip(self, seconds: float) -> None:
+        """Do not count a time in which the program did not run towards how long its storages are held."""
+        for made in self._known.values():
+            made.time_s += seconds
+
     def alive(self, first_run: int) -> list[NewStorage]:
         """Return the living storages that a run from this one on made or made larger, each once."""
         grown = {id(made.ref): made for made in self._grown if made.run >= first_run and made.alive}

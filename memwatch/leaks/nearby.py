@@ -50,12 +50,14 @@ class NearbySearch(HolderSearch):
 
     Attributes:
         rest: the survivors that this does not explain.
+        deep: True if something that gc does not show, such as a numpy array, holds one of them.
         young: the ids of the young objects.
     """
 
     def __init__(self, storages: Sequence[NewStorage], exempt: Exemptions, known: KnownCauses) -> None:
         super().__init__(storages, exempt, [], per_call=False, known=known)
         self.rest: list[NewStorage] = []
+        self.deep = False
         self._new: set[int] = set()
 
     def explain(self) -> Diagnosis:
@@ -107,7 +109,10 @@ class NearbySearch(HolderSearch):
             if position < 0:
                 yield None
             elif not along_ways.reaches(position):
-                yield explain_unreachable(snapshot, *loops.find(position), made)
+                loop, chain = loops.find(position)
+                above = (snapshot.objects[place] for place in chain[:-1])
+                self.deep = self.deep or (not loop and not all(map(gc.is_tracked, above)))
+                yield explain_unreachable(snapshot, loop, chain, made)
             elif reached.past_state.reaches(position):
                 chain = reached.past_state.path(position)
                 # the state of an optimizer is a leak or not by which parameters live, and not all are listed here

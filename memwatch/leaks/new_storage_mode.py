@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from memwatch._torch.dynamo import leave_alone
 from memwatch._torch.modes import UncompiledMode, mode_stack, pop_mode, push_mode
 from memwatch._torch.overloads import schema_of
+from memwatch.heap.frames import is_test_runner_code
 from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_bytes, storage_of
 
 if TYPE_CHECKING:
@@ -20,9 +22,11 @@ if TYPE_CHECKING:
 
     from memwatch.leaks.new_storages import NewStorages, Site
 
+_is_runner: Final = functools.cache(is_test_runner_code)
+_OWN: Final = str(Path(__file__).resolve().parent.parent)
 _LIBRARY: Final = (
     str(Path(torch.__file__).parent),
-    str(Path(__file__).resolve().parent.parent),
+    _OWN,
     "<frozen",
     "<eval_with_key>",  # the code that torch.fx writes
 )
@@ -55,8 +59,12 @@ class NewStorageMode(UncompiledMode):
     def _note(self, result: Any, args: Sequence[Any]) -> None:
         for tensor in _tensors(result):
             storage = None if is_simulated(tensor) else storage_of(tensor)
-            made = storage and self._book.add(storage, self._run, user_line(), certain=True)
-            if made:
+            if storage is None or self._book.has(storage):
+                continue
+            site, caller = user_lines()
+            made = self._book.add(storage, self._run, site, certain=True)
+            if made is not None:
+                made.caller = caller
                 sources = {id(source): source for part in args for source in _storages(part)}
                 smaller = (each for each in sources.values() if 0 < storage_bytes(each) < made.nbytes)
                 made.sources = tuple(map(weakref.ref, smaller))
@@ -95,15 +103,25 @@ def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
             yield storage
 
 
-def user_line() -> Site | None:
-    """Return the file, line and function of the innermost running call outside torch and memwatch."""
+def user_lines() -> tuple[Site | None, Site | None]:
+    """Return the innermost running call outside torch and memwatch, and the one that called it, each with its line.
+
+    What called memwatch, and a test runner, asked for no tensor.
+    """
+    found: Site | None = None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_LIBRARY):
-            return file, frame.f_lineno, frame.f_code.co_name
+            if found is not None:
+                if _is_runner(file):
+                    return found, None
+                return found, (file, frame.f_lineno, frame.f_code.co_name)
+            found = file, frame.f_lineno, frame.f_code.co_name
+        elif found is not None and file.startswith(_OWN):
+            return found, None
         frame = frame.f_back
-    return None
+    return found, None
 
 
 leave_alone(NewStorageMode.__torch_dispatch__.__code__)

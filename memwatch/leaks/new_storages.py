@@ -48,6 +48,7 @@ class NewStorage:
         site: the user's line that made it, or None if nothing watched.
         certain: True if its making was seen; False if only a survivor was found.
         time_s: clock when it was first seen, in seconds.
+        caller: the line that called the function of that line, if the program's own code did.
         sources: smaller storages that it was made of, if its making was seen.
     """
 
@@ -58,6 +59,7 @@ class NewStorage:
     site: Site | None
     certain: bool
     time_s: float
+    caller: Site | None = None
     sources: tuple[weakref.ref[torch.UntypedStorage], ...] = ()
 
     @property

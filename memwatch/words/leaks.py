@@ -55,6 +55,7 @@ TENSORS: Final = "tensors"
 ON_EACH_CALL: Final = " on each call"
 ON_ONE_CALL: Final = " on one call in {every}"
 MADE_AT: Final = "  made at: {site} ({tensor})"
+CALLED_FROM: Final = ", called from {caller}"
 UNKNOWN_LINE: Final = "unknown line"
 HELD_FOR: Final = "  held for {seconds:.3f} s so far; the next collection of gc would free it"
 BESIDE: Final = "  and {objects} per call"
@@ -89,6 +90,11 @@ NO_DOT: Final = (
     "brew install graphviz). The leak as text:\n{leak}"
 )
 NOT_DRAWN: Final = "cannot draw {target}: {error}. The leak as text:\n{leak}"
+
+EVERY: Final = "every={every}: write how many calls there are from one mark to the next, or 0"
+GREW: Final = "{size} more of tensors at mark {last} than at mark {first}, and more at each mark between"
+NOTHING_GREW: Final = "no holder had more tensors at each of the last {marks} marks"
+TOO_FEW_MARKS: Final = "{marks} marks are too few to tell what grows: set 3 at least"
 
 WHY_ALIVE: Final = "{tensor}, {size}, is alive because of"
 WHY_C_CODE: Final = "  C code alone, or a temporary of a running call: no Python reference was found"

@@ -21,6 +21,21 @@ def is_unittest(item: pytest.Item) -> bool:
     return isinstance(item, pytest.Function) and isinstance(item.instance, unittest.TestCase)
 
 
+def is_doctest(item: pytest.Item) -> bool:
+    """Return True if a test is the examples of a docstring or a text file."""
+    return isinstance(item, pytest.DoctestItem)
+
+
+@contextmanager
+def examined_doctest(item: pytest.Item, examination: Examination) -> Iterator[None]:
+    """Examine the examples of a doctest, while the block lasts: once, for they leave their namespace empty."""
+    item.runtest = functools.partial(examination.run, item.runtest, (), {})  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        del item.runtest
+
+
 @contextmanager
 def examined(item: pytest.Function, examination: Examination) -> Iterator[None]:
     """Replace the body of a test, while the block lasts, by a function that examines it."""

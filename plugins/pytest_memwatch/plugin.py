@@ -6,12 +6,13 @@ pytest imports this file in every session, so it imports neither torch nor memwa
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from pytest_memwatch.baselines import Baseline, load_baseline, save_baseline
-from pytest_memwatch.body import examined, is_unittest
+from pytest_memwatch.body import examined, examined_doctest, is_doctest, is_unittest
 from pytest_memwatch.checks import checks_for
 from pytest_memwatch.fixtures import memwatch_fixture, no_tensor_leaks
 from pytest_memwatch.folding import fold_failures
@@ -72,15 +73,19 @@ def _examining(item: pytest.Item) -> AbstractContextManager[None]:
     """Return a context in which the body of the test is examined, if there is anything to check."""
     settings = item.config.stash[SETTINGS]
     checks = checks_for(item, settings)
-    if checks.idle or not isinstance(item, pytest.Function):
+    if is_doctest(item):
+        checks = replace(checks, growth=None, single_pass=checks.single_pass or checks.growth is not None)
+    if checks.idle or not (isinstance(item, pytest.Function) or is_doctest(item)):
         return nullcontext()
     from pytest_memwatch.examine import Examination
 
     baseline = item.config.stash[BASELINE]
     saved_bytes = baseline.peaks.get(item.nodeid) if baseline else None
-    arguments = {**getattr(getattr(item, "callspec", None), "params", {}), **item.funcargs}
+    arguments = {**getattr(getattr(item, "callspec", None), "params", {}), **getattr(item, "funcargs", {})}
     examination = Examination(checks, settings, arguments, saved_bytes)
     item.stash[EXAMINATION] = examination
+    if not isinstance(item, pytest.Function):
+        return examined_doctest(item, examination)
     return examined(item, examination)
 
 
@@ -94,9 +99,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Examine the body of a unittest method, which pytest_pyfunc_call does not see."""
+    """Examine the body of a unittest method or a doctest, which pytest_pyfunc_call does not see."""
     __tracebackhide__ = True
-    with _examining(item) if is_unittest(item) else nullcontext():
+    with _examining(item) if is_unittest(item) or is_doctest(item) else nullcontext():
         return (yield)
 
 

@@ -291,3 +291,26 @@ def test_leaks_off_and_no_memwatch_let_markers_pass(session):
     )
     session(source, "--memwatch-leaks=off").assert_outcomes(passed=1, failed=1)
     session(source, "--no-memwatch").assert_outcomes(passed=2)
+
+
+def test_doctests_are_checked(session):
+    """The examples of a docstring are a test body like any."""
+    source = '''
+        import torch
+        KEPT = []
+        def keep(rows):
+            """Keep.
+
+            >>> keep(1000)
+            """
+            KEPT.append(torch.ones(rows))
+        def double(rows):
+            """Double.
+
+            >>> output = double(1000)
+            """
+            return 2 * torch.ones(rows)
+    '''
+    result = session(source, "--memwatch-leaks=all", "--doctest-modules")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*Test leaked 3.91 KiB in 1 tensor*KEPT*"])

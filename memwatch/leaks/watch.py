@@ -1,0 +1,202 @@
+"""LeakWatch: what grows in a process that runs on, from one mark to the next."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from memwatch.errors import MemwatchError
+from memwatch.heap.ids import identities
+from memwatch.heap.pause import collect, pause_gc, resume_gc
+from memwatch.leaks.cut import holder_of
+from memwatch.leaks.diagnose import Diagnosis, diagnose
+from memwatch.leaks.exemptions import Exemptions
+from memwatch.leaks.groups import largest_first, leak_of
+from memwatch.leaks.new_storages import NewStorages, storages_behind, tensors_among
+from memwatch.leaks.places import growth
+from memwatch.words import leaks as words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    import numpy as np
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from memwatch.leaks.leak import Leak
+
+_COMPARED: Final = 5  # the last looks that are kept
+_BEFORE: Final = -1
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class EveryError(MemwatchError, ValueError):
+    """The number of calls between two marks makes no sense."""
+
+
+@dataclass(slots=True)
+class _Look:
+    """Who held what was made since the first mark, when a mark was set."""
+
+    label: str
+    diagnosis: Diagnosis
+
+
+class LeakWatch:
+    """Watch a process that runs on, such as a service or a notebook, for tensors that only become more.
+
+    A mark notes which tensors there are and who holds those made since the first mark. A leak is a holder that had
+    more at each of the last marks than at the one before, three marks at least. Between marks the program runs as
+    ever: a mark collects garbage once and looks at the heap, about a second for a million objects.
+
+    Args:
+        every: set a mark every so many calls of :meth:`tick`, or of a function that the watch decorates; 0 for
+            marks by hand alone.
+
+    Example:
+        >>> watch = LeakWatch(every=1000)
+        >>> while serving:
+        ...     answer(next_request())
+        ...     watch.tick()
+        >>> print(watch.report())
+
+    Raises:
+        EveryError: ``every`` is negative.
+    """
+
+    def __init__(self, *, every: int = 0) -> None:
+        if every < 0:
+            raise EveryError(words.EVERY.format(every=every))
+        self._every = every
+        self._calls = 0
+        self._marks = 0
+        self._storages = NewStorages()
+        self._looks: deque[_Look] = deque(maxlen=_COMPARED)
+        self._old: NDArray[np.int64] | None = None
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> LeakWatch:
+        self.mark()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.mark()
+
+    def __call__(self, fn: F) -> F:
+        """Count the calls of a function, as :meth:`tick` does after each."""
+
+        @functools.wraps(fn)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            result = fn(*args, **kwargs)
+            self.tick()
+            return result
+
+        return cast("F", watched)
+
+    def tick(self) -> None:
+        """Count one call; every so many of them a mark is set, the first one before the second call."""
+        with self._lock:
+            self._calls += 1
+            is_due = self._every > 0 and (self._calls - 1) % self._every == 0
+        if is_due:
+            self.mark()
+
+    def mark(self, label: str = "") -> None:
+        """Note what there is now.
+
+        Args:
+            label: the name of the mark in :attr:`growth`; by default its number.
+        """
+        with self._lock:
+            label = label or str(self._marks)
+            collect()
+            pause_gc()
+            try:
+                self._list_storages()
+                if self._old is None:
+                    self._old = identities(gc.get_objects())
+                else:
+                    self._looks.append(_Look(label, self._look()))
+            finally:
+                resume_gc()
+            self._marks += 1
+
+    @property
+    def leaks(self) -> list[Leak]:
+        """The holders that had more at each of the last marks, largest first; bytes and counts of all together."""
+        looks = [look.diagnosis for look in self._looks]
+        if len(looks) < 2:
+            return []
+        grown = growth(looks, (), every_run=True)
+        end_s = looks[-1].time_s
+        leaks = [
+            leak_of(each.survivors, each.nbytes, each.count, per_call=False, end_s=end_s) for each in grown
+        ]
+        return largest_first(leaks)
+
+    @property
+    def growth(self) -> pd.DataFrame:
+        """What each holder held at the last marks of what was made since the first, and of what was there beside it.
+
+        Columns: ``mark``, ``holder``, ``device``, ``nbytes``, ``count``.
+        """
+        import pandas as pd
+
+        names = {
+            survivor.holding.place: holder_of(survivor)[0]
+            for look in self._looks
+            for survivor in look.diagnosis.survivors
+        }
+        rows: dict[tuple[str, object], list[int]] = {}
+        for look in self._looks:
+            for held in [*(each.holding for each in look.diagnosis.survivors), *look.diagnosis.elders]:
+                row = rows.setdefault((look.label, held.place), [0, 0])
+                row[0] += held.nbytes
+                row[1] += 1
+        table = [
+            (label, names.get(place, ""), place[0], nbytes, count)  # type: ignore[call-overload, index]
+            for (label, place), (nbytes, count) in rows.items()
+        ]
+        frame: pd.DataFrame = pd.DataFrame(table, columns=["mark", "holder", "device", "nbytes", "count"])
+        return frame
+
+    def report(self) -> str:
+        """Return the leaks as text, each by its cause."""
+        leaks = self.leaks
+        if len(self._looks) < 2:
+            return words.TOO_FEW_MARKS.format(marks=self._marks)
+        if not leaks:
+            return words.NOTHING_GREW.format(marks=len(self._looks))
+        head = words.GREW.format(
+            size=words.sizes_phrase(words.sizes_of(leaks)),
+            first=self._looks[0].label,
+            last=self._looks[-1].label,
+        )
+        return "\n".join([head, *map(str, leaks)])
+
+    def _list_storages(self) -> None:
+        run = _BEFORE if self._old is None else self._marks
+        self._storages.alive()
+        for storage in storages_behind(tensors_among(gc.get_objects())):
+            self._storages.add(storage, run, certain=True)
+
+    def _look(self) -> Diagnosis:
+        """Find the holders of what was made, or became larger, since the first mark."""
+        made = []
+        for storage in self._storages.alive():
+            if storage.run != _BEFORE:
+                made.append(storage)
+            elif storage.bytes_now() > storage.nbytes:
+                made.append(replace(storage, run=self._marks, certain=True))
+        if not made:
+            return Diagnosis()
+        diagnosis = diagnose(made, Exemptions(state=False), per_call=True, elders=True, old=self._old)
+        diagnosis.tell_kinds(per_call=True)
+        return diagnosis

@@ -1,0 +1,93 @@
+"""LeakWatch: what grows between the marks of a process that runs on."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import memwatch
+from memwatch.leaks import EveryError, LeakWatch
+
+KEPT: list[object] = []
+AVERAGE: dict[str, torch.Tensor] = {}
+
+
+class Request:
+    def __init__(self, output):
+        self.output = output
+
+
+def serve(rows=3):
+    KEPT.append(Request(torch.ones(rows, 8)))
+    AVERAGE["mean"] = AVERAGE["mean"] * 0.9
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.set_num_threads(1)
+    AVERAGE["mean"] = torch.ones(64)
+    yield
+    KEPT.clear()
+    AVERAGE.clear()
+
+
+def test_what_grows_from_mark_to_mark_is_told_by_its_holder():
+    """Requests of any size pile up in a list; the average beside it is replaced as often and is no leak."""
+    watch = memwatch.LeakWatch()
+    for rows in (1, 9, 2, 5):
+        watch.mark()
+        serve(rows)
+        serve(rows)
+    watch.mark("end")
+    (leak,) = watch.leaks
+    assert {edge.name for edge in leak.edges} >= {"KEPT", "output"}
+    assert leak.nbytes == 2 * (9 + 2 + 5) * 8 * 4
+    assert leak.count == 6
+    rows = watch.growth[watch.growth["holder"].str.contains("KEPT")]
+    assert rows.groupby("mark")["count"].sum().to_dict() == {"1": 2, "2": 4, "3": 6, "end": 8}
+    assert str(leak) in watch.report()
+
+
+def test_marks_are_set_every_so_many_calls_and_gc_goes_on():
+    """A decorated function is counted; between marks gc is as it was."""
+    watch = LeakWatch(every=2)
+    watched = watch(serve)
+    for _ in range(7):
+        watched()
+        assert gc.isenabled()
+    assert [leak.count for leak in watch.leaks] == [4]
+
+
+def test_what_goes_up_and_down_is_no_leak():
+    """A queue that was longer at one mark and shorter at another does not grow."""
+    watch = LeakWatch()
+    for length in (0, 4, 2, 6):
+        KEPT[:] = [torch.ones(length + 1) for _ in range(length)]
+        watch.mark()
+    assert watch.leaks == []
+    assert "no holder" in watch.report()
+
+
+def test_a_watch_extends_no_life():
+    """It holds weak references and text."""
+    with LeakWatch() as watch:
+        serve()
+        watch.mark()
+        serve()
+    assert watch.leaks
+    death = weakref.ref(KEPT[0].output)
+    KEPT.clear()
+    assert death() is None
+
+
+def test_one_mark_tells_nothing_and_a_wrong_number_is_refused():
+    """Growth takes three marks."""
+    watch = LeakWatch()
+    watch.mark()
+    assert watch.leaks == []
+    assert "too few" in watch.report()
+    with pytest.raises(EveryError, match="every=-1"):
+        LeakWatch(every=-1)
