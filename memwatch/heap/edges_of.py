@@ -364,7 +364,7 @@ def _attribute(chain: Sequence[Any], at: int, name: str, owner: Vertex, *, cover
     cls, kind = type(chain[at]), _MODULE_TABLES.get(name)
     table, value = _after(chain, at, covered), _after(chain, at, covered + 1)
     is_table = kind is not None and torch.nn.Module in mro_of(cls) and value is not None
-    found, key = _key_of(table, value) if is_table else (False, None)
+    found, key = _key_of(table, value) if is_table else (False, name)
     kind, name, covered = (kind, key, covered + 1) if found else (EdgeKind.ATTRIBUTE, name, covered)
     return Edge(kind or EdgeKind.ATTRIBUTE, name, None, owner, None, *assignment_place(cls, name)), covered
 

@@ -53,7 +53,7 @@ def test_a_retention_path_is_a_chain_from_the_root(tmp_path):
     """Every reference is an arrow, every object a box, the first is the root."""
     (leak,) = find_leaks(park)
     boxes, arrows = drawn(leak, tmp_path / "leak.svg")
-    assert boxes == {"0": "root", "1": "list of 3", "2": "Tensor [16] float32"}
+    assert boxes == {"0": "root", "1": "list of 5", "2": "Tensor [16] float32"}
     assert arrows == {("0", "1"), ("1", "2")}
     text = (tmp_path / "leak.svg").read_text()
     assert "global `KEPT` of module" in text
