@@ -15,6 +15,7 @@ from memwatch.cli.output import emit
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +27,12 @@ def execute(options: argparse.Namespace) -> int:
     from memwatch.planner.kernels import compile_kernels
     from memwatch.profile import build_recorder
 
-    # the kernels first: they are there even where the recorder cannot be compiled
-    for build in (compile_kernels, build_recorder):
-        path, built = build()
-        emit(f"{'built' if built else 'already built:'} {path}\n")
+    try:
+        _report(*compile_kernels())
+    finally:  # one may be built where the other cannot
+        _report(*build_recorder())
     return 0
+
+
+def _report(path: Path, built: bool) -> None:
+    emit(f"{'built' if built else 'already built:'} {path}\n")

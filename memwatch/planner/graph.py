@@ -44,6 +44,7 @@ class Graph:
     Attributes:
         op_names: name of every op, in program order.
         op_cost: price of computing each op once.
+        op_time_ns: time each op took when it was recorded, nanoseconds; 0 where that is not known.
         op_workspace_bytes: bytes each op allocates and frees while it runs.
         op_effect: `Effect` of each op.
         op_recomputable: whether each op may be computed more than once.
@@ -65,6 +66,7 @@ class Graph:
 
     op_names: tuple[Name, ...]
     op_cost: NDArray[np.float64]
+    op_time_ns: IntArray
     op_workspace_bytes: IntArray
     op_effect: NDArray[np.int8]
     op_recomputable: NDArray[np.bool_]
@@ -119,6 +121,7 @@ class Graph:
         return cls(
             op_names=tuple(spec.name for spec in specs),
             op_cost=np.array([spec.cost for spec in specs], dtype=np.float64),
+            op_time_ns=np.array([spec.time_ns for spec in specs], dtype=np.int64),
             op_workspace_bytes=np.array([spec.workspace_bytes for spec in specs], dtype=np.int64),
             op_effect=effect,
             op_recomputable=np.array([spec.may_run_again for spec in specs], dtype=bool),

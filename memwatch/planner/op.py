@@ -39,7 +39,8 @@ class OpSpec:
         writes: existing buffers the op mutates (a write is a read too, unless it overwrites everything).
         writes_once: those of `writes` that only the first computation mutates, because nothing else that the op
             makes depends on them; batch norm's running statistics are an example. Whoever executes the plan
-            hands copies to later computations.
+            hands later computations something else.
+        time_ns: how long the op took when it was recorded, nanoseconds; 0 where that is not known.
         workspace_bytes: bytes the op allocates and frees while it runs.
         effect: what the op does besides reading and writing its buffers.
         recomputable: whether the op may run again. None means yes, unless it has an effect. True on an RNG
@@ -55,6 +56,7 @@ class OpSpec:
     effect: Effect = Effect.NONE
     recomputable: bool | None = None
     writes_once: Collection[Name] = ()
+    time_ns: int = 0
 
     @property
     def may_run_again(self) -> bool:

@@ -27,6 +27,7 @@ _FIGURES = (
     "peak_increase_bytes", "program_peak_increase_bytes", "lower_bound_bytes", "extra_cost_ratio",
     "moved_bytes", "budget_bytes", "fingerprint",
 )  # fmt: skip
+_LATER_FIGURES = ("extra_time_ratio",)  # fields that files of older memwatch lack
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,8 @@ class Plan:
         fingerprint: hash of the program; a plan fits this program only.
         graph: the program, None for a plan that was loaded from a file.
         step: of a loaded plan what the recorded step did, as training with the plan needs it; else None.
+        extra_time_ratio: time that the ops which run again took in the recording, as a share of the time of all
+            ops; None where the ops were not timed. One run is noisy: plans are compared by their cost.
     """
 
     schedule: Schedule
@@ -59,6 +62,7 @@ class Plan:
     budget_bytes: int | None
     fingerprint: str
     graph: Graph | None = field(default=None, repr=False)
+    extra_time_ratio: float | None = None
     step: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
@@ -113,7 +117,9 @@ class Plan:
 
     def _cost_line(self) -> str:
         moved = f", {format_bytes(self.moved_bytes)} moved out and back" if self.moved_bytes else ""
-        return f"extra cost {100 * self.extra_cost_ratio:.1f}%{moved}"
+        timed = self.extra_time_ratio
+        time = "" if timed is None else f" ({100 * timed:.1f}% of the measured time)"
+        return f"extra cost {100 * self.extra_cost_ratio:.1f}%{time}{moved}"
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan as JSON; `load_plan` reads it, to train with it or to replay it beside its recording.
@@ -126,7 +132,7 @@ class Plan:
                 raise PlanFileError(
                     f"op {name!r} has a name that JSON cannot hold; name ops by text or number"
                 )
-        content = {name: getattr(self, name) for name in _FIGURES}
+        content = {name: getattr(self, name) for name in _FIGURES + _LATER_FIGURES}
         content |= {"order": self.order, "moves": self.moves}
         content |= {"kind": self.schedule.kind.tolist(), "index": self.schedule.index.tolist()}
         content["step"] = self.step_content()
@@ -144,6 +150,7 @@ def load_plan(path: str | PathLike[str]) -> Plan:
         kind = np.array(content["kind"], dtype=np.int8)
         schedule = Schedule(kind, np.array(content["index"], dtype=np.int64))
         figures = {name: content[name] for name in _FIGURES}
+        figures |= {name: content.get(name) for name in _LATER_FIGURES}
         return Plan(
             schedule, list(content["order"]), list(content["moves"]), **figures, step=content.get("step")
         )

@@ -6,7 +6,7 @@ budgets of the same program found, and says why a budget cannot be reached.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -42,12 +42,22 @@ _ROUNDING = 1e-12
 
 @dataclass(slots=True)
 class _History:
-    """What earlier calls with the same request found; it makes the peak monotone in the budget."""
+    """What earlier calls with the same request found; it makes the peak monotone in the budget.
+
+    Requests that differ in the time limit alone share it, so that none of them is told less than another was.
+    """
 
     order: OrderResult | None = None
     answers: dict[int, PricedSchedule] = field(default_factory=dict)  # budget (bytes) -> schedule returned
-    others: list[PricedSchedule] = field(default_factory=list)  # schedules that missed their budget
+    others: list[PricedSchedule] = field(default_factory=list)  # what the searches found
     bound_bytes: int | None = None
+    searched_s: dict[int | None, float] = field(default_factory=dict)  # budget -> longest time limit so far
+
+    def wants_search(self, budget_bytes: int | None, time_limit_s: float) -> bool:
+        """Return True if no search for this budget had so much time; note that one has it now."""
+        is_new = self.searched_s.get(budget_bytes, 0.0) < time_limit_s
+        self.searched_s[budget_bytes] = max(self.searched_s.get(budget_bytes, 0.0), time_limit_s)
+        return is_new
 
     def bound(self, graph: Graph, request: PlanRequest) -> int:
         """Return the bound on all plans of this request (bytes); it is computed once."""
@@ -55,8 +65,8 @@ class _History:
             self.bound_bytes = lower_bound(graph, request.recompute, request.offload)
         return self.bound_bytes
 
-    def choose(self, budget_bytes: int, found: PricedSchedule) -> PricedSchedule:
-        """Return the cheapest known schedule that keeps the peak monotone in the budget.
+    def choose(self, budget_bytes: int) -> PricedSchedule:
+        """Return the cheapest known schedule that keeps the peak monotone in the budget, or the lowest if none fits.
 
         Its peak lies between the peaks that were returned for smaller budgets and for larger ones. Without
         this rule a lucky search for a small budget could beat the one for a larger budget.
@@ -68,9 +78,9 @@ class _History:
             (one.peak_bytes for budget, one in self.answers.items() if budget > budget_bytes),
             default=budget_bytes,
         )
-        known = [found, *self.answers.values(), *self.others]
+        known = [*self.answers.values(), *self.others]
         fitting = [one for one in known if floor <= one.peak_bytes <= min(ceiling, budget_bytes)]
-        return min(fitting, key=lambda one: one.key(budget_bytes))
+        return min(fitting or known, key=lambda one: one.key(budget_bytes))
 
 
 # the histories of a program go with it: the keys are weak references
@@ -125,7 +135,7 @@ def plan_graph(
 
 def plan_before(graph: Graph, budget: int | float | str | None, request: PlanRequest, clock: Clock) -> Plan:
     """Return a plan, as `plan_graph` describes it, before the time of `clock` is up."""
-    history = _HISTORY.setdefault(graph, {}).setdefault(request, _History())
+    history = _HISTORY.setdefault(graph, {}).setdefault(replace(request, time_limit_s=0.0), _History())
     if budget is None:
         result = _order(graph, request, history, clock)
         return _plan(
@@ -135,25 +145,26 @@ def plan_before(graph: Graph, budget: int | float | str | None, request: PlanReq
     program_bytes = program_peak(graph).peak_bytes
     allowed = parse_budget(budget, program_bytes - graph.baseline_bytes)
     total = allowed + graph.baseline_bytes
-    if total not in history.answers:
-        found = _search(graph, request, history, total, clock)
-        if found.peak_bytes > total:
-            history.others.append(found)
-            best = _plan(graph, found, history.bound(graph, request), None)
-            raise _budget_error(graph, allowed, best, request)
-        history.answers[total] = history.choose(total, found)
+    if history.wants_search(total, request.time_limit_s):
+        history.others.append(_search(graph, request, history, total, clock))
+    best = history.choose(total)
+    if best.peak_bytes > total:
+        lowest = _plan(graph, best, history.bound(graph, request), None)
+        raise _budget_error(graph, allowed, lowest, request)
+    history.answers[total] = best
     return _plan(graph, history.answers[total], history.bound(graph, request), allowed)
 
 
 def _order(graph: Graph, request: PlanRequest, history: _History, clock: Clock) -> OrderResult:
-    if history.order is None:
-        if callable(request.order):
-            history.order = custom_order(graph, request.order)
-        elif request.order == "auto":
-            history.order = find_order(graph, seed=request.seed, clock=clock)
-        else:
-            history.order = custom_order(graph, lambda program: range(program.num_ops))
-    return history.order
+    known, is_new = history.order, history.wants_search(None, request.time_limit_s)
+    if request.order != "auto":
+        order = request.order if callable(request.order) else lambda program: range(program.num_ops)
+        known = known or custom_order(graph, order)
+    elif known is None or (is_new and not known.proven):
+        found = find_order(graph, seed=request.seed, clock=clock)
+        known = found if known is None or found.peak_bytes < known.peak_bytes else known
+    history.order = known
+    return known
 
 
 def _search(
@@ -198,11 +209,21 @@ def _plan(graph: Graph, found: PricedSchedule, bound_bytes: int, allowed: int | 
         lower_bound_bytes=bound_bytes - baseline,
         # the costs are summed in another order, so the last bits may differ; that is no extra cost
         extra_cost_ratio=extra if extra > _ROUNDING else 0.0,
+        extra_time_ratio=_extra_time(graph, found.tokens),
         moved_bytes=moving.moved_bytes(graph, schedule),
         budget_bytes=allowed,
         fingerprint=fingerprint(graph),
         graph=graph,
     )
+
+
+def _extra_time(graph: Graph, tokens: IntArray) -> float | None:
+    """Return the measured time of the repeated ops, as a share of the program's; None where ops were not timed."""
+    total_ns = int(graph.op_time_ns.sum())
+    if not total_ns:
+        return None
+    count = np.bincount(tokens[tokens < graph.num_ops], minlength=graph.num_ops)
+    return int((graph.op_time_ns * (count - 1)).sum()) / total_ns
 
 
 def _budget_error(graph: Graph, allowed: int, best: Plan, request: PlanRequest) -> BudgetError:

@@ -65,6 +65,7 @@ def _graph(capture: Capture, program: Program, device: str) -> Graph:
     made = np.array([sum(size[buffer] for buffer in call.makes) for call in calls], dtype=np.int64)
     ops = np.array([call.op for call in calls], dtype=np.int64)
     workspace = workspaces(capture, device, ops, made)
+    times_ns = _times_ns(capture, device, ops)
     specs = [
         OpSpec(
             name=call.op,
@@ -78,8 +79,9 @@ def _graph(capture: Capture, program: Program, device: str) -> Graph:
             effect=(effect := effect_of(call)),
             # the recording holds the random state before each op that draws, so such an op may run again
             recomputable=True if effect is Effect.RNG else None,
+            time_ns=time_ns,
         )
-        for call, work in zip(calls, workspace, strict=True)
+        for call, work, time_ns in zip(calls, workspace, times_ns, strict=True)
     ]
     used = {buffer for call in calls for buffer in (*call.reads, *call.writes)}
     inputs: dict[Name, int] = {
@@ -89,6 +91,16 @@ def _graph(capture: Capture, program: Program, device: str) -> Graph:
     deaths: dict[Name, int] = {buffer: call for buffer, call in program.deaths.items() if buffer in alive}
     keep = [buffer for buffer in pinned(program) if buffer in alive]
     return Graph.build(specs, keep, external_nbytes=inputs, death=deaths)
+
+
+def _times_ns(capture: Capture, device: str, ops: IntArray) -> list[int]:
+    """Return how long each op ran when it was recorded (nanoseconds); 0 on devices that run ops later."""
+    if device != "cpu":  # the host's times are those of launching
+        return [0] * len(ops)
+    table = capture.tables["ops"]
+    row = np.searchsorted(table["op"], ops)
+    found: list[int] = (table["end_ns"][row] - table["start_ns"][row]).tolist()
+    return found
 
 
 def effect_of(call: Call) -> Effect:

@@ -141,6 +141,27 @@ def test_the_trade_off_costs_more_the_less_it_allows(planned):
     assert costs == sorted(costs)
 
 
+def test_the_trade_off_agrees_with_the_plan_beside_it(planned):
+    """No plan of the table is dearer than the plan where that one fits; asked again, the plan is as cheap as any."""
+    plan = planned.plan
+    fitting = [each for each in planned.tradeoff if each.peak_increase_bytes <= (plan.budget_bytes or 0)]
+    for each in planned.tradeoff:
+        if each.budget_bytes is not None and plan.peak_increase_bytes <= each.budget_bytes:
+            assert each.extra_cost_ratio <= plan.extra_cost_ratio
+    again = memwatch.plan(planned.reading, budget=plan.budget_bytes)
+    assert all(again.extra_cost_ratio <= each.extra_cost_ratio for each in (plan, *fitting))
+
+
+def test_a_plan_says_what_its_recomputes_took_when_they_were_recorded(planned):
+    """Each op was timed by the recording; the repeated ones count as often as they repeat."""
+    plan = planned.plan
+    times = plan.graph.op_time_ns
+    assert (times > 0).all()
+    extra = sum(int(times[op]) for op in plan.schedule.ops) - int(times.sum())
+    assert plan.extra_time_ratio == pytest.approx(extra / int(times.sum()))
+    assert f"{100 * plan.extra_time_ratio:.1f} % by the times" in plan_summary(plan, reading=planned.reading)
+
+
 def test_a_plan_that_another_beats_is_left_out(planned):
     """Of two plans with the same peak only the cheaper is drawn; a higher peak at a higher cost is not."""
     plan = planned.plan

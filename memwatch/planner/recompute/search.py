@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # (area_power, limit): how the greedy search weighs bytes against cost, how many ops one cut may add
 _STYLES = ((1.0, 60), (1.0, 12), (0.5, 60), (2.0, 60))
+_TIGHTER = 0.9  # share of the budget that one more search aims at; what it does not need is taken back
+_BLOCKS = 3  # repeated blocks from which on a cut is tried in all of them at once
 _SEEDS_TRIED = 3
 _STEPWISE = 0.02  # share of the peak that one step of `_lower_peak_stepwise` goes down
 _MOST_STEPWISE = 12
@@ -119,7 +121,7 @@ class RecomputeSearch:
         return self._lower_peak_stepwise(self._step_down(best, begun, seeds))
 
     def _search(self, begun: list[PricedSchedule], seeds: Seeds) -> PricedSchedule:
-        found = self._fit_in_styles(begun) + self._fit_seeds(seeds(self._budget))
+        found = self._fit_in_styles(begun) + self._fit_blocks(begun) + self._fit_seeds(seeds(self._budget))
         best = self._best(found)
         if best.peak_bytes > self._budget and not self._clock.is_over():
             best = self._best([best, self.fit(best.tokens, 1.0, self._graph.num_ops)])
@@ -179,6 +181,24 @@ class RecomputeSearch:
                 found.append(self.fit(one.tokens, power, limit))
         return found
 
+    def _fit_blocks(self, begun: list[PricedSchedule]) -> list[PricedSchedule]:
+        """Return schedules that treat repeated blocks alike, and some for a tighter budget with the rest taken back.
+
+        Both escape from choices that look best one by one.
+        """
+        if self._graph.num_ops > _LARGEST_CAREFUL:
+            return []
+        found: list[PricedSchedule] = []
+        tighter = self._with_budget(int(self._budget * _TIGHTER))
+        is_repeated = np.bincount(self._model.kind).max(initial=0) >= _BLOCKS
+        for one in begun:
+            if self._clock.is_over():
+                break
+            found.append(self.prune(tighter.fit(one.tokens, 1.0, 60)))
+            if is_repeated and not self._clock.is_over():
+                found.append(self.fit(one.tokens, 1.0, 60, spread=True))
+        return found
+
     def _fit_seeds(self, seeds: list[IntArray]) -> list[PricedSchedule]:
         """Return the cheapest seeds that fit, pruned, and the lowest seeds that do not, cut until they fit."""
         valid = [one for one in map(self._price, seeds) if one is not None]
@@ -205,13 +225,14 @@ class RecomputeSearch:
         peak = int(sweep(self._model, draft, new_work(self._model, len(tokens))))
         return None if peak < 0 else PricedSchedule(tokens, peak, float(duration(self._model, draft)))
 
-    def fit(self, tokens: IntArray, area_power: float, limit: int) -> PricedSchedule:
+    def fit(self, tokens: IntArray, area_power: float, limit: int, *, spread: bool = False) -> PricedSchedule:
         """Return the schedule with gaps cut greedily until it fits, pruned afterwards.
 
         Args:
             tokens: the schedule to start from.
             area_power: how much relieving the peak counts against cost; see `_greedy.Style`.
             limit: how many ops one cut may add.
+            spread: make the same cut in all repeated blocks at once; always so in large programs.
         """
         from memwatch.planner.recompute import _greedy as kernel
 
@@ -220,7 +241,7 @@ class RecomputeSearch:
         # a call of the kernel cannot be interrupted, so it makes a limited number of cuts
         cuts = min(_CUTS_PER_CALL, max(2, 200_000 // max(num_ops, 1))) if are_fast() else 1
         random = random_state(self._terms.seed)
-        shortlist, spread = (24, False) if num_ops <= _LARGEST_CAREFUL else (4, True)
+        shortlist, spread = (24, spread) if num_ops <= _LARGEST_CAREFUL else (4, True)
         style = kernel.Style(
             self._budget, area_power, 0.0, min(limit, num_ops), shortlist, cuts, spread, random
         )

@@ -54,7 +54,7 @@ class PlanMismatchError(MemwatchError):
 
 @dataclass(frozen=True, slots=True)
 class PlanFigures:
-    """Peak increases (bytes) of program and plan, the bound, and what the plan costs."""
+    """Peak increases (bytes) of program and plan, the bound, and what the plan costs, by FLOPs and by measured time."""
 
     program_bytes: int
     plan_bytes: int
@@ -62,6 +62,7 @@ class PlanFigures:
     budget_bytes: int | None
     extra_cost_ratio: float
     moved_bytes: int
+    extra_time_ratio: float | None = None
 
     @classmethod
     def of(cls, plan: Plan) -> PlanFigures:
@@ -73,6 +74,7 @@ class PlanFigures:
             plan.budget_bytes,
             plan.extra_cost_ratio,
             plan.moved_bytes,
+            plan.extra_time_ratio,
         )
 
     @property

@@ -79,6 +79,8 @@ def _headline(figures: PlanFigures) -> Text:
     text.append(format_bytes(figures.plan_bytes), style="bold green")
     text.append(f", {100 * figures.share_ratio:.1f} % of the program's; ")
     text.append(f"extra cost {100 * figures.extra_cost_ratio:.1f} %", style="bold")
+    if figures.extra_time_ratio is not None:
+        text.append(f", {100 * figures.extra_time_ratio:.1f} % by the times of the recorded ops")
     if figures.moved_bytes:
         text.append(f"; {format_bytes(figures.moved_bytes)} moved out and back")
     return text.append(f"\nGap to the lower bound: {figures.gap_words}")

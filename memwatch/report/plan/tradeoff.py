@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from memwatch.planner.clock import Clock
@@ -21,6 +22,9 @@ def trade_off(
     plan: Plan, *, shares: Sequence[float] = SHARES_PERCENT, time_limit_s: float = TIME_LIMIT_S
 ) -> list[Plan]:
     """Return plans of the same program for several budgets; they move buffers only if `plan` does.
+
+    A plan of the list that fits the budget of `plan` never costs more than `plan`. Where it costs less, planning for
+    the same budget again returns it at once.
 
     Args:
         plan: a plan that knows its program (not one read from a file).
@@ -52,7 +56,15 @@ def trade_off(
             break
         if clock.is_over():
             break
-    return found
+    return [_best_of(plan, each) for each in found]
+
+
+def _best_of(plan: Plan, other: Plan) -> Plan:
+    """Return the cheaper one of two plans for the budget of the other; only a plan that fits it counts."""
+    budget = other.budget_bytes
+    if budget is None or plan.peak_increase_bytes > budget or plan.extra_cost_ratio >= other.extra_cost_ratio:
+        return other
+    return replace(plan, budget_bytes=budget)
 
 
 def cheapest(plans: Sequence[Plan]) -> list[Plan]:
