@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memwatch
 from memwatch.errors import MemwatchError
-from memwatch.planner import Graph, load_plan, plan_graph
+from memwatch.planner import BudgetError, Graph, load_plan, plan_graph
 from memwatch.replay.measure import measure_peak
 
 
@@ -129,7 +129,19 @@ def test_loaded_plan_drives_training(tmp_path):
         training.step(plan.checkpoint_contexts)
     assert loaded.checkpoint_peak_bytes == wanted.checkpoint_peak_bytes
     with memwatch.apply_plan(training.model, loaded) as applied:
-        assert training.peak_bytes() <= applied.peak_increase_bytes <= loaded.budget_bytes
+        training.reset()
+        assert applied.check(training.step) <= applied.peak_increase_bytes <= loaded.budget_bytes
+
+
+def test_step_above_the_claim_is_an_error_that_undoes_the_plan():
+    """It has both figures, and the model is as it was."""
+    training = Training("MLP")
+    applied = memwatch.apply_plan(training.model, at(training.plan(), 0.9))
+    training.batch = torch.cat([training.batch] * 3)
+    training.reset()
+    with pytest.raises(BudgetError, match=r"claims a peak increase of .* a step took"):
+        applied.check(training.step)
+    assert not any("forward" in vars(module) for module in training.model.modules())
 
 
 def test_budget_that_checkpoints_cannot_keep_is_warned_of_with_both_figures():

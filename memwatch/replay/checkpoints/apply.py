@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import compiler, nn
-from torch.nn.modules.batchnorm import _BatchNorm  # the public base of all batch norms has no other name
 from torch.utils.checkpoint import checkpoint
 
 from memwatch.errors import MemwatchError
+from memwatch.planner.errors import BudgetError
 from memwatch.replay.checkpoints.choose import choose_regions
 from memwatch.replay.checkpoints.regions import module_regions, outer_writers
 from memwatch.replay.checkpoints.saving import contexts_of, sizes_by_region
 from memwatch.replay.checkpoints.turns import warn_if_above
+from memwatch.replay.measure import measure_peak
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from memwatch.replay.checkpoints.step import TrainingStep
 
 _FORWARD: Final = "forward"
-_COUNTER: Final = "num_batches_tracked"
+_BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @dataclass(eq=False)
@@ -43,6 +44,7 @@ class AppliedPlan:
         peak_increase_bytes: peak increase of the recorded block with these checkpoints.
         budget_bytes: the peak increase that was allowed.
         extra_cost_ratio: cost of computing again, as a share of the step's cost.
+        device: the device that is planned, such as `cpu` or `cuda:0`.
     """
 
     modules: list[str]
@@ -50,12 +52,31 @@ class AppliedPlan:
     peak_increase_bytes: int
     budget_bytes: int
     extra_cost_ratio: float
+    device: str
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
         """Leave the model as it was before; the second time does nothing."""
         while self._undo:
             self._undo.pop()()
+
+    def check(self, step: Callable[[], object]) -> int:
+        """Run one step of the program and return its peak increase by the allocator's own events (bytes).
+
+        Raises:
+            BudgetError: the step took more than `peak_increase_bytes`; the model is as it was before.
+        """
+        with measure_peak(self.device) as measured:
+            step()
+        found_bytes = measured.peak_increase_bytes
+        if found_bytes > self.peak_increase_bytes:
+            self.undo()
+            raise BudgetError(
+                f"the plan claims a peak increase of {format_bytes(self.peak_increase_bytes)}, and a step took "
+                f"{format_bytes(found_bytes)}",
+                None, found_bytes, advice="record a step as large as this one and plan again",
+            )  # fmt: skip
+        return found_bytes
 
     def __enter__(self) -> AppliedPlan:
         return self
@@ -97,7 +118,7 @@ def apply_step(model: nn.Module, step: TrainingStep, budget_bytes: int) -> Appli
             applied.undo()
             raise MemwatchError("a plan is applied to this model already; undo() that first")
         applied._undo.append(_wrap(module, sizes.get(key)))
-    warn_if_above(choice, budget_bytes, "memwatch.apply_plan")
+    warn_if_above(choice, budget_bytes, "memwatch.apply_plan", stacklevel=4)
     return applied
 
 
@@ -106,7 +127,7 @@ def _figures(names: _Names, step: TrainingStep, choice: Choice, budget_bytes: in
     saved = {names.name(key): sum(entry[0] == key for entry in choice.saved) for key in keys}
     price = float(step.call_price.sum())
     ratio = choice.again_price / price if price else 0.0
-    return AppliedPlan(list(saved), saved, choice.peak_bytes, budget_bytes, ratio)
+    return AppliedPlan(list(saved), saved, choice.peak_bytes, budget_bytes, ratio, step.device)
 
 
 class _Names:
@@ -151,7 +172,7 @@ class _Names:
         try:
             is_same = type(self.module(region.key)).__name__ == self._step.module_class[region.key]
             writers = outer_writers(self._step, region) or set()
-            return is_same and all(isinstance(self.module(writer), _BatchNorm) for writer in writers)
+            return is_same and all(isinstance(self.module(writer), _BATCH_NORMS) for writer in writers)
         except AttributeError:
             return False
 
@@ -159,7 +180,7 @@ class _Names:
 def _wrap(module: nn.Module, sizes: Sizes | None) -> Callable[[], None]:
     """Run the forward of a module as a checkpointed region; return what undoes that."""
     former = module.__dict__.get(_FORWARD)
-    has_statistics = any(isinstance(each, _BatchNorm) for each in module.modules())
+    has_statistics = any(isinstance(each, _BATCH_NORMS) for each in module.modules())
     wrapper = Checkpointed(module, sizes, former, has_statistics=has_statistics)
     module.__dict__[_FORWARD] = wrapper
 
@@ -215,17 +236,17 @@ class Checkpointed:
         """
         module = self._module()
         norms = [
-            (each, each.momentum, each._buffers.get(_COUNTER))
+            (each, each.momentum, each.num_batches_tracked)
             for each in (module.modules() if module is not None else ())
-            if isinstance(each, _BatchNorm) and each.training and each.track_running_stats
+            if isinstance(each, _BATCH_NORMS) and each.training and each.track_running_stats
         ]
         for norm, _, _ in norms:
-            norm.momentum, norm._buffers[_COUNTER] = 0.0, None
+            norm.momentum, norm.num_batches_tracked = 0.0, None
         try:
             yield
         finally:
-            for norm, momentum, counter in norms:
-                norm.momentum, norm._buffers[_COUNTER] = momentum, counter
+            for norm, momentum, count in norms:
+                norm.momentum, norm.num_batches_tracked = momentum, count
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Checkpointed:
         copy = memo.get(id(self._module()))

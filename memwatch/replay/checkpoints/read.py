@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.capture.schema import BACKWARD, NONE, PLACES_OF_MODULES
-from memwatch.device_names import is_host
 from memwatch.encoding.values import GeneratorNumber, Window, leaves
 from memwatch.planner import Effect
 from memwatch.replay.checkpoints.step import TrainingStep
@@ -81,7 +80,7 @@ class _Reader:
             **self._runs(numbers),
             again_start=self._call_at(again["start_op"]),
             again_end=self._call_at(again["end_op"]),
-            host_bytes=int(is_host(device)),
+            device=device,
         )
 
     def _biases(self) -> list[int]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from torch import Tensor, compiler
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    create_selective_checkpoint_contexts,
+)
 
 from memwatch.encoding.values import leaves
 from memwatch.replay.overloads import overload_named
@@ -28,6 +33,7 @@ Sizes: TypeAlias = "Mapping[OpOverload, list[int]]"
 
 _SAVE, _AGAIN = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE
 _NOTHING: Final[list[OpOverload]] = []
+_SHOWS_RESULT: Final = "op_output" in inspect.signature(SelectiveCheckpointContext.__init__).parameters
 
 
 def sizes_by_region(choice: Choice) -> dict[int, Sizes]:
@@ -68,11 +74,12 @@ def policy_of(sizes: Sizes) -> Callable[..., CheckpointPolicy]:
         planned = left.get(op)
         if planned is None:
             return _AGAIN
-        if context.is_recompute:  # torch before 2.13 asks once more
+        if context.is_recompute:  # torch before 2.13 asks once more, and does not show the result
             return decided[op].popleft() if decided.get(op) else _AGAIN
         nbytes = next(planned, 0)
-        is_saved = nbytes and _nbytes(getattr(context, "op_output", None)) <= nbytes
-        decision = _SAVE if is_saved else _AGAIN
+        if _SHOWS_RESULT:
+            return _SAVE if nbytes and _nbytes(context.op_output) <= nbytes else _AGAIN
+        decision = _SAVE if nbytes else _AGAIN
         decided.setdefault(op, deque()).append(decision)
         return decision
 
@@ -80,6 +87,8 @@ def policy_of(sizes: Sizes) -> Callable[..., CheckpointPolicy]:
 
 
 def _nbytes(result: Any) -> int:
+    if isinstance(result, Tensor):
+        return result.untyped_storage().nbytes()
     return sum(each.untyped_storage().nbytes() for each in leaves(result) if isinstance(each, Tensor))
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from memwatch.device_names import is_host
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -47,7 +49,7 @@ class TrainingStep:
         run_start, run_end: its calls, a half-open range.
         run_depth: how many module calls were running above it.
         again_start, again_end: calls that a checkpoint of the program computed again, half-open ranges.
-        host_bytes: 1 where the planned device is the host, on which random states count.
+        device: the planned device, such as `cpu` or `cuda:0`.
     """
 
     overloads: list[str]
@@ -79,12 +81,17 @@ class TrainingStep:
     run_depth: IntArray
     again_start: IntArray
     again_end: IntArray
-    host_bytes: int
+    device: str
 
     @property
     def num_calls(self) -> int:
         """Number of calls."""
         return len(self.call_overload)
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the planned device is the host, on which random states count."""
+        return is_host(self.device)
 
     def content(self) -> dict[str, Any]:
         """Return the step as what JSON can hold."""
@@ -109,4 +116,4 @@ class TrainingStep:
         return cls(**values)
 
 
-_PLAIN: Final = frozenset({"overloads", "module_path", "module_class", "host_bytes"})
+_PLAIN: Final = frozenset({"overloads", "module_path", "module_class", "device"})

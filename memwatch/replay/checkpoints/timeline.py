@@ -116,7 +116,7 @@ def own_timeline(step: TrainingStep, own: Sequence[tuple[Region, int, int]]) -> 
         items += _items(step, region, region.start + stop - start, start - region.start, end)
         for calls in (slice(region.start, region.end), slice(start, stop)):
             mode_bytes[calls] = step.call_mode_bytes[calls]
-        if step.host_bytes:
+        if step.is_on_host:
             left = min(_left(step, region, start, stop), count - 1)
             np.add.at(change, [region.start, start], RANDOM_STATE_BYTES)
             np.subtract.at(change, [left + 1, stop], RANDOM_STATE_BYTES)
@@ -220,7 +220,7 @@ class _Simulation:
             given = np.unique(step.use_buffer[inside])
             given = given[(step.buffer_maker[given] != NONE) & (step.buffer_maker[given] < run.region.start)]
             end[given] = np.maximum(end[given], frame_end)
-            if step.host_bytes:
+            if step.is_on_host:
                 self._hold(int(moment[run.region.start]), frame_end, RANDOM_STATE_BYTES)
         made = np.flatnonzero(step.buffer_maker != NONE)
         for buffer in made.tolist():
@@ -271,7 +271,7 @@ class _Simulation:
         step, moment = self.step, self.moment
         for run in self.runs:
             stop = run.stop + run.shift - 1
-            if step.host_bytes:  # the state of the backward, put aside while that of the forward is in place
+            if step.is_on_host:  # the state of the backward, put aside while that of the forward is in place
                 self._hold(run.region.start + run.shift, stop, RANDOM_STATE_BYTES)
             released: dict[int, int] = {}
             for pack in run.packs.tolist():

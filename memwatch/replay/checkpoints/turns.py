@@ -101,7 +101,7 @@ class Turns:
         self._count = max(self._count, 1 + max((region.key for region in regions), default=0))
         self._sizes = sizes_by_region(self.choice)
         if self._is_known:
-            warn_if_above(self.choice, self._budget_bytes, "plan.checkpoint_contexts")
+            warn_if_above(self.choice, self._budget_bytes, "plan.checkpoint_contexts", stacklevel=5)
 
     def _listen(self, turn: int) -> Contexts:
         names: list[str] = []
@@ -132,13 +132,13 @@ class Turns:
             self._depth -= 1
 
 
-def warn_if_above(choice: Choice, budget_bytes: int, what: str) -> None:
+def warn_if_above(choice: Choice, budget_bytes: int, what: str, stacklevel: int) -> None:
     """Warn of a budget that checkpoints cannot keep, with both figures."""
     if choice.peak_bytes > budget_bytes:
         warnings.warn(
             f"{what}: the budget is {format_bytes(budget_bytes)}, and with checkpoints of these regions the peak "
             f'increase is {format_bytes(choice.peak_bytes)}; make the regions smaller, or use backend="memwatch"',
-            stacklevel=5,
+            stacklevel=stacklevel,
         )
 
 
