@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwatch._torch.versions import require_known_torch
 from memwatch.device_names import is_host
+from memwatch.fit.lines import LOADED
 from memwatch.fit.live_bytes import device_of
 from memwatch.fit.live_trial import LiveTrial
 from memwatch.fit.names import expressions_of, variables_of
@@ -122,7 +123,7 @@ def fit_program(
 
 
 def _code(kept: Measurement, names: Expressions) -> str:
-    return (words.LOADED if kept.way.plan is not None else "") + kept.way.code(names)
+    return (LOADED if kept.way.plan is not None else "") + kept.way.code(names)
 
 
 def _searched(

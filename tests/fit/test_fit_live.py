@@ -135,6 +135,7 @@ def wide(optimizer, batch=4, **options):
         ("700 KiB", "the optimizer's step"),
     ],
 )
+@pytest.mark.words
 def test_an_unreachable_limit_says_what_stands_in_the_way(limit, words):
     """It is what lives before the step, or the optimizer's step; the lowest measurement is named."""
     model, step = wide(torch.optim.SGD, lr=0.1, foreach=True, weight_decay=0.1)
@@ -164,6 +165,7 @@ def test_a_foreach_optimizer_is_made_plain():
     assert optimizer.param_groups[0]["foreach"] is True
 
 
+@pytest.mark.words
 def test_what_is_not_known_is_said():
     """An iterator that cannot be set back, a way and a limit that do not exist."""
     model, step = wide(torch.optim.SGD, lr=0.1)
@@ -182,6 +184,7 @@ def test_what_is_not_known_is_said():
         memwatch.fit(step, model, "much")
 
 
+@pytest.mark.words
 def test_the_table_names_the_way_and_its_lines(capsys):
     """It is printed, unless it is asked not to be."""
     model, step = wide(torch.optim.SGD, lr=0.1)
