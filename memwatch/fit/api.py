@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwatch._torch.versions import require_known_torch
 from memwatch.device_names import is_host
+from memwatch.fit.estimate import EstimatedTrial, is_estimate
 from memwatch.fit.lines import LOADED
 from memwatch.fit.live_bytes import device_of
 from memwatch.fit.live_trial import LiveTrial
@@ -44,6 +45,8 @@ def fit(
     the allocator's own events, from the same state. Then parameters, buffers, gradients, optimizers, schedulers,
     random generators, and the lists, dictionaries and variables that `step` can reach are put back, bit for bit.
 
+    Under a FakeTensorMode nothing is measured: peaks are estimated, and ways compared by their operations.
+
     Args:
         step: does one whole training step of the model: forward, backward, optimizer. It should do the same work
             each time; of an iterator that cannot be set back it takes new data in each trial, and a note says so.
@@ -65,7 +68,8 @@ def fit(
     """
     require_known_torch()
     limit_bytes, kinds = parse_bytes(limit), Kind.chosen(ways)
-    trial = LiveTrial(step, model, device_of(model))
+    kind = EstimatedTrial if is_estimate(model) else LiveTrial
+    trial: LiveTrial | EstimatedTrial = kind(step, model, device_of(model))
     search, kept = _searched(trial, limit_bytes, kinds)
     names = expressions_of([sys._getframe(1).f_locals, *variables_of(step)], model, trial.optimizers)
     notes = _notes(search, kept, trial.device)
@@ -127,7 +131,7 @@ def _code(kept: Measurement, names: Expressions) -> str:
 
 
 def _searched(
-    trial: LiveTrial | ProgramTrial, limit_bytes: int, kinds: set[Kind]
+    trial: LiveTrial | EstimatedTrial | ProgramTrial, limit_bytes: int, kinds: set[Kind]
 ) -> tuple[Search, Measurement]:
     from memwatch.fit.progress import (
         progress,
@@ -141,7 +145,9 @@ def _searched(
     return search, kept
 
 
-def _not_reachable(trial: LiveTrial | ProgramTrial, search: Search, limit_bytes: int) -> BudgetError:
+def _not_reachable(
+    trial: LiveTrial | EstimatedTrial | ProgramTrial, search: Search, limit_bytes: int
+) -> BudgetError:
     lowest = search.lowest
     if lowest is None or lowest.peak_bytes is None:
         return BudgetError(words.OUT_OF_MEMORY.format(tried=len(search.tried), device=trial.device), None, 0)
@@ -154,11 +160,11 @@ def _not_reachable(trial: LiveTrial | ProgramTrial, search: Search, limit_bytes:
 
 
 def _notes(search: Search, kept: Measurement, device: str) -> list[str]:
-    found = []
+    found = [words.ESTIMATED] if kept.is_estimate else []
     if search.is_repeatable is False:
         found.append(words.NOT_COMPARED)
     elif search.is_bitwise(kept) is False:
         found.append(words.NOT_BITWISE)
-    if is_host(device) and len(search.tried) > 1:
+    if is_host(device) and len(search.tried) > 1 and not kept.is_estimate:
         found.append(words.NOT_OFFERED_ON_HOST)
     return found
