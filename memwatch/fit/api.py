@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from memwatch._torch.fake import pretended
 from memwatch._torch.versions import require_known_torch
 from memwatch.device_names import is_host
 from memwatch.fit.estimate import EstimatedTrial, is_estimate
@@ -45,7 +46,8 @@ def fit(
     the allocator's own events, from the same state. Then parameters, buffers, gradients, optimizers, schedulers,
     random generators, and the lists, dictionaries and variables that `step` can reach are put back, bit for bit.
 
-    Under a FakeTensorMode nothing is measured: peaks are estimated, and ways compared by their operations.
+    Under a FakeTensorMode, and where each way runs out of memory, nothing can be measured: peaks are estimated, and
+    ways compared by their operations.
 
     Args:
         step: does one whole training step of the model: forward, backward, optimizer. It should do the same work
@@ -70,7 +72,15 @@ def fit(
     limit_bytes, kinds = parse_bytes(limit), Kind.chosen(ways)
     kind = EstimatedTrial if is_estimate(model) else LiveTrial
     trial: LiveTrial | EstimatedTrial = kind(step, model, device_of(model))
-    search, kept = _searched(trial, limit_bytes, kinds)
+    try:
+        search, kept = _searched(trial, limit_bytes, kinds)
+    except BudgetError as error:
+        if error.best is not None or not isinstance(trial, LiveTrial):
+            raise
+        estimated = _estimated(trial, step, limit_bytes, kinds)
+        if estimated is None:
+            raise
+        search, kept = estimated
     names = expressions_of([sys._getframe(1).f_locals, *variables_of(step)], model, trial.optimizers)
     notes = _notes(search, kept, trial.device)
     if trial.state.moving:
@@ -124,6 +134,19 @@ def fit_program(
         plan=kept.way.plan,
         notes=_notes(search, kept, trial.device),
     )
+
+
+def _estimated(
+    trial: LiveTrial, step: Callable[[], Any], limit_bytes: int, kinds: set[Kind]
+) -> tuple[Search, Measurement] | None:
+    """Search with fake tensors where nothing could be run; return None for a step that reads values of tensors."""
+    try:
+        with pretended():
+            return _searched(EstimatedTrial(step, trial.model, trial.device), limit_bytes, kinds)
+    except BudgetError:
+        raise
+    except Exception:
+        return None
 
 
 def _code(kept: Measurement, names: Expressions) -> str:

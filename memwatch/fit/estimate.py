@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from memwatch._torch.fake import FakeTensor, is_fake_mode_on
 from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import SavedScan
+from memwatch.fit.live_bytes import alive_bytes
 from memwatch.fit.measurement import Measurement
 from memwatch.fit.state import State, optimizers_of
 from memwatch.fit.way import Applied, Way
@@ -49,7 +50,9 @@ class EstimatedTrial:
     def run(self, way: Way) -> Measurement:
         """Estimate the second of two steps: the first may build the optimizer's state."""
         reading, flops = self._recorded(way)
-        return Measurement(way, reading.peak_bytes, reading.baseline_bytes, is_estimate=True, flops=flops)
+        real_bytes = alive_bytes(self.device)  # a block of fake tensors counts these alone
+        peak_bytes, baseline_bytes = reading.peak_bytes + real_bytes, reading.baseline_bytes + real_bytes
+        return Measurement(way, peak_bytes, baseline_bytes, is_estimate=True, flops=flops)
 
     def scan(self) -> SavedScan:
         """Run steps and return what the modules save in the last of them."""
@@ -58,6 +61,7 @@ class EstimatedTrial:
             self._step()
             with found.watching(self.model):
                 self._step()
+        found.changing_buffers = {name for name, _ in self.model.named_buffers()}  # fake bytes show no change
         return found
 
     def recorded(self, way: Way) -> Reading:

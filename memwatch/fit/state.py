@@ -57,16 +57,20 @@ class State:
         self._data_bytes: int | None = None  # None while all is copied that is found
         self._seen: dict[int, Any] = {}
         schedulers = [each for each in living(LRScheduler) if any(each.optimizer is o for o in optimizers)]
-        self._walk([model, *optimizers, *schedulers])
-        self._data_bytes = 0
-        self._walk([step])
+        with disable_torch_dispatch():
+            self._walk([model, *optimizers, *schedulers])
+            self._data_bytes = 0
+            self._walk([step])
         self._seen.clear()
         self._undo.append(self.restore_random_states)
 
     def restore(self) -> None:
         """Put everything back, bit for bit; tensors, lists and dictionaries stay the objects that they are."""
         self._tensors.begin_restoring()
-        with torch.no_grad():
+        with (
+            torch.no_grad(),
+            disable_torch_dispatch(),
+        ):  # a FakeTensorMode of the program's makes no real bytes
             for undo in self._undo:
                 undo()
 
@@ -196,7 +200,7 @@ class State:
 
 def random_states() -> list[Callable[[], object]]:
     """Return functions that put the global sources of random numbers back to where they are now."""
-    with disable_torch_dispatch():  # a FakeTensorMode of the program's would be given real states
+    with disable_torch_dispatch():
         states = read_states(devices_in_use(), ())
 
     def restore_torch() -> None:

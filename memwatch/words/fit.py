@@ -41,9 +41,7 @@ NOT_RESTORED: Final = (
 )
 NOT_COMPARED: Final = "the plain step does not give the same results twice, so results are not compared"
 NOT_BITWISE: Final = "the way that is kept gives results that differ from the plain step's in some bits"
-ESTIMATED: Final = (
-    "planned from an estimate: peaks are of tensors without memory, and nothing was run or timed"
-)
+ESTIMATED: Final = "planned from an estimate: peaks are without workspace, and no step was timed"
 
 TOO_LARGE: Final = (
     "a limit of {limit} on {device} is not reachable: the lowest of {tried} is {lowest} ({way})"
