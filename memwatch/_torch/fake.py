@@ -3,6 +3,7 @@
 | torch | here |
 | --- | --- |
 | torch._subclasses.fake_tensor.FakeTensor | FakeTensor |
+| torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) | pretended() |
 | torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None | is_fake_mode_on() |
 """
 
@@ -12,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.lookup import NoSuchClass, Part
 
-__all__ = ["FakeTensor", "is_fake_mode_on"]
+__all__ = ["FakeTensor", "is_fake_mode_on", "pretended"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 
 _fake: Final = Part("fake tensors are not known, so a block under FakeTensorMode is no estimate")
@@ -31,3 +33,17 @@ _FAKE_KEY: Final[Any] = _fake.take("torch._C._TorchDispatchModeKey.FAKE", None)
 def is_fake_mode_on() -> bool:
     """Return True inside a FakeTensorMode."""
     return _fake.complete and _mode_of_key(_FAKE_KEY) is not None
+
+
+_pretended: Final = Part("a step that runs out of memory cannot be estimated")
+_FakeTensorMode: Final[Any] = _pretended.required("torch._subclasses.fake_tensor.FakeTensorMode")
+
+
+def pretended() -> AbstractContextManager[object]:
+    """Return a mode in which ops make fake tensors, also of real ones.
+
+    Raises:
+        MemwatchError: this torch lacks it.
+    """
+    mode: AbstractContextManager[object] = _FakeTensorMode(allow_non_fake_inputs=True)
+    return mode

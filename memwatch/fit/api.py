@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from memwatch._torch.fake import pretended
 from memwatch._torch.versions import require_known_torch
 from memwatch.device_names import is_host
+from memwatch.fit.estimate import EstimatedTrial, is_estimate
+from memwatch.fit.lines import LOADED
 from memwatch.fit.live_bytes import device_of
 from memwatch.fit.live_trial import LiveTrial
 from memwatch.fit.names import expressions_of, variables_of
@@ -43,6 +46,9 @@ def fit(
     the allocator's own events, from the same state. Then parameters, buffers, gradients, optimizers, schedulers,
     random generators, and the lists, dictionaries and variables that `step` can reach are put back, bit for bit.
 
+    Under a FakeTensorMode, and where each way runs out of memory, nothing can be measured: peaks are estimated, and
+    ways compared by their operations.
+
     Args:
         step: does one whole training step of the model: forward, backward, optimizer. It should do the same work
             each time; of an iterator that cannot be set back it takes new data in each trial, and a note says so.
@@ -64,8 +70,17 @@ def fit(
     """
     require_known_torch()
     limit_bytes, kinds = parse_bytes(limit), Kind.chosen(ways)
-    trial = LiveTrial(step, model, device_of(model))
-    search, kept = _searched(trial, limit_bytes, kinds)
+    kind = EstimatedTrial if is_estimate(model) else LiveTrial
+    trial: LiveTrial | EstimatedTrial = kind(step, model, device_of(model))
+    try:
+        search, kept = _searched(trial, limit_bytes, kinds)
+    except BudgetError as error:
+        if error.best is not None or not isinstance(trial, LiveTrial):
+            raise
+        estimated = _estimated(trial, step, limit_bytes, kinds)
+        if estimated is None:
+            raise
+        search, kept = estimated
     names = expressions_of([sys._getframe(1).f_locals, *variables_of(step)], model, trial.optimizers)
     notes = _notes(search, kept, trial.device)
     if trial.state.moving:
@@ -121,12 +136,25 @@ def fit_program(
     )
 
 
+def _estimated(
+    trial: LiveTrial, step: Callable[[], Any], limit_bytes: int, kinds: set[Kind]
+) -> tuple[Search, Measurement] | None:
+    """Search with fake tensors where nothing could be run; return None for a step that reads values of tensors."""
+    try:
+        with pretended():
+            return _searched(EstimatedTrial(step, trial.model, trial.device), limit_bytes, kinds)
+    except BudgetError:
+        raise
+    except Exception:
+        return None
+
+
 def _code(kept: Measurement, names: Expressions) -> str:
-    return (words.LOADED if kept.way.plan is not None else "") + kept.way.code(names)
+    return (LOADED if kept.way.plan is not None else "") + kept.way.code(names)
 
 
 def _searched(
-    trial: LiveTrial | ProgramTrial, limit_bytes: int, kinds: set[Kind]
+    trial: LiveTrial | EstimatedTrial | ProgramTrial, limit_bytes: int, kinds: set[Kind]
 ) -> tuple[Search, Measurement]:
     from memwatch.fit.progress import (
         progress,
@@ -140,7 +168,9 @@ def _searched(
     return search, kept
 
 
-def _not_reachable(trial: LiveTrial | ProgramTrial, search: Search, limit_bytes: int) -> BudgetError:
+def _not_reachable(
+    trial: LiveTrial | EstimatedTrial | ProgramTrial, search: Search, limit_bytes: int
+) -> BudgetError:
     lowest = search.lowest
     if lowest is None or lowest.peak_bytes is None:
         return BudgetError(words.OUT_OF_MEMORY.format(tried=len(search.tried), device=trial.device), None, 0)
@@ -153,11 +183,11 @@ def _not_reachable(trial: LiveTrial | ProgramTrial, search: Search, limit_bytes:
 
 
 def _notes(search: Search, kept: Measurement, device: str) -> list[str]:
-    found = []
+    found = [words.ESTIMATED] if kept.is_estimate else []
     if search.is_repeatable is False:
         found.append(words.NOT_COMPARED)
     elif search.is_bitwise(kept) is False:
         found.append(words.NOT_BITWISE)
-    if is_host(device) and len(search.tried) > 1:
+    if is_host(device) and len(search.tried) > 1 and not kept.is_estimate:
         found.append(words.NOT_OFFERED_ON_HOST)
     return found

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from memwatch._torch.modes import disable_torch_dispatch
 from memwatch._torch.storages import address_of
 from memwatch.encoding.host_memory import HostBytes, copy_in, copy_out, new_storage
 from memwatch.heap.tensors import is_simulated, quiet, storage_of
@@ -127,7 +128,7 @@ class KeptTensors:
 def fingerprint(tensors: Iterable[torch.Tensor]) -> bytes:
     """Return a digest of the values of tensors, bit for bit; fake and sparse tensors are left out."""
     digest = hashlib.blake2b()
-    with quiet(), torch.no_grad():
+    with quiet(), torch.no_grad(), disable_torch_dispatch():
         for tensor in tensors:
             if is_simulated(tensor) or storage_of(tensor) is None:
                 continue

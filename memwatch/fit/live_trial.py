@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils import _pytree as pytree
 
+from memwatch._torch.fake import pretended
 from memwatch.devices import adapter_of, is_out_of_memory
+from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import SavedScan
+from memwatch.fit.estimate import EstimatedTrial
 from memwatch.fit.kept_tensors import fingerprint
 from memwatch.fit.live_bytes import count_live_bytes
 from memwatch.fit.measurement import Measurement
@@ -84,13 +87,21 @@ class LiveTrial:
         return Applied(way, self.model, self.optimizers)
 
     def scan(self) -> SavedScan:
-        """Run steps and return what the modules save in the last of them."""
-        self.state.restore()
+        """Run steps and return what the modules save in the last of them; fake ones if there is no memory for it."""
         found = SavedScan()
-        self._step()
-        with found.watching(self.model):
-            self._step()
-        self.state.restore()
+        with self.within(Way()):
+            try:
+                self._step()
+                with found.watching(self.model):
+                    self._step()
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                found = SavedScan()
+            else:
+                return found
+        with contextlib.suppress(Exception), pretended():  # a step that reads values has no estimate
+            found = EstimatedTrial(self._step, self.model, self.device).scan()
         return found
 
     def recorded(self, way: Way) -> Reading:
@@ -108,11 +119,16 @@ class LiveTrial:
         Raises:
             MemwatchError: the step cannot be recorded for a plan.
         """
+        recording = profile(stacks=False, holders=False, replay=True)
         with self.within(way):
-            self._step()
-            recording = profile(stacks=False, holders=False, replay=True)
-            with recording:
+            try:
                 self._step()
+                with recording:
+                    self._step()
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise MemwatchError(OUT_OF_MEMORY) from None
         return plan_of(recording)
 
     def _measured(self, way: Way) -> Measurement:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import os
-import random
 import sys
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from memwatch.devices import adapter_of, is_out_of_memory
-from memwatch.encoding.generators import read_states, restore_states
 from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import SavedScan
 from memwatch.fit.kept_tensors import fingerprint
@@ -27,7 +23,7 @@ from memwatch.fit.live_trial import OUT_OF_MEMORY, trained
 from memwatch.fit.measurement import Measurement
 from memwatch.fit.names import expressions_of
 from memwatch.fit.recorded_plan import plan_of
-from memwatch.fit.state import optimizers_of
+from memwatch.fit.state import optimizers_of, random_states
 from memwatch.fit.way import Applied, Expressions, Way
 from memwatch.own_code import is_program_code
 from memwatch.profile import profile
@@ -61,11 +57,7 @@ class ProgramTrial:
         self._load, self._steps = load, max(steps, 2)
         self._modules = set(sys.modules)
         self._arguments = list(sys.argv)
-        self._random_states = (
-            functools.partial(random.setstate, random.getstate()),
-            functools.partial(np.random.set_state, np.random.get_state()),
-            functools.partial(restore_states, read_states(["cpu"], ()), ()),
-        )
+        self._random_states = random_states()
         self._run: _Run | None = None
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Final, Protocol
 
 from memwatch.device_names import is_host
@@ -24,6 +25,10 @@ _GOOD_ENOUGH: Final = 1.02
 """A way whose steps take at most this, relative to the program's, ends the search."""
 _MARGINS: Final = (1.0, 0.9)
 """Shares of what the limit leaves that a planned way is given; the second only if the first is too much."""
+
+
+_ABOUT_BUDGETS: Final = r"memwatch\.apply_plan|torch\.compile, backend memwatch"
+"""How the warnings begin of plans that are above their budget."""
 
 
 class Trial(Protocol):
@@ -102,7 +107,9 @@ class Search:
         if known is not None:
             return known
         self._say(way.name)
-        measured = self._trial.run(way)
+        with warnings.catch_warnings():  # what a plan could not keep shows in the measurement
+            warnings.filterwarnings("ignore", _ABOUT_BUDGETS, UserWarning)
+            measured = self._trial.run(way)
         self.tried.append(measured)
         plain = self.tried[0].results
         if self.is_repeatable is None and None not in (plain, measured.results) and plain != measured.results:
@@ -132,7 +139,7 @@ class Search:
         if self._may(Kind.OFFLOAD) and not is_host(self._trial.device) and divided:
             yield from self._least(base.way, divided[-1], Kind.OFFLOAD)
         for kind in (Kind.POLICY, Kind.BACKEND):
-            if self._may(kind):
+            if self._may(kind) and not plain.is_estimate:
                 yield from self._planned(base, kind)
 
     def _may(self, kind: Kind) -> bool:

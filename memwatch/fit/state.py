@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from memwatch._torch.modes import disable_torch_dispatch
 from memwatch.devices import devices_in_use
 from memwatch.encoding.generators import read_states, restore_states
 from memwatch.fit.kept_tensors import KeptTensor, KeptTensors
@@ -49,27 +50,27 @@ class State:
     """
 
     def __init__(self, step: Callable[[], Any], model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        self._random_states = (
-            functools.partial(random.setstate, random.getstate()),
-            functools.partial(np.random.set_state, np.random.get_state()),
-            functools.partial(restore_states, read_states(devices_in_use(), ()), ()),
-        )
+        self._random_states = random_states()
         self.moving: list[str] = []
         self._tensors = KeptTensors()
         self._undo: list[Callable[[], object]] = []
         self._data_bytes: int | None = None  # None while all is copied that is found
         self._seen: dict[int, Any] = {}
         schedulers = [each for each in living(LRScheduler) if any(each.optimizer is o for o in optimizers)]
-        self._walk([model, *optimizers, *schedulers])
-        self._data_bytes = 0
-        self._walk([step])
+        with disable_torch_dispatch():
+            self._walk([model, *optimizers, *schedulers])
+            self._data_bytes = 0
+            self._walk([step])
         self._seen.clear()
         self._undo.append(self.restore_random_states)
 
     def restore(self) -> None:
         """Put everything back, bit for bit; tensors, lists and dictionaries stay the objects that they are."""
         self._tensors.begin_restoring()
-        with torch.no_grad():
+        with (
+            torch.no_grad(),
+            disable_torch_dispatch(),
+        ):  # a FakeTensorMode of the program's makes no real bytes
             for undo in self._undo:
                 undo()
 
@@ -88,6 +89,8 @@ class State:
             kept = self._frozen(value)
             if isinstance(kept, KeptTensor):
                 self._undo.append(kept.restored)
+            elif value.is_leaf:  # it has no bytes, or is data
+                self._undo.append(functools.partial(setattr, value, "grad", value.grad))
             return ()
         if cls in _LISTS:
             return self._keep_list(value)
@@ -193,6 +196,22 @@ class State:
         """Put back the global sources of random numbers alone."""
         for undo in self._random_states:
             undo()
+
+
+def random_states() -> list[Callable[[], object]]:
+    """Return functions that put the global sources of random numbers back to where they are now."""
+    with disable_torch_dispatch():
+        states = read_states(devices_in_use(), ())
+
+    def restore_torch() -> None:
+        with disable_torch_dispatch():
+            restore_states(states, ())
+
+    return [
+        functools.partial(random.setstate, random.getstate()),
+        functools.partial(np.random.set_state, np.random.get_state()),
+        restore_torch,
+    ]
 
 
 def living(*classes: type) -> list[Any]:

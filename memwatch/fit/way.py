@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch.fit.lines import LINES
 from memwatch.planner.errors import OptionError
 from memwatch.sizes import format_bytes
 from memwatch.words import fit as words
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """What a change does; the value is its key in `memwatch.words.fit`."""
+    """What a change does; the value is its key in `memwatch.words.fit` and `LINES`."""
 
     FOREACH = "foreach"
     GRADIENTS = "gradients"
@@ -82,7 +83,7 @@ class Change:
     def lines(self, program: Expressions) -> str:
         """Return the lines that make this change."""
         key = f"{self.kind.value}, buffers" if self.keeps_buffers else self.kind.value
-        template = words.LINES[key]
+        template = LINES[key]
         if self.kind.is_of_optimizers:
             return "".join(template.format(optimizer=optimizer) for optimizer in program.optimizers)
         options = {"budget": self.budget_bytes}
@@ -140,7 +141,7 @@ class Way:
         seen: set[str] = set()
         kept = []
         for line in "\n".join(change.lines(program) for change in self.changes).splitlines():
-            is_import = line.startswith(("import ", "from "))
+            is_import = line.partition(" ")[0] in ("import", "from")
             if not (is_import and line in seen):
                 kept.append(line)
             seen.add(line)

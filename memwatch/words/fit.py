@@ -1,7 +1,4 @@
-"""The words for ways to fit a step into a limit: what each changes, and the lines of Python that apply it.
-
-The lines are templates. What they say is what memwatch runs when it measures a way, so they do what was measured.
-"""
+"""The words for ways to fit a step into a limit: what each is and changes, and what stands in the way."""
 
 from __future__ import annotations
 
@@ -35,80 +32,6 @@ NAMES: Final[dict[str, str]] = {
 FIRST_AND_LAST: Final = "{first} ... {last}"
 """Modules by name, from the first to the last of them."""
 
-LINES: Final[dict[str, str]] = {
-    "foreach": """\
-for group in {optimizer}.param_groups:
-    group["foreach"] = False
-""",
-    "gradients": """\
-{optimizer}.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
-""",
-    "checkpoint": """\
-from functools import partial
-from torch.utils.checkpoint import checkpoint
-
-for name in {names}:
-    block = {model}.get_submodule(name)
-    block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-""",
-    "checkpoint, buffers": """\
-from contextlib import contextmanager, nullcontext
-from functools import partial
-from torch.utils.checkpoint import checkpoint
-
-@contextmanager
-def same_buffers(block):  # to compute a block again does not update its buffers again
-    before = [(buffer, buffer.clone()) for buffer in block.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in before:
-            buffer.data.copy_(value)
-
-for name in {names}:
-    block = {model}.get_submodule(name)
-    contexts = lambda block=block: (nullcontext(), same_buffers(block))
-    block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
-""",
-    "chain": """\
-from functools import partial
-from torch.utils.checkpoint import checkpoint_sequential
-
-chain = {model}.get_submodule({name!r})
-chain.forward = partial(checkpoint_sequential, list(chain), {segments}, use_reentrant=False)
-""",
-    "offload": """\
-from functools import partial
-from torch.autograd.graph import save_on_cpu
-
-def offloaded(forward, *args, **kwargs):
-    with save_on_cpu(pin_memory=True):
-        return forward(*args, **kwargs)
-
-for name in {names}:
-    block = {model}.get_submodule(name)
-    block.forward = partial(offloaded, block.forward)
-""",
-    "policy": """\
-import memwatch
-
-memwatch.apply_plan({model}, plan)
-""",
-    "backend": """\
-import memwatch
-
-{model}.compile(backend="memwatch", options={options!r})
-""",
-}
-"""Lines that apply a way, by kind."""
-
-LOADED: Final = """\
-from memwatch.planner.plan import load_plan
-
-plan = load_plan("step.plan")  # the file that fit.plan.save("step.plan") writes
-"""
-"""Lines that come before those of a way that applies a plan."""
-
 NOT_OFFERED_ON_HOST: Final = (
     "offload is not offered: the model is on the host, where what is saved lies already"
 )
@@ -118,9 +41,7 @@ NOT_RESTORED: Final = (
 )
 NOT_COMPARED: Final = "the plain step does not give the same results twice, so results are not compared"
 NOT_BITWISE: Final = "the way that is kept gives results that differ from the plain step's in some bits"
-ESTIMATED: Final = (
-    "planned from an estimate: peaks are of tensors without memory, and nothing was run or timed"
-)
+ESTIMATED: Final = "planned from an estimate: peaks are without workspace, and no step was timed"
 
 TOO_LARGE: Final = (
     "a limit of {limit} on {device} is not reachable: the lowest of {tried} is {lowest} ({way})"

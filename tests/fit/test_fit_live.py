@@ -17,6 +17,7 @@ import memwatch
 from memwatch.fit.kept_tensors import fingerprint
 from memwatch.planner.errors import OptionError
 from memwatch.sizes import SizeError
+from memwatch.words import fit as fit_words
 
 FAST = ("foreach", "gradients", "checkpoint", "chain")
 CALLS = [0]
@@ -135,6 +136,7 @@ def wide(optimizer, batch=4, **options):
         ("700 KiB", "the optimizer's step"),
     ],
 )
+@pytest.mark.words
 def test_an_unreachable_limit_says_what_stands_in_the_way(limit, words):
     """It is what lives before the step, or the optimizer's step; the lowest measurement is named."""
     model, step = wide(torch.optim.SGD, lr=0.1, foreach=True, weight_decay=0.1)
@@ -164,6 +166,7 @@ def test_a_foreach_optimizer_is_made_plain():
     assert optimizer.param_groups[0]["foreach"] is True
 
 
+@pytest.mark.words
 def test_what_is_not_known_is_said():
     """An iterator that cannot be set back, a way and a limit that do not exist."""
     model, step = wide(torch.optim.SGD, lr=0.1)
@@ -182,9 +185,40 @@ def test_what_is_not_known_is_said():
         memwatch.fit(step, model, "much")
 
 
+@pytest.mark.words
 def test_the_table_names_the_way_and_its_lines(capsys):
     """It is printed, unless it is asked not to be."""
     model, step = wide(torch.optim.SGD, lr=0.1)
     fit = memwatch.fit(step, model, "1 GiB")
     assert capsys.readouterr().out == fit.summary()
     assert "the program itself" in str(fit)
+
+
+def test_what_cannot_be_run_is_estimated():
+    """Where each real step runs out of memory, fake tensors tell the peaks; a note says so, and the model is real."""
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+    model = nn.Sequential(*(copy.deepcopy(block) for _ in range(3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.ones(512, 16)
+    runs_out = False
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        if runs_out and type(loss) is torch.Tensor:
+            raise MemoryError
+        loss.backward()
+        optimizer.step()
+
+    before = fingerprint(model.state_dict().values())
+    plain = memwatch.fit(step, model, "1 GiB", quiet=True).peak_bytes
+    runs_out = True
+    fit = memwatch.fit(step, model, plain * 6 // 10, ways=("checkpoint", "policy"), quiet=True)
+    assert fit.notes == [fit_words.ESTIMATED]
+    assert abs(fit.ways["peak_bytes"][0] - plain) < plain / 20
+    assert (fit.ways["step_time_ns"] == -1).all()
+    assert fit.ways["extra_ratio"].max() > 0.1
+    fit.undo()
+    assert fingerprint(model.state_dict().values()) == before
+    assert all(type(each.data) is torch.Tensor and each.grad is None for each in model.parameters())

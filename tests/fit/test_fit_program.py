@@ -49,6 +49,7 @@ def test_a_script_is_fitted(fit):
     assert "arguments" not in done.stdout
 
 
+@pytest.mark.words
 def test_a_limit_that_no_way_keeps_is_a_finding(fit):
     """The message says what stands in the way; without a limit the usage is wrong."""
     done = fit("--ways", "checkpoint", "--limit", "10KiB", "train.py")

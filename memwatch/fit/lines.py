@@ -1,0 +1,82 @@
+"""The lines of Python that apply a way, as templates by kind.
+
+memwatch runs these very lines when it measures a way, so what a user pastes does what was measured.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+LINES: Final[dict[str, str]] = {
+    "foreach": """\
+for group in {optimizer}.param_groups:
+    group["foreach"] = False
+""",
+    "gradients": """\
+{optimizer}.register_step_post_hook(lambda optimizer, *_: optimizer.zero_grad())
+""",
+    "checkpoint": """\
+from functools import partial
+from torch.utils.checkpoint import checkpoint
+
+for name in {names}:
+    block = {model}.get_submodule(name)
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+""",
+    "checkpoint, buffers": """\
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from torch.utils.checkpoint import checkpoint
+
+@contextmanager
+def same_buffers(block):  # to compute a block again does not update its buffers again
+    before = [(buffer, buffer.clone()) for buffer in block.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.data.copy_(value)
+
+for name in {names}:
+    block = {model}.get_submodule(name)
+    contexts = lambda block=block: (nullcontext(), same_buffers(block))
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+""",
+    "chain": """\
+from functools import partial
+from torch.utils.checkpoint import checkpoint_sequential
+
+chain = {model}.get_submodule({name!r})
+chain.forward = partial(checkpoint_sequential, list(chain), {segments}, use_reentrant=False)
+""",
+    "offload": """\
+from functools import partial
+from torch.autograd.graph import save_on_cpu
+
+def offloaded(forward, *args, **kwargs):
+    with save_on_cpu(pin_memory=True):
+        return forward(*args, **kwargs)
+
+for name in {names}:
+    block = {model}.get_submodule(name)
+    block.forward = partial(offloaded, block.forward)
+""",
+    "policy": """\
+import memwatch
+
+memwatch.apply_plan({model}, plan)
+""",
+    "backend": """\
+import memwatch
+
+{model}.compile(backend="memwatch", options={options!r})
+""",
+}
+"""Lines that apply a way, by kind."""
+
+LOADED: Final = """\
+from memwatch.planner.plan import load_plan
+
+plan = load_plan("step.plan")  # the file that fit.plan.save("step.plan") writes
+"""
+"""Lines that come before those of a way that applies a plan."""
