@@ -32,8 +32,11 @@ from memwatch.planner.request import OrderChoice, PlanRequest
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
+    from memwatch.planner.op import Name
 
 _LARGEST_QUICK = 5_000
 _ROUNDING = 1e-12
@@ -86,6 +89,7 @@ def plan_graph(
     bandwidth: float | None = None,
     time_limit_s: float = 10.0,
     seed: int = 0,
+    known: Sequence[Sequence[Name]] = (),
 ) -> Plan:
     """Return the cheapest schedule of a program that fits a budget.
 
@@ -104,6 +108,8 @@ def plan_graph(
         time_limit_s: when to stop searching (seconds). Programs of a few hundred ops are done before:
             their plan depends on the seed alone.
         seed: seed of the random moves.
+        known: schedules to start from beside those that the search finds, as names of ops; a name that comes again
+            is a recompute.
 
     Returns:
         The plan.
@@ -120,10 +126,17 @@ def plan_graph(
     warm_up()
     if order == "auto":
         warm_up_orders()
-    return plan_before(graph, budget, request, Clock.of(time_limit_s))
+    tokens = [np.array([graph.op_index[name] for name in order], dtype=np.int64) for order in known]
+    return plan_before(graph, budget, request, Clock.of(time_limit_s), tokens)
 
 
-def plan_before(graph: Graph, budget: int | float | str | None, request: PlanRequest, clock: Clock) -> Plan:
+def plan_before(
+    graph: Graph,
+    budget: int | float | str | None,
+    request: PlanRequest,
+    clock: Clock,
+    known: Sequence[IntArray] = (),
+) -> Plan:
     """Return a plan, as `plan_graph` describes it, before the time of `clock` is up."""
     history = _HISTORY.setdefault(graph, {}).setdefault(request, _History())
     if budget is None:
@@ -136,7 +149,7 @@ def plan_before(graph: Graph, budget: int | float | str | None, request: PlanReq
     allowed = parse_budget(budget, program_bytes - graph.baseline_bytes)
     total = allowed + graph.baseline_bytes
     if total not in history.answers:
-        found = _search(graph, request, history, total, clock)
+        found = _search(graph, request, history, total, clock, known)
         if found.peak_bytes > total:
             history.others.append(found)
             best = _plan(graph, found, history.bound(graph, request), None)
@@ -157,7 +170,12 @@ def _order(graph: Graph, request: PlanRequest, history: _History, clock: Clock) 
 
 
 def _search(
-    graph: Graph, request: PlanRequest, history: _History, budget_bytes: int, clock: Clock
+    graph: Graph,
+    request: PlanRequest,
+    history: _History,
+    budget_bytes: int,
+    clock: Clock,
+    known: Sequence[IntArray],
 ) -> PricedSchedule:
     movable = moving.movable_buffers(graph) if request.offload else None
     costs = moving.move_costs(graph, request.bandwidth) if request.offload else None
@@ -166,7 +184,7 @@ def _search(
     search = RecomputeSearch(graph, model, Terms(budget_bytes, keeps_order, request.seed, clock))
     starts = _starts(graph, request, history, budget_bytes, clock)
     if request.recompute and not callable(request.order):
-        return search.run(starts, partial(seeds, graph))
+        return search.run(starts, lambda budget: [*known, *seeds(graph, budget)])
     return search.run(starts)
 
 

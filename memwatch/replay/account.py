@@ -1,0 +1,394 @@
+"""The account of a compiled callable: one budget for all of its graphs, measured and kept.
+
+A share of the program is a share of what eager PyTorch takes, so the first step runs as eager PyTorch does and is
+measured. The steps after it run as planned. Each new plan is measured in its first step: if the step took more than
+the budget, it is planned again with what was learned; if it still does, that is said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.planner import BudgetError, Graph, Plan, plan_graph
+from memwatch.planner.budget import parse_budget
+from memwatch.planner.fingerprint import fingerprint
+from memwatch.replay.episode import BACKWARD, LEFT, RETURNED, Episode, Run, addresses
+from memwatch.replay.measure import Stretch, can_measure
+from memwatch.replay.step_model import Orders, StepModel
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwatch.encoding.values import Value
+    from memwatch.planner.op import Name
+    from memwatch.replay.options import BackendOptions
+    from memwatch.replay.traced_graph import TracedGraph
+
+_log = logging.getLogger(__name__)
+_MOST_TRIES: Final = 3
+_MOST_RUNS: Final = 64
+"""An episode with more runs than this is a loop that keeps everything: it is not planned as one step."""
+_MOST_GRAPHS: Final = 32
+_graphs: Final[OrderedDict[tuple[str, bytes], Graph]] = OrderedDict()
+
+Signature = tuple[tuple[int, int], ...]
+
+
+@dataclass(eq=False)
+class _Standing:
+    """What is known of one sequence of runs.
+
+    Attributes:
+        runs: the runs of an episode of this kind.
+        orders: how its graphs run now.
+        outside_bytes: what the code after each forward took.
+        unmodelled_bytes: how much more a step took than the plan says.
+        tries: how often it was measured above the budget.
+        is_settled: whether it was measured and need not be again.
+        is_lowest: whether the orders are the lowest known.
+    """
+
+    runs: list[Run]
+    orders: Orders | None = None
+    outside_bytes: list[int] = field(default_factory=list)
+    unmodelled_bytes: int = 0
+    tries: int = 0
+    is_settled: bool = False
+    is_lowest: bool = False
+
+
+class Account:
+    """Plans, measures and plans again what a compiled callable runs.
+
+    Args:
+        options: what the user asked for.
+        device: device whose bytes count.
+    """
+
+    def __init__(self, options: BackendOptions, device: str) -> None:
+        self._options = options
+        self._device = device
+        self._eager_bytes: int | None = None
+        self._episode: Episode | None = None
+        self._graphs: list[TracedGraph] = []
+        self._largest: list[dict[Any, int]] = []
+        self._standings: dict[Signature, _Standing] = {}
+        self._must_measure = True
+        self._is_warned = False
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget; None where there is none, and for a share until eager PyTorch has been measured."""
+        budget = self._options.budget
+        if budget is None or (self._is_share and self._eager_bytes is None):
+            return None
+        return parse_budget(budget, self._eager_bytes or 0)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a budget to keep."""
+        return self._options.budget is not None
+
+    @property
+    def _is_share(self) -> bool:
+        budget = self._options.budget
+        return isinstance(budget, str) and budget.strip().endswith("%")
+
+    def add(self, graph: TracedGraph) -> list[str]:
+        """Take a graph that was just traced; return the order in which it runs at first.
+
+        Raises:
+            BudgetError: with the option `strict`, the graph alone cannot be run within the budget.
+        """
+        self._graphs.append(graph)
+        self._largest.append(dict(graph.hints))
+        graph.on_backward = lambda where: self._backward(graph, where)
+        run = Run(graph, 0, ())
+        standing = _Standing([run])
+        model = self._model(standing)
+        own = model.torchs_own()
+        if self._is_share:
+            orders = None if own is None else model.cut(own)
+            return (orders or self._lowest(model)).of_graphs[0]
+        standing.orders = self._plan(model, own, standing)
+        self._standings[self._signature([run])] = standing
+        if self.budget_bytes is not None and standing.orders.peak_increase_bytes > self.budget_bytes:
+            self._out_of_reach(standing, None)
+        return standing.orders.of_graphs[0]
+
+    def enter(self, graph: TracedGraph, args: Sequence[Any]) -> Run:
+        """Note that a graph is about to run, and choose how.
+
+        Raises:
+            BudgetError: with the option `strict`, a larger shape cannot be run within the budget.
+        """
+        if self._episode is None or not self._episode.pending():
+            self._conclude()
+            self._episode = self._open(graph, args)
+        episode = self._episode
+        turn = sum(run.graph is graph for run in episode.runs)
+        run = Run(graph, turn, addresses(args))
+        if not episode.is_eager:
+            self._make_room(graph, args)
+        graph.turn = turn
+        episode.runs.append(run)
+        return run
+
+    def runs_eagerly(self, run: Run) -> bool:
+        """Return True for a run that is measured to learn what eager PyTorch takes."""
+        return self._episode is not None and self._episode.is_eager and run in self._episode.runs
+
+    def leave(self, run: Run, args: Sequence[Any], result: Value) -> None:
+        """Note that a graph has run."""
+        heads = run.left(args, result)
+        episode = self._episode
+        if episode is None or run not in episode.runs:
+            return
+        episode.mark(LEFT)
+        if episode.is_eager:
+            episode.watch(run, heads)
+        if episode.is_measured and not episode.pending():
+            self._conclude()
+
+    def failed(self) -> None:
+        """Forget the episode: a graph raised."""
+        if self._episode is not None and self._episode.can_stop_here:
+            self._episode.stop()
+            self._episode = None
+
+    def _backward(self, graph: TracedGraph, where: str) -> None:
+        episode = self._episode
+        if episode is None:
+            return
+        waiting = [run for run in episode.runs if run.graph is graph and not run.is_done]
+        if where == "begins":
+            episode.mark(BACKWARD)
+        elif waiting:
+            episode.note_backward(waiting[-1], BACKWARD)
+
+    def _backward_returned(self) -> None:
+        episode = self._episode
+        if episode is None:
+            return
+        episode.mark(RETURNED)
+        if not episode.pending() and episode.can_stop_here:
+            self._conclude()
+
+    def _open(self, graph: TracedGraph, args: Sequence[Any]) -> Episode:
+        if self._options.budget is None or not self._must_measure_with(graph, args) or not can_measure():
+            return Episode()
+        is_new = self._is_larger(graph, args) or not any(
+            graph is run.graph for standing in self._standings.values() for run in standing.runs
+        )
+        episode = Episode(is_eager=self._is_share and is_new)
+        if episode.is_eager:
+            self._grow(graph, args)
+        episode.measure(self._device, self._backward_returned)
+        return episode
+
+    def _must_measure_with(self, graph: TracedGraph, args: Sequence[Any]) -> bool:
+        own = [one for one in self._standings.values() if any(run.graph is graph for run in one.runs)]
+        return self._must_measure or not own or self._is_larger(graph, args)
+
+    def _is_larger(self, graph: TracedGraph, args: Sequence[Any]) -> bool:
+        largest = self._largest[self._graphs.index(graph)]
+        return any(value > largest.get(symbol, value) for symbol, value in graph.values(args).items())
+
+    def _grow(self, graph: TracedGraph, args: Sequence[Any]) -> None:
+        largest = self._largest[self._graphs.index(graph)]
+        for symbol, value in graph.values(args).items():
+            largest[symbol] = max(value, largest.get(symbol, value))
+
+    def _make_room(self, graph: TracedGraph, args: Sequence[Any]) -> None:
+        """Plan again for a shape that is larger than all before."""
+        if not self._is_larger(graph, args):
+            return
+        self._grow(graph, args)
+        self._is_warned = False
+        self._must_measure = True
+        for standing in self._standings.values():
+            if any(run.graph is graph for run in standing.runs):
+                standing.tries, standing.is_settled = 0, False
+                self._replan(standing)
+
+    def _conclude(self) -> None:
+        """End the episode, and judge it if it was measured."""
+        episode, self._episode = self._episode, None
+        if episode is None or not episode.can_stop_here:
+            return
+        stretches = episode.stop()
+        runs = episode.runs
+        if self._options.budget is None or len(runs) > _MOST_RUNS or not any(run.is_done for run in runs):
+            return
+        signature = self._signature(runs)
+        known = self._standings.get(signature)
+        standing = known or self._standings.setdefault(signature, _Standing(runs))
+        standing.runs = runs if stretches or known is None else standing.runs
+        peak = max((stretch.peak_bytes for stretch in stretches), default=0)
+        if stretches:
+            standing.outside_bytes = _outside(stretches, len(runs), standing.outside_bytes)
+        if episode.is_eager:
+            self._eager_bytes = max(self._eager_bytes or 0, peak)
+            self._replan_all(standing)
+        elif known is None or standing.orders is None:
+            self._replan(standing)
+        elif stretches:
+            self._judge(standing, peak)
+
+    def _replan_all(self, first: _Standing) -> None:
+        for standing in [first, *self._standings.values()]:
+            if standing is first or standing.orders is None:
+                standing.tries = 0
+                self._replan(standing)
+
+    def _judge(self, standing: _Standing, peak_bytes: int) -> None:
+        """Compare a measured step with the budget."""
+        budget = self.budget_bytes
+        assert budget is not None and standing.orders is not None
+        planned = standing.orders.peak_increase_bytes
+        _log.info("a step took %s, planned were %s", format_bytes(peak_bytes), format_bytes(planned))
+        if peak_bytes <= budget or (standing.is_lowest and standing.tries):
+            standing.is_settled = True
+            self._must_measure = any(not one.is_settled for one in self._standings.values())
+            if peak_bytes > budget:
+                self._out_of_reach(standing, peak_bytes)
+            return
+        standing.tries += 1
+        if standing.tries > _MOST_TRIES:
+            standing.is_settled = True
+            self._must_measure = any(not one.is_settled for one in self._standings.values())
+            self._out_of_reach(standing, peak_bytes)
+            return
+        model = self._model(standing)
+        now = model.peak_of(standing.orders.whole)
+        standing.unmodelled_bytes = max(standing.unmodelled_bytes, peak_bytes - (now or planned), 0)
+        self._replan(standing)
+
+    def _replan(self, standing: _Standing) -> None:
+        """Plan the graphs of a standing anew, and run them so from now on."""
+        if any(run.graph.joint is None for run in standing.runs):
+            standing.is_settled = True
+            return
+        model = self._model(standing)
+        standing.orders = self._plan(model, model.torchs_own(), standing)
+        for run, order in zip(standing.runs, standing.orders.of_graphs, strict=True):
+            run.graph.choose(run.turn, order)
+        self._must_measure = True
+        budget = self.budget_bytes
+        # what several graphs hold together is known only roughly: a measured step decides
+        if budget is not None and len(standing.runs) == 1 and not standing.unmodelled_bytes:
+            if standing.orders.peak_increase_bytes > budget:
+                self._out_of_reach(standing, None)
+
+    def _model(self, standing: _Standing) -> StepModel:
+        outside = standing.outside_bytes or [0] * len(standing.runs)
+        runs = [
+            dataclasses.replace(
+                run.graph.as_run(self._largest[self._graphs.index(run.graph)]),
+                inputs=run.inputs, outputs=run.outputs, outside_bytes=nbytes,
+            )  # fmt: skip
+            for run, nbytes in zip(standing.runs, outside, strict=True)
+        ]
+        model = StepModel(runs, self._device)
+        model.graph = _remembered(model.graph)
+        return model
+
+    def _plan(self, model: StepModel, own: list[Name] | None, standing: _Standing) -> Orders:
+        """Return orders within the budget, or the lowest ones found."""
+        options, budget = self._options, self.budget_bytes
+        own_peak = None if own is None else model.peak_of(own)
+        if not options.recompute or options.order != "auto":
+            own, own_peak = None, None
+        standing.is_lowest = False
+        if budget is None:
+            found = self._orders(model, None, [])
+            if own_peak is None or found.peak_increase_bytes <= own_peak:
+                return found
+            return self._orders(model, own_peak, [own] if own else [])
+        wanted = max(budget - standing.unmodelled_bytes, 0)
+        target = wanted if own_peak is None else min(wanted, own_peak)
+        best: Orders | None = None
+        for _ in range(_MOST_TRIES):
+            found = self._orders(model, target, [own] if own else [])
+            if best is None or found.peak_increase_bytes < best.peak_increase_bytes:
+                best = found
+            over = found.peak_increase_bytes - wanted
+            if over <= 0:
+                return found
+            if self._missed:
+                break
+            target = max(target - over, 0)
+        standing.is_lowest = True
+        assert best is not None
+        return best
+
+    def _orders(self, model: StepModel, target: int | None, known: list[list[Name]]) -> Orders:
+        """Return the orders of the plan for a target, or of the lowest plan."""
+        options = self._options
+        self._missed = False
+        try:
+            plan = plan_graph(
+                model.graph, budget=target, order=options.order, recompute=options.recompute,
+                time_limit_s=options.time_limit_s, seed=options.seed, known=known,
+            )  # fmt: skip
+        except BudgetError as error:
+            if not isinstance(error.best, Plan):
+                raise
+            plan, self._missed = error.best, True
+            self._error = error
+        found = model.cut(plan.order)
+        return self._lowest(model) if found is None else found
+
+    def _lowest(self, model: StepModel) -> Orders:
+        """Return the program's own order, the one that always holds."""
+        found = model.cut(model.graph.op_names)
+        assert found is not None, "the program's own order is valid"
+        return found
+
+    _missed = False
+    _error: BudgetError | None = None
+
+    def _out_of_reach(self, standing: _Standing, measured_bytes: int | None) -> None:
+        """Raise or warn: the budget cannot be kept."""
+        budget = self.budget_bytes
+        assert budget is not None and standing.orders is not None
+        if self._error is not None and measured_bytes is None:
+            error = self._error.for_options(self._options.names())
+        else:
+            taken = measured_bytes or standing.orders.peak_increase_bytes
+            error = BudgetError(
+                f"no plan fits {format_bytes(budget)}: a step with the lowest plan took {format_bytes(taken)}",
+                self._error.best if self._error is not None else None,
+                standing.orders.peak_increase_bytes,
+            )
+        if self._options.strict:
+            raise error
+        if not self._is_warned:
+            self._is_warned = True
+            warnings.warn(f"torch.compile, backend memwatch: {error}; the lowest plan is used", stacklevel=2)
+
+    def _signature(self, runs: list[Run]) -> Signature:
+        return tuple((self._graphs.index(run.graph), run.turn) for run in runs)
+
+
+def _outside(stretches: list[Stretch], num_runs: int, before: list[int]) -> list[int]:
+    """Return what the code after each forward allocated, at most, as far as it was seen."""
+    left = [stretch.peak_bytes - stretch.start_bytes for stretch in stretches if stretch.name == LEFT]
+    found = left if len(left) == num_runs else [0] * num_runs
+    return [max(pair) for pair in zip(found, before, strict=True)] if before else found
+
+
+def _remembered(graph: Graph) -> Graph:
+    """Return the same program as it was planned before, so that the answers to its budgets agree with each other."""
+    key = fingerprint(graph), graph.op_workspace_bytes.tobytes()
+    found = _graphs.setdefault(key, graph)
+    _graphs.move_to_end(key)
+    while len(_graphs) > _MOST_GRAPHS:
+        _graphs.popitem(last=False)
+    return found
