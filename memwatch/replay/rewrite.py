@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
+from memwatch._torch.aot_graphs import keep_in_forward
 from memwatch.encoding.values import Value, leaves
 from memwatch.replay.fx import BOUNDARY, is_tangent
 
@@ -78,6 +79,9 @@ class _Writer:
         if name == BOUNDARY:
             self._given = [self._value(item) for item in self._outputs()[: self.num_fwd_outputs]]
             self._early.update(node for node in self.graph.nodes if not is_tangent(node))
+            for node in self._early:
+                if node.op == "call_function":
+                    keep_in_forward(node)
             self._crossed = True
             return
         node = self._nodes[str(name)]
