@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from memwatch._torch.fake import is_fake_mode_on
 from memwatch._torch.lookup import Part
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def call_after_backwards(call: Callable[[], object]) -> Callable[[], None]:
     @functools.wraps(before)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         result = before(*args, **kwargs)
-        call()
+        if not is_fake_mode_on():  # else a compiler traces a backward
+            call()
         return result
 
     def end() -> None:

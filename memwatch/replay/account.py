@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch.planner import BudgetError, Graph, Plan, plan_graph
 from memwatch.planner.budget import parse_budget
 from memwatch.planner.fingerprint import fingerprint
-from memwatch.replay.episode import BACKWARD, LEFT, RETURNED, Episode, Run, addresses
+from memwatch.replay.episode import BACKWARD, FORWARD, LEFT, RETURNED, Episode, Run, addresses
 from memwatch.replay.measure import Stretch, can_measure
 from memwatch.replay.step_model import Orders, StepModel
 from memwatch.sizes import format_bytes
@@ -138,6 +138,7 @@ class Account:
             self._make_room(graph, args)
         graph.turn = turn
         episode.runs.append(run)
+        episode.mark(FORWARD)
         return run
 
     def runs_eagerly(self, run: Run) -> bool:
@@ -242,7 +243,7 @@ class Account:
             self._judge(standing, peak)
 
     def _replan_all(self, first: _Standing) -> None:
-        for standing in [first, *self._standings.values()]:
+        for standing in self._standings.values():
             if standing is first or standing.orders is None:
                 standing.tries = 0
                 self._replan(standing)

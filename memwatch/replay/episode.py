@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from memwatch.replay.traced_graph import TracedGraph
 
-START, LEFT, TANGENT, BACKWARD, RETURNED = "start", "left", "tangent", "backward", "returned"
+FORWARD, LEFT, TANGENT, BACKWARD, RETURNED = "forward", "left", "tangent", "backward", "returned"
 
 
 class _Token:
@@ -91,7 +91,6 @@ class Episode:
         self._window = AllocatorWindow(device)
         self._thread = threading.get_ident()
         self._end_calls = call_after_backwards(after_backward)
-        self.mark(START)
 
     def mark(self, name: str) -> None:
         """Set a mark in the window."""

@@ -134,7 +134,13 @@ class StepModel:
                 turn = len(reader.ops)
             reader.read(node)
         early, late = (reader.ops, []) if turn < 0 else (reader.ops[:turn], reader.ops[turn:])
-        part = _Part(run, reader, prefix, early, late, _buffers(reader, outputs))
+        given = _buffers(reader, outputs)
+        # what the program was given stays with it, so to make it anew frees nothing
+        early = [
+            dataclasses.replace(spec, recomputable=False) if spec.makes.keys() & set(given) else spec
+            for spec in early
+        ]
+        part = _Part(run, reader, prefix, early, late, given)
         for node, address in addresses.items():
             if reader.buffers[node] and address not in self._produced:
                 self._external.setdefault(address, reader.buffers[node][0])
@@ -149,12 +155,7 @@ class StepModel:
         own = {name for spec in (*part.early, *part.late) for name in spec.makes}
         taken = {part.reader.given[node] for node in primals if node in part.reader.given} - own
         for earlier in self._parts:
-            flowing = taken.intersection(earlier.given)
-            earlier.flowing |= flowing
-            earlier.early = [
-                dataclasses.replace(spec, recomputable=False) if flowing & set(spec.makes) else spec
-                for spec in earlier.early
-            ]  # the next graph has what it was given, so nobody can make it anew for it
+            earlier.flowing |= taken.intersection(earlier.given)
 
     def _gradients(self, part: _Part) -> list[tuple[str, str]]:
         """Return (name of an input, name of its gradient) as far as they are known."""
