@@ -31,4 +31,4 @@ def symbol_of(size: Any) -> Any:
 def size_at(size: Any, values: Mapping[Any, int]) -> int | None:
     """Return a symbolic number for values of its symbols; None where one of them has no value."""
     found = size.node.expr.xreplace(values)
-    return int(found) if found.is_number else None
+    return int(found) if isinstance(found, int) or found.is_number else None

@@ -62,6 +62,12 @@ class _Standing:
     is_settled: bool = False
     is_lowest: bool = False
 
+    def grow(self, factor: float) -> None:
+        """Expect larger shapes: what was learned of smaller ones grows with them."""
+        self.tries, self.is_settled = 0, False
+        self.outside_bytes = [round(factor * nbytes) for nbytes in self.outside_bytes]
+        self.unmodelled_bytes = round(factor * self.unmodelled_bytes)
+
 
 class Account:
     """Plans, measures and plans again what a compiled callable runs.
@@ -135,7 +141,11 @@ class Account:
         turn = sum(run.graph is graph for run in episode.runs)
         run = Run(graph, turn, addresses(args))
         if not episode.is_eager:
-            self._make_room(graph, args)
+            try:
+                self._make_room(graph, args)
+            except BudgetError:
+                self.failed()
+                raise
         graph.turn = turn
         episode.runs.append(run)
         episode.mark(FORWARD)
@@ -201,22 +211,37 @@ class Account:
         largest = self._largest[self._graphs.index(graph)]
         return any(value > largest.get(symbol, value) for symbol, value in graph.values(args).items())
 
-    def _grow(self, graph: TracedGraph, args: Sequence[Any]) -> None:
+    def _grow(self, graph: TracedGraph, args: Sequence[Any]) -> float:
+        """Note the sizes of a call; return by which factor they are larger than all before."""
         largest = self._largest[self._graphs.index(graph)]
+        factor = 1.0
         for symbol, value in graph.values(args).items():
-            largest[symbol] = max(value, largest.get(symbol, value))
+            known = largest.get(symbol, value)
+            factor *= max(value / known, 1.0) if known else 1.0
+            largest[symbol] = max(value, known)
+        return factor
 
     def _make_room(self, graph: TracedGraph, args: Sequence[Any]) -> None:
         """Plan again for a shape that is larger than all before."""
         if not self._is_larger(graph, args):
             return
-        self._grow(graph, args)
+        largest = self._largest[self._graphs.index(graph)]
+        before = dict(largest)
+        concerned = [each for each in self._standings.values() if any(run.graph is graph for run in each.runs)]
+        copies = [dataclasses.replace(standing) for standing in concerned]
+        factor = self._grow(graph, args)
         self._is_warned = False
         self._must_measure = True
-        for standing in self._standings.values():
-            if any(run.graph is graph for run in standing.runs):
-                standing.tries, standing.is_settled = 0, False
+        try:
+            for standing in concerned:
+                standing.grow(factor)
                 self._replan(standing)
+        except BudgetError:  # what fitted so far fits still
+            largest.update(before)
+            for standing, copy in zip(concerned, copies, strict=True):
+                vars(standing).update(vars(copy))
+                self._choose(standing)
+            raise
 
     def _conclude(self) -> None:
         """End the episode, and judge it if it was measured."""
@@ -252,24 +277,23 @@ class Account:
         """Compare a measured step with the budget."""
         budget = self.budget_bytes
         assert budget is not None and standing.orders is not None
-        planned = standing.orders.peak_increase_bytes
-        _log.info("a step took %s, planned were %s", format_bytes(peak_bytes), format_bytes(planned))
-        if peak_bytes <= budget or (standing.is_lowest and standing.tries):
-            standing.is_settled = True
-            self._must_measure = any(not one.is_settled for one in self._standings.values())
-            if peak_bytes > budget:
-                self._out_of_reach(standing, peak_bytes)
-            return
-        standing.tries += 1
-        if standing.tries > _MOST_TRIES:
-            standing.is_settled = True
-            self._must_measure = any(not one.is_settled for one in self._standings.values())
+        planned = standing.orders
+        _log.info(
+            "a step took %s, planned were %s",
+            format_bytes(peak_bytes), format_bytes(planned.peak_increase_bytes),
+        )  # fmt: skip
+        if peak_bytes > budget:
+            standing.tries += 1
+            expected = self._model(standing).peak_of(planned.whole) or planned.peak_increase_bytes
+            standing.unmodelled_bytes = max(standing.unmodelled_bytes, peak_bytes - expected)
+            self._replan(standing)
+            is_same = standing.orders.whole == planned.whole
+            if not (standing.tries > _MOST_TRIES or (standing.is_lowest and (is_same or standing.tries > 1))):
+                return
+        standing.is_settled = True
+        self._must_measure = any(not one.is_settled for one in self._standings.values())
+        if peak_bytes > budget:
             self._out_of_reach(standing, peak_bytes)
-            return
-        model = self._model(standing)
-        now = model.peak_of(standing.orders.whole)
-        standing.unmodelled_bytes = max(standing.unmodelled_bytes, peak_bytes - (now or planned), 0)
-        self._replan(standing)
 
     def _replan(self, standing: _Standing) -> None:
         """Plan the graphs of a standing anew, and run them so from now on."""
@@ -278,14 +302,19 @@ class Account:
             return
         model = self._model(standing)
         standing.orders = self._plan(model, model.torchs_own(), standing)
-        for run, order in zip(standing.runs, standing.orders.of_graphs, strict=True):
-            run.graph.choose(run.turn, order)
+        self._choose(standing)
         self._must_measure = True
         budget = self.budget_bytes
         # what several graphs hold together is known only roughly: a measured step decides
-        if budget is not None and len(standing.runs) == 1 and not standing.unmodelled_bytes:
+        if budget is not None and len(standing.runs) == 1 and not standing.tries:
             if standing.orders.peak_increase_bytes > budget:
                 self._out_of_reach(standing, None)
+
+    def _choose(self, standing: _Standing) -> None:
+        """Run the graphs of a standing in its orders from now on."""
+        if standing.orders is not None:
+            for run, order in zip(standing.runs, standing.orders.of_graphs, strict=True):
+                run.graph.choose(run.turn, order)
 
     def _model(self, standing: _Standing) -> StepModel:
         outside = standing.outside_bytes or [0] * len(standing.runs)
@@ -303,6 +332,7 @@ class Account:
     def _plan(self, model: StepModel, own: list[Name] | None, standing: _Standing) -> Orders:
         """Return orders within the budget, or the lowest ones found."""
         options, budget = self._options, self.budget_bytes
+        self._error = None
         own_peak = None if own is None else model.peak_of(own)
         if not options.recompute or options.order != "auto":
             own, own_peak = None, None
@@ -359,12 +389,12 @@ class Account:
         """Raise or warn: the budget cannot be kept."""
         budget = self.budget_bytes
         assert budget is not None and standing.orders is not None
-        if self._error is not None and measured_bytes is None:
+        if self._error is not None and measured_bytes is None and not standing.unmodelled_bytes:
             error = self._error.for_options(self._options.names())
         else:
             taken = measured_bytes or standing.orders.peak_increase_bytes
             error = BudgetError(
-                f"no plan fits {format_bytes(budget)}: a step with the lowest plan took {format_bytes(taken)}",
+                f"no plan fits {format_bytes(budget)}: a step with the lowest plan takes {format_bytes(taken)}",
                 self._error.best if self._error is not None else None,
                 standing.orders.peak_increase_bytes,
             )

@@ -38,6 +38,7 @@ class GraphRun:
         module: the joint graph of forward and backward, or a graph without backward.
         num_fwd_outputs: how many outputs belong to the forward; None without backward.
         saved: names of the nodes that torch's own partition keeps for the backward.
+        torchs_backward: names of the nodes that its backward runs, in order.
         values: symbol -> its value.
         inputs, outputs: addresses of the storages it was given and gave; empty if not known.
         outside_bytes: what the code after its forward allocated beyond the graph's own storages, at most.
@@ -46,6 +47,7 @@ class GraphRun:
     module: fx.GraphModule
     num_fwd_outputs: int | None
     saved: frozenset[str]
+    torchs_backward: tuple[str, ...] = ()
     values: Mapping[Any, int] = field(default_factory=dict)
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
@@ -110,6 +112,9 @@ class StepModel:
             spec.name: number
             for number, part in enumerate(self._parts)
             for spec in (*part.early, *part.late)
+        }
+        self._makes = {
+            spec.name: tuple(map(str, spec.makes)) for part in self._parts for spec in part.early
         }
         self.graph = self._build()
 
@@ -219,40 +224,62 @@ class StepModel:
     def torchs_own(self) -> list[Name] | None:
         """Return the order in which torch's own partition would run the step; None if it cannot be told.
 
-        What it does not keep is computed again right before its use.
+        What it does not keep is computed again: where torch's backward does so, or right before its use, whichever
+        has the lower peak.
         """
+        orders = [self._from_kept(as_torch) for as_torch in (False, True)]
+        peaks = [(peak, number) for number, order in enumerate(orders) if (peak := self.peak_of(order)) is not None]
+        return orders[min(peaks)[1]] if peaks else None
+
+    def _from_kept(self, as_torch: bool) -> list[Name]:
         order: list[Name] = []
-        maker = {name: spec for part in self._parts for spec in part.early for name in spec.makes}
-        there = {name for part in self._parts for name in part.reader.inputs}
-        written = {name for part in self._parts for spec in part.early for name in spec.writes}
+        early = {name: spec for part in self._parts for spec in part.early for name in spec.makes}
+        late = {name: spec for part in self._parts for spec in part.late for name in spec.makes}
+        there = {name for part in self._parts for name in (*part.reader.inputs, *part.reader.tangents)}
+        there |= {str(name) for part in self._parts for spec in part.early for name in spec.writes}
+        again = {name for name, may in zip(self.graph.op_names, self.graph.op_recomputable, strict=True) if may}
+        ran: set[Name] = set()
         for part in self._parts:
             order += [spec.name for spec in part.early]
             order.append(part.prefix + LEAVE)
             for node, names in part.reader.buffers.items():
                 if node.name in part.run.saved:
                     there.update(names)
-        again = {name for name, may in zip(self.graph.op_names, self.graph.op_recomputable, strict=True) if may}
 
         def need(name: str) -> None:
-            spec = maker.get(name)
-            if name in there or spec is None or spec.name not in again or name in written:
+            if name in there:
                 return
-            for read in spec.reads:
+            spec = late.get(name) or early.get(name)
+            if spec is not None and (name in late or spec.name in again):
+                run(spec)
+
+        def run(spec: OpSpec) -> None:
+            if spec.name in ran:
+                return
+            if name_of.get(spec.name):
+                ran.add(spec.name)
+            for read in (*spec.reads, *spec.writes):
                 need(str(read))
             order.append(spec.name)
             there.update(map(str, spec.makes))
 
+        name_of = {spec.name: spec for part in self._parts for spec in part.late}
         for part in reversed(self._parts):
             if part.run.num_fwd_outputs is None:
                 continue
             order.append(part.prefix + BOUNDARY)
+            for name in part.run.torchs_backward if as_torch else ():
+                whole = part.prefix + name
+                if whole in name_of:
+                    run(name_of[whole])
+                elif whole in self._owner and whole in again:
+                    for made in self._makes[whole]:
+                        need(made)
             for spec in part.late:
-                for read in spec.reads:
-                    need(str(read))
-                order.append(spec.name)
+                run(spec)
             if part.added:
                 order.append(part.prefix + DONE)
-        return order if self.peak_of(order) is not None else None
+        return order
 
     def peak_of(self, order: Sequence[Name]) -> int | None:
         """Return the peak increase of a step in this order; None if it is not valid."""

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import py_sym_types
 
-from memwatch._torch.aot import boxed_nop, extract_forward_and_backward, min_cut_partition
+from memwatch._torch.aot import boxed_nop, extract_forward_and_backward, min_cut_partition, without_repeats
 from memwatch._torch.symbolic_sizes import symbol_of
 from memwatch.encoding.values import leaves
 from memwatch.replay.fx import hinted, is_tangent
@@ -35,7 +35,7 @@ class Way:
         number: place among the ways of the graph.
         order: names of nodes that it runs.
         forward, backward: take a list of arguments, which they empty; no backward in inference.
-        num_symbols: how many numbers the forward hands to the backward, after the tensors.
+        num_saved, num_symbols: how many tensors, and after them numbers, the forward hands to the backward.
         tag: tensor that says `number` where there are no such numbers.
     """
 
@@ -43,6 +43,7 @@ class Way:
     order: tuple[str, ...]
     forward: Boxed
     backward: Boxed | None
+    num_saved: int
     num_symbols: int
     tag: torch.Tensor
 
@@ -81,8 +82,8 @@ class TracedGraph:
         self.hints = {
             symbol: hinted(inputs[place]) for place, symbol in self._symbols if symbol is not None
         }
+        self._torchs_backward: tuple[str, ...] = ()
         self._num_tangents = 0
-        self._num_symbols = 0
 
     def values(self, args: Sequence[Any]) -> dict[Any, int]:
         """Return the values of the symbolic sizes in a call."""
@@ -94,16 +95,22 @@ class TracedGraph:
         known = all(is_tangent(node) or "primals" in str(node.target) for node in placeholders)
         if num_fwd_outputs is not None and (not known or any(map(_is_unchecked, joint.graph.nodes))):
             return False
+        if num_fwd_outputs is not None:
+            whole = fx.GraphModule(joint, without_repeats(joint.graph))
+            whole.meta.update(joint.meta)
+            joint = whole
         self.joint, self.num_fwd_outputs = joint, num_fwd_outputs
         self._num_tangents = sum(map(is_tangent, placeholders))
         if num_fwd_outputs is not None:
-            self.saved = _kept_by_torch(joint, inputs, num_fwd_outputs)
+            self.saved, self._torchs_backward = _torchs_own(joint, inputs, num_fwd_outputs)
         return True
 
     def as_run(self, values: dict[Any, int] | None = None) -> GraphRun:
         """Return the graph as part of a step whose sizes have some values."""
         assert self.joint is not None, "only a traced graph is planned"
-        return GraphRun(self.joint, self.num_fwd_outputs, self.saved, values or self.hints)
+        return GraphRun(
+            self.joint, self.num_fwd_outputs, self.saved, self._torchs_backward, values or self.hints
+        )
 
     def add_way(self, order: Sequence[str]) -> tuple[Way, tuple[fx.GraphModule, fx.GraphModule | None]]:
         """Return the way that runs the graph in an order, and its modules."""
@@ -111,21 +118,18 @@ class TracedGraph:
         written = rewritten(self.joint, order, self.num_fwd_outputs)
         if self.num_fwd_outputs is None:
             modules: tuple[fx.GraphModule, fx.GraphModule | None] = written.module, None
-            num_symbols = 0
+            tensors, symbols = [], []
         else:
             symbols = [node for node in written.saved if _is_symbol(node)]
             tensors = [node for node in written.saved if not _is_symbol(node)]
             modules = extract_forward_and_backward(
                 written.module, tensors, symbols, num_fwd_outputs=self.num_fwd_outputs
             )
-            num_symbols = len(symbols)
         backward = None if modules[1] is None else boxed_nop(modules[1], [])
         way = Way(
-            len(self.ways), tuple(order), boxed_nop(modules[0], []), backward, num_symbols,
+            len(self.ways), tuple(order), boxed_nop(modules[0], []), backward, len(tensors), len(symbols),
             torch.tensor([len(self.ways)]),
         )  # fmt: skip
-        if not self.ways:
-            self._num_symbols = num_symbols
         self.ways.append(way)
         return way, modules
 
@@ -142,11 +146,12 @@ class TracedGraph:
         found = list(way.forward(args))
         if way.backward is None:
             return found
+        first = self.ways[0]
         end = len(found) - way.num_symbols
-        if not (way.num_symbols or self._num_symbols):
-            return [*found, way.tag]
-        tag = torch.tensor([way.number, *map(int, found[end:])])
-        return [*found[:end], tag, *[0] * self._num_symbols]
+        # AOTAutograd marks the sizes of some of the tensors that the first way saved: as many are there always
+        filler = [way.tag] * (first.num_saved - way.num_saved)
+        tag = torch.tensor([way.number, *map(int, found[end:])]) if way.num_symbols else way.tag
+        return [*found[:end], *filler, tag, *[0] * first.num_symbols]
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
         """Run the backward of the way that the forward took."""
@@ -154,7 +159,8 @@ class TracedGraph:
         number, *symbols = args[first_tangent - 1].tolist()
         way = self.ways[number]
         assert way.backward is not None
-        mine = [*symbols, *args[self._num_symbols : first_tangent - 1], *args[first_tangent:]]
+        start = self.ways[0].num_symbols
+        mine = [*symbols, *args[start : start + way.num_saved], *args[first_tangent:]]
         args.clear()
         self.on_backward("begins")
         found = way.backward(mine)
@@ -172,17 +178,20 @@ def boxed(function: Boxed) -> Boxed:
     return run
 
 
-def _kept_by_torch(joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int) -> frozenset[str]:
-    """Return the names of what torch's own partition keeps for the backward."""
+def _torchs_own(
+    joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int
+) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return what torch's own partition keeps for the backward, and what its backward runs: names of nodes."""
     copy = fx.Graph()
     nodes: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.nodes:
         nodes[node] = copy.node_copy(node, nodes.__getitem__)
     module = fx.GraphModule(joint, copy)
     module.meta.update(joint.meta)
-    forward, _ = min_cut_partition(module, inputs, num_fwd_outputs=num_fwd_outputs)
+    forward, backward = min_cut_partition(module, inputs, num_fwd_outputs=num_fwd_outputs)
     outputs = list(leaves(forward.graph.output_node().args))[num_fwd_outputs:]
-    return frozenset(node.name for node in outputs if isinstance(node, fx.Node))
+    kept = frozenset(node.name for node in outputs if isinstance(node, fx.Node))
+    return kept, tuple(node.name for node in backward.graph.nodes if node.op == "call_function")
 
 
 def _is_symbol(node: fx.Node) -> bool:
