@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 class Block(nn.Module):
     """Attention and MLP, pre-norm or post-norm."""
 
-    def __init__(self, width: int, *, dropout: float = 0.0, causal: bool = False, post_norm: bool = False) -> None:
+    def __init__(
+        self, width: int, *, dropout: float = 0.0, causal: bool = False, post_norm: bool = False
+    ) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
@@ -103,7 +105,8 @@ class Experts(nn.Module):
         super().__init__()
         self.router = nn.Linear(width, 4)
         self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width)) for _ in range(4)
+            nn.Sequential(nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width))
+            for _ in range(4)
         )
 
     def forward(self, x: Tensor) -> Tensor:

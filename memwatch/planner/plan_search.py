@@ -149,7 +149,7 @@ def plan_before(
     allowed = parse_budget(budget, program_bytes - graph.baseline_bytes)
     total = allowed + graph.baseline_bytes
     if total not in history.answers:
-        found = _search(graph, request, history, total, clock, known)
+        found = _search(graph, request, history, total, clock, known=known)
         if found.peak_bytes > total:
             history.others.append(found)
             best = _plan(graph, found, history.bound(graph, request), None)
@@ -175,6 +175,7 @@ def _search(
     history: _History,
     budget_bytes: int,
     clock: Clock,
+    *,
     known: Sequence[IntArray],
 ) -> PricedSchedule:
     movable = moving.movable_buffers(graph) if request.offload else None

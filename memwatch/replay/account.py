@@ -10,16 +10,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import warnings
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.planner import BudgetError, Graph, Plan, plan_graph
+from memwatch.planner import BudgetError
 from memwatch.planner.budget import parse_budget
-from memwatch.planner.fingerprint import fingerprint
 from memwatch.replay.episode import BACKWARD, FORWARD, LEFT, RETURNED, Episode, Run, addresses
 from memwatch.replay.measure import Stretch, can_measure
 from memwatch.replay.step_model import Orders, StepModel
+from memwatch.replay.step_planner import plan_step, program_order, remembered
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ _log = logging.getLogger(__name__)
 _MOST_TRIES: Final = 3
 _MOST_RUNS: Final = 64
 """An episode with more runs than this is a loop that keeps everything: it is not planned as one step."""
-_MOST_GRAPHS: Final = 32
-_graphs: Final[OrderedDict[tuple[str, bytes], Graph]] = OrderedDict()
 
 Signature = tuple[tuple[int, int], ...]
 
@@ -87,6 +84,7 @@ class Account:
         self._standings: dict[Signature, _Standing] = {}
         self._must_measure = True
         self._is_warned = False
+        self._error: BudgetError | None = None
 
     @property
     def budget_bytes(self) -> int | None:
@@ -114,6 +112,7 @@ class Account:
         """
         self._graphs.append(graph)
         self._largest.append(dict(graph.hints))
+        self._must_measure = True
         graph.on_backward = lambda where: self._backward(graph, where)
         run = Run(graph, 0, ())
         standing = _Standing([run])
@@ -121,7 +120,7 @@ class Account:
         own = model.torchs_own()
         if self._is_share:
             orders = None if own is None else model.cut(own)
-            return (orders or self._lowest(model)).of_graphs[0]
+            return (orders or program_order(model)).of_graphs[0]
         standing.orders = self._plan(model, own, standing)
         self._standings[self._signature([run])] = standing
         if self.budget_bytes is not None and standing.orders.peak_increase_bytes > self.budget_bytes:
@@ -157,8 +156,8 @@ class Account:
 
     def leave(self, run: Run, args: Sequence[Any], result: Value) -> None:
         """Note that a graph has run."""
-        heads = run.left(args, result)
         episode = self._episode
+        heads = run.left(args, result, lambda: self._dropped(episode))
         if episode is None or run not in episode.runs:
             return
         episode.mark(LEFT)
@@ -172,6 +171,11 @@ class Account:
         if self._episode is not None and self._episode.can_stop_here:
             self._episode.stop()
             self._episode = None
+
+    def _dropped(self, episode: Episode | None) -> None:
+        """End a measured episode of which no backward will come, as after an exception of the program's."""
+        if episode is not None and episode is self._episode and episode.is_measured and not episode.pending():
+            self.failed()
 
     def _backward(self, graph: TracedGraph, where: str) -> None:
         episode = self._episode
@@ -227,7 +231,9 @@ class Account:
             return
         largest = self._largest[self._graphs.index(graph)]
         before = dict(largest)
-        concerned = [each for each in self._standings.values() if any(run.graph is graph for run in each.runs)]
+        concerned = [
+            each for each in self._standings.values() if any(run.graph is graph for run in each.runs)
+        ]
         copies = [dataclasses.replace(standing) for standing in concerned]
         factor = self._grow(graph, args)
         self._is_warned = False
@@ -276,7 +282,8 @@ class Account:
     def _judge(self, standing: _Standing, peak_bytes: int) -> None:
         """Compare a measured step with the budget."""
         budget = self.budget_bytes
-        assert budget is not None and standing.orders is not None
+        assert budget is not None
+        assert standing.orders is not None
         planned = standing.orders
         _log.info(
             "a step took %s, planned were %s",
@@ -291,7 +298,7 @@ class Account:
             if not (standing.tries > _MOST_TRIES or (standing.is_lowest and (is_same or standing.tries > 1))):
                 return
         standing.is_settled = True
-        self._must_measure = any(not one.is_settled for one in self._standings.values())
+        self._must_measure = False
         if peak_bytes > budget:
             self._out_of_reach(standing, peak_bytes)
 
@@ -306,9 +313,9 @@ class Account:
         self._must_measure = True
         budget = self.budget_bytes
         # what several graphs hold together is known only roughly: a measured step decides
-        if budget is not None and len(standing.runs) == 1 and not standing.tries:
-            if standing.orders.peak_increase_bytes > budget:
-                self._out_of_reach(standing, None)
+        is_exact = len(standing.runs) == 1 and not standing.tries
+        if budget is not None and is_exact and standing.orders.peak_increase_bytes > budget:
+            self._out_of_reach(standing, None)
 
     def _choose(self, standing: _Standing) -> None:
         """Run the graphs of a standing in its orders from now on."""
@@ -321,74 +328,29 @@ class Account:
         runs = [
             dataclasses.replace(
                 run.graph.as_run(self._largest[self._graphs.index(run.graph)]),
-                inputs=run.inputs, outputs=run.outputs, outside_bytes=nbytes,
-            )  # fmt: skip
+                inputs=run.inputs,
+                outputs=run.outputs,
+                outside_bytes=nbytes,
+            )
             for run, nbytes in zip(standing.runs, outside, strict=True)
         ]
         model = StepModel(runs, self._device)
-        model.graph = _remembered(model.graph)
+        model.graph = remembered(model.graph)
         return model
 
     def _plan(self, model: StepModel, own: list[Name] | None, standing: _Standing) -> Orders:
         """Return orders within the budget, or the lowest ones found."""
-        options, budget = self._options, self.budget_bytes
-        self._error = None
-        own_peak = None if own is None else model.peak_of(own)
-        if not options.recompute or options.order != "auto":
-            own, own_peak = None, None
-        standing.is_lowest = False
-        if budget is None:
-            found = self._orders(model, None, [])
-            if own_peak is None or found.peak_increase_bytes <= own_peak:
-                return found
-            return self._orders(model, own_peak, [own] if own else [])
-        wanted = max(budget - standing.unmodelled_bytes, 0)
-        target = wanted if own_peak is None else min(wanted, own_peak)
-        best: Orders | None = None
-        for _ in range(_MOST_TRIES):
-            found = self._orders(model, target, [own] if own else [])
-            if best is None or found.peak_increase_bytes < best.peak_increase_bytes:
-                best = found
-            over = found.peak_increase_bytes - wanted
-            if over <= 0:
-                return found
-            if self._missed:
-                break
-            target = max(target - over, 0)
-        standing.is_lowest = True
-        assert best is not None
-        return best
-
-    def _orders(self, model: StepModel, target: int | None, known: list[list[Name]]) -> Orders:
-        """Return the orders of the plan for a target, or of the lowest plan."""
-        options = self._options
-        self._missed = False
-        try:
-            plan = plan_graph(
-                model.graph, budget=target, order=options.order, recompute=options.recompute,
-                time_limit_s=options.time_limit_s, seed=options.seed, known=known,
-            )  # fmt: skip
-        except BudgetError as error:
-            if not isinstance(error.best, Plan):
-                raise
-            plan, self._missed = error.best, True
-            self._error = error
-        found = model.cut(plan.order)
-        return self._lowest(model) if found is None else found
-
-    def _lowest(self, model: StepModel) -> Orders:
-        """Return the program's own order, the one that always holds."""
-        found = model.cut(model.graph.op_names)
-        assert found is not None, "the program's own order is valid"
-        return found
-
-    _missed = False
-    _error: BudgetError | None = None
+        budget = self.budget_bytes
+        wanted = None if budget is None else max(budget - standing.unmodelled_bytes, 0)
+        planned = plan_step(model, own, wanted, self._options)
+        standing.is_lowest, self._error = planned.is_lowest, planned.error
+        return planned.orders
 
     def _out_of_reach(self, standing: _Standing, measured_bytes: int | None) -> None:
         """Raise or warn: the budget cannot be kept."""
         budget = self.budget_bytes
-        assert budget is not None and standing.orders is not None
+        assert budget is not None
+        assert standing.orders is not None
         if self._error is not None and measured_bytes is None and not standing.unmodelled_bytes:
             error = self._error.for_options(self._options.names())
         else:
@@ -413,13 +375,3 @@ def _outside(stretches: list[Stretch], num_runs: int, before: list[int]) -> list
     left = [stretch.peak_bytes - stretch.start_bytes for stretch in stretches if stretch.name == LEFT]
     found = left if len(left) == num_runs else [0] * num_runs
     return [max(pair) for pair in zip(found, before, strict=True)] if before else found
-
-
-def _remembered(graph: Graph) -> Graph:
-    """Return the same program as it was planned before, so that the answers to its budgets agree with each other."""
-    key = fingerprint(graph), graph.op_workspace_bytes.tobytes()
-    found = _graphs.setdefault(key, graph)
-    _graphs.move_to_end(key)
-    while len(_graphs) > _MOST_GRAPHS:
-        _graphs.popitem(last=False)
-    return found

@@ -52,8 +52,21 @@ class Run:
         """Return True while its backward may come."""
         return not self.is_done and (self._token is None or self._token() is not None)
 
-    def left(self, args: Sequence[Any], result: Value) -> list[torch.Tensor]:
-        """Note what the forward gave; return those of its tensors whose backward leads into the graph."""
+    def left(
+        self, args: Sequence[Any], result: Value, on_dropped: Callable[[], object]
+    ) -> list[torch.Tensor]:
+        """Note what the forward gave; return those of its tensors whose backward leads into the graph.
+
+        Args:
+            args: what it was given.
+            result: what it gave.
+            on_dropped: called when its backward cannot come any more, though it never came.
+        """
+
+        def dropped(_: object) -> None:
+            if not self.is_done:
+                on_dropped()
+
         tensors = [item for item in leaves(result) if isinstance(item, torch.Tensor)]
         self.outputs = addresses(list(leaves(result)))
         given = set(map(id, args))
@@ -61,7 +74,7 @@ class Run:
         token = _Token()
         for head in heads:
             metadata_of(head.grad_fn)["memwatch", id(self)] = token
-        self._token = weakref.ref(token)
+        self._token = weakref.ref(token, dropped)
         self.is_done = not heads
         return heads
 

@@ -67,6 +67,11 @@ class GraphReader:
     keep: list[str] = field(default_factory=list)
 
     def read(self, node: fx.Node) -> None:
+        """Read the next node.
+
+        Raises:
+            UnsupportedOpError: it is no ATen op or holds no value.
+        """
         if node.op in {"placeholder", "get_attr"}:
             new = self.tangents if is_tangent(node) else self.inputs
             self.buffers[node] = tuple(self._name(node, tensor, new) for tensor in _tensors(node))
@@ -145,7 +150,9 @@ def graph_from_fx(module: fx.GraphModule, num_fwd_outputs: int | None = None) ->
     outputs = list(leaves(module.graph.output_node().args))[:num_fwd_outputs]
     for node in module.graph.nodes:
         if node is crossing:
-            reader.cross([item for item in outputs if isinstance(item, fx.Node)], mutated_inputs(module.graph))
+            reader.cross(
+                [item for item in outputs if isinstance(item, fx.Node)], mutated_inputs(module.graph)
+            )
         reader.read(node)
     used = {name for op in reader.ops for name in (*op.reads, *op.writes)}
     made = {name for op in reader.ops for name in op.makes}

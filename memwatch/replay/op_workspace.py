@@ -68,7 +68,9 @@ class Workspaces:
             positional, keyword = self._filled(node.args), self._filled(dict(node.kwargs))
             window.mark(key)
             result = node.target(*positional, **keyword)  # type: ignore[operator]  # an overload
-            given = {address_of(item.untyped_storage()) for item in _tensors([positional, list(keyword.values())])}
+            given = {
+                address_of(item.untyped_storage()) for item in _tensors([positional, list(keyword.values())])
+            }
             made = sum(
                 {
                     address_of(item.untyped_storage()): item.untyped_storage().nbytes()

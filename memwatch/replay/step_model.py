@@ -8,71 +8,23 @@ itself, so the planned order is cut into one order for each.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import fx
 
-from memwatch._torch.symbolic_sizes import size_at
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec, OrderError, Schedule, simulate
-from memwatch.replay.fx import BOUNDARY, GraphReader, crossing_node, hinted, is_op, is_tangent, mutated_inputs
+from memwatch.replay.fx import BOUNDARY, GraphReader, crossing_node, is_op, is_tangent, mutated_inputs
 from memwatch.replay.op_workspace import Workspaces
+from memwatch.replay.step_parts import DONE, LEAVE, GraphRun, Part
+from memwatch.replay.torchs_order import torchs_order
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memwatch.planner.op import Name
-
-LEAVE: Final = "the code after the forward"
-"""Name of the op that stands for it: it reads the forward's outputs."""
-DONE: Final = "the code after the backward"
-"""Name of the op that stands for it: it adds up gradients."""
-
-
-@dataclass(frozen=True, eq=False)
-class GraphRun:
-    """A graph that takes part in a step.
-
-    Attributes:
-        module: the joint graph of forward and backward, or a graph without backward.
-        num_fwd_outputs: how many outputs belong to the forward; None without backward.
-        saved: names of the nodes that torch's own partition keeps for the backward.
-        torchs_backward: names of the nodes that its backward runs, in order.
-        values: symbol -> its value.
-        inputs, outputs: addresses of the storages it was given and gave; empty if not known.
-        outside_bytes: what the code after its forward allocated beyond the graph's own storages, at most.
-    """
-
-    module: fx.GraphModule
-    num_fwd_outputs: int | None
-    saved: frozenset[str]
-    torchs_backward: tuple[str, ...] = ()
-    values: Mapping[Any, int] = field(default_factory=dict)
-    inputs: tuple[int, ...] = ()
-    outputs: tuple[int, ...] = ()
-    outside_bytes: int = 0
-
-    def size_of(self, size: Value) -> int:
-        """Return a size as a number."""
-        if isinstance(size, int):
-            return size
-        found = size_at(size, self.values) if self.values else None
-        return hinted(size) if found is None else found
-
-
-@dataclass
-class _Part:
-    """What one graph adds to the program."""
-
-    run: GraphRun
-    reader: GraphReader
-    prefix: str
-    early: list[OpSpec]
-    late: list[OpSpec]
-    given: list[str]
-    flowing: set[str] = field(default_factory=set)
-    added: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -103,27 +55,20 @@ class StepModel:
 
     def __init__(self, runs: Sequence[GraphRun], device: str) -> None:
         self._device = device
-        self._parts: list[_Part] = []
+        self._parts: list[Part] = []
         self._produced: dict[int, str] = {}
         self._external: dict[int, str] = {}
         for number, run in enumerate(runs):
             self._parts.append(self._read(run, f"graph {number + 1}: " if number else ""))
         self._owner = {
-            spec.name: number
-            for number, part in enumerate(self._parts)
-            for spec in (*part.early, *part.late)
-        }
-        self._makes = {
-            spec.name: tuple(map(str, spec.makes)) for part in self._parts for spec in part.early
+            spec.name: number for number, part in enumerate(self._parts) for spec in (*part.early, *part.late)
         }
         self.graph = self._build()
 
-    def _read(self, run: GraphRun, prefix: str) -> _Part:
+    def _read(self, run: GraphRun, prefix: str) -> Part:
         workspaces = Workspaces(run.size_of, self._device)
         workspaces.measure(node for node in run.module.graph.nodes if is_op(node))
-        primals = [
-            node for node in run.module.graph.find_nodes(op="placeholder") if not is_tangent(node)
-        ]
+        primals = [node for node in run.module.graph.find_nodes(op="placeholder") if not is_tangent(node)]
         known: dict[fx.Node, str] = {}
         addresses = dict(zip(primals, run.inputs, strict=True)) if len(primals) == len(run.inputs) else {}
         for node, address in addresses.items():
@@ -145,14 +90,14 @@ class StepModel:
             dataclasses.replace(spec, recomputable=False) if spec.makes.keys() & set(given) else spec
             for spec in early
         ]
-        part = _Part(run, reader, prefix, early, late, given)
+        part = Part(run, reader, prefix, early, late, given)
         for node, address in addresses.items():
             if reader.buffers[node] and address not in self._produced:
                 self._external.setdefault(address, reader.buffers[node][0])
         self._note_flow(part, outputs, primals)
         return part
 
-    def _note_flow(self, part: _Part, outputs: list[Value], primals: list[fx.Node]) -> None:
+    def _note_flow(self, part: Part, outputs: list[Value], primals: list[fx.Node]) -> None:
         """Note what later graphs may be given, and which gradients go to an earlier graph or are added to others."""
         for node, address in zip(outputs, part.run.outputs, strict=False):
             if isinstance(node, fx.Node) and part.reader.buffers[node] and address:
@@ -162,7 +107,7 @@ class StepModel:
         for earlier in self._parts:
             earlier.flowing |= taken.intersection(earlier.given)
 
-    def _gradients(self, part: _Part) -> list[tuple[str, str]]:
+    def _gradients(self, part: Part) -> list[tuple[str, str]]:
         """Return (name of an input, name of its gradient) as far as they are known."""
         outputs = list(leaves(part.run.module.graph.output_node().args))
         gradients = outputs[part.run.num_fwd_outputs :]
@@ -183,13 +128,12 @@ class StepModel:
         keep: dict[str, None] = {}
         for part in self._parts:
             ops += part.early
-            written = {name for node in mutated_inputs(part.run.module.graph) for name in part.reader.buffers[node]}
-            ops.append(
-                OpSpec(
-                    part.prefix + LEAVE, sorted(set(part.given) - written), {}, 0.0, sorted(written),
-                    part.run.outside_bytes, Effect.UNKNOWN,
-                )  # fmt: skip
-            )
+            written = {
+                name for node in mutated_inputs(part.run.module.graph) for name in part.reader.buffers[node]
+            }
+            reads, writes = sorted(set(part.given) - written), sorted(written)
+            outside = part.run.outside_bytes
+            ops.append(OpSpec(part.prefix + LEAVE, reads, {}, 0.0, writes, outside, Effect.UNKNOWN))
             keep.update((name, None) for name in part.reader.keep if name not in part.flowing)
         arriving: dict[str, list[str]] = {}
         has_gradient: set[str] = set()
@@ -227,59 +171,11 @@ class StepModel:
         What it does not keep is computed again: where torch's backward does so, or right before its use, whichever
         has the lower peak.
         """
-        orders = [self._from_kept(as_torch) for as_torch in (False, True)]
-        peaks = [(peak, number) for number, order in enumerate(orders) if (peak := self.peak_of(order)) is not None]
+        orders = [torchs_order(self._parts, self.graph, as_torch=as_torch) for as_torch in (False, True)]
+        peaks = [
+            (peak, number) for number, order in enumerate(orders) if (peak := self.peak_of(order)) is not None
+        ]
         return orders[min(peaks)[1]] if peaks else None
-
-    def _from_kept(self, as_torch: bool) -> list[Name]:
-        order: list[Name] = []
-        early = {name: spec for part in self._parts for spec in part.early for name in spec.makes}
-        late = {name: spec for part in self._parts for spec in part.late for name in spec.makes}
-        there = {name for part in self._parts for name in (*part.reader.inputs, *part.reader.tangents)}
-        there |= {str(name) for part in self._parts for spec in part.early for name in spec.writes}
-        again = {name for name, may in zip(self.graph.op_names, self.graph.op_recomputable, strict=True) if may}
-        ran: set[Name] = set()
-        for part in self._parts:
-            order += [spec.name for spec in part.early]
-            order.append(part.prefix + LEAVE)
-            for node, names in part.reader.buffers.items():
-                if node.name in part.run.saved:
-                    there.update(names)
-
-        def need(name: str) -> None:
-            if name in there:
-                return
-            spec = late.get(name) or early.get(name)
-            if spec is not None and (name in late or spec.name in again):
-                run(spec)
-
-        def run(spec: OpSpec) -> None:
-            if spec.name in ran:
-                return
-            if name_of.get(spec.name):
-                ran.add(spec.name)
-            for read in (*spec.reads, *spec.writes):
-                need(str(read))
-            order.append(spec.name)
-            there.update(map(str, spec.makes))
-
-        name_of = {spec.name: spec for part in self._parts for spec in part.late}
-        for part in reversed(self._parts):
-            if part.run.num_fwd_outputs is None:
-                continue
-            order.append(part.prefix + BOUNDARY)
-            for name in part.run.torchs_backward if as_torch else ():
-                whole = part.prefix + name
-                if whole in name_of:
-                    run(name_of[whole])
-                elif whole in self._owner and whole in again:
-                    for made in self._makes[whole]:
-                        need(made)
-            for spec in part.late:
-                run(spec)
-            if part.added:
-                order.append(part.prefix + DONE)
-        return order
 
     def peak_of(self, order: Sequence[Name]) -> int | None:
         """Return the peak increase of a step in this order; None if it is not valid."""
@@ -319,9 +215,7 @@ class StepModel:
         for part, before, after in zip(self._parts, early, late, strict=True):
             bare = len(part.prefix)
             turn = [BOUNDARY] if part.run.num_fwd_outputs is not None else []
-            orders.append(
-                [str(name)[bare:] for name in before] + turn + [str(name)[bare:] for name in after]
-            )
+            orders.append([str(name)[bare:] for name in before] + turn + [str(name)[bare:] for name in after])
         return Orders(orders, peak, whole)
 
 

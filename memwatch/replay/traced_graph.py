@@ -79,9 +79,7 @@ class TracedGraph:
         self._symbols = [
             (place, symbol_of(item)) for place, item in enumerate(inputs) if isinstance(item, torch.SymInt)
         ]
-        self.hints = {
-            symbol: hinted(inputs[place]) for place, symbol in self._symbols if symbol is not None
-        }
+        self.hints = {symbol: hinted(inputs[place]) for place, symbol in self._symbols if symbol is not None}
         self._torchs_backward: tuple[str, ...] = ()
         self._num_tangents = 0
 
@@ -158,12 +156,12 @@ class TracedGraph:
         first_tangent = len(args) - self._num_tangents
         number, *symbols = args[first_tangent - 1].tolist()
         way = self.ways[number]
-        assert way.backward is not None
+        assert way.backward is not None, "only a graph with a backward is cut in two"
         start = self.ways[0].num_symbols
         mine = [*symbols, *args[start : start + way.num_saved], *args[first_tangent:]]
         args.clear()
         self.on_backward("begins")
-        found = way.backward(mine)
+        found: Sequence[Any] = way.backward(mine)
         self.on_backward("ends")
         return found
 
