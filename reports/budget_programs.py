@@ -156,10 +156,14 @@ class UNet(nn.Module):
 class _Lstm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.lstm, self.head = nn.LSTM(16, 32, num_layers=2, batch_first=True), nn.Linear(32, 4)
+        self.cell, self.head = nn.LSTMCell(16, 32), nn.Linear(32, 4)  # dynamo compiles no nn.LSTM
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(x)[0])
+        state, outputs = None, []
+        for place in x.unbind(1):
+            state = self.cell(place, state)
+            outputs.append(state[0])
+        return self.head(torch.stack(outputs, 1))
 
 
 class _Broken(nn.Module):

@@ -19,7 +19,7 @@ from memwatch._torch.symbolic_sizes import symbol_of
 from memwatch.encoding.values import leaves
 from memwatch.replay.fx import hinted, is_tangent
 from memwatch.replay.rewrite import rewritten
-from memwatch.replay.step_model import GraphRun
+from memwatch.replay.step_parts import GraphRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
