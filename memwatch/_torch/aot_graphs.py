@@ -3,6 +3,7 @@
 | torch | here |
 | --- | --- |
 | torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput | InputMutation |
+| node.meta["partitioner_tag"] = "must_be_in_forward" | keep_in_forward(node) |
 | node.meta["custom"]["_region_activation_memory_budget"] | has_region_budget(module) |
 """
 
@@ -32,3 +33,11 @@ def has_region_budget(module: fx.GraphModule) -> bool:
     It does so with `torch.autograd.graph.region_activation_memory_budget`, which torch 2.11 and 2.12 may lack.
     """
     return any(_REGION_BUDGET in (node.meta.get("custom") or {}) for node in module.graph.nodes)
+
+
+def keep_in_forward(node: fx.Node) -> None:
+    """Have a cut of a joint graph leave a node to the forward, although its inputs would be there in the backward.
+
+    Else random ops would be drawn in both: a cut drops no random op, used or not.
+    """
+    node.meta["partitioner_tag"] = "must_be_in_forward"

@@ -5,6 +5,7 @@
 | torch._C._dynamo.eval_frame.get_eval_frame_callback | frame_callback |
 | torch._C._dynamo.eval_frame.set_code_exec_strategy(code, SKIP) | leave_alone(code) |
 | torch._dynamo.disable | disabled(function) |
+| torch._TorchCompileWrapper | compiling_wrapper() |
 | sys.modules["torch._dynamo.eval_frame"] | loaded_eval_frame() |
 | "set_eval_frame", "_maybe_set_eval_frame", "compile_wrapper" | SET_CALLBACK, RESTORE_CALLBACK, COMPILED_WRAPPER |
 """
@@ -79,3 +80,18 @@ def disabled(function: Callable[..., Any]) -> Callable[..., Any]:
     disable: Any = _disabling.take("torch._dynamo.disable", lambda function: function)
     result: Callable[..., Any] = disable(function)
     return result
+
+
+_wrapper: Final[Any] = Part("compiled functions that are given the same options do not share a budget").take(
+    "torch._TorchCompileWrapper", None
+)
+
+
+def compiling_wrapper() -> Any:
+    """Return the object that calls the present backend, one for each use of `torch.compile`; None if there is none."""
+    frame = sys._getframe(1)
+    while frame is not None and _wrapper is not None:
+        if frame.f_code is _wrapper.__call__.__code__:
+            return frame.f_locals["self"]
+        frame = frame.f_back  # type: ignore[assignment]
+    return None

@@ -9,6 +9,7 @@
 | _disable_profiler().experimental_event_tree() | stop_allocator_events() |
 | _prepare_profiler, _disable_profiler | drop_allocator_events() |
 | node.tag == _EventType.Allocation | is_allocation(event) |
+| profiler._prepare_profiler is not torch._C._autograd._prepare_profiler | is_watched() |
 | (profiler, "_prepare_profiler"), ... that a program starts a profiler by | STARTERS |
 """
 
@@ -79,6 +80,11 @@ STARTERS: Final[tuple[tuple[Any, str], ...]] = tuple(
 def is_running() -> bool:
     """Return True if a torch profiler runs in this thread."""
     return _running()
+
+
+def is_watched() -> bool:
+    """Return True if somebody waits for a torch profiler to start, as a profile of memwatch does to step aside."""
+    return getattr(profiler, "_prepare_profiler", None) is not _prepare
 
 
 def start_allocator_events(*, of_accelerators: bool) -> Callable[[], object]:

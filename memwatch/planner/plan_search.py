@@ -32,8 +32,11 @@ from memwatch.planner.request import OrderChoice, PlanRequest
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memwatch.planner.csr import IntArray
     from memwatch.planner.graph import Graph
+    from memwatch.planner.op import Name
 
 _LARGEST_QUICK = 5_000
 _LARGEST_IN_PYTHON = 1_000  # larger programs need the compiled kernels even for their peaks and bounds
@@ -97,6 +100,7 @@ def plan_graph(
     bandwidth: float | None = None,
     time_limit_s: float = 10.0,
     seed: int = 0,
+    known: Sequence[Sequence[Name]] = (),
 ) -> Plan:
     """Return the cheapest schedule of a program that fits a budget.
 
@@ -115,6 +119,8 @@ def plan_graph(
         time_limit_s: when to stop searching (seconds). Programs of a few hundred ops are done before:
             their plan depends on the seed alone.
         seed: seed of the random moves.
+        known: schedules to start from beside those that the search finds, as names of ops; a name that comes again
+            is a recompute.
 
     Returns:
         The plan.
@@ -130,10 +136,17 @@ def plan_graph(
     clock = Clock.of(time_limit_s)
     if graph.num_ops > _LARGEST_IN_PYTHON:
         prepare(clock)
-    return plan_before(graph, budget, request, clock)
+    tokens = [np.array([graph.op_index[name] for name in order], dtype=np.int64) for order in known]
+    return plan_before(graph, budget, request, clock, tokens)
 
 
-def plan_before(graph: Graph, budget: int | float | str | None, request: PlanRequest, clock: Clock) -> Plan:
+def plan_before(
+    graph: Graph,
+    budget: int | float | str | None,
+    request: PlanRequest,
+    clock: Clock,
+    known: Sequence[IntArray] = (),
+) -> Plan:
     """Return a plan, as `plan_graph` describes it, before the time of `clock` is up."""
     history = _HISTORY.setdefault(graph, {}).setdefault(replace(request, time_limit_s=0.0), _History())
     if budget is None:
@@ -145,8 +158,8 @@ def plan_before(graph: Graph, budget: int | float | str | None, request: PlanReq
     program_bytes = program_peak(graph).peak_bytes
     allowed = parse_budget(budget, program_bytes - graph.baseline_bytes)
     total = allowed + graph.baseline_bytes
-    if history.wants_search(total, request.time_limit_s):
-        history.others.append(_search(graph, request, history, total, clock))
+    if history.wants_search(total, request.time_limit_s) or known:
+        history.others.append(_search(graph, request, history, total, clock, known=known))
     best = history.choose(total)
     if best.peak_bytes > total:
         lowest = _plan(graph, best, history.bound(graph, request), None)
@@ -168,7 +181,13 @@ def _order(graph: Graph, request: PlanRequest, history: _History, clock: Clock) 
 
 
 def _search(
-    graph: Graph, request: PlanRequest, history: _History, budget_bytes: int, clock: Clock
+    graph: Graph,
+    request: PlanRequest,
+    history: _History,
+    budget_bytes: int,
+    clock: Clock,
+    *,
+    known: Sequence[IntArray],
 ) -> PricedSchedule:
     movable = moving.movable_buffers(graph) if request.offload else None
     costs = moving.move_costs(graph, request.bandwidth) if request.offload else None
@@ -177,7 +196,7 @@ def _search(
     search = RecomputeSearch(graph, model, Terms(budget_bytes, keeps_order, request.seed, clock))
     starts = _starts(graph, request, history, budget_bytes, clock)
     if request.recompute and not callable(request.order):
-        return search.run(starts, partial(seeds, graph))
+        return search.run(starts, lambda budget: [*known, *seeds(graph, budget)])
     return search.run(starts)
 
 

@@ -6,6 +6,7 @@ import operator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -20,12 +21,12 @@ from memwatch._torch.overloads import (
 from memwatch._torch.storages import address_of
 from memwatch._torch.symbolic_sizes import size_hint
 from memwatch.encoding.values import Value, leaves
-from memwatch.planner import Effect, Graph, OpSpec
+from memwatch.planner import Effect, Graph, OpSpec, cuda_block_sizes
 from memwatch.replay.cost import price
 from memwatch.replay.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from memwatch.planner.op import Name
 
@@ -39,10 +40,14 @@ _UNKNOWN_SIZE: Final = 4096
 
 
 @dataclass
-class _Reader:
+class GraphReader:
     """Reads nodes in order and follows which storages each of them lies on.
 
     Attributes:
+        prefix: what the names of ops and buffers begin with, where one graph is read beside others.
+        given: placeholder -> name of the storage that it lies on, where another graph knows it too.
+        size_of: returns a size, perhaps symbolic, as a number.
+        workspace_of: returns the workspace of a node (bytes).
         ops: the ops so far.
         buffers: node -> names of the storages that its tensors lie on.
         names: address of a (fake) storage -> its name.
@@ -50,6 +55,10 @@ class _Reader:
         keep: storages that the graph returns.
     """
 
+    prefix: str = ""
+    given: dict[fx.Node, str] = field(default_factory=dict)
+    size_of: Callable[[Value], int] = field(default_factory=lambda: hinted)
+    workspace_of: Callable[[fx.Node], int] = lambda node: 0
     ops: list[OpSpec] = field(default_factory=list)
     buffers: dict[fx.Node, tuple[str, ...]] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
@@ -58,6 +67,11 @@ class _Reader:
     keep: list[str] = field(default_factory=list)
 
     def read(self, node: fx.Node) -> None:
+        """Read the next node.
+
+        Raises:
+            UnsupportedOpError: it is no ATen op or holds no value.
+        """
         if node.op in {"placeholder", "get_attr"}:
             new = self.tangents if is_tangent(node) else self.inputs
             self.buffers[node] = tuple(self._name(node, tensor, new) for tensor in _tensors(node))
@@ -90,7 +104,8 @@ class _Reader:
         made: dict[Name, int] = {}
         mine = [self._name(node, tensor, made) for tensor in _tensors(node)]
         if not mine:  # a number takes no memory, but its users must wait for it: a buffer of 0 bytes
-            mine, made = [f"{node.name}.value"], {f"{node.name}.value": 0}
+            mine = [f"{self.prefix}{node.name}.value"]
+            made = {mine[0]: 0}
         self.buffers[node] = tuple(mine)
         writes = {name for used in written_nodes(node) for name in self.buffers[used]}
         reads = {name for used in node.all_input_nodes for name in self.buffers[used]} - writes - made.keys()
@@ -98,8 +113,9 @@ class _Reader:
         if made or writes or effect is not Effect.NONE:
             # the random state before an op of an FX graph is not recorded, so ops that draw never run twice
             spec = OpSpec(
-                node.name, sorted(reads), made, _price(node), sorted(writes), effect=effect,
+                f"{self.prefix}{node.name}", sorted(reads), made, _price(node), sorted(writes), effect=effect,
                 recomputable=None if list(_tensors(node)) else False,
+                workspace_bytes=self.workspace_of(node),
             )  # fmt: skip
             self.ops.append(spec)
 
@@ -107,9 +123,10 @@ class _Reader:
         storage = tensor.untyped_storage()
         name = self.names.get(address_of(storage))
         if name is None:
-            count = len(self.names)
-            name = self.names[address_of(storage)] = f"{node.name}.{count}"
-            new[name] = hinted(storage.nbytes())
+            name = self.given.get(node) or f"{self.prefix}{node.name}.{len(self.names)}"
+            self.names[address_of(storage)] = name
+            nbytes = self.size_of(storage.nbytes())
+            new[name] = nbytes if tensor.device.type != "cuda" else int(cuda_block_sizes(np.int64(nbytes)))
         return name
 
 
@@ -128,12 +145,14 @@ def graph_from_fx(module: fx.GraphModule, num_fwd_outputs: int | None = None) ->
     Raises:
         UnsupportedOpError: a node is no ATen op or holds no value.
     """
-    reader = _Reader()
+    reader = GraphReader()
     crossing = None if num_fwd_outputs is None else crossing_node(module.graph)
     outputs = list(leaves(module.graph.output_node().args))[:num_fwd_outputs]
     for node in module.graph.nodes:
         if node is crossing:
-            reader.cross([item for item in outputs if isinstance(item, fx.Node)], _mutated(module.graph))
+            reader.cross(
+                [item for item in outputs if isinstance(item, fx.Node)], mutated_inputs(module.graph)
+            )
         reader.read(node)
     used = {name for op in reader.ops for name in (*op.reads, *op.writes)}
     made = {name for op in reader.ops for name in op.makes}
@@ -152,7 +171,7 @@ def crossing_node(graph: fx.Graph) -> fx.Node:
     return node
 
 
-def _mutated(graph: fx.Graph) -> list[fx.Node]:
+def mutated_inputs(graph: fx.Graph) -> list[fx.Node]:
     """Return the inputs that AOTAutograd writes between forward and backward, as the program mutated them."""
     outputs = graph.output_node().meta.get("desc", ())
     written = {item.mutated_input for item in leaves(outputs) if isinstance(item, InputMutation)}

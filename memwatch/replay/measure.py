@@ -18,7 +18,7 @@ from memwatch.device_names import is_host
 from memwatch.errors import MemwatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from memwatch.encoding.values import Value
 
@@ -49,6 +49,81 @@ def measure_peak(device: str) -> Iterator[Measured]:
         with _without_kineto_lines():
             events = profiler.stop_allocator_events()
     measured.peak_increase_bytes = _peak(_events(events, device))
+
+
+class AllocatorWindow:
+    """The allocator's events from a start to a stop, with marks between them.
+
+    A mark is a byte that is allocated and kept until the stop: its address tells which events came before it.
+
+    Args:
+        device: device whose bytes count.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._marks: list[torch.Tensor] = []
+        self._names: list[str] = []
+        with _without_kineto_lines():
+            self._leave: Callable[[], object] = profiler.start_allocator_events(
+                of_accelerators=not is_host(device)
+            )
+
+    def mark(self, name: str) -> None:
+        """Set a mark, by whose name `stop` tells what follows it."""
+        self._marks.append(torch.empty(1, dtype=torch.uint8, device=self._device))
+        self._names.append(name)
+
+    def stop(self) -> list[Stretch]:
+        """End the window and return the stretches that begin with the marks, in order of time."""
+        self._leave()
+        with _without_kineto_lines():
+            events = profiler.stop_allocator_events()
+        number = {mark.data_ptr(): index for index, mark in enumerate(self._marks)}
+        found = _stretches(_events(events, self._device), number, self._names)
+        self._marks.clear()
+        return found
+
+
+@dataclass
+class Stretch:
+    """What lies between two marks.
+
+    Attributes:
+        name: name of the mark that it begins with.
+        start_bytes: bytes that were allocated in the window and live where it begins.
+        peak_bytes: the most of them in the stretch.
+    """
+
+    name: str
+    start_bytes: int
+    peak_bytes: int
+
+
+def can_measure() -> bool:
+    """Return True if no profiler and no profile of memwatch hears the allocator in this thread."""
+    return profiler.EVENTS_WORK and not profiler.is_running() and not profiler.is_watched()
+
+
+def _stretches(events: list[tuple[int, int, int]], mark: dict[int, int], names: list[str]) -> list[Stretch]:
+    """Return the stretches between marks, given the number of the mark at each address."""
+    # a mark is kept until the stop, so it is the last block that was allocated at its address
+    last = {
+        address: index for index, (_, address, nbytes) in enumerate(events) if nbytes > 0 and address in mark
+    }
+    open_bytes: dict[int, int] = {}
+    level = 0
+    found: list[Stretch] = []
+    for index, (_, address, nbytes) in enumerate(events):
+        level -= open_bytes.pop(address, 0)
+        if nbytes > 0 and last.get(address) == index:
+            found.append(Stretch(names[mark[address]], level, level))
+        elif nbytes > 0:
+            open_bytes[address] = nbytes
+            level += nbytes
+            if found:
+                found[-1].peak_bytes = max(found[-1].peak_bytes, level)
+    return found
 
 
 def _events(roots: list[Value], device: str) -> list[tuple[int, int, int]]:

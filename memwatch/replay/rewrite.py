@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
+from memwatch._torch.aot_graphs import keep_in_forward
 from memwatch.encoding.values import Value, leaves
 from memwatch.replay.fx import BOUNDARY, is_tangent
 
 if TYPE_CHECKING:
-    from memwatch.planner import Plan
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,19 @@ class Rewritten:
     saved: list[fx.Node]
 
 
-def rewritten(module: fx.GraphModule, plan: Plan, num_fwd_outputs: int | None = None) -> Rewritten:
-    """Return a graph that runs as its plan says.
+def rewritten(
+    module: fx.GraphModule, order: Iterable[object], num_fwd_outputs: int | None = None
+) -> Rewritten:
+    """Return a graph that runs in an order.
 
     Args:
         module: the graph that the plan was made of.
-        plan: result of `plan_graph(graph_from_fx(module, num_fwd_outputs))`; a plan without moves.
+        order: names of its nodes as they are to run, with `BOUNDARY` where the backward begins; a name that comes
+            again is computed again.
         num_fwd_outputs: for a joint graph, how many of the outputs belong to the forward.
     """
-    writer = _Writer(module.graph, plan, num_fwd_outputs)
-    for name in plan.order:
+    writer = _Writer(module.graph, num_fwd_outputs)
+    for name in order:
         writer.step(name)
     writer.finish()
     new = fx.GraphModule(module, writer.graph)
@@ -55,7 +59,6 @@ class _Writer:
     """Copies nodes to a new graph; `now` holds the latest copy of every op, input and item of a tuple."""
 
     old: fx.Graph
-    plan: Plan
     num_fwd_outputs: int | None
     graph: fx.Graph = field(default_factory=fx.Graph)
     now: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -76,6 +79,9 @@ class _Writer:
         if name == BOUNDARY:
             self._given = [self._value(item) for item in self._outputs()[: self.num_fwd_outputs]]
             self._early.update(node for node in self.graph.nodes if not is_tangent(node))
+            for node in self._early:
+                if node.op == "call_function":
+                    keep_in_forward(node)
             self._crossed = True
             return
         node = self._nodes[str(name)]

@@ -219,6 +219,10 @@ def test_budget_out_of_reach_is_said():
         ({"recompute": "no"}, "recompute='no'"),
         ({"strict": "yes"}, "strict='yes'"),
         ({"seed": "a"}, "seed='a'"),
+        ({"offload": 1}, "offload=1"),
+        ({"offload": True}, "moves no buffers"),
+        ({"inner": "inductor"}, "no budget would hold"),
+        ({"inner": "fast"}, "inner='fast'"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, words):
@@ -246,7 +250,9 @@ def chain(x):
 def test_a_region_with_a_budget_of_its_own_is_left_to_torch(budget, monkeypatch):
     """Torch 2.15's region_activation_memory_budget says what to keep; memwatch plans nothing over its head."""
     backend()
-    monkeypatch.setattr("memwatch.replay.backend.plan_graph", lambda *_, **__: pytest.fail("it was planned"))
+    monkeypatch.setattr(
+        "memwatch.replay.step_planner.plan_graph", lambda *_, **__: pytest.fail("it was planned")
+    )
     # older versions mark the region by hand
     mark = {"_region_activation_memory_budget": budget}
     region = getattr(torch.autograd.graph, "region_activation_memory_budget", lambda _: annotate(mark))

@@ -1,0 +1,61 @@
+"""autograd's engine: to learn when a backward has returned.
+
+| torch | here |
+| --- | --- |
+| torch.autograd._engine_run_backward | call_after_backwards(call) |
+| torch._C._autograd._get_current_graph_task_keep_graph | keeps_graph() |
+| grad_fn.metadata | metadata_of(grad_fn) |
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from memwatch._torch.fake import is_fake_mode_on
+from memwatch._torch.lookup import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NAME: Final = "_engine_run_backward"
+_engine: Final = Part("the end of a measured step is noticed one step late")
+_run_backward: Final[Any] = _engine.take("torch.autograd._engine_run_backward", None)
+keeps_graph: Final[Callable[[], bool]] = _engine.take(
+    "torch._C._autograd._get_current_graph_task_keep_graph", lambda: False
+)
+"""Return True inside a backward that keeps its graph for another one."""
+
+
+def call_after_backwards(call: Callable[[], object]) -> Callable[[], None]:
+    """Have a function called whenever a backward of any thread has returned; return what ends that.
+
+    A torch profiler cannot be stopped inside a backward, whose end puts the profiler's state back. So this stands
+    around the whole of it.
+    """
+    if _run_backward is None:
+        return lambda: None
+    module: Any = torch.autograd
+    before = getattr(module, _NAME)
+
+    @functools.wraps(before)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        result = before(*args, **kwargs)
+        if not is_fake_mode_on():  # else a compiler traces a backward
+            call()
+        return result
+
+    def end() -> None:
+        if getattr(module, _NAME) is run_backward:  # else somebody has put another function around this one
+            setattr(module, _NAME, before)
+
+    setattr(module, _NAME, run_backward)
+    return end
+
+
+def metadata_of(grad_fn: Any) -> dict[Any, Any]:
+    """Return the dictionary that lives as long as a node of autograd's graph."""
+    found: dict[Any, Any] = grad_fn.metadata
+    return found

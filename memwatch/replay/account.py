@@ -1,0 +1,377 @@
+"""The account of a compiled callable: one budget for all of its graphs, measured and kept.
+
+A share of the program is a share of what eager PyTorch takes, so the first step runs as eager PyTorch does and is
+measured. The steps after it run as planned. Each new plan is measured in its first step: if the step took more than
+the budget, it is planned again with what was learned; if it still does, that is said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.planner import BudgetError
+from memwatch.planner.budget import parse_budget
+from memwatch.replay.episode import BACKWARD, FORWARD, LEFT, RETURNED, Episode, Run, addresses
+from memwatch.replay.measure import Stretch, can_measure
+from memwatch.replay.step_model import Orders, StepModel
+from memwatch.replay.step_planner import plan_step, program_order, remembered
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwatch.encoding.values import Value
+    from memwatch.planner.op import Name
+    from memwatch.replay.options import BackendOptions
+    from memwatch.replay.traced_graph import TracedGraph
+
+_log = logging.getLogger(__name__)
+_MOST_TRIES: Final = 3
+_MOST_RUNS: Final = 64
+"""An episode with more runs than this is a loop that keeps everything: it is not planned as one step."""
+
+Signature = tuple[tuple[int, int], ...]
+
+
+@dataclass(eq=False)
+class _Standing:
+    """What is known of one sequence of runs.
+
+    Attributes:
+        runs: the runs of an episode of this kind.
+        orders: how its graphs run now.
+        outside_bytes: what the code after each forward took.
+        unmodelled_bytes: how much more a step took than the plan says.
+        tries: how often it was measured above the budget.
+        is_settled: whether it was measured and need not be again.
+        is_lowest: whether the orders are the lowest known.
+    """
+
+    runs: list[Run]
+    orders: Orders | None = None
+    outside_bytes: list[int] = field(default_factory=list)
+    unmodelled_bytes: int = 0
+    tries: int = 0
+    is_settled: bool = False
+    is_lowest: bool = False
+
+    def grow(self, factor: float) -> None:
+        """Expect larger shapes: what was learned of smaller ones grows with them."""
+        self.tries, self.is_settled = 0, False
+        self.outside_bytes = [round(factor * nbytes) for nbytes in self.outside_bytes]
+        self.unmodelled_bytes = round(factor * self.unmodelled_bytes)
+
+
+class Account:
+    """Plans, measures and plans again what a compiled callable runs.
+
+    Args:
+        options: what the user asked for.
+        device: device whose bytes count.
+    """
+
+    def __init__(self, options: BackendOptions, device: str) -> None:
+        self._options = options
+        self._device = device
+        self._eager_bytes: int | None = None
+        self._episode: Episode | None = None
+        self._graphs: list[TracedGraph] = []
+        self._largest: list[dict[Any, int]] = []
+        self._standings: dict[Signature, _Standing] = {}
+        self._must_measure = True
+        self._is_warned = False
+        self._error: BudgetError | None = None
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget; None where there is none, and for a share until eager PyTorch has been measured."""
+        budget = self._options.budget
+        if budget is None or (self._is_share and self._eager_bytes is None):
+            return None
+        return parse_budget(budget, self._eager_bytes or 0)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a budget to keep."""
+        return self._options.budget is not None
+
+    @property
+    def _is_share(self) -> bool:
+        budget = self._options.budget
+        return isinstance(budget, str) and budget.strip().endswith("%")
+
+    def add(self, graph: TracedGraph) -> list[str]:
+        """Take a graph that was just traced; return the order in which it runs at first.
+
+        Raises:
+            BudgetError: with the option `strict`, the graph alone cannot be run within the budget.
+        """
+        self._graphs.append(graph)
+        self._largest.append(dict(graph.hints))
+        self._must_measure = True
+        graph.on_backward = lambda where: self._backward(graph, where)
+        run = Run(graph, 0, ())
+        standing = _Standing([run])
+        model = self._model(standing)
+        own = model.torchs_own()
+        if self._is_share:
+            orders = None if own is None else model.cut(own)
+            return (orders or program_order(model)).of_graphs[0]
+        standing.orders = self._plan(model, own, standing)
+        self._standings[self._signature([run])] = standing
+        if self.budget_bytes is not None and standing.orders.peak_increase_bytes > self.budget_bytes:
+            self._out_of_reach(standing, None)
+        return standing.orders.of_graphs[0]
+
+    def enter(self, graph: TracedGraph, args: Sequence[Any]) -> Run:
+        """Note that a graph is about to run, and choose how.
+
+        Raises:
+            BudgetError: with the option `strict`, a larger shape cannot be run within the budget.
+        """
+        if self._episode is None or not self._episode.pending():
+            self._conclude()
+            self._episode = self._open(graph, args)
+        episode = self._episode
+        turn = sum(run.graph is graph for run in episode.runs)
+        run = Run(graph, turn, addresses(args))
+        if not episode.is_eager:
+            try:
+                self._make_room(graph, args)
+            except BudgetError:
+                self.failed()
+                raise
+        graph.turn = turn
+        episode.runs.append(run)
+        episode.mark(FORWARD)
+        return run
+
+    def runs_eagerly(self, run: Run) -> bool:
+        """Return True for a run that is measured to learn what eager PyTorch takes."""
+        return self._episode is not None and self._episode.is_eager and run in self._episode.runs
+
+    def leave(self, run: Run, args: Sequence[Any], result: Value) -> None:
+        """Note that a graph has run."""
+        episode = self._episode
+        heads = run.left(args, result, lambda: self._dropped(episode))
+        if episode is None or run not in episode.runs:
+            return
+        episode.mark(LEFT)
+        if episode.is_eager:
+            episode.watch(run, heads)
+        if episode.is_measured and not episode.pending():
+            self._conclude()
+
+    def failed(self) -> None:
+        """Forget the episode: a graph raised."""
+        if self._episode is not None and self._episode.can_stop_here:
+            self._episode.stop()
+            self._episode = None
+
+    def _dropped(self, episode: Episode | None) -> None:
+        """End a measured episode of which no backward will come, as after an exception of the program's."""
+        if episode is not None and episode is self._episode and episode.is_measured and not episode.pending():
+            self.failed()
+
+    def _backward(self, graph: TracedGraph, where: str) -> None:
+        episode = self._episode
+        if episode is None:
+            return
+        waiting = [run for run in episode.runs if run.graph is graph and not run.is_done]
+        if where == "begins":
+            episode.mark(BACKWARD)
+        elif waiting:
+            episode.note_backward(waiting[-1], BACKWARD)
+
+    def _backward_returned(self) -> None:
+        episode = self._episode
+        if episode is None:
+            return
+        episode.mark(RETURNED)
+        if not episode.pending() and episode.can_stop_here:
+            self._conclude()
+
+    def _open(self, graph: TracedGraph, args: Sequence[Any]) -> Episode:
+        if self._options.budget is None or not self._must_measure_with(graph, args) or not can_measure():
+            return Episode()
+        is_new = self._is_larger(graph, args) or not any(
+            graph is run.graph for standing in self._standings.values() for run in standing.runs
+        )
+        episode = Episode(is_eager=self._is_share and is_new)
+        if episode.is_eager:
+            self._grow(graph, args)
+        episode.measure(self._device, self._backward_returned)
+        return episode
+
+    def _must_measure_with(self, graph: TracedGraph, args: Sequence[Any]) -> bool:
+        own = [one for one in self._standings.values() if any(run.graph is graph for run in one.runs)]
+        return self._must_measure or not own or self._is_larger(graph, args)
+
+    def _is_larger(self, graph: TracedGraph, args: Sequence[Any]) -> bool:
+        largest = self._largest[self._graphs.index(graph)]
+        return any(value > largest.get(symbol, value) for symbol, value in graph.values(args).items())
+
+    def _grow(self, graph: TracedGraph, args: Sequence[Any]) -> float:
+        """Note the sizes of a call; return by which factor they are larger than all before."""
+        largest = self._largest[self._graphs.index(graph)]
+        factor = 1.0
+        for symbol, value in graph.values(args).items():
+            known = largest.get(symbol, value)
+            factor *= max(value / known, 1.0) if known else 1.0
+            largest[symbol] = max(value, known)
+        return factor
+
+    def _make_room(self, graph: TracedGraph, args: Sequence[Any]) -> None:
+        """Plan again for a shape that is larger than all before."""
+        if not self._is_larger(graph, args):
+            return
+        largest = self._largest[self._graphs.index(graph)]
+        before = dict(largest)
+        concerned = [
+            each for each in self._standings.values() if any(run.graph is graph for run in each.runs)
+        ]
+        copies = [dataclasses.replace(standing) for standing in concerned]
+        factor = self._grow(graph, args)
+        self._is_warned = False
+        self._must_measure = True
+        try:
+            for standing in concerned:
+                standing.grow(factor)
+                self._replan(standing)
+        except BudgetError:  # what fitted so far fits still
+            largest.update(before)
+            for standing, copy in zip(concerned, copies, strict=True):
+                vars(standing).update(vars(copy))
+                self._choose(standing)
+            raise
+
+    def _conclude(self) -> None:
+        """End the episode, and judge it if it was measured."""
+        episode, self._episode = self._episode, None
+        if episode is None or not episode.can_stop_here:
+            return
+        stretches = episode.stop()
+        runs = episode.runs
+        if self._options.budget is None or len(runs) > _MOST_RUNS or not any(run.is_done for run in runs):
+            return
+        signature = self._signature(runs)
+        known = self._standings.get(signature)
+        standing = known or self._standings.setdefault(signature, _Standing(runs))
+        standing.runs = runs if stretches or known is None else standing.runs
+        peak = max((stretch.peak_bytes for stretch in stretches), default=0)
+        if stretches:
+            standing.outside_bytes = _outside(stretches, len(runs), standing.outside_bytes)
+        if episode.is_eager:
+            self._eager_bytes = max(self._eager_bytes or 0, peak)
+            self._replan_all(standing)
+        elif known is None or standing.orders is None:
+            self._replan(standing)
+        elif stretches:
+            self._judge(standing, peak)
+
+    def _replan_all(self, first: _Standing) -> None:
+        for standing in self._standings.values():
+            if standing is first or standing.orders is None:
+                standing.tries = 0
+                self._replan(standing)
+
+    def _judge(self, standing: _Standing, peak_bytes: int) -> None:
+        """Compare a measured step with the budget."""
+        budget = self.budget_bytes
+        assert budget is not None
+        assert standing.orders is not None
+        planned = standing.orders
+        _log.info(
+            "a step took %s, planned were %s",
+            format_bytes(peak_bytes), format_bytes(planned.peak_increase_bytes),
+        )  # fmt: skip
+        if peak_bytes > budget:
+            standing.tries += 1
+            expected = self._model(standing).peak_of(planned.whole) or planned.peak_increase_bytes
+            standing.unmodelled_bytes = max(standing.unmodelled_bytes, peak_bytes - expected)
+            self._replan(standing)
+            is_same = standing.orders.whole == planned.whole
+            if not (standing.tries > _MOST_TRIES or (standing.is_lowest and (is_same or standing.tries > 1))):
+                return
+        standing.is_settled = True
+        self._must_measure = False
+        if peak_bytes > budget:
+            self._out_of_reach(standing, peak_bytes)
+
+    def _replan(self, standing: _Standing) -> None:
+        """Plan the graphs of a standing anew, and run them so from now on."""
+        if any(run.graph.joint is None for run in standing.runs):
+            standing.is_settled = True
+            return
+        model = self._model(standing)
+        standing.orders = self._plan(model, model.torchs_own(), standing)
+        self._choose(standing)
+        self._must_measure = True
+        budget = self.budget_bytes
+        # what several graphs hold together is known only roughly: a measured step decides
+        is_exact = len(standing.runs) == 1 and not standing.tries
+        if budget is not None and is_exact and standing.orders.peak_increase_bytes > budget:
+            self._out_of_reach(standing, None)
+
+    def _choose(self, standing: _Standing) -> None:
+        """Run the graphs of a standing in its orders from now on."""
+        if standing.orders is not None:
+            for run, order in zip(standing.runs, standing.orders.of_graphs, strict=True):
+                run.graph.choose(run.turn, order)
+
+    def _model(self, standing: _Standing) -> StepModel:
+        outside = standing.outside_bytes or [0] * len(standing.runs)
+        runs = [
+            dataclasses.replace(
+                run.graph.as_run(self._largest[self._graphs.index(run.graph)]),
+                inputs=run.inputs,
+                outputs=run.outputs,
+                outside_bytes=nbytes,
+            )
+            for run, nbytes in zip(standing.runs, outside, strict=True)
+        ]
+        model = StepModel(runs, self._device)
+        model.graph = remembered(model.graph)
+        return model
+
+    def _plan(self, model: StepModel, own: list[Name] | None, standing: _Standing) -> Orders:
+        """Return orders within the budget, or the lowest ones found."""
+        budget = self.budget_bytes
+        wanted = None if budget is None else max(budget - standing.unmodelled_bytes, 0)
+        planned = plan_step(model, own, wanted, self._options)
+        standing.is_lowest, self._error = planned.is_lowest, planned.error
+        return planned.orders
+
+    def _out_of_reach(self, standing: _Standing, measured_bytes: int | None) -> None:
+        """Raise or warn: the budget cannot be kept."""
+        budget = self.budget_bytes
+        assert budget is not None
+        assert standing.orders is not None
+        if self._error is not None and measured_bytes is None and not standing.unmodelled_bytes:
+            error = self._error.for_options(self._options.names())
+        else:
+            taken = measured_bytes or standing.orders.peak_increase_bytes
+            error = BudgetError(
+                f"no plan fits {format_bytes(budget)}: a step with the lowest plan takes {format_bytes(taken)}",
+                self._error.best if self._error is not None else None,
+                standing.orders.peak_increase_bytes,
+            )
+        if self._options.strict:
+            raise error
+        if not self._is_warned:
+            self._is_warned = True
+            warnings.warn(f"torch.compile, backend memwatch: {error}; the lowest plan is used", stacklevel=2)
+
+    def _signature(self, runs: list[Run]) -> Signature:
+        return tuple((self._graphs.index(run.graph), run.turn) for run in runs)
+
+
+def _outside(stretches: list[Stretch], num_runs: int, before: list[int]) -> list[int]:
+    """Return what the code after each forward allocated, at most, as far as it was seen."""
+    left = [stretch.peak_bytes - stretch.start_bytes for stretch in stretches if stretch.name == LEFT]
+    found = left if len(left) == num_runs else [0] * num_runs
+    return [max(pair) for pair in zip(found, before, strict=True)] if before else found

@@ -1,0 +1,152 @@
+"""An episode: the runs of a compiled callable whose memory is alive together.
+
+It begins with a forward while no earlier one waits for its backward, and ends when none waits any more. In most
+programs it is one step: some forwards, then their backwards.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from memwatch._torch.engine import call_after_backwards, keeps_graph, metadata_of
+from memwatch._torch.storages import address_of
+from memwatch.encoding.values import Value, leaves
+from memwatch.replay.measure import AllocatorWindow, Stretch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from memwatch.replay.traced_graph import TracedGraph
+
+FORWARD, LEFT, TANGENT, BACKWARD, RETURNED = "forward", "left", "tangent", "backward", "returned"
+
+
+class _Token:
+    """Lives as long as the graph of autograd that a run made."""
+
+
+@dataclass(eq=False)
+class Run:
+    """One run of a graph.
+
+    Attributes:
+        graph: the graph.
+        turn: how many runs of the same graph came before it in the episode.
+        inputs, outputs: addresses of the storages that it was given and gave; 0 for what is no tensor.
+        is_done: whether its backward has run, or it has none.
+    """
+
+    graph: TracedGraph
+    turn: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...] = ()
+    is_done: bool = False
+    _token: weakref.ref[_Token] | None = None
+
+    def is_pending(self) -> bool:
+        """Return True while its backward may come."""
+        return not self.is_done and (self._token is None or self._token() is not None)
+
+    def left(
+        self, args: Sequence[Any], result: Value, on_dropped: Callable[[], object]
+    ) -> list[torch.Tensor]:
+        """Note what the forward gave; return those of its tensors whose backward leads into the graph.
+
+        Args:
+            args: what it was given.
+            result: what it gave.
+            on_dropped: called when its backward cannot come any more, though it never came.
+        """
+
+        def dropped(_: object) -> None:
+            if not self.is_done:
+                on_dropped()
+
+        tensors = [item for item in leaves(result) if isinstance(item, torch.Tensor)]
+        self.outputs = addresses(list(leaves(result)))
+        given = set(map(id, args))
+        heads = [item for item in tensors if item.grad_fn is not None and id(item) not in given]
+        token = _Token()
+        for head in heads:
+            metadata_of(head.grad_fn)["memwatch", id(self)] = token
+        self._token = weakref.ref(token, dropped)
+        self.is_done = not heads
+        return heads
+
+
+@dataclass(eq=False)
+class Episode:
+    """Runs that share memory, and the window in which they are measured, if they are.
+
+    Attributes:
+        is_eager: whether the graphs run as eager PyTorch does, so that its peak is learned.
+        runs: the runs, in the order of their forwards.
+    """
+
+    is_eager: bool = False
+    runs: list[Run] = field(default_factory=list)
+    _window: AllocatorWindow | None = None
+    _thread: int = 0
+    _end_calls: Callable[[], None] = lambda: None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a window is open."""
+        return self._window is not None
+
+    def measure(self, device: str, after_backward: Callable[[], object]) -> None:
+        """Begin to measure; a function is called whenever a backward has returned."""
+        self._window = AllocatorWindow(device)
+        self._thread = threading.get_ident()
+        self._end_calls = call_after_backwards(after_backward)
+
+    def mark(self, name: str) -> None:
+        """Set a mark in the window."""
+        if self._window is not None:
+            self._window.mark(name)
+
+    def stop(self) -> list[Stretch]:
+        """End the window; return its stretches up to the return of the last backward."""
+        window, self._window = self._window, None
+        if window is None:
+            return []
+        self._end_calls()
+        found = window.stop()
+        ends = [place for place, stretch in enumerate(found) if stretch.name == RETURNED]
+        return found[: ends[-1]] if ends else found
+
+    @property
+    def can_stop_here(self) -> bool:
+        """Whether this is the thread of the window."""
+        return self._window is None or self._thread == threading.get_ident()
+
+    def pending(self) -> list[Run]:
+        """Return the runs whose backward may come."""
+        return [run for run in self.runs if run.is_pending()]
+
+    def note_backward(self, run: Run, name: str) -> None:
+        """Note that a backward has reached a run."""
+        self.mark(name)
+        if not keeps_graph():
+            run.is_done = True
+
+    def watch(self, run: Run, heads: list[torch.Tensor]) -> None:
+        """Notice when an eager backward reaches a run."""
+        for head in heads:
+            if head.requires_grad:
+                head.register_hook(lambda gradient: self.note_backward(run, TANGENT))
+
+
+def addresses(items: Sequence[Any]) -> tuple[int, ...]:
+    """Return the addresses of the storages of tensors; 0 for what is no plain tensor."""
+    return tuple(
+        address_of(item.untyped_storage())
+        if isinstance(item, torch.Tensor) and item.layout is torch.strided
+        else 0
+        for item in items
+    )

@@ -1,0 +1,85 @@
+"""The options of the torch.compile backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from memwatch.planner import OptionError
+from memwatch.planner.budget import parse_budget
+from memwatch.planner.request import PlanRequest, check_switch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """What ``torch.compile(..., backend="memwatch", options={...})`` understands.
+
+    Attributes:
+        budget: peak increase allowed to all graphs of the compiled callable together, from the first forward to
+            the end of the backward: bytes, ``"512 MiB"``, or ``"60%"`` of what the program takes in eager
+            PyTorch, which its first step measures. None: the lowest peak that a new order alone can reach.
+        order: ``"auto"`` or ``"program"``.
+        recompute: whether ops may be computed again.
+        offload: whether buffers may be moved out and back; this backend cannot yet.
+        inner: what runs the planned graphs: ``"eager"``, with the kernels of eager PyTorch.
+        time_limit_s: when to stop searching (seconds).
+        seed: seed of the search.
+        strict: whether a budget that cannot be reached is an error. If not, the lowest plan is used, with a
+            warning.
+    """
+
+    budget: int | float | str | None = None
+    order: str = "auto"
+    recompute: bool = True
+    offload: bool = False
+    inner: str = "eager"
+    time_limit_s: float = 10.0
+    seed: int = 0
+    strict: bool = False
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Return the names of the options."""
+        return [entry.name for entry in fields(cls)]
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any] | None) -> BackendOptions:
+        """Return the options that a user gave, checked.
+
+        Raises:
+            OptionError: an option does not exist, or its value means nothing.
+            OrderError: the order is unknown.
+            SizeError: the budget cannot be read.
+        """
+        for name in options or {}:
+            if name not in cls.names():
+                raise OptionError(
+                    f"the backend memwatch has no option {name!r}; it has {', '.join(cls.names())}"
+                )
+        found = cls(**(options or {}))
+        # what is wrong is said now rather than in the middle of a compilation
+        PlanRequest(
+            found.order, found.recompute, found.offload, time_limit_s=found.time_limit_s, seed=found.seed
+        ).check()
+        check_switch("strict", found.strict)
+        found._check_inner()
+        if found.budget is not None:
+            parse_budget(found.budget, 0)
+        return found
+
+    def _check_inner(self) -> None:
+        if self.offload:
+            raise OptionError(
+                "offload=True: the backend memwatch moves no buffers yet; leave it out, or use memwatch.plan with "
+                "memwatch.replay, which do"
+            )
+        if self.inner == "inductor":
+            raise OptionError(
+                "inner='inductor': inductor fuses and reorders what was planned, so that no budget would hold; "
+                "use inner='eager'"
+            )
+        if self.inner != "eager":
+            raise OptionError(f"inner={self.inner!r} is unknown; use 'eager'")

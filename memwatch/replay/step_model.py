@@ -1,0 +1,224 @@
+"""A step as one program for the planner: the graphs of a compiled callable, forward by forward, then backward.
+
+What the first graphs keep for their backward is alive while the later ones run, so they share one budget. A graph
+break gives the output of one graph to the next; both know its storage by one name then. Each graph is executed by
+itself, so the planned order is cut into one order for each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import fx
+
+from memwatch.encoding.values import Value, leaves
+from memwatch.planner import Effect, Graph, OpSpec, OrderError, Schedule, simulate
+from memwatch.replay.fx import BOUNDARY, GraphReader, crossing_node, is_op, is_tangent, mutated_inputs
+from memwatch.replay.op_workspace import Workspaces
+from memwatch.replay.step_parts import DONE, LEAVE, GraphRun, Part
+from memwatch.replay.torchs_order import torchs_order
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwatch.planner.op import Name
+
+
+@dataclass
+class Orders:
+    """The orders of a plan: for each graph the names of its nodes, with `BOUNDARY` between forward and backward.
+
+    Attributes:
+        of_graphs: the orders.
+        whole: the order of the step.
+        peak_increase_bytes: the peak of the whole step, executed so.
+    """
+
+    of_graphs: list[list[str]]
+    peak_increase_bytes: int
+    whole: list[Name] = field(default_factory=list, repr=False)
+
+
+class StepModel:
+    """The program of a step.
+
+    Args:
+        runs: the graphs, in the order of their forwards. Backwards come in the reverse order.
+        device: device whose workspaces count.
+
+    Attributes:
+        graph: the program for the planner.
+    """
+
+    def __init__(self, runs: Sequence[GraphRun], device: str) -> None:
+        self._device = device
+        self._parts: list[Part] = []
+        self._produced: dict[int, str] = {}
+        self._external: dict[int, str] = {}
+        for number, run in enumerate(runs):
+            self._parts.append(self._read(run, f"graph {number + 1}: " if number else ""))
+        self._owner = {
+            spec.name: number for number, part in enumerate(self._parts) for spec in (*part.early, *part.late)
+        }
+        self.graph = self._build()
+
+    def _read(self, run: GraphRun, prefix: str) -> Part:
+        workspaces = Workspaces(run.size_of, self._device)
+        workspaces.measure(node for node in run.module.graph.nodes if is_op(node))
+        primals = [node for node in run.module.graph.find_nodes(op="placeholder") if not is_tangent(node)]
+        known: dict[fx.Node, str] = {}
+        addresses = dict(zip(primals, run.inputs, strict=True)) if len(primals) == len(run.inputs) else {}
+        for node, address in addresses.items():
+            name = self._produced.get(address) or self._external.get(address)
+            if name is not None:
+                known[node] = name
+        reader = GraphReader(prefix, known, run.size_of, workspaces)
+        crossing = None if run.num_fwd_outputs is None else crossing_node(run.module.graph)
+        outputs = list(leaves(run.module.graph.output_node().args))[: run.num_fwd_outputs]
+        turn = -1
+        for node in run.module.graph.nodes:
+            if node is crossing:
+                turn = len(reader.ops)
+            reader.read(node)
+        early, late = (reader.ops, []) if turn < 0 else (reader.ops[:turn], reader.ops[turn:])
+        given = _buffers(reader, outputs)
+        # what the program was given stays with it, so to make it anew frees nothing
+        early = [
+            dataclasses.replace(spec, recomputable=False) if spec.makes.keys() & set(given) else spec
+            for spec in early
+        ]
+        part = Part(run, reader, prefix, early, late, given)
+        for node, address in addresses.items():
+            if reader.buffers[node] and address not in self._produced:
+                self._external.setdefault(address, reader.buffers[node][0])
+        self._note_flow(part, outputs, primals)
+        return part
+
+    def _note_flow(self, part: Part, outputs: list[Value], primals: list[fx.Node]) -> None:
+        """Note what later graphs may be given, and which gradients go to an earlier graph or are added to others."""
+        for node, address in zip(outputs, part.run.outputs, strict=False):
+            if isinstance(node, fx.Node) and part.reader.buffers[node] and address:
+                self._produced[address] = part.reader.buffers[node][0]
+        own = {name for spec in (*part.early, *part.late) for name in spec.makes}
+        taken = {part.reader.given[node] for node in primals if node in part.reader.given} - own
+        for earlier in self._parts:
+            earlier.flowing |= taken.intersection(earlier.given)
+
+    def _gradients(self, part: Part) -> list[tuple[str, str]]:
+        """Return (name of an input, name of its gradient) as far as they are known."""
+        outputs = list(leaves(part.run.module.graph.output_node().args))
+        gradients = outputs[part.run.num_fwd_outputs :]
+        primals = [
+            node for node in part.run.module.graph.find_nodes(op="placeholder") if not is_tangent(node)
+        ]
+        if part.run.num_fwd_outputs is None or len(primals) != len(gradients):
+            return []
+        return [
+            (part.reader.buffers[primal][0], name)
+            for primal, node in zip(primals, gradients, strict=True)
+            if isinstance(node, fx.Node) and part.reader.buffers[primal]
+            for name in part.reader.buffers[node]
+        ]
+
+    def _build(self) -> Graph:
+        ops: list[OpSpec] = []
+        keep: dict[str, None] = {}
+        for part in self._parts:
+            ops += part.early
+            written = {
+                name for node in mutated_inputs(part.run.module.graph) for name in part.reader.buffers[node]
+            }
+            reads, writes = sorted(set(part.given) - written), sorted(written)
+            outside = part.run.outside_bytes
+            ops.append(OpSpec(part.prefix + LEAVE, reads, {}, 0.0, writes, outside, Effect.UNKNOWN))
+            keep.update((name, None) for name in part.reader.keep if name not in part.flowing)
+        arriving: dict[str, list[str]] = {}
+        has_gradient: set[str] = set()
+        for part in reversed(self._parts):
+            if part.run.num_fwd_outputs is None:
+                continue
+            for source, gradient in self._gradients(part):
+                if source in has_gradient:
+                    part.added.add(gradient)
+                    keep.pop(gradient, None)
+                elif any(source in other.flowing for other in self._parts):
+                    arriving.setdefault(source, []).append(gradient)
+                    keep.pop(gradient, None)
+                else:
+                    has_gradient.add(source)
+            flown = [name for output in part.flowing for name in arriving.get(output, [])]
+            tangents: dict[Name, int] = dict(part.reader.tangents)
+            ops.append(OpSpec(part.prefix + BOUNDARY, flown, tangents, 0.0, effect=Effect.UNKNOWN))
+            ops += part.late
+            if part.added:
+                ops.append(OpSpec(part.prefix + DONE, sorted(part.added), effect=Effect.UNKNOWN, cost=0.0))
+        made = {name for spec in ops for name in spec.makes}
+        used = {name for spec in ops for name in (*spec.reads, *spec.writes)}
+        inputs = {
+            name: nbytes
+            for part in self._parts
+            for name, nbytes in part.reader.inputs.items()
+            if name in used and name not in made
+        }
+        return Graph.build(ops, [name for name in keep if name in made | used], external_nbytes=inputs)
+
+    def torchs_own(self) -> list[Name] | None:
+        """Return the order in which torch's own partition would run the step; None if it cannot be told.
+
+        What it does not keep is computed again: where torch's backward does so, or right before its use, whichever
+        has the lower peak.
+        """
+        orders = [torchs_order(self._parts, self.graph, as_torch=as_torch) for as_torch in (False, True)]
+        peaks = [
+            (peak, number) for number, order in enumerate(orders) if (peak := self.peak_of(order)) is not None
+        ]
+        return orders[min(peaks)[1]] if peaks else None
+
+    def peak_of(self, order: Sequence[Name]) -> int | None:
+        """Return the peak increase of a step in this order; None if it is not valid."""
+        schedule = Schedule.from_order(np.array([self.graph.op_index[name] for name in order]))
+        try:
+            return simulate(self.graph, schedule).peak_bytes - self.graph.baseline_bytes
+        except OrderError:
+            return None
+
+    def cut(self, order: Sequence[Name]) -> Orders | None:
+        """Return the order of each graph in a planned order of the step; None if it does not hold when cut.
+
+        A step of the plan that stands where another graph runs goes to where its own graph runs next.
+        """
+        early: list[list[Name]] = [[] for _ in self._parts]
+        late: list[list[Name]] = [[] for _ in self._parts]
+        left: set[int] = set()
+        leave = {part.prefix + LEAVE: number for number, part in enumerate(self._parts)}
+        for name in order:
+            if name in leave:
+                left.add(leave[name])
+            elif name in self._owner:
+                number = self._owner[name]
+                is_early = number not in left or self._parts[number].run.num_fwd_outputs is None
+                (early if is_early else late)[number].append(name)
+        whole: list[Name] = []
+        for part, names in zip(self._parts, early, strict=True):
+            whole += [*names, part.prefix + LEAVE]
+        for part, names in reversed(list(zip(self._parts, late, strict=True))):
+            if part.run.num_fwd_outputs is not None:
+                whole += [part.prefix + BOUNDARY, *names]
+                whole += [part.prefix + DONE] if part.added else []
+        peak = self.peak_of(whole)
+        if peak is None:
+            return None
+        orders = []
+        for part, before, after in zip(self._parts, early, late, strict=True):
+            bare = len(part.prefix)
+            turn = [BOUNDARY] if part.run.num_fwd_outputs is not None else []
+            orders.append([str(name)[bare:] for name in before] + turn + [str(name)[bare:] for name in after])
+        return Orders(orders, peak, whole)
+
+
+def _buffers(reader: GraphReader, nodes: Sequence[Value]) -> list[str]:
+    found = (name for node in nodes if isinstance(node, fx.Node) for name in reader.buffers[node])
+    return list(dict.fromkeys(found))

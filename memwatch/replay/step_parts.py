@@ -1,0 +1,77 @@
+"""What a step consists of: runs of graphs, and what each of them adds to the step's program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch._torch.symbolic_sizes import size_at
+from memwatch.replay.fx import GraphReader, hinted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import fx
+
+    from memwatch.encoding.values import Value
+    from memwatch.planner import OpSpec
+
+LEAVE: Final = "the code after the forward"
+"""Name of the op that stands for it: it reads the forward's outputs."""
+DONE: Final = "the code after the backward"
+"""Name of the op that stands for it: it adds up gradients."""
+
+
+@dataclass(frozen=True, eq=False)
+class GraphRun:
+    """A graph that takes part in a step.
+
+    Attributes:
+        module: the joint graph of forward and backward, or a graph without backward.
+        num_fwd_outputs: how many outputs belong to the forward; None without backward.
+        saved: names of the nodes that torch's own partition keeps for the backward.
+        torchs_backward: names of the nodes that its backward runs, in order.
+        values: symbol -> its value.
+        inputs, outputs: addresses of the storages it was given and gave; empty if not known.
+        outside_bytes: what the code after its forward allocated beyond the graph's own storages, at most.
+    """
+
+    module: fx.GraphModule
+    num_fwd_outputs: int | None
+    saved: frozenset[str]
+    torchs_backward: tuple[str, ...] = ()
+    values: Mapping[Any, int] = field(default_factory=dict)
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    outside_bytes: int = 0
+
+    def size_of(self, size: Value) -> int:
+        """Return a size as a number."""
+        if isinstance(size, int):
+            return size
+        found = size_at(size, self.values) if self.values else None
+        return hinted(size) if found is None else found
+
+
+@dataclass
+class Part:
+    """What one graph adds to the program.
+
+    Attributes:
+        run: the graph.
+        reader: its nodes as ops and buffers.
+        prefix: what the names of its ops begin with.
+        early, late: ops of its forward, and of its backward.
+        given: buffers that the forward gives to the program.
+        flowing: those of them that a later graph is given.
+        added: gradients that are added to those of an earlier backward.
+    """
+
+    run: GraphRun
+    reader: GraphReader
+    prefix: str
+    early: list[OpSpec]
+    late: list[OpSpec]
+    given: list[str]
+    flowing: set[str] = field(default_factory=set)
+    added: set[str] = field(default_factory=set)

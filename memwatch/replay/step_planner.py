@@ -1,0 +1,109 @@
+"""Plan a step within a budget: orders for all of its graphs, never above what torch's own partition takes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from memwatch.planner import BudgetError, Graph, Plan, plan_graph
+from memwatch.planner.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwatch.planner.op import Name
+    from memwatch.replay.options import BackendOptions
+    from memwatch.replay.step_model import Orders, StepModel
+
+_MOST_TRIES: Final = 3
+_MOST_GRAPHS: Final = 32
+_graphs: Final[OrderedDict[tuple[str, bytes], Graph]] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """What was found for a budget.
+
+    Attributes:
+        orders: how the graphs run.
+        is_lowest: whether these are the lowest orders found, above the budget.
+        error: why nothing fits, in the planner's words.
+    """
+
+    orders: Orders
+    is_lowest: bool = False
+    error: BudgetError | None = None
+
+
+def plan_step(
+    model: StepModel, own: Sequence[Name] | None, wanted_bytes: int | None, options: BackendOptions
+) -> PlannedStep:
+    """Return orders within a budget, or the lowest ones found.
+
+    Args:
+        model: the step.
+        own: the order of torch's own partition, if it is known; no plan is above it.
+        wanted_bytes: the budget; None for the lowest peak that an order alone can reach.
+        options: what the user asked for.
+    """
+    known = [own] if own is not None and options.recompute and options.order == "auto" else []
+    own_peak = model.peak_of(known[0]) if known else None
+    if wanted_bytes is None:
+        found = _plan(model, None, [], options)
+        if own_peak is None or found.orders.peak_increase_bytes <= own_peak:
+            return found
+        return _plan(model, own_peak, known, options)
+    target = wanted_bytes if own_peak is None else min(wanted_bytes, own_peak)
+    best: PlannedStep | None = None
+    for _ in range(_MOST_TRIES):
+        found = _plan(model, target, known, options)
+        over = found.orders.peak_increase_bytes - wanted_bytes
+        if over <= 0:
+            return PlannedStep(found.orders)
+        if best is None or found.orders.peak_increase_bytes < best.orders.peak_increase_bytes:
+            best = found
+        if found.is_lowest:
+            break
+        target = max(target - over, 0)  # cut into graphs, the plan takes a little more
+    assert best is not None, "something was planned"
+    return PlannedStep(best.orders, is_lowest=True, error=best.error)
+
+
+def _plan(
+    model: StepModel, target: int | None, known: Sequence[Sequence[Name]], options: BackendOptions
+) -> PlannedStep:
+    error = None
+    try:
+        plan = plan_graph(
+            model.graph,
+            budget=target,
+            order=options.order,
+            recompute=options.recompute,
+            time_limit_s=options.time_limit_s,
+            seed=options.seed,
+            known=known,
+        )
+    except BudgetError as raised:
+        if not isinstance(raised.best, Plan):
+            raise
+        plan, error = raised.best, raised
+    orders = model.cut(plan.order) or program_order(model)
+    return PlannedStep(orders, is_lowest=error is not None, error=error)
+
+
+def program_order(model: StepModel) -> Orders:
+    """Return the program's own order, which always holds."""
+    found = model.cut(model.graph.op_names)
+    assert found is not None, "the program's own order is valid"
+    return found
+
+
+def remembered(graph: Graph) -> Graph:
+    """Return the same program as it was planned before, so that the answers to its budgets agree with each other."""
+    key = fingerprint(graph), graph.op_workspace_bytes.tobytes()
+    found = _graphs.setdefault(key, graph)
+    _graphs.move_to_end(key)
+    while len(_graphs) > _MOST_GRAPHS:
+        _graphs.popitem(last=False)
+    return found

@@ -1,0 +1,201 @@
+"""A graph of a compiled callable, and the ways to run it: each is a forward and a backward in a planned order.
+
+AOTAutograd asks for one forward and one backward when it compiles. It gets functions that run whichever way is chosen
+at the moment, so a graph can be planned anew without being traced anew. AOTAutograd takes as many saved tensors as a
+forward returns; the last of them tells the backward which way the forward went.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import py_sym_types
+
+from memwatch._torch.aot import boxed_nop, extract_forward_and_backward, min_cut_partition, without_repeats
+from memwatch._torch.symbolic_sizes import symbol_of
+from memwatch.encoding.values import leaves
+from memwatch.replay.fx import hinted, is_tangent
+from memwatch.replay.rewrite import rewritten
+from memwatch.replay.step_parts import GraphRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """One way to run a graph.
+
+    Attributes:
+        number: place among the ways of the graph.
+        order: names of nodes that it runs.
+        forward, backward: take a list of arguments, which they empty; no backward in inference.
+        num_saved, num_symbols: how many tensors, and after them numbers, the forward hands to the backward.
+        tag: tensor that says `number` where there are no such numbers.
+    """
+
+    number: int
+    order: tuple[str, ...]
+    forward: Boxed
+    backward: Boxed | None
+    num_saved: int
+    num_symbols: int
+    tag: torch.Tensor
+
+
+class TracedGraph:
+    """One graph that dynamo made.
+
+    Args:
+        module: dynamo's graph; called, it runs as eager PyTorch does.
+        inputs: its fake inputs.
+
+    Attributes:
+        eager: that graph.
+        joint: AOTAutograd's graph of it; None until it is traced, and where it cannot be planned.
+        num_fwd_outputs: how many outputs of `joint` belong to the forward; None without backward.
+        saved: names of the nodes that torch's own partition would keep.
+        hints: symbol -> the value it was traced with.
+        ways: every way that was made.
+        chosen: which of them the first, second, ... run takes of those whose backward is to come.
+        run: the compiled graph.
+    """
+
+    def __init__(self, module: fx.GraphModule, inputs: list[Any]) -> None:
+        self.eager = module
+        self.joint: fx.GraphModule | None = None
+        self.num_fwd_outputs: int | None = None
+        self.saved: frozenset[str] = frozenset()
+        self.ways: list[Way] = []
+        self.chosen: list[Way] = []
+        self.run: Callable[..., Any] = module
+        self.on_backward: Callable[[str], object] = lambda where: None
+        self.turn = 0
+        self._symbols = [
+            (place, symbol_of(item)) for place, item in enumerate(inputs) if isinstance(item, torch.SymInt)
+        ]
+        self.hints = {symbol: hinted(inputs[place]) for place, symbol in self._symbols if symbol is not None}
+        self._torchs_backward: tuple[str, ...] = ()
+        self._num_tangents = 0
+
+    def values(self, args: Sequence[Any]) -> dict[Any, int]:
+        """Return the values of the symbolic sizes in a call."""
+        return {symbol: int(args[place]) for place, symbol in self._symbols if symbol is not None}
+
+    def trace(self, joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int | None) -> bool:
+        """Take the graph that AOTAutograd traced; return whether it can be planned."""
+        placeholders = joint.graph.find_nodes(op="placeholder")
+        known = all(is_tangent(node) or "primals" in str(node.target) for node in placeholders)
+        if num_fwd_outputs is not None and (not known or any(map(_is_unchecked, joint.graph.nodes))):
+            return False
+        if num_fwd_outputs is not None:
+            whole = fx.GraphModule(joint, without_repeats(joint.graph))
+            whole.meta.update(joint.meta)
+            joint = whole
+        self.joint, self.num_fwd_outputs = joint, num_fwd_outputs
+        self._num_tangents = sum(map(is_tangent, placeholders))
+        if num_fwd_outputs is not None:
+            self.saved, self._torchs_backward = _torchs_own(joint, inputs, num_fwd_outputs)
+        return True
+
+    def as_run(self, values: dict[Any, int] | None = None) -> GraphRun:
+        """Return the graph as part of a step whose sizes have some values."""
+        assert self.joint is not None, "only a traced graph is planned"
+        return GraphRun(
+            self.joint, self.num_fwd_outputs, self.saved, self._torchs_backward, values or self.hints
+        )
+
+    def add_way(self, order: Sequence[str]) -> tuple[Way, tuple[fx.GraphModule, fx.GraphModule | None]]:
+        """Return the way that runs the graph in an order, and its modules."""
+        assert self.joint is not None
+        written = rewritten(self.joint, order, self.num_fwd_outputs)
+        if self.num_fwd_outputs is None:
+            modules: tuple[fx.GraphModule, fx.GraphModule | None] = written.module, None
+            tensors, symbols = [], []
+        else:
+            symbols = [node for node in written.saved if _is_symbol(node)]
+            tensors = [node for node in written.saved if not _is_symbol(node)]
+            modules = extract_forward_and_backward(
+                written.module, tensors, symbols, num_fwd_outputs=self.num_fwd_outputs
+            )
+        backward = None if modules[1] is None else boxed_nop(modules[1], [])
+        way = Way(
+            len(self.ways), tuple(order), boxed_nop(modules[0], []), backward, len(tensors), len(symbols),
+            torch.tensor([len(self.ways)]),
+        )  # fmt: skip
+        self.ways.append(way)
+        return way, modules
+
+    def choose(self, turn: int, order: Sequence[str]) -> None:
+        """Run in an order from now on, in the run of that number."""
+        way = next((each for each in self.ways if each.order == tuple(order)), None)
+        while len(self.chosen) <= turn:
+            self.chosen.append(self.chosen[-1])
+        self.chosen[turn] = self.add_way(order)[0] if way is None else way
+
+    def forward(self, args: list[Any]) -> Sequence[Any]:
+        """Run the forward as chosen. What AOTAutograd saves has the way's number as its last tensor."""
+        way = self.chosen[min(self.turn, len(self.chosen) - 1)]
+        found = list(way.forward(args))
+        if way.backward is None:
+            return found
+        first = self.ways[0]
+        end = len(found) - way.num_symbols
+        # AOTAutograd marks the sizes of some of the tensors that the first way saved: as many are there always
+        filler = [way.tag] * (first.num_saved - way.num_saved)
+        tag = torch.tensor([way.number, *map(int, found[end:])]) if way.num_symbols else way.tag
+        return [*found[:end], *filler, tag, *[0] * first.num_symbols]
+
+    def backward(self, args: list[Any]) -> Sequence[Any]:
+        """Run the backward of the way that the forward took."""
+        first_tangent = len(args) - self._num_tangents
+        number, *symbols = args[first_tangent - 1].tolist()
+        way = self.ways[number]
+        assert way.backward is not None, "only a graph with a backward is cut in two"
+        start = self.ways[0].num_symbols
+        mine = [*symbols, *args[start : start + way.num_saved], *args[first_tangent:]]
+        args.clear()
+        self.on_backward("begins")
+        found: Sequence[Any] = way.backward(mine)
+        self.on_backward("ends")
+        return found
+
+
+def boxed(function: Boxed) -> Boxed:
+    """Return a function that AOTAutograd calls with a list it may empty."""
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        return function(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _torchs_own(
+    joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int
+) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return what torch's own partition keeps for the backward, and what its backward runs: names of nodes."""
+    copy = fx.Graph()
+    nodes: dict[fx.Node, fx.Node] = {}
+    for node in joint.graph.nodes:
+        nodes[node] = copy.node_copy(node, nodes.__getitem__)
+    module = fx.GraphModule(joint, copy)
+    module.meta.update(joint.meta)
+    forward, backward = min_cut_partition(module, inputs, num_fwd_outputs=num_fwd_outputs)
+    outputs = list(leaves(forward.graph.output_node().args))[num_fwd_outputs:]
+    kept = frozenset(node.name for node in outputs if isinstance(node, fx.Node))
+    return kept, tuple(node.name for node in backward.graph.nodes if node.op == "call_function")
+
+
+def _is_symbol(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (*py_sym_types, int, float, bool))
+
+
+def _is_unchecked(node: fx.Node) -> bool:
+    """Return True for a tensor whose in-place changes autograd would not notice: how many there are must not vary."""
+    return bool(node.meta.get("saved_tensor_with_no_vc_check"))

@@ -1,0 +1,130 @@
+"""The budget of the torch.compile backend beside torch's own ways to save memory, on small training programs.
+
+Run `python reports/budget.py`; it writes `reports/budget.md`. One CPU thread. Peaks are of forward and backward, by
+the allocator's events, as shares of eager PyTorch's; results are compared bit by bit, the random generator included.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from budget_programs import PROGRAMS
+from torch._functorch import config
+from torch.utils.checkpoint import checkpoint
+
+from memwatch.planner import BudgetError
+from memwatch.replay.measure import measure_peak
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from budget_programs import Step
+    from torch import nn
+
+HERE = pathlib.Path(__file__).parent
+BUDGETS = (100, 80, 60, 40, 25)
+TORCHS_BUDGETS = (1.0, 0.5)
+
+
+def results(model: nn.Module, step: Step, call: Callable[..., Any]) -> list[torch.Tensor]:
+    """Run a step; return loss, gradients and the state of the random generator."""
+    torch.manual_seed(1)
+    model.zero_grad()
+    loss = step(call)
+    loss.backward()
+    found = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+    return [loss.detach(), *found, torch.get_rng_state()]
+
+
+def peak(model: nn.Module, step: Step, call: Callable[..., Any]) -> int:
+    """Return the peak increase of a step."""
+    model.zero_grad()
+    with measure_peak("cpu") as measured:
+        step(call).backward()
+    return measured.peak_increase_bytes
+
+
+def equal(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+    """Return whether all tensors are the same, bit by bit."""
+    return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
+
+
+def fresh(name: str) -> tuple[nn.Module, Step]:
+    """Return a program as it starts."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    return PROGRAMS[name]()
+
+
+def with_budget(name: str, share: int, eager: int, wanted: list[torch.Tensor]) -> str:
+    """Return a cell of the table: the peak under the backend, or that the budget was refused."""
+    model, step = fresh(name)
+    options = {"budget": f"{share}%", "strict": True, "time_limit_s": 3.0}
+    call = torch.compile(model, backend="memwatch", options=options)
+    try:
+        verdicts = [equal(results(model, step, call), wanted) for _ in range(3)]
+        taken = peak(model, step, call)
+    except BudgetError:
+        return "refused"
+    verdict = "" if taken <= eager * share / 100 else " **over**"
+    return f"{100 * taken / eager:.1f}{verdict}{'' if all(verdicts) else ' **differs**'}"
+
+
+def with_torch(name: str, share: float, eager: int) -> str:
+    """Return a cell: the peak of aot_eager with `activation_memory_budget`."""
+    model, step = fresh(name)
+    with config.patch(activation_memory_budget=share):
+        call = torch.compile(model, backend="aot_eager")
+        results(model, step, call)
+        return f"{100 * peak(model, step, call) / eager:.1f}"
+
+
+def with_checkpoints(name: str, eager: int) -> str:
+    """Return a cell: the peak with a checkpoint around each block, where the model has a list of them."""
+    model, step = fresh(name)
+    blocks = getattr(model, "blocks", model if isinstance(model, torch.nn.Sequential) else ())
+    for block in blocks:
+        forward = block.forward
+        block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False)
+    return f"{100 * peak(model, step, model) / eager:.1f}" if len(blocks) else ""
+
+
+def row(name: str) -> str:
+    """Return the row of a program."""
+    model, step = fresh(name)
+    wanted = results(model, step, model)
+    eager = peak(model, step, model)
+    cells = [name, format_bytes(eager)]
+    cells += [with_budget(name, share, eager, wanted) for share in BUDGETS]
+    cells += [with_torch(name, share, eager) for share in TORCHS_BUDGETS]
+    cells.append(with_checkpoints(name, eager))
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Write the table."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    head = ["program", "eager", *(f"memwatch {share} %" for share in BUDGETS)]
+    head += [*(f"aot_eager {share:g}" for share in TORCHS_BUDGETS), "checkpoint per block"]
+    lines = [
+        "# Budgets kept in training\n",
+        "Peaks of forward and backward in percent of eager PyTorch's, by the allocator's events. Losses, gradients and",
+        "random states are bitwise eager PyTorch's, or the cell says that they differ. `strict` is on: a budget that",
+        "cannot be kept is refused with `BudgetError`.\n",
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+    ]
+    for name in sys.argv[1:] or PROGRAMS:
+        lines.append(row(name))
+        sys.stderr.write(lines[-1] + "\n")
+    (HERE / "budget.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

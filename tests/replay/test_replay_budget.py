@@ -1,0 +1,159 @@
+"""The backend's budget is a limit: whole callables, workspace, every shape; and nothing but memory changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from memwatch._torch.profiler import is_running
+from memwatch.planner import BudgetError
+from memwatch.replay.measure import measure_peak
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    """Compiled code of one test is not seen by the next."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function, budget, **options):
+    options = {"time_limit_s": 2.0, "strict": True, "budget": budget, **options}
+    return torch.compile(function, backend="memwatch", options=options)
+
+
+def layers(count, width=32):
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(count)))
+
+
+class Broken(nn.Module):
+    """Six layers with a graph break in the middle."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = layers(3), layers(3)
+
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x)
+
+
+def step(model, call):
+    """Run one step; return the loss, the gradients and the state of the generator."""
+    torch.manual_seed(1)
+    model.zero_grad()
+    loss = call().square().mean()
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters()), torch.get_rng_state()]
+
+
+def peak_of(model, call):
+    model.zero_grad()
+    with measure_peak("cpu") as measured:
+        call().square().mean().backward()
+    return measured.peak_increase_bytes
+
+
+def assert_equal(found, wanted):
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def assert_keeps(model, call, of, budget, allowed_bytes):
+    """Check that results stay those of eager PyTorch, step by step, and that the peak ends within the budget."""
+    wanted = step(model, call)
+    planned = of(compiled(model, budget))
+    for _ in range(3):
+        assert_equal(step(model, planned), wanted)
+    assert peak_of(model, planned) <= allowed_bytes
+
+
+def test_graphs_of_one_callable_share_a_budget():
+    """What the first graph keeps for its backward counts while the second runs."""
+    model, x = Broken(), torch.randn(256, 32)
+    allowed = peak_of(model, lambda: model(x)) * 60 // 100
+    for budget in ("60%", allowed):
+        assert_keeps(model, lambda: model(x), lambda call: lambda: call(x), budget, allowed)
+        torch._dynamo.reset()
+
+
+def test_two_uses_in_a_step_share_a_budget():
+    """Both forwards are alive until the one backward."""
+    model, x, y = layers(5), torch.randn(128, 32), torch.randn(128, 32)
+    allowed = peak_of(model, lambda: model(x) - model(y)) // 2
+    assert_keeps(model, lambda: model(x) - model(y), lambda call: lambda: call(x) - call(y), allowed, allowed)
+
+
+def test_workspace_counts():
+    """A convolution and a group norm need more than their results while they run."""
+    torch.manual_seed(0)
+    block = [nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU()]
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *block, *block), torch.randn(2, 3, 24, 24)
+    allowed = peak_of(model, lambda: model(x)) * 7 // 10
+    assert_keeps(model, lambda: model(x), lambda call: lambda: call(x), allowed, allowed)
+
+
+def test_larger_shapes_are_planned_again_or_refused():
+    """The budget holds for the largest batch seen; one that cannot fit is refused before it runs."""
+    model = layers(6)
+    allowed = peak_of(model, lambda: model(torch.randn(128, 32)))
+    planned = compiled(model, allowed)
+    for rows in (32, 64, 256):
+        x = torch.randn(rows, 32)
+        wanted = step(model, lambda x=x: model(x))
+        for _ in range(2):
+            assert_equal(step(model, lambda x=x: planned(x)), wanted)
+        assert peak_of(model, lambda x=x: planned(x)) <= allowed
+    for _ in range(2):
+        with pytest.raises(BudgetError, match="no plan fits"):
+            planned(torch.randn(8192, 32))
+    assert not is_running()
+    assert_equal(step(model, lambda: planned(x)), wanted)
+
+
+def test_random_numbers_are_drawn_once_a_step():
+    """Dropout that the forward drew is not drawn again in the backward, whatever is computed again there."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.3), nn.GELU()) for _ in range(5)))
+    x = torch.randn(64, 32)
+    allowed = peak_of(model, lambda: model(x)) * 7 // 10
+    assert_keeps(model, lambda: model(x), lambda call: lambda: call(x), allowed, allowed)
+
+
+def test_an_exception_ends_the_measuring():
+    """After a step that failed between forward and backward the next ones are right, and no profiler runs on."""
+    model, x = layers(5), torch.randn(64, 32)
+    wanted = step(model, lambda: model(x))
+    planned = compiled(model, "60%")
+
+    def fails():
+        planned(x)
+        raise KeyError
+
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            fails()
+        assert not is_running()
+        assert_equal(step(model, lambda: planned(x)), wanted)
+    assert not is_running()
+
+
+def test_no_budget_is_above_torchs_own_partition():
+    """What torch computes again for free is computed again at every budget."""
+
+    def masked(x):
+        for _ in range(4):
+            x = functional.relu(x @ x) * 2 + 1
+        return x
+
+    holder = nn.Linear(96, 96, bias=False)
+    of_torch = peak_of(holder, lambda: torch.compile(lambda: masked(holder.weight), backend="aot_eager")())
+    torch._dynamo.reset()
+    planned = compiled(lambda: masked(holder.weight), "100%")
+    for _ in range(2):
+        step(holder, planned)
+    assert peak_of(holder, planned) <= of_torch
