@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from memwatch.replay.checkpoints.timeline import Item
 
 _TRIALS: Final = 6
+Key: TypeAlias = tuple[int, str, int]
+"""Region, overload, and the how-manieth call of the overload in the region it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +33,7 @@ class Choice:
     """
 
     regions: list[Region]
-    saved: dict[tuple[int, str, int], int]
+    saved: dict[Key, int]
     peak_bytes: int
     again_price: int
 
@@ -44,33 +46,79 @@ class Choice:
 def choose_saved(timeline: Timeline, regions: list[Region], budget_bytes: int) -> Choice:
     """Return what to save in regions that stay checkpointed.
 
-    The dearest results for each byte that they add are saved first. Where even plain checkpoints are above the budget,
-    their peak is the limit: what is saved for nothing is saved.
+    The dearest results for each byte that they add are saved first, in all regions or region by region. Where even
+    plain checkpoints are above the budget, their peak is the limit: what is saved for nothing is saved.
     """
-    limit = max(budget_bytes, timeline.peak_bytes)
-    groups: dict[tuple[int, str, int], list[Item]] = {}
+    groups: dict[Key, list[Item]] = {}
     for item in timeline.items:
         groups.setdefault(item.key, []).append(item)
-    live = timeline.live_bytes.copy()
-    total = live + timeline.workspace_bytes + timeline.mode_bytes
-    saved: dict[tuple[int, str, int], int] = {}
-    price = timeline.again_price
-    for key, items in sorted(groups.items(), key=lambda entry: -_worth(entry[1])):
-        if not _fits(total, items, limit):
-            continue
-        for item in items:
-            for hold in item.holds:
+    by_worth = sorted(groups, key=lambda key: -_worth(groups[key]))
+    by_region = sorted(
+        by_worth, key=lambda key: -key[0]
+    )  # the last region holds what it saves for the shortest time
+    found = [_plain(timeline, regions)]
+    found += [
+        _saving(timeline, regions, {key: groups[key] for key in order}, budget_bytes)
+        for order in (by_worth, by_region)
+    ]
+    return min(found, key=lambda choice: (choice.again_price, choice.peak_bytes))
+
+
+def _plain(timeline: Timeline, regions: list[Region]) -> Choice:
+    return Choice(regions, {}, timeline.peak_bytes, timeline.again_price)
+
+
+def _saving(
+    timeline: Timeline, regions: list[Region], groups: dict[Key, list[Item]], budget_bytes: int
+) -> Choice:
+    """Return what to save if results are considered in this order.
+
+    A region that saves too little to pay for what torch does around each of its ops saves nothing, so that others can.
+    """
+    saved = _fill(timeline, groups, budget_bytes)
+    while True:
+        gain: dict[int, int] = {}
+        for key in saved:
+            gain[key[0]] = gain.get(key[0], 0) + sum(item.price for item in groups[key])
+        losses = sorted((timeline.mode_price[region] - gain[region], region) for region in gain)
+        dropped = {region for loss, region in losses[len(losses) // 2 :] if loss >= 0}
+        if not dropped:
+            break
+        groups = {key: items for key, items in groups.items() if key[0] not in dropped}
+        saved = _fill(timeline, groups, budget_bytes)
+    price = timeline.again_price + sum(timeline.mode_price[region] - gain[region] for region in gain)
+    peak_bytes = _peak(timeline, [groups[key] for key in saved])
+    if peak_bytes > max(budget_bytes, timeline.peak_bytes):  # a plain checkpoint takes nothing for a mode
+        return _plain(timeline, regions)
+    return Choice(
+        regions, {key: max(item.nbytes for item in groups[key]) for key in saved}, peak_bytes, price
+    )
+
+
+def _fill(timeline: Timeline, groups: dict[Key, list[Item]], budget_bytes: int) -> list[Key]:
+    """Return what fits within the budget, first come, first served."""
+    limit = max(budget_bytes, timeline.peak_bytes)
+    total = timeline.live_bytes + timeline.workspace_bytes + timeline.mode_bytes
+    saved = []
+    for key, items in groups.items():
+        if _fits(total, items, limit):
+            saved.append(key)
+            for hold in (hold for item in items for hold in item.holds):
                 total[hold.start : hold.end + 1] += hold.nbytes
-                live[hold.start : hold.end + 1] += hold.nbytes
-            price -= item.price
-        saved[key] = max(item.nbytes for item in items)
-    for items in (groups[key] for key in saved):
-        for item in items:  # a call that does not run takes no workspace
-            total[item.step] = live[item.step]
-    peak_bytes = int(total.max(initial=0))
-    if peak_bytes > limit or not saved:  # a plain checkpoint takes nothing for a mode
-        return Choice(regions, {}, timeline.peak_bytes, timeline.again_price)
-    return Choice(regions, saved, peak_bytes, price)
+    return saved
+
+
+def _peak(timeline: Timeline, saved: list[list[Item]]) -> int:
+    """Return the peak with these results saved."""
+    if not saved:
+        return timeline.peak_bytes
+    live = timeline.live_bytes.copy()
+    workspace = timeline.workspace_bytes + timeline.mode_bytes
+    for item in (item for items in saved for item in items):
+        workspace[item.step] = 0  # a call that does not run takes none
+        for hold in item.holds:
+            live[hold.start : hold.end + 1] += hold.nbytes
+    return int((live + workspace).max(initial=0))
 
 
 def _worth(items: list[Item]) -> float:

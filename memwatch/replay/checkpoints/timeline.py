@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 RANDOM_STATE_BYTES: Final = int(torch.get_rng_state().nbytes)
 """A checkpoint on the host keeps the state of the random generator for each region."""
+_MODE_PRICE: Final = 1_000_000
+"""Price (FLOPs) of torch's Python around a call, and around the views beside it, in a region that saves results: some
+20 microseconds of a core of 50 GFLOP/s."""
 _NUMBER_BYTES: Final = 8
 """A number among an op's arguments becomes a tensor, which autograd may keep and the recorder does not see."""
 
@@ -65,6 +68,7 @@ class Timeline:
         mode_bytes: what that call takes beyond it where a region saves results.
         again_price: what running regions again costs.
         items: what could be saved.
+        mode_price: by region what it costs that torch asks about each of its ops, if it saves anything.
     """
 
     live_bytes: IntArray
@@ -72,6 +76,7 @@ class Timeline:
     mode_bytes: IntArray
     again_price: int
     items: list[Item] = field(default_factory=list)
+    mode_price: dict[int, int] = field(default_factory=dict)
 
     @property
     def peak_bytes(self) -> int:
@@ -111,7 +116,9 @@ def own_timeline(step: TrainingStep, own: Sequence[tuple[Region, int, int]]) -> 
     np.add.at(change, step.buffer_maker[made], step.buffer_nbytes[made])
     np.subtract.at(change, end[made] + 1, step.buffer_nbytes[made])
     price, items = 0, []
+    mode_price: dict[int, int] = {}
     for region, start, stop in own:
+        mode_price[region.key] = mode_price.get(region.key, 0) + _MODE_PRICE * 2 * (stop - start)
         price += int(step.call_price[start:stop].sum())
         items += _items(step, region, region.start + stop - start, start - region.start, end)
         for calls in (slice(region.start, region.end), slice(start, stop)):
@@ -121,7 +128,7 @@ def own_timeline(step: TrainingStep, own: Sequence[tuple[Region, int, int]]) -> 
             np.add.at(change, [region.start, start], RANDOM_STATE_BYTES)
             np.subtract.at(change, [left + 1, stop], RANDOM_STATE_BYTES)
     live = np.cumsum(change)[:-1] + _number_bytes(step)
-    return Timeline(live, step.call_workspace_bytes, mode_bytes, price, items)
+    return Timeline(live, step.call_workspace_bytes, mode_bytes, price, items, mode_price)
 
 
 def _number_bytes(step: TrainingStep) -> int:
@@ -187,7 +194,10 @@ class _Simulation:
         workspace[self.moment[:-1]] = step.call_workspace_bytes
         price = 0
         items: list[Item] = []
+        mode_price: dict[int, int] = {}
         for run in self.runs:
+            key, count = run.region.key, run.region.end + run.stop - 2 * run.region.start
+            mode_price[key] = mode_price.get(key, 0) + _MODE_PRICE * count
             calls = slice(run.region.start, run.stop)
             again = slice(run.region.start + run.shift, run.stop + run.shift)
             workspace[again] = step.call_workspace_bytes[calls]
@@ -199,7 +209,7 @@ class _Simulation:
         live = np.cumsum(self.change)[:-1]
         if self.runs:
             live += _number_bytes(step)
-        return Timeline(live, workspace, mode_bytes, price, items)
+        return Timeline(live, workspace, mode_bytes, price, items, mode_price)
 
     def _hold(self, start: int, end: int, nbytes: int) -> None:
         if end >= start:
