@@ -52,7 +52,6 @@ class Coded(Sequence[Any]):
 
     def that(self, is_wanted: Callable[[Any], bool]) -> NDArray[np.bool_]:
         """Return which rows have a value for which a function returns True; it is asked once for each value."""
-        known = np.array([*map(is_wanted, self.values.tolist()), False], dtype=bool)
-        known[-1:] = known[-2:-1]  # the code -1 finds the last value
+        known = np.array([*map(is_wanted, self.values.tolist())], dtype=bool)
         found: NDArray[np.bool_] = known[self.codes]
         return found
