@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils import _pytree as pytree
 
 from memwatch._torch.storages import address_of_storage_of
 from memwatch.fit.kept_tensors import fingerprint
+from memwatch.fit.leaves import leaves_of
 from memwatch.fit.live_bytes import alive_bytes, device_of
 from memwatch.heap.tensors import quiet, storage_bytes, storage_of
 
@@ -114,7 +114,7 @@ class SavedScan:
 
 
 def _storages(values: Any) -> Iterator[int]:
-    for leaf in pytree.tree_leaves(values):
+    for leaf in leaves_of(values):
         if isinstance(leaf, torch.Tensor) and storage_of(leaf) is not None:
             yield address_of_storage_of(leaf)
 

@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memwatch._torch.fake import pretended
 from memwatch.devices import adapter_of, is_out_of_memory
@@ -16,6 +15,7 @@ from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import SavedScan
 from memwatch.fit.estimate import EstimatedTrial
 from memwatch.fit.kept_tensors import fingerprint
+from memwatch.fit.leaves import leaves_of
 from memwatch.fit.live_bytes import count_live_bytes
 from memwatch.fit.measurement import Measurement
 from memwatch.fit.recorded_plan import plan_of
@@ -150,7 +150,7 @@ class LiveTrial:
 
     def _results(self, outcome: Any, *, with_state: bool) -> bytes:
         """Return a digest of what a step returned and, if asked for, of all that it trains."""
-        leaves = pytree.tree_leaves(outcome)
+        leaves = list(leaves_of(outcome))
         tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
         numbers = repr([leaf for leaf in leaves if isinstance(leaf, (bool, int, float))]).encode()
         if with_state:
@@ -160,6 +160,6 @@ class LiveTrial:
 
 def trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[torch.Tensor]:
     """Return all that a step writes for the next: parameters, buffers, the state of optimizers."""
-    states = pytree.tree_leaves([list(optimizer.state.values()) for optimizer in optimizers])
+    states = leaves_of([dict(state) for optimizer in optimizers for state in optimizer.state.values()])
     kept = [leaf for leaf in states if isinstance(leaf, torch.Tensor)]
     return [*model.parameters(), *model.buffers(), *kept]
