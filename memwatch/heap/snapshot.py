@@ -237,7 +237,7 @@ class Snapshot:
         """Return the ids of the young objects, sorted; they stay theirs, for the list of objects holds them."""
         if old is None:
             return np.sort(ids_of(gc.get_objects(0)))
-        return np.sort(ids_of(self.objects)[~np.isin(identities(self.objects), old)])
+        return np.sort(ids_of(self.objects)[~np.isin(identities(self.objects), old, assume_unique=True)])
 
     def positions(self, ids: Iterable[int]) -> list[int]:
         """Return the positions of the objects with these ids that the snapshot lists."""
