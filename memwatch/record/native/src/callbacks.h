@@ -113,6 +113,7 @@ class CallContext {
   void enter_backward(int64_t task) const { graph_task_.set(context_.ptr(), task); }
   void leave_backward() const { context_.attr("backward_ended")(); }
   void clear() { context_ = py::none(); }
+  bool is_cleared() const { return context_.is_none(); }
 
  private:
   const py::object type_;

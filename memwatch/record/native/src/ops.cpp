@@ -141,6 +141,7 @@ py::object Recorder::perform_boxed(const Kind* kind, c10::OperatorHandle op, tor
 }
 
 py::object Recorder::run(const py::object& kind, const py::tuple& args, const py::dict& kwargs) {
+  const Running running(*this);
   const PythonKind python_kind(kind);
   return perform(kinds_.of(python_kind), python_kind, python_kind.call(), 1, args, kwargs);
 }
@@ -194,6 +195,9 @@ py::object Recorder::perform(const Kind& kind, const PythonKind& python_kind, co
 /// As `begin`; if nothing can be noted, say so and give false.
 bool Recorder::start(Call& call, int skip) {
   bool begun = false;
+  if (context_.is_cleared()) {  // a signal's handler has ended the block just now
+    return begun;
+  }
   look(*call.kind, [&] {
     begin(call, skip);
     begun = true;

@@ -57,7 +57,11 @@ class Recorder {
 
   /// Note an op that the dispatch key sees, before it runs; false if it is not to be recorded.
   bool before(const c10::OperatorHandle& op, const torch::jit::Stack& stack, Call& call) {
-    return !closed_ && before(kinds_.of(op), op, stack, call);
+    if (closed_) {
+      return false;
+    }
+    const Running running(*this);  // to know a kind may run Python
+    return before(kinds_.of(op), op, stack, call);
   }
 
   /// The rows of the ops that ran.
