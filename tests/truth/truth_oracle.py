@@ -136,8 +136,16 @@ def is_false(words: str, nbytes: int, calls: list[FrameType]) -> bool:
 
 def defined_name(call: FrameType) -> str:
     """Return the name of a call's function; for a comprehension, that of the function around it."""
-    *around, name = call.f_code.co_qualname.replace(".<locals>", "").split(".")
-    return around[-1] if name.endswith(("comp>", "genexpr>")) and around else name
+    name = call.f_code.co_name
+    if not name.endswith(("comp>", "genexpr>")):
+        return name
+    qualified = getattr(
+        call.f_code, "co_qualname", None
+    )  # Python 3.10 has it not, and calls a comprehension in place
+    if qualified is None:
+        return defined_name(call.f_back) if call.f_back is not None else name
+    *_, around, _ = ("", *qualified.replace(".<locals>", "").split("."))
+    return around or name
 
 
 def value_in(expression: str, global_names: dict[str, object], local_names: dict[str, object]) -> object:
