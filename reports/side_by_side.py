@@ -165,10 +165,11 @@ def child(script: pathlib.Path, top: pathlib.Path, *arguments: str) -> dict[str,
 
 
 def measure(
-    tops: dict[str, pathlib.Path], rounds: int
+    tops: dict[str, pathlib.Path], rounds: int, only: str
 ) -> dict[tuple[str, ...], dict[str, list[dict[str, float]]]]:
     """Take all samples, the two commits in turn."""
-    programs = [(workload, profile) for workload in STEPS for profile in PROFILES] + [("plan",)]
+    programs: list[tuple[str, ...]] = [(workload, profile) for workload in STEPS for profile in PROFILES]
+    programs = [program for program in [*programs, ("plan",)] if only in ", ".join(program)]
     found: dict[tuple[str, ...], dict[str, list[dict[str, float]]]] = {}
     for _ in range(rounds):
         for program in random.sample(programs, len(programs)):
@@ -225,9 +226,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commit", help="the commit to measure beside this one")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--only", default="", help="words that a program's name must hold, such as 'native, key'"
+    )
     options = parser.parse_args()
     with beside(options.commit) as tops:
-        print(write(measure(tops, options.rounds), options.commit, options.rounds))
+        print(write(measure(tops, options.rounds, options.only), options.commit, options.rounds))
 
 
 if __name__ == "__main__":
