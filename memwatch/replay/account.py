@@ -161,6 +161,8 @@ class Account:
         if episode is None or run not in episode.runs:
             return
         episode.mark(LEFT)
+        if episode.is_measured:
+            run.watch_outputs(result)
         if episode.is_eager:
             episode.watch(run, heads)
         if episode.is_measured and not episode.pending():
@@ -184,6 +186,8 @@ class Account:
         waiting = [run for run in episode.runs if run.graph is graph and not run.is_done]
         if where == "begins":
             episode.mark(BACKWARD)
+            for run in waiting[-1:]:
+                run.look_at_outputs()
         elif waiting:
             episode.note_backward(waiting[-1], BACKWARD)
 
@@ -261,7 +265,10 @@ class Account:
         signature = self._signature(runs)
         known = self._standings.get(signature)
         standing = known or self._standings.setdefault(signature, _Standing(runs))
-        standing.runs = runs if stretches or known is None else standing.runs
+        if stretches:
+            for run, before in zip(runs, standing.runs, strict=True):
+                run.released |= before.released
+            standing.runs = runs
         peak = max((stretch.peak_bytes for stretch in stretches), default=0)
         if stretches:
             standing.outside_bytes = _outside(stretches, len(runs), standing.outside_bytes)
@@ -330,6 +337,7 @@ class Account:
                 run.graph.as_run(self._largest[self._graphs.index(run.graph)]),
                 inputs=run.inputs,
                 outputs=run.outputs,
+                released=run.released,
                 outside_bytes=nbytes,
             )
             for run, nbytes in zip(standing.runs, outside, strict=True)

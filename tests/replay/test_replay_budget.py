@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 from torch import nn
@@ -157,3 +159,21 @@ def test_no_budget_is_above_torchs_own_partition():
     for _ in range(2):
         step(holder, planned)
     assert peak_of(holder, planned) <= of_torch
+
+
+def test_an_output_that_the_loss_frees_counts_no_longer(caplog):
+    """The logits are gone when the backward begins: the plan says what a step takes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 128), nn.GELU(), nn.Linear(128, 32))
+    x, labels = torch.randn(128, 8), torch.zeros(128, dtype=torch.long)
+
+    def loss(call):
+        return functional.cross_entropy(call(x), labels)
+
+    planned = compiled(model, "100%")
+    with caplog.at_level(logging.INFO, "memwatch.replay.account"):
+        for _ in range(2):
+            step(model, lambda: loss(planned))
+    (record,) = caplog.records
+    taken, planned_for = (float(size.removesuffix(" KiB")) for size in record.args)
+    assert taken == pytest.approx(planned_for, rel=1e-3)
