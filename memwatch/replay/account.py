@@ -13,6 +13,9 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
+from memwatch._torch.dynamo import is_resumed
 from memwatch.planner import BudgetError
 from memwatch.planner.budget import parse_budget
 from memwatch.replay.episode import BACKWARD, FORWARD, LEFT, RETURNED, Episode, Run, addresses
@@ -205,6 +208,7 @@ class Account:
         is_new = self._is_larger(graph, args) or not any(
             graph is run.graph for standing in self._standings.values() for run in standing.runs
         )
+        _warn_of_uncovered(args)
         episode = Episode(is_eager=self._is_share and is_new)
         if episode.is_eager:
             self._grow(graph, args)
@@ -376,6 +380,15 @@ class Account:
 
     def _signature(self, runs: list[Run]) -> Signature:
         return tuple((self._graphs.index(run.graph), run.turn) for run in runs)
+
+
+def _warn_of_uncovered(args: Sequence[Any]) -> None:
+    """Warn if code of the callable that is not compiled kept something before the first graph ran."""
+    if is_resumed() and any(isinstance(item, torch.Tensor) and item.grad_fn is not None for item in args):
+        warnings.warn(
+            "torch.compile, backend memwatch: code that torch.compile does not compile runs before the first graph; "
+            "the budget does not cover what it keeps for the backward", stacklevel=2,
+        )  # fmt: skip
 
 
 def _outside(stretches: list[Stretch], num_runs: int, before: list[int]) -> list[int]:

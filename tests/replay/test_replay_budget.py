@@ -177,3 +177,14 @@ def test_an_output_that_the_loss_frees_counts_no_longer(caplog):
     (record,) = caplog.records
     taken, planned_for = (float(size.removesuffix(" KiB")) for size in record.args)
     assert taken == pytest.approx(planned_for, rel=1e-3)
+
+
+def test_code_before_the_first_graph_that_is_not_compiled_is_told():
+    """What such code keeps for its backward is in no budget, and that is said; a model before the callable is none."""
+    before, after, x = layers(1), nn.Linear(32, 4), torch.randn(8, 32)
+    uncompiled = torch._dynamo.disable(before)
+    planned = torch.compile(lambda x: after(uncompiled(x)), backend="memwatch", options={"budget": "90%"})
+    with pytest.warns(UserWarning, match="does not cover"):
+        planned(x).sum().backward()
+    torch._dynamo.reset()
+    compiled(after, "100%")(before(x)).sum().backward()
