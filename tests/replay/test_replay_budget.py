@@ -33,11 +33,11 @@ def layers(count, width=32):
 
 
 class Broken(nn.Module):
-    """Six layers with a graph break in the middle."""
+    """Four layers with a graph break in the middle."""
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = layers(3), layers(3)
+        self.first, self.second = layers(2), layers(2)
 
     def forward(self, x):
         x = self.first(x)
@@ -85,7 +85,7 @@ def test_graphs_of_one_callable_share_a_budget():
 
 def test_two_uses_in_a_step_share_a_budget():
     """Both forwards are alive until the one backward."""
-    model, x, y = layers(5), torch.randn(128, 32), torch.randn(128, 32)
+    model, x, y = layers(3), torch.randn(128, 32), torch.randn(128, 32)
     allowed = peak_of(model, lambda: model(x) - model(y)) // 2
     assert_keeps(model, lambda: model(x) - model(y), lambda call: lambda: call(x) - call(y), allowed, allowed)
 
@@ -101,7 +101,7 @@ def test_workspace_counts():
 
 def test_larger_shapes_are_planned_again_or_refused():
     """The budget holds for the largest batch seen; one that cannot fit is refused before it runs."""
-    model = layers(6)
+    model = layers(4)
     allowed = peak_of(model, lambda: model(torch.randn(128, 32)))
     planned = compiled(model, allowed)
     for rows in (32, 64, 256):
