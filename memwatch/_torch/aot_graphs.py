@@ -3,6 +3,7 @@
 | torch | here |
 | --- | --- |
 | torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput | InputMutation |
+| torch._functorch._aot_autograd.descriptors.PlainAOTOutput | PlainOutput |
 | node.meta["partitioner_tag"] = "must_be_in_forward" | keep_in_forward(node) |
 | node.meta["custom"]["_region_activation_memory_budget"] | has_region_budget(module) |
 """
@@ -15,14 +16,19 @@ from memwatch._torch.lookup import NoSuchClass, Part
 
 if TYPE_CHECKING:
     from torch import fx
-    from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+    from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput, PlainAOTOutput
 
     InputMutation = InputMutationAOTOutput
+    PlainOutput = PlainAOTOutput
 else:
     InputMutation = Part("a plan of a compiled graph may miss that an input is written").take(
         "torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput", NoSuchClass
     )
     """The class of outputs of a joint graph that AOTAutograd writes back into an input."""
+    PlainOutput = Part("a plan of a compiled graph takes it that the program keeps what it is given").take(
+        "torch._functorch._aot_autograd.descriptors.PlainAOTOutput", NoSuchClass
+    )
+    """The class of outputs of a joint graph that the program is given; `idx` is its place among them."""
 
 _REGION_BUDGET: Final = "_region_activation_memory_budget"
 

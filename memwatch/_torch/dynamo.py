@@ -6,6 +6,7 @@
 | torch._C._dynamo.eval_frame.set_code_exec_strategy(code, SKIP) | leave_alone(code) |
 | torch._dynamo.disable | disabled(function) |
 | torch._TorchCompileWrapper | compiling_wrapper() |
+| torch._dynamo.resume_execution.TORCH_DYNAMO_RESUME_IN_PREFIX | is_resumed() |
 | sys.modules["torch._dynamo.eval_frame"] | loaded_eval_frame() |
 | "set_eval_frame", "_maybe_set_eval_frame", "compile_wrapper" | SET_CALLBACK, RESTORE_CALLBACK, COMPILED_WRAPPER |
 """
@@ -95,3 +96,16 @@ def compiling_wrapper() -> Any:
             return frame.f_locals["self"]
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+_RESUMED: Final = "torch_dynamo_resume_in"
+
+
+def is_resumed() -> bool:
+    """Return True if a graph runs after code of the same compiled function that dynamo does not compile."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != COMPILED_WRAPPER:
+        if frame.f_code.co_name.startswith(_RESUMED):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

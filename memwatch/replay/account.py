@@ -13,6 +13,9 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
+from memwatch._torch.dynamo import is_resumed
 from memwatch.planner import BudgetError
 from memwatch.planner.budget import parse_budget
 from memwatch.replay.episode import BACKWARD, FORWARD, LEFT, RETURNED, Episode, Run, addresses
@@ -161,6 +164,8 @@ class Account:
         if episode is None or run not in episode.runs:
             return
         episode.mark(LEFT)
+        if episode.is_measured:
+            run.watch_outputs(result)
         if episode.is_eager:
             episode.watch(run, heads)
         if episode.is_measured and not episode.pending():
@@ -184,6 +189,8 @@ class Account:
         waiting = [run for run in episode.runs if run.graph is graph and not run.is_done]
         if where == "begins":
             episode.mark(BACKWARD)
+            for run in waiting[-1:]:
+                run.look_at_outputs()
         elif waiting:
             episode.note_backward(waiting[-1], BACKWARD)
 
@@ -201,6 +208,7 @@ class Account:
         is_new = self._is_larger(graph, args) or not any(
             graph is run.graph for standing in self._standings.values() for run in standing.runs
         )
+        _warn_of_uncovered(args)
         episode = Episode(is_eager=self._is_share and is_new)
         if episode.is_eager:
             self._grow(graph, args)
@@ -261,7 +269,10 @@ class Account:
         signature = self._signature(runs)
         known = self._standings.get(signature)
         standing = known or self._standings.setdefault(signature, _Standing(runs))
-        standing.runs = runs if stretches or known is None else standing.runs
+        if stretches:
+            for run, before in zip(runs, standing.runs, strict=True):
+                run.released |= before.released
+            standing.runs = runs
         peak = max((stretch.peak_bytes for stretch in stretches), default=0)
         if stretches:
             standing.outside_bytes = _outside(stretches, len(runs), standing.outside_bytes)
@@ -330,6 +341,7 @@ class Account:
                 run.graph.as_run(self._largest[self._graphs.index(run.graph)]),
                 inputs=run.inputs,
                 outputs=run.outputs,
+                released=run.released,
                 outside_bytes=nbytes,
             )
             for run, nbytes in zip(standing.runs, outside, strict=True)
@@ -368,6 +380,15 @@ class Account:
 
     def _signature(self, runs: list[Run]) -> Signature:
         return tuple((self._graphs.index(run.graph), run.turn) for run in runs)
+
+
+def _warn_of_uncovered(args: Sequence[Any]) -> None:
+    """Warn if code of the callable that is not compiled kept something before the first graph ran."""
+    if is_resumed() and any(isinstance(item, torch.Tensor) and item.grad_fn is not None for item in args):
+        warnings.warn(
+            "torch.compile, backend memwatch: code that torch.compile does not compile runs before the first graph; "
+            "the budget does not cover what it keeps for the backward", stacklevel=2,
+        )  # fmt: skip
 
 
 def _outside(stretches: list[Stretch], num_runs: int, before: list[int]) -> list[int]:

@@ -39,6 +39,7 @@ class Run:
         turn: how many runs of the same graph came before it in the episode.
         inputs, outputs: addresses of the storages that it was given and gave; 0 for what is no tensor.
         is_done: whether its backward has run, or it has none.
+        released: which outputs were gone when the backward began, in any step that was measured.
     """
 
     graph: TracedGraph
@@ -46,6 +47,8 @@ class Run:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...] = ()
     is_done: bool = False
+    released: frozenset[int] = frozenset()
+    _storages: list[weakref.ref[Any] | None] = field(default_factory=list)
     _token: weakref.ref[_Token] | None = None
 
     def is_pending(self) -> bool:
@@ -77,6 +80,18 @@ class Run:
         self._token = weakref.ref(token, dropped)
         self.is_done = not heads
         return heads
+
+    def watch_outputs(self, result: Value) -> None:
+        """Follow which outputs the program lets go of."""
+        self._storages = [
+            weakref.ref(item.untyped_storage()) if address else None
+            for item, address in zip(leaves(result), self.outputs, strict=True)
+        ]
+
+    def look_at_outputs(self) -> None:
+        """Note, as the backward begins, which outputs are gone."""
+        gone = (place for place, ref in enumerate(self._storages) if ref is not None and ref() is None)
+        self.released |= set(gone)
 
 
 @dataclass(eq=False)
@@ -137,9 +152,14 @@ class Episode:
 
     def watch(self, run: Run, heads: list[torch.Tensor]) -> None:
         """Notice when an eager backward reaches a run."""
+
+        def reached(_: torch.Tensor) -> None:
+            run.look_at_outputs()
+            self.note_backward(run, TANGENT)
+
         for head in heads:
             if head.requires_grad:
-                head.register_hook(lambda gradient: self.note_backward(run, TANGENT))
+                head.register_hook(reached)
 
 
 def addresses(items: Sequence[Any]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from memwatch._torch.aot_graphs import InputMutation
+from memwatch._torch.aot_graphs import InputMutation, PlainOutput
 from memwatch._torch.overloads import (
     COLLECTIVE_NAMESPACES,
     HigherOrderOperator,
@@ -176,6 +176,12 @@ def mutated_inputs(graph: fx.Graph) -> list[fx.Node]:
     outputs = graph.output_node().meta.get("desc", ())
     written = {item.mutated_input for item in leaves(outputs) if isinstance(item, InputMutation)}
     return [node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in written]
+
+
+def plain_outputs(graph: fx.Graph) -> dict[int, int]:
+    """Return the place of an output in what the program is given -> its place in what a joint graph returns."""
+    outputs = leaves(graph.output_node().meta.get("desc", ()))
+    return {item.idx: place for place, item in enumerate(outputs) if isinstance(item, PlainOutput)}
 
 
 def is_tangent(node: fx.Node) -> bool:

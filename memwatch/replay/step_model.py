@@ -16,7 +16,15 @@ from torch import fx
 
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec, OrderError, Schedule, simulate
-from memwatch.replay.fx import BOUNDARY, GraphReader, crossing_node, is_op, is_tangent, mutated_inputs
+from memwatch.replay.fx import (
+    BOUNDARY,
+    GraphReader,
+    crossing_node,
+    is_op,
+    is_tangent,
+    mutated_inputs,
+    plain_outputs,
+)
 from memwatch.replay.op_workspace import Workspaces
 from memwatch.replay.step_parts import DONE, LEAVE, GraphRun, Part
 from memwatch.replay.torchs_order import torchs_order
@@ -84,13 +92,7 @@ class StepModel:
                 turn = len(reader.ops)
             reader.read(node)
         early, late = (reader.ops, []) if turn < 0 else (reader.ops[:turn], reader.ops[turn:])
-        given = _buffers(reader, outputs)
-        # what the program was given stays with it, so to make it anew frees nothing
-        early = [
-            dataclasses.replace(spec, recomputable=False) if spec.makes.keys() & set(given) else spec
-            for spec in early
-        ]
-        part = Part(run, reader, prefix, early, late, given)
+        part = Part(run, reader, prefix, early, late, _buffers(reader, outputs), _released(run, reader))
         for node, address in addresses.items():
             if reader.buffers[node] and address not in self._produced:
                 self._external.setdefault(address, reader.buffers[node][0])
@@ -127,6 +129,12 @@ class StepModel:
         ops: list[OpSpec] = []
         keep: dict[str, None] = {}
         for part in self._parts:
+            # to make anew what stays with the program, or with another graph, frees nothing
+            stays = part.flowing | (set(part.given) - part.released)
+            part.early = [
+                dataclasses.replace(spec, recomputable=False) if spec.makes.keys() & stays else spec
+                for spec in part.early
+            ]
             ops += part.early
             written = {
                 name for node in mutated_inputs(part.run.module.graph) for name in part.reader.buffers[node]
@@ -134,7 +142,8 @@ class StepModel:
             reads, writes = sorted(set(part.given) - written), sorted(written)
             outside = part.run.outside_bytes
             ops.append(OpSpec(part.prefix + LEAVE, reads, {}, 0.0, writes, outside, Effect.UNKNOWN))
-            keep.update((name, None) for name in part.reader.keep if name not in part.flowing)
+            passing = part.flowing | part.released
+            keep.update((name, None) for name in part.reader.keep if name not in passing)
         arriving: dict[str, list[str]] = {}
         has_gradient: set[str] = set()
         for part in reversed(self._parts):
@@ -217,6 +226,15 @@ class StepModel:
             turn = [BOUNDARY] if part.run.num_fwd_outputs is not None else []
             orders.append([str(name)[bare:] for name in before] + turn + [str(name)[bare:] for name in after])
         return Orders(orders, peak, whole)
+
+
+def _released(run: GraphRun, reader: GraphReader) -> set[str]:
+    """Return the buffers among a graph's outputs that the program no longer holds when the backward begins."""
+    place = plain_outputs(run.module.graph)
+    gone = {place[number] for number in run.released if number in place}
+    outputs = list(leaves(run.module.graph.output_node().args))
+    held = _buffers(reader, [node for number, node in enumerate(outputs) if number not in gone])
+    return set(_buffers(reader, [outputs[number] for number in gone])) - set(held)
 
 
 def _buffers(reader: GraphReader, nodes: Sequence[Value]) -> list[str]:

@@ -33,6 +33,7 @@ class GraphRun:
         torchs_backward: names of the nodes that its backward runs, in order.
         values: symbol -> its value.
         inputs, outputs: addresses of the storages it was given and gave; empty if not known.
+        released: which outputs the program no longer holds when the backward begins, as far as it was seen.
         outside_bytes: what the code after its forward allocated beyond the graph's own storages, at most.
     """
 
@@ -43,6 +44,7 @@ class GraphRun:
     values: Mapping[Any, int] = field(default_factory=dict)
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
+    released: frozenset[int] = frozenset()
     outside_bytes: int = 0
 
     def size_of(self, size: Value) -> int:
@@ -63,6 +65,7 @@ class Part:
         prefix: what the names of its ops begin with.
         early, late: ops of its forward, and of its backward.
         given: buffers that the forward gives to the program.
+        released: those of them that the program no longer holds when the backward begins.
         flowing: those of them that a later graph is given.
         added: gradients that are added to those of an earlier backward.
     """
@@ -73,5 +76,6 @@ class Part:
     early: list[OpSpec]
     late: list[OpSpec]
     given: list[str]
+    released: set[str]
     flowing: set[str] = field(default_factory=set)
     added: set[str] = field(default_factory=set)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 from torch import nn
@@ -31,11 +33,11 @@ def layers(count, width=32):
 
 
 class Broken(nn.Module):
-    """Six layers with a graph break in the middle."""
+    """Four layers with a graph break in the middle."""
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = layers(3), layers(3)
+        self.first, self.second = layers(2), layers(2)
 
     def forward(self, x):
         x = self.first(x)
@@ -83,7 +85,7 @@ def test_graphs_of_one_callable_share_a_budget():
 
 def test_two_uses_in_a_step_share_a_budget():
     """Both forwards are alive until the one backward."""
-    model, x, y = layers(5), torch.randn(128, 32), torch.randn(128, 32)
+    model, x, y = layers(3), torch.randn(128, 32), torch.randn(128, 32)
     allowed = peak_of(model, lambda: model(x) - model(y)) // 2
     assert_keeps(model, lambda: model(x) - model(y), lambda call: lambda: call(x) - call(y), allowed, allowed)
 
@@ -99,7 +101,7 @@ def test_workspace_counts():
 
 def test_larger_shapes_are_planned_again_or_refused():
     """The budget holds for the largest batch seen; one that cannot fit is refused before it runs."""
-    model = layers(6)
+    model = layers(4)
     allowed = peak_of(model, lambda: model(torch.randn(128, 32)))
     planned = compiled(model, allowed)
     for rows in (32, 64, 256):
@@ -157,3 +159,32 @@ def test_no_budget_is_above_torchs_own_partition():
     for _ in range(2):
         step(holder, planned)
     assert peak_of(holder, planned) <= of_torch
+
+
+def test_an_output_that_the_loss_frees_counts_no_longer(caplog):
+    """The logits are gone when the backward begins: the plan says what a step takes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 128), nn.GELU(), nn.Linear(128, 32))
+    x, labels = torch.randn(128, 8), torch.zeros(128, dtype=torch.long)
+
+    def loss(call):
+        return functional.cross_entropy(call(x), labels)
+
+    planned = compiled(model, "100%")
+    with caplog.at_level(logging.INFO, "memwatch.replay.account"):
+        for _ in range(2):
+            step(model, lambda: loss(planned))
+    (record,) = caplog.records
+    taken, planned_for = (float(size.removesuffix(" KiB")) for size in record.args)
+    assert taken == pytest.approx(planned_for, rel=1e-3)
+
+
+def test_code_before_the_first_graph_that_is_not_compiled_is_told():
+    """What such code keeps for its backward is in no budget, and that is said; a model before the callable is none."""
+    before, after, x = layers(1), nn.Linear(32, 4), torch.randn(8, 32)
+    uncompiled = torch._dynamo.disable(before)
+    planned = torch.compile(lambda x: after(uncompiled(x)), backend="memwatch", options={"budget": "90%"})
+    with pytest.warns(UserWarning, match="does not cover"):
+        planned(x).sum().backward()
+    torch._dynamo.reset()
+    compiled(after, "100%")(before(x)).sum().backward()
