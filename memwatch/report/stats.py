@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 
+_BIN_ENDS: Final = 4 ** np.arange(1, 32)
 _OF_STORAGES: Final = ("counted", "birth_event", "nbytes", "origin", "line", "op_name")
 
 
@@ -47,7 +48,7 @@ def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
     """
     at, saved = peak_instant(reading), saved_for_backward(reading)
     is_saved_known = is_recorded(reading, "saved tensors")
-    made = reading.part("storages", _OF_STORAGES)
+    made = reading.part("storages", _OF_STORAGES, coded=True)
     made = made[made["counted"] & (made["birth_event"] >= 0)]
     categories = bytes_by(reading.at_peak, "category")["nbytes"]
     return {
@@ -96,12 +97,11 @@ def _reserved(reading: Reading) -> dict[str, int | None]:
 
 
 def _top(made: pd.DataFrame, column: str, top: int) -> list[dict[str, Any]]:
-    labels = made[column].where(made[column] != "", BLANK[column])
-    sizes = made.groupby(labels, sort=False)["nbytes"]
+    sizes = made.groupby(column, sort=False, observed=True)["nbytes"]
     groups = pd.DataFrame({"nbytes": sizes.sum(), "count": sizes.size(), "largest_bytes": sizes.max()})
     groups = groups.sort_values("nbytes", ascending=False, kind="stable").head(top)
     return [
-        {"name": str(label), **{key: int(value) for key, value in row.items()}}
+        {"name": str(label) or BLANK[column], **{key: int(value) for key, value in row.items()}}
         for label, row in groups.iterrows()
     ]
 
@@ -110,8 +110,7 @@ def _histogram(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> list[list[int]]:
     if not len(sizes):
         return []
     # with a bin per factor of four the histogram fits on a screen for any program
-    powers = np.frexp(np.maximum(sizes, 1).astype(np.float64))[1] - 1
-    bins = powers // 2
+    bins = np.searchsorted(_BIN_ENDS, sizes, side="right").astype(np.int8)
     return [
         [
             4 ** int(each) if each else 0,

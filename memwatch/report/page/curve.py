@@ -45,9 +45,9 @@ def peak_keeping_events(
 
 def baseline_by_category(reading: Reading) -> dict[str, int]:
     """Return the bytes at entry by category; bytes of no known storage are `unknown`."""
-    storages = reading.part("storages", ["counted", "birth_event", "category", "nbytes"])
+    storages = reading.part("storages", ["counted", "birth_event", "category", "nbytes"], coded=True)
     entered = storages[storages["counted"] & (storages["birth_event"] < 0)]
-    sums = entered.groupby("category")["nbytes"].sum()
+    sums = entered.groupby("category", observed=True)["nbytes"].sum()
     known = {name: int(sums.get(name, 0)) for name in CATEGORIES}
     known["unknown"] += reading.baseline_bytes - sum(known.values())
     return known
@@ -56,8 +56,9 @@ def baseline_by_category(reading: Reading) -> dict[str, int]:
 def live_by_category(reading: Reading, events: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
     """Return live bytes of each category after each of these events (rows of the timeline)."""
     timeline = reading.part("timeline", ["storage", "delta_bytes"])
-    category = event_categories(timeline, reading.part("storages", ["category"]))
+    category = event_categories(timeline, reading.part("storages", ["category"], coded=True))
     delta = timeline["delta_bytes"].to_numpy().copy()
+    del timeline
     delta[:1] = 0  # row 0 is the entry: its bytes are the baseline
     base = baseline_by_category(reading)
     starts = np.append(0, events[:-1] + 1) if len(events) else events
@@ -69,8 +70,9 @@ def live_by_category(reading: Reading, events: NDArray[np.int64]) -> dict[str, N
 
 def event_categories(timeline: pd.DataFrame, storages: pd.DataFrame) -> NDArray[np.int8]:
     """Return the index into CATEGORIES of each event's storage; that of `unknown` where there is none."""
-    codes = {name: code for code, name in enumerate(CATEGORIES)}
-    unknown = codes["unknown"]
-    of_storage = storages["category"].map(codes).fillna(unknown).to_numpy(dtype=np.int8)
-    rows = storages.index.get_indexer(pd.Index(timeline["storage"]))
-    return np.where(rows >= 0, np.append(of_storage, np.int8(unknown))[rows], np.int8(unknown))
+    of_storage = pd.Categorical(storages["category"], categories=CATEGORIES).codes
+    unknown = np.int8(CATEGORIES.index("unknown"))
+    of_storage = np.append(np.where(of_storage < 0, unknown, of_storage), unknown)
+    storage = timeline["storage"].to_numpy()
+    is_by_row = storages.index.equals(pd.RangeIndex(len(storages)))
+    return of_storage[storage if is_by_row else storages.index.get_indexer(pd.Index(storage))]
