@@ -55,7 +55,8 @@ class Coded(Sequence[Any]):
         """Return the same values, each once, for pandas to group by their numbers."""
         number_of: dict[Any, int] = {}
         numbers = [number_of.setdefault(value, len(number_of)) for value in self.values.tolist()]
-        return pd.Categorical.from_codes(np.array(numbers, dtype=np.int32)[self.codes], [*number_of])
+        values: pd.Index[Any] = pd.Index([*number_of], dtype=object)
+        return pd.Categorical.from_codes(np.array(numbers, dtype=np.int32)[self.codes], values)
 
     def isin(self, wanted: Iterable[Any]) -> NDArray[np.bool_]:
         """Return which rows have one of some values."""

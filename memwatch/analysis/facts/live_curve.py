@@ -33,7 +33,9 @@ class LiveCurve:
     @property
     def delta_bytes(self) -> IntArray:
         """What each event added to the live bytes, negative for a free; 0 for row 0."""
-        return np.diff(self.live_bytes, prepend=self.live_bytes[:1])
+        delta = np.zeros(len(self.live_bytes), dtype=np.int64)
+        np.subtract(self.live_bytes[1:], self.live_bytes[:-1], out=delta[1:])
+        return delta
 
     @property
     def peak_bytes(self) -> int:
