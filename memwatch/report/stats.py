@@ -104,7 +104,9 @@ class _Made:
         self.nbytes = reading.part("storages", ("nbytes",))["nbytes"].to_numpy()[self._rows]
 
     def _column(self, name: str) -> pd.Categorical:
-        return pd.Categorical(self._reading.part("storages", (name,), coded=True)[name])[self._rows]
+        texts: pd.Categorical = pd.Categorical(self._reading.part("storages", (name,), coded=True)[name])
+        made: pd.Categorical = texts.take(np.flatnonzero(self._rows))
+        return made
 
     def count(self, column: str, text: str) -> int:
         """Count the allocations that have a text in a column."""

@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 BY_OP, BASELINE, EXTERNAL, UNOBSERVED, BY_THREAD = range(len(ORIGINS))
 WORKSPACE = len(ORIGINS)
 _DTYPES: Final[dict[str, Any]] = {
-    **dict.fromkeys(("storage", "device", "thread", "op", "birth_order", "death_order"), np.int32),
+    **dict.fromkeys(("storage", "op", "birth_order", "death_order"), np.int32),
     "origin": np.int8,
 }
 """Types of the columns of numbers: half of what an allocation takes would be zeros else."""
+_NAMES: Final = ("device", "thread")
+"""Ids of texts that mostly came first, so that they are small."""
 _OF_BIRTHS: Final = ("op", "time_ns", "address", "nbytes", "device", "origin")
 
 
@@ -96,9 +98,11 @@ def join_allocations(capture: Capture) -> tuple[Capture, Allocations]:
     capture, named, parts = _matched(in_order(capture))
     storages, unnamed = parts
     none = np.full(named + len(unnamed["nbytes"]), NONE, dtype=np.int32)
+    names = [int(part[name].max(initial=NONE)) for part in parts for name in _NAMES]
+    narrow = np.int16 if max(names) <= np.iinfo(np.int16).max else np.int32
     columns: dict[str, Any] = {}
     for name in list(storages):  # one after the other, and the parts go: a long run has millions
-        dtype = _DTYPES.get(name, storages[name].dtype)
+        dtype = narrow if name in _NAMES else _DTYPES.get(name, storages[name].dtype)
         columns[name] = np.concatenate([storages.pop(name), unnamed.pop(name)], dtype=dtype, casting="unsafe")
     return capture, Allocations(named, **columns, birth_event=none, death_event=none)
 
