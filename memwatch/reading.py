@@ -164,7 +164,12 @@ class Reading:
         return recorded + [("observer", effect.text) for effect in observer_effects(self._tables.facts)]
 
     def part(
-        self, table: str, columns: Collection[str], rows: Sequence[int] | pd.Index[int] | None = None
+        self,
+        table: str,
+        columns: Collection[str],
+        rows: Sequence[int] | pd.Index[int] | None = None,
+        *,
+        coded: bool = False,
     ) -> pd.DataFrame:
         """Return some columns and rows of a table, without making the whole: of a long run that takes much memory.
 
@@ -174,8 +179,9 @@ class Reading:
             table: `ops`, `storages` or `timeline`.
             columns: names of columns.
             rows: numbers of rows; by default all.
+            coded: whether texts of which many rows have the same are categories of pandas: a small number in each row.
         """
-        return self._tables.part(table, columns, None if rows is None else np.asarray(rows))
+        return self._tables.part(table, columns, None if rows is None else np.asarray(rows), coded=coded)
 
     def live_at(self, event: int) -> pd.DataFrame:
         """Return the storages alive just after row `event` of the timeline."""

@@ -1,7 +1,8 @@
 """Measure what reading a capture costs: a real loop is recorded to a file, each verb reads it in a new process.
 
 CPU seconds and the most memory beyond what the imports take, per op, for captures of growing size. Writes
-reports/reading.md; run it on an idle machine: `python reports/reading.py [--most OPS]`.
+reports/reading.md; run it on an idle machine: `python reports/reading.py [--most OPS] [CAPTURE ...]`. Captures that
+were recorded before are measured too, after the others.
 """
 
 from __future__ import annotations
@@ -52,10 +53,9 @@ def record(path: pathlib.Path, ops: int) -> float:
     return time.process_time() - begin
 
 
-def rows_of(ops: int, folder: pathlib.Path) -> list[str]:
-    """Return the rows of the table for one size."""
-    path, page = folder / f"{ops}.memwatch", folder / "page.html"
-    record(path, ops)
+def rows_of(path: pathlib.Path, folder: pathlib.Path) -> list[str]:
+    """Return the rows of the table for one capture."""
+    ops, page = memwatch.load(path).capture.rows("ops"), folder / "page.html"
     rows = []
     for verb in VERBS:
         done = subprocess.run(
@@ -75,6 +75,7 @@ def rows_of(ops: int, folder: pathlib.Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most", type=int, default=5_000_000)
+    parser.add_argument("captures", type=pathlib.Path, nargs="*")
     options = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -84,14 +85,18 @@ def main() -> None:
         "",
         f"Written by `python reports/reading.py`: torch {torch.__version__}, one thread, CPU seconds of a process that",
         "reads a capture of the MLP of `workloads.py`. *GiB* is the most memory of the process, imports included;",
-        "*B per op* is what it needs beyond the imports.",
+        "*B per op* is what it needs beyond the imports (0: no more than these).",
         "",
         "| ops | file, B per op | verb | s | us per op | GiB | B per op | page, MB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:
-            lines += rows_of(size, pathlib.Path(folder))
+            path = pathlib.Path(folder) / f"{size}.memwatch"
+            record(path, size)
+            lines += rows_of(path, pathlib.Path(folder))
+        for path in options.captures:
+            lines += rows_of(path, pathlib.Path(folder))
     (HERE / "reading.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -93,12 +93,15 @@ class DerivedTables:
         """Return the rows of `storages` that were alive just after timeline row `event`."""
         return storages.storages(self.facts, np.flatnonzero(self.facts.alive_at(event)))
 
-    def part(self, name: str, columns: Collection[str], rows: IntArray | None = None) -> pd.DataFrame:
+    def part(
+        self, name: str, columns: Collection[str], rows: IntArray | None = None, *, coded: bool = False
+    ) -> pd.DataFrame:
         """Return some columns, and rows, of a table that has a row for each op, allocation or event.
 
         Args:
             name: `ops`, `storages` or `timeline`.
             columns: the columns.
             rows: the rows; by default all.
+            coded: whether texts are categories of pandas, a small number in each row.
         """
-        return _LONG[name](self.facts, rows, columns)
+        return _LONG[name](self.facts, rows, columns, coded=coded)

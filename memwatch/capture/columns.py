@@ -15,7 +15,7 @@ import numpy as np
 from memwatch.capture.chunks import Chunk, decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -93,6 +93,38 @@ class ChunkedTable(Mapping[str, "IntArray"]):
         if not self._is_read_once:
             self._chunks[name] = []
         return values
+
+
+class Mapped(Mapping[str, "IntArray"]):
+    """A table in which one column follows from the recorded one; each column is made when it is first asked for.
+
+    Args:
+        table: the recorded table.
+        name: the column.
+        change: returns its values for the recorded ones.
+    """
+
+    def __init__(
+        self, table: Mapping[str, IntArray], name: str, change: Callable[[IntArray], IntArray]
+    ) -> None:
+        self._table, self._name, self._change = table, name, change
+        self._values: list[IntArray] = []
+
+    def __getitem__(self, name: str) -> IntArray:
+        """Return a column."""
+        if name != self._name:
+            return self._table[name]
+        if not self._values:
+            self._values.append(self._change(self._table[name]))
+        return self._values[0]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the columns, in order."""
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        """Count the columns."""
+        return len(self._table)
 
 
 def encoded(rows: IntArray) -> list[Chunk]:

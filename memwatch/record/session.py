@@ -32,6 +32,7 @@ from memwatch.record.device_books import DeviceBooks
 from memwatch.record.holders.sampler import HolderSampler
 from memwatch.record.interception.compiled import CompiledCalls
 from memwatch.record.interception.tracing import JitTracing
+from memwatch.record.last_flush import LastFlush
 from memwatch.record.notes import Notes
 from memwatch.record.patches import Patches
 from memwatch.record.process import ProcessSampler
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 FLUSH_OPS: Final = 10_000
 FLUSH_S: Final = 0.5
+PATIENCE: Final = 4
+"""Few ops wait for so many turns of the timer: a killed run loses no more than two seconds, and less than these ops."""
 RETRY_OPS: Final = 100
 WINDOW_OPS: Final = 20_000
 """A window's events are held by torch, kilobytes for an op, until it ends."""
@@ -103,7 +106,8 @@ class Session:
         self._allocator = None if events is None else AllocatorChannel(events, counter, notes.note)
         self._timer = Timer(FLUSH_S, self._flush_by_timer)
         self._threads = StartedThreads(block.thread_names, events, self._timer.start)
-        self._written_strings = self._window_start = self._flushed = 0
+        self._written_strings = self._window_start = self._flushed = self._due_op = 0
+        self._last_flush, self._last_write = (LastFlush(counter, self._clock) for _ in range(2))
         self._flushing = threading.Lock()
         self._undo: list[Callable[[], None]] = []
         self._patches = Patches()
@@ -234,11 +238,19 @@ class Session:
         return result
 
     def _schedule(self, in_ops: int) -> None:
+        self._last_flush.is_now()
+        self._due_op = self.op_counter[0] + in_ops
+        self._look_again()
+
+    def _look_again(self) -> None:
         in_ticks = int(FLUSH_S / (self._clock.ns_per_tick * 1e-9))
-        self.ops.flush_at(self.op_counter[0] + in_ops, ticks() + in_ticks if self._writer else NEVER)
+        self.ops.flush_at(self._due_op, ticks() + in_ticks if self._writer else NEVER)
 
     def flush_due(self) -> None:
         """Write the rows that are due."""
+        if self.op_counter[0] < self._due_op and not self._last_flush.is_long_ago(PATIENCE * FLUSH_S):
+            self._look_again()
+            return
         with uninterrupted():
             self._flush_window()
 
@@ -287,11 +299,14 @@ class Session:
 
     def _flush_by_timer(self) -> None:
         self._process.sample()
+        if self._writer is not None and not self._last_write.is_long_ago(PATIENCE * FLUSH_S):
+            return
         if self._allocator is not None:
             self._allocator.cut_from_elsewhere()
         self._flush()  # what it raises, the next flush raises again in the program's thread
 
     def _flush(self) -> None:
+        self._last_write.is_now()
         with self._flushing:
             # what refers to rows of another table is taken before it: the program goes on meanwhile
             sources = {

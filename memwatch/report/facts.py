@@ -151,12 +151,12 @@ class Recomputed:
 
 def recomputed(reading: Reading) -> Recomputed | None:
     """Return how much is computed again in backward; None where nothing is."""
-    phase = reading.part("ops", ["phase"])["phase"]
+    phase = reading.part("ops", ["phase"], coded=True)["phase"]
     if not (phase == "recompute").any():
         return None
     in_backward = phase.isin(("backward", "recompute"))
     backward = (in_backward & ~in_backward.shift(fill_value=False)).cumsum()
-    storages = reading.part("storages", ["category", "last_use_op", "op", "nbytes"])
+    storages = reading.part("storages", ["category", "last_use_op", "op", "nbytes"], coded=True)
     again = storages[(storages["category"] == "recomputed") & (storages["last_use_op"] >= 0)]
     read = again[phase.reindex(again["last_use_op"]).to_numpy() == "backward"]
     per_backward = read.groupby(backward.reindex(read["op"]).to_numpy())["nbytes"].sum()

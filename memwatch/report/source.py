@@ -118,9 +118,14 @@ class Reading(Protocol):
         """Metadata of the recording: command, versions, device, times."""
 
     def part(
-        self, table: str, columns: Collection[str], rows: Sequence[int] | pd.Index[int] | None = None
+        self,
+        table: str,
+        columns: Collection[str],
+        rows: Sequence[int] | pd.Index[int] | None = None,
+        *,
+        coded: bool = False,
     ) -> pd.DataFrame:
-        """Return some columns and rows of `ops`, `storages` or `timeline`."""
+        """Return some columns and rows of `ops`, `storages` or `timeline`; texts as categories if `coded`."""
 
     def stack(self, stack_id: int) -> Sequence[Frame]:
         """Return the frames of a call stack, innermost first."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 
-_OF_STORAGES: Final = ("counted", "birth_event", "nbytes", "origin", "line", "op_name")
+_BIN_ENDS: Final = 4 ** np.arange(1, 32)
 
 
 def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
@@ -47,8 +47,7 @@ def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
     """
     at, saved = peak_instant(reading), saved_for_backward(reading)
     is_saved_known = is_recorded(reading, "saved tensors")
-    made = reading.part("storages", _OF_STORAGES)
-    made = made[made["counted"] & (made["birth_event"] >= 0)]
+    made = _Made(reading)
     categories = bytes_by(reading.at_peak, "category")["nbytes"]
     return {
         "device": reading.device,
@@ -58,18 +57,18 @@ def stats(reading: Reading, *, top: int = 5) -> dict[str, Any]:
         "peak_op_name": at.op_name,
         "peak_line": at.line,
         "ops": len(reading.part("ops", ())) if is_recorded(reading, "ops") else None,
-        "allocations": len(made),
-        "frees": int((reading.part("timeline", ["delta_bytes"])["delta_bytes"] < 0).sum()),
-        "allocated_bytes": int(made["nbytes"].sum()),
-        "workspaces": int((made["origin"] == "workspace").sum()) if is_recorded(reading, "ops") else None,
+        "allocations": len(made.nbytes),
+        "frees": _falls(reading.part("timeline", ["live_bytes"])["live_bytes"].to_numpy()),
+        "allocated_bytes": int(made.nbytes.sum()),
+        "workspaces": made.count("origin", "workspace") if is_recorded(reading, "ops") else None,
         "live_at_peak": len(reading.at_peak),
         "saved_for_backward_bytes": saved.nbytes if is_saved_known else None,
         "only_for_backward_ratio": saved.share_ratio if is_saved_known else None,
         "category_bytes": {str(category): int(nbytes) for category, nbytes in categories.items()},
         "holder_evidence_bytes": evidence_bytes(reading),
-        "histogram": _histogram(made["nbytes"].to_numpy()),
-        "top_lines": _top(made, "line", top),
-        "top_ops": _top(made, "op_name", top) if is_recorded(reading, "ops") else [],
+        "histogram": _histogram(made.nbytes),
+        "top_lines": made.top("line", top),
+        "top_ops": made.top("op_name", top) if is_recorded(reading, "ops") else [],
         "findings": len(reading.findings) if is_recorded(reading, "uses") else None,
         "meta": dict(describe_meta(reading.meta)),
     }
@@ -95,23 +94,54 @@ def _reserved(reading: Reading) -> dict[str, int | None]:
     }
 
 
-def _top(made: pd.DataFrame, column: str, top: int) -> list[dict[str, Any]]:
-    labels = made[column].where(made[column] != "", BLANK[column])
-    sizes = made.groupby(labels, sort=False)["nbytes"]
-    groups = pd.DataFrame({"nbytes": sizes.sum(), "count": sizes.size(), "largest_bytes": sizes.max()})
-    groups = groups.sort_values("nbytes", ascending=False, kind="stable").head(top)
-    return [
-        {"name": str(label), **{key: int(value) for key, value in row.items()}}
-        for label, row in groups.iterrows()
-    ]
+class _Made:
+    """What was allocated in the block; one column at a time, for a long run has millions of rows."""
+
+    def __init__(self, reading: Reading) -> None:
+        lives = reading.part("storages", ("counted", "birth_event"))
+        self._reading = reading
+        self._rows = (lives["counted"] & (lives["birth_event"] >= 0)).to_numpy()
+        self.nbytes = reading.part("storages", ("nbytes",))["nbytes"].to_numpy()[self._rows]
+
+    def _column(self, name: str) -> pd.Categorical:
+        texts: pd.Categorical = pd.Categorical(self._reading.part("storages", (name,), coded=True)[name])
+        made: pd.Categorical = texts.take(np.flatnonzero(self._rows))
+        return made
+
+    def count(self, column: str, text: str) -> int:
+        """Count the allocations that have a text in a column."""
+        return int((self._column(column) == text).sum())
+
+    def top(self, column: str, most: int) -> list[dict[str, Any]]:
+        """Return the texts of a column under which most bytes were allocated; of equal ones those that came first."""
+        values = self._column(column)
+        codes, texts = values.codes, values.categories
+        sums, largest, first = (np.zeros(len(texts), dtype=np.int64) for _ in range(3))
+        np.add.at(sums, codes, self.nbytes)
+        np.maximum.at(largest, codes, self.nbytes)
+        first[codes[::-1]] = np.arange(len(codes), dtype=np.int32)[::-1]
+        counts = np.bincount(codes, minlength=len(texts))
+        order = np.lexsort((first, -sums))
+        return [
+            {
+                "name": str(texts[code]) or BLANK[column],
+                "nbytes": int(sums[code]),
+                "count": int(counts[code]),
+                "largest_bytes": int(largest[code]),
+            }
+            for code in order[counts[order] > 0][:most].tolist()
+        ]
+
+
+def _falls(live_bytes: np.ndarray[Any, np.dtype[np.int64]]) -> int:
+    return int((live_bytes[1:] < live_bytes[:-1]).sum())
 
 
 def _histogram(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> list[list[int]]:
     if not len(sizes):
         return []
     # with a bin per factor of four the histogram fits on a screen for any program
-    powers = np.frexp(np.maximum(sizes, 1).astype(np.float64))[1] - 1
-    bins = powers // 2
+    bins = np.searchsorted(_BIN_ENDS, sizes, side="right").astype(np.int8)
     return [
         [
             4 ** int(each) if each else 0,

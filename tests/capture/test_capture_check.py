@@ -11,6 +11,7 @@ import memwatch
 from memwatch.capture import load, save
 from memwatch.capture.capture import Capture, empty_tables
 from memwatch.capture.check import checked
+from memwatch.capture.columns import encoded
 from memwatch.capture.errors import CaptureError
 from memwatch.capture.file import read_tables
 from memwatch.capture.schema import RECORDED
@@ -44,11 +45,19 @@ def tables(path):
     return {name: dict(table) for name, table in read_tables(path).items() if table.rows}
 
 
-def with_table(tables, name, columns):
+@pytest.fixture(scope="module")
+def chunks(tables):
+    """The tables as a file has them: made once, for each test changes one table of them."""
+    return {name: encoded(np.stack(list(columns.values()), axis=1)) for name, columns in tables.items()}
+
+
+def with_table(chunks, name, columns):
     """Return the tables as a file has them, one of them changed."""
     found = empty_tables()
-    for each, whole in {**tables, name: columns}.items():
-        found[each].append(np.stack(list(columns.values() if each == name else whole.values()), axis=1))
+    for each, whole in chunks.items():
+        if each != name:
+            found[each].append_chunks(whole)
+    found[name].append(np.stack(list(columns.values()), axis=1))
     return found
 
 
@@ -66,12 +75,12 @@ def changes(tables):
                     yield name, {**columns, column: changed}
 
 
-def test_every_table_and_column_that_disagrees_is_read_or_refused(path, tables):
+def test_every_table_and_column_that_disagrees_is_read_or_refused(path, tables, chunks):
     """Every table emptied and halved, every column with numbers out of range: no reading ends in a traceback."""
     whole, outcomes = load(path), {"read": 0, "refused": 0}
     for number, (name, columns) in enumerate(changes(tables)):
         try:
-            capture = checked(with_table(tables, name, columns), whole.strings, whole.meta, whole.notes)
+            capture = checked(with_table(chunks, name, columns), whole.strings, whole.meta, whole.notes)
             outcomes["read"] += 1
             if number % READ_EVERY == 0:
                 reading = Reading(capture)
@@ -84,19 +93,19 @@ def test_every_table_and_column_that_disagrees_is_read_or_refused(path, tables):
     assert min(outcomes.values()) > 100
 
 
-def test_what_was_changed_is_noted(path, tables):
+def test_what_was_changed_is_noted(path, tables, chunks):
     """A use of a storage that is not there is left out, a missing module is none, and the notes say so."""
     whole = load(path)
     uses, ops = tables["uses"], tables["ops"]
     capture = checked(
-        with_table(tables, "uses", {**uses, "storage": np.where(uses["op"] == 3, 10**6, uses["storage"])}),
+        with_table(chunks, "uses", {**uses, "storage": np.where(uses["op"] == 3, 10**6, uses["storage"])}),
         whole.strings, whole.meta, [],
     )  # fmt: skip
     assert capture.rows("uses") == (uses["op"] != 3).sum()
     assert [note.kind for note in capture.notes] == ["damaged"]
     assert "`uses` were changed or left out, for `storage` holds 1000000" in capture.notes[0].text
     capture = checked(
-        with_table(tables, "ops", {**ops, "module": np.full(len(ops["op"]), 9)}),
+        with_table(chunks, "ops", {**ops, "module": np.full(len(ops["op"]), 9)}),
         whole.strings,
         whole.meta,
         [],

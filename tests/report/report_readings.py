@@ -49,7 +49,7 @@ class HandMade:
     def devices(self) -> list[str]:
         return [self.device]
 
-    def part(self, table, columns, rows=None) -> pd.DataFrame:
+    def part(self, table, columns, rows=None, *, coded=False) -> pd.DataFrame:
         frame = getattr(self, table)[list(columns)]
         return frame if rows is None else frame.loc[rows]
 

@@ -30,10 +30,13 @@ if TYPE_CHECKING:
 BY_OP, BASELINE, EXTERNAL, UNOBSERVED, BY_THREAD = range(len(ORIGINS))
 WORKSPACE = len(ORIGINS)
 _DTYPES: Final[dict[str, Any]] = {
-    **dict.fromkeys(("storage", "device", "thread", "op", "birth_order", "death_order"), np.int32),
+    **dict.fromkeys(("storage", "op", "birth_order", "death_order"), np.int32),
     "origin": np.int8,
 }
 """Types of the columns of numbers: half of what an allocation takes would be zeros else."""
+_NAMES: Final = ("device", "thread")
+"""Ids of texts that mostly came first, so that they are small."""
+_OF_BIRTHS: Final = ("op", "time_ns", "address", "nbytes", "device", "origin")
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,23 @@ def join_allocations(capture: Capture) -> tuple[Capture, Allocations]:
     Returns:
         The capture, in which storages that proved to be the same memory have one number, and every allocation.
     """
-    capture = in_order(capture)
-    births = capture.tables["births"]
-    order = np.argsort(births["storage"], kind="stable")
-    births = {name: column[order] for name, column in births.items()}
+    capture, named, parts = _matched(in_order(capture))
+    storages, unnamed = parts
+    none = np.full(named + len(unnamed["nbytes"]), NONE, dtype=np.int32)
+    names = [int(part[name].max(initial=NONE)) for part in parts for name in _NAMES]
+    narrow = np.int16 if max(names) <= np.iinfo(np.int16).max else np.int32
+    columns: dict[str, Any] = {}
+    for name in list(storages):  # one after the other, and the parts go: a long run has millions
+        dtype = narrow if name in _NAMES else _DTYPES.get(name, storages[name].dtype)
+        columns[name] = np.concatenate([storages.pop(name), unnamed.pop(name)], dtype=dtype, casting="unsafe")
+    return capture, Allocations(named, **columns, birth_event=none, death_event=none)
+
+
+def _matched(capture: Capture) -> tuple[Capture, int, tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the capture, how many storages it numbers, and the columns of these and of the other blocks."""
+    recorded = capture.tables["births"]
+    order = np.argsort(recorded["storage"], kind="stable").astype(np.int32)
+    births: dict[str, IntArray] = {name: recorded[name][order] for name in _OF_BIRTHS}
     blocks = pair_events(capture)
     block_of = block_at(blocks, births["address"], births["time_ns"])
     block_of[(births["address"] == 0) | (births["nbytes"] == 0)] = NONE
@@ -103,24 +119,26 @@ def join_allocations(capture: Capture) -> tuple[Capture, Allocations]:
     block_of = part_from_successors(block_of, births["time_ns"], died_ns)
     canonical = first_on_block(block_of)
     died_ns = last_deaths(capture, births, canonical, died_ns)
-    again = canonical != np.arange(len(order))
+    again = canonical != np.arange(len(order), dtype=np.int32)
     block_of[again] = NONE
     births["nbytes"] = np.where(again, 0, births["nbytes"])
     capture = unify_storages(capture, canonical)
-    owner = np.full(len(blocks), NONE, dtype=np.int64)
+    owner = np.full(len(blocks), NONE, dtype=np.int32)
     matched = block_of != NONE
     owner[block_of[matched]] = np.flatnonzero(matched)
     resized = _match_resizes(capture, blocks, owner)
     blocks = end_blocks(blocks, owner, capture.tables["resizes"], died_ns)
-    return capture, _assemble(capture, _Match(births, blocks, block_of, owner, resized, died_ns))
+    match = _Match(births, blocks, block_of, owner, resized, died_ns)
+    return capture, len(order), (_named_allocations(capture, match), _unnamed_allocations(capture, match))
 
 
 def in_order(capture: Capture) -> Capture:
     """Return the capture with its ops sorted by number; parallel ops of torch.jit.fork are written as they end."""
     ops = capture.tables["ops"]
-    if (np.diff(ops["op"]) > 0).all():
+    numbers = ops["op"]
+    if (numbers[1:] > numbers[:-1]).all():
         return capture
-    order = np.argsort(ops["op"], kind="stable")
+    order = np.argsort(numbers, kind="stable")
     sorted_ops = {name: column[order] for name, column in ops.items()}
     return replace(capture, tables={**capture.tables, "ops": sorted_ops})
 
@@ -135,20 +153,19 @@ def _match_resizes(capture: Capture, blocks: Blocks, owner: IntArray) -> IntArra
     return np.unique(found[fresh])
 
 
-def _assemble(capture: Capture, match: _Match) -> Allocations:
-    """Return the recorder's storages, and after them the blocks that are not the first of any storage."""
-    blocks, named = match.blocks, len(match.block_of)
-    others = np.setdiff1d(np.flatnonzero(match.owner == NONE), match.resized)
+def _unnamed_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
+    """Return the columns of the blocks that are not the first of any storage."""
+    blocks, ops = match.blocks, capture.tables["ops"]
+    others = np.flatnonzero(match.owner == NONE).astype(np.int32)
     extra = np.concatenate([match.resized, others])
-    storages = _named_allocations(capture, match)
-    ops = capture.tables["ops"]
     op = _op_at(ops, blocks.birth_ns[extra])
-    origin = np.where(np.arange(len(extra)) < len(match.resized), BY_OP, UNOBSERVED)
-    origin = np.where(blocks.birth_order[extra] == NONE, BASELINE, origin)
+    origin = np.full(len(extra), UNOBSERVED, dtype=np.int8)
+    origin[: len(match.resized)] = BY_OP
+    origin[blocks.birth_order[extra] == NONE] = BASELINE
     op, origin = _place_workspace(ops, blocks, extra, op, origin)
     by_thread = blocks.thread[extra] != NONE
     op, origin = np.where(by_thread, NONE, op), np.where(by_thread, BY_THREAD, origin)
-    unnamed: dict[str, Any] = {
+    return {
         "storage": match.owner[extra],
         "nbytes": blocks.nbytes[extra],
         "device": blocks.device[extra],
@@ -162,12 +179,6 @@ def _assemble(capture: Capture, match: _Match) -> Allocations:
         "birth_order": blocks.birth_order[extra],
         "death_order": blocks.death_order[extra],
     }
-    none = np.full(named + len(extra), NONE, dtype=np.int32)
-    columns: dict[str, Any] = {}
-    for name in list(storages):  # one after the other, and the parts go: a long run has millions
-        dtype = _DTYPES.get(name, storages[name].dtype)
-        columns[name] = np.concatenate([storages.pop(name), unnamed.pop(name)], dtype=dtype, casting="unsafe")
-    return Allocations(named, **columns, birth_event=none, death_event=none)
 
 
 def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
@@ -180,26 +191,27 @@ def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
     columns = {name: births[name].copy() for name in ("nbytes", "device", "address", "op")}
     death_ns = np.where(match.died_ns == LIVES, NONE, match.died_ns)
     birth_ns = births["time_ns"].copy()
-    birth_order, death_order, thread = (np.full(named, NONE, dtype=np.int64) for _ in range(3))
+    birth_order, death_order, thread = (np.full(named, NONE, dtype=np.int32) for _ in range(3))
     if len(blocks):
         block = match.block_of[matched]
         birth_ns[matched], columns["nbytes"][matched] = blocks.birth_ns[block], blocks.nbytes[block]
         birth_order[matched], death_order[matched] = blocks.birth_order[block], blocks.death_order[block]
         death_ns[matched], thread[matched] = blocks.death_ns[block], blocks.thread[block]
         seen_late = matched & (columns["op"] == NONE) & (thread == NONE)
-        columns["op"][seen_late] = _op_at(capture.tables["ops"], birth_ns)[seen_late]
+        columns["op"][seen_late] = _op_at(capture.tables["ops"], birth_ns[seen_late])
     at_entry = ~heard & (births["origin"] == BASELINE) & (births["time_ns"] <= start_ns)
     origin = np.where(heard & (births["origin"] == BASELINE), UNOBSERVED, births["origin"])
     origin = np.where((origin == UNOBSERVED) & (thread != NONE), BY_THREAD, origin)
     real = _is_real(births)
-    device = np.array(capture.text(births["device"]), dtype=object)
     reported = _covered(capture, births["time_ns"]) & real & (births["nbytes"] > 0)
-    reported &= (device == CPU) | np.isin(births["device"], capture.tables["allocator"]["device"])
-    weighs = ~real & (device != META) if capture.meta.get("estimate") else real
+    has_events = np.isin(births["device"], capture.tables["allocator"]["device"])
+    reported &= has_events | np.isin(births["device"], _ids(capture, CPU))
+    is_estimate = capture.meta.get("estimate")
+    weighs = ~real & ~np.isin(births["device"], _ids(capture, META)) if is_estimate else real
     elsewhere = ~matched & ~at_entry & (reported | (births["origin"] == BASELINE))
     origin = np.where(elsewhere, EXTERNAL, origin)
     return {
-        "storage": np.arange(named),
+        "storage": np.arange(named, dtype=np.int32),
         **columns,
         "origin": origin,
         "thread": thread,
@@ -213,6 +225,11 @@ def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
 
 def _start_ns(capture: Capture) -> int:
     return int(capture.meta.get("start_ns", 0))
+
+
+def _ids(capture: Capture, text: str) -> list[int]:
+    """Return the ids of a text."""
+    return [number for number, each in enumerate(capture.strings) if each == text]
 
 
 def _is_real(births: Columns) -> NDArray[np.bool_]:
@@ -233,8 +250,8 @@ def _covered(capture: Capture, time_ns: IntArray) -> NDArray[np.bool_]:
 def _op_at(ops: Columns, time_ns: IntArray) -> IntArray:
     """Return the op that was running at each time, -1 if none was."""
     if not len(ops["op"]):
-        return np.full(len(time_ns), NONE, dtype=np.int64)
-    position = np.searchsorted(ops["start_ns"], time_ns, side="right") - 1
+        return np.full(len(time_ns), NONE, dtype=np.int32)
+    position = np.searchsorted(ops["start_ns"], time_ns, side="right").astype(np.int32) - 1
     safe = np.maximum(position, 0)
     inside = (position >= 0) & (time_ns <= ops["end_ns"][safe])
     return np.where(inside, ops["op"][safe], NONE)
@@ -256,7 +273,7 @@ def _place_workspace(
     birth, death = blocks.birth_ns[extra], blocks.death_ns[extra]
     last = len(ops["op"]) - 1
     bounds = np.append(ops["start_ns"], [np.iinfo(np.int64).max] * 2)
-    row = np.searchsorted(ops["start_ns"], birth, side="right") - 1
+    row = np.searchsorted(ops["start_ns"], birth, side="right").astype(np.int32) - 1
     freed = (origin == UNOBSERVED) & (death != NONE)
     within = freed & (op != NONE) & (death <= bounds[row + 1])
     for_next = freed & ~within & (row < last) & (death <= bounds[np.minimum(row + 2, last + 1)])

@@ -10,7 +10,7 @@ there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
+
+_AT_ONCE: Final = 1 << 18
+"""Storages whose blocks are looked for at once: what the search needs beside its result stays small."""
 
 
 @dataclass(frozen=True)
@@ -50,40 +53,65 @@ def pair_events(capture: Capture) -> Blocks:
     """Pair the allocations and frees of a capture into blocks."""
     events = capture.tables["allocator"]
     before, after = _neighbours(events["device"], events["address"])
-    is_birth = events["nbytes"] > 0
-    freed_unborn = (events["nbytes"] < 0) & np.isin(events["device"], list(_with_books(capture)))
+    nbytes = events["nbytes"]
+    is_birth = nbytes > 0
+    freed_unborn = (nbytes < 0) & np.isin(events["device"], list(_with_books(capture)))
     freed_unborn &= ~np.append(is_birth, False)[before]
-    birth = np.flatnonzero(is_birth | freed_unborn)
+    birth = np.flatnonzero(is_birth | freed_unborn).astype(np.int32)
     at_entry = freed_unborn[birth]
     death = np.where(at_entry, birth, after[birth])
-    times_ns, sizes = (np.append(events[name], NONE) for name in ("time_ns", "nbytes"))
+    del before, after, is_birth, freed_unborn
+    dies = death != NONE
+    time_ns = events["time_ns"]
     return Blocks(
         events["address"][birth],
-        np.abs(events["nbytes"][birth]),
+        np.abs(nbytes[birth]),
         events["device"][birth],
         np.where(at_entry, NONE, events["thread"][birth]),
-        np.where(at_entry, 0, events["time_ns"][birth]),
-        times_ns[death],
+        np.where(at_entry, 0, time_ns[birth]),
+        np.where(dies, time_ns[death], NONE),
         np.where(at_entry, NONE, birth),
         death,
-        (death != NONE) & (sizes[death] < 0),
+        dies & (nbytes[death] < 0),
     )
 
 
 def _neighbours(device: IntArray, address: IntArray) -> tuple[IntArray, IntArray]:
     """Return, for each event, the one before it and the one after it at the same place; -1 for none."""
-    # stable: events at one place stay in their order
-    order = np.lexsort((address, device)).astype(np.int32)
-    is_same = (np.diff(address[order]) == 0) & (np.diff(device[order]) == 0)
-    before, after = (np.full(len(order), NONE, dtype=np.int32) for _ in range(2))
+    count, devices = len(address), np.unique(device)
+    keys = _numbered(np.unique(address), address)
+    keys *= len(devices)
+    keys += np.searchsorted(devices, device)
+    _sort_within(keys)
+    order, is_same = (keys % max(count, 1)).astype(np.int32), np.zeros(max(count - 1, 0), dtype=bool)
+    keys //= max(count, 1)
+    np.equal(keys[1:], keys[:-1], out=is_same)
+    before, after = (np.full(count, NONE, dtype=np.int32) for _ in range(2))
     before[order[1:][is_same]] = order[:-1][is_same]
     after[order[:-1][is_same]] = order[1:][is_same]
     return before, after
 
 
+def _numbered(known: IntArray, values: IntArray) -> NDArray[np.int64]:
+    """Return the position of each value among the sorted known ones."""
+    return np.searchsorted(known, values).astype(np.int64, copy=False)
+
+
+def _sort_within(groups: NDArray[np.int64]) -> None:
+    """Turn numbers of groups, row by row, into sorted numbers `group * rows + row`, in place.
+
+    A sort that gives an order beside it needs several times the memory, and a long run has millions of events.
+    """
+    groups *= len(groups)
+    groups += np.arange(len(groups), dtype=np.int32)
+    groups.sort()
+
+
 def _with_books(capture: Capture) -> set[int]:
     """Return string ids of the devices whose allocator said at entry what it had handed out."""
     known = capture.meta.get("entry_allocated_bytes", {})
+    if not known:
+        return set()
     seen = np.unique(capture.tables["allocator"]["device"])
     return {number for number, name in zip(seen.tolist(), capture.text(seen), strict=True) if name in known}
 
@@ -99,18 +127,21 @@ def block_at(blocks: Blocks, address: IntArray, time_ns: IntArray) -> IntArray:
     Returns:
         Block numbers, shape (n,).
     """
-    if not len(blocks) or not len(address):
-        return np.full(len(address), NONE, dtype=np.int64)
-    _, codes = np.unique(np.concatenate([blocks.address, address]), return_inverse=True)
-    times, ranks = np.unique(np.concatenate([blocks.birth_ns, time_ns]), return_inverse=True)
-    keys = codes.astype(np.int64) * (len(times) + 1) + ranks
-    block_keys, wanted = keys[: len(blocks)], keys[len(blocks) :]
-    order = np.argsort(block_keys, kind="stable")
-    position = np.searchsorted(block_keys[order], wanted, side="right") - 1
-    candidate = order[np.maximum(position, 0)]
-    holds: NDArray[np.bool_] = (
-        (position >= 0)
-        & (blocks.address[candidate] == address)
-        & ((blocks.death_ns[candidate] == NONE) | (blocks.death_ns[candidate] >= time_ns))
-    )
-    return np.where(holds, candidate, NONE)
+    found = np.full(len(address), NONE, dtype=np.int32)
+    if not len(blocks):
+        return found
+    in_time = np.argsort(blocks.birth_ns, kind="stable").astype(np.int32)
+    births_ns, places = blocks.birth_ns[in_time], np.unique(blocks.address)
+    keys = _numbered(places, blocks.address[in_time])
+    _sort_within(keys)
+    for start in range(0, len(address), _AT_ONCE):
+        here, now_ns = address[start : start + _AT_ONCE], time_ns[start : start + _AT_ONCE]
+        # the last block at the address that was made by then, or any if there is none
+        until = _numbered(places, here) * len(blocks) + np.searchsorted(births_ns, now_ns, side="right")
+        position = np.searchsorted(keys, until) - 1
+        candidate = in_time[keys[np.maximum(position, 0)] % len(blocks)]
+        death_ns = blocks.death_ns[candidate]
+        holds = (position >= 0) & (blocks.address[candidate] == here)
+        holds &= (death_ns == NONE) | (death_ns >= now_ns)
+        found[start : start + _AT_ONCE] = np.where(holds, candidate, NONE)
+    return found

@@ -130,9 +130,9 @@ def categorise(
     outlived = _outlived_roles(capture, allocations, kept, past)
     recomputed, written = _recompute_rules(capture), _written(capture, allocations.named)
     codes = _codes_of_traits(capture, allocations, kept)
-    different, of_kind = np.unique(codes, return_inverse=True)
+    different = np.unique(codes)
     kinds = [_Assigned(*_by_itself(_Traits.of_code(code), None)) for code in different.tolist()]
-    of_kind, number_of = of_kind.astype(np.int32), dict[_Assigned, int]()
+    of_kind, number_of = np.searchsorted(different, codes).astype(np.int32), dict[_Assigned, int]()
     names = (allocations.storage, allocations.origin, allocations.op, codes)
     is_special = np.isin(allocations.storage, [*roles, *outlived]) | np.isin(allocations.op, list(recomputed))
     special = np.flatnonzero(is_special)
@@ -192,8 +192,8 @@ def _codes_of_traits(capture: Capture, allocations: Allocations, kept: KeptAcros
         _crosses_to_backward(capture, allocations.named),
         _communicated_in_backward(capture, collective, allocations.named),
     )
-    saved, crosses, communicated = (np.append(column, 0)[storage] for column in by_storage)
-    made = np.where((op != NONE) & (op < len(collective)), op, len(collective))
+    saved, crosses, communicated = (np.append(column, False)[storage] for column in by_storage)
+    made = np.where((op != NONE) & (op < len(collective)), op, op.dtype.type(len(collective)))
     columns: dict[str, NDArray[Any]] = {
         "origin": allocations.origin,
         "has_op": op != NONE,
@@ -210,7 +210,8 @@ def _codes_of_traits(capture: Capture, allocations: Allocations, kept: KeptAcros
     }
     codes: IntArray = np.zeros(len(storage), dtype=np.int32)
     for name in _Traits._fields:
-        codes = codes * 2 + columns[name].astype(np.int32)
+        codes *= 2
+        codes += columns[name]
     return codes
 
 
@@ -311,12 +312,14 @@ def _collective_ops(capture: Capture) -> NDArray[np.bool_]:
     return found
 
 
-def _communicated_in_backward(capture: Capture, collective: NDArray[np.bool_], named: int) -> IntArray:
-    """Return 1 for each storage that a collective took while a backward ran, as buckets made before the block."""
-    taken = np.zeros(named, dtype=np.int64)
+def _communicated_in_backward(
+    capture: Capture, collective: NDArray[np.bool_], named: int
+) -> NDArray[np.bool_]:
+    """Return which storages a collective took while a backward ran, as buckets made before the block."""
+    taken = np.zeros(named, dtype=bool)
     uses, phase = capture.tables["uses"], capture.tables["ops"]["phase"]
     if collective.any():
-        taken[uses["storage"][(collective & (phase == BACKWARD))[uses["op"]]]] = 1
+        taken[uses["storage"][(collective & (phase == BACKWARD))[uses["op"]]]] = True
     return taken
 
 
@@ -356,10 +359,10 @@ def _roles(capture: Capture, over: Container[tuple[int, str]]) -> dict[int, tupl
     return found
 
 
-def _saved(capture: Capture, named: int) -> IntArray:
-    saved = np.zeros(named, dtype=np.int64)
+def _saved(capture: Capture, named: int) -> NDArray[np.bool_]:
+    saved = np.zeros(named, dtype=bool)
     storages = capture.tables["packs"]["storage"]
-    saved[storages[storages != NONE]] = 1
+    saved[storages[storages != NONE]] = True
     return saved
 
 
@@ -370,9 +373,9 @@ def _written(capture: Capture, named: int) -> NDArray[np.bool_]:
     return written
 
 
-def _crosses_to_backward(capture: Capture, named: int) -> IntArray:
-    """Return 1 for each storage that a forward op made and an op of a backward read, a recomputed one included."""
-    crosses = np.zeros(named, dtype=np.int64)
+def _crosses_to_backward(capture: Capture, named: int) -> NDArray[np.bool_]:
+    """Return which storages a forward op made and an op of a backward read, a recomputed one included."""
+    crosses = np.zeros(named, dtype=bool)
     uses, births, phase = capture.tables["uses"], capture.tables["births"], capture.tables["ops"]["phase"]
     if not len(phase):
         return crosses
@@ -381,5 +384,5 @@ def _crosses_to_backward(capture: Capture, named: int) -> IntArray:
     made_forward[births["storage"][by_op]] = phase[births["op"][by_op]] == FORWARD
     reads = (uses["access"] == ACCESSES.index("read")) & np.isin(phase[uses["op"]], IN_BACKWARD)
     read = uses["storage"][reads]
-    crosses[read[made_forward[read]]] = 1
+    crosses[read[made_forward[read]]] = True
     return crosses

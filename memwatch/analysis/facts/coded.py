@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -45,6 +46,17 @@ class Coded(Sequence[Any]):
         """Return the values of all rows."""
         values = self.values[self.codes]
         return values if dtype is None else values.astype(dtype)
+
+    def of(self, rows: Any) -> Coded:
+        """Return the column of some rows."""
+        return Coded(self.values, self.codes[rows])
+
+    def categorical(self) -> pd.Categorical:
+        """Return the same values, each once, for pandas to group by their numbers."""
+        number_of: dict[Any, int] = {}
+        numbers = [number_of.setdefault(value, len(number_of)) for value in self.values.tolist()]
+        values: pd.Index[Any] = pd.Index([*number_of], dtype=object)
+        return pd.Categorical.from_codes(np.array(numbers, dtype=np.int32)[self.codes], values)
 
     def isin(self, wanted: Iterable[Any]) -> NDArray[np.bool_]:
         """Return which rows have one of some values."""

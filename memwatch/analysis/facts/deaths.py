@@ -44,10 +44,10 @@ def part_from_successors(block_of: IntArray, seen_ns: IntArray, died_ns: IntArra
         seen_ns: when each storage was first seen, nanoseconds.
         died_ns: when each storage died, nanoseconds, `LIVES` if that was not seen.
     """
-    matched = np.flatnonzero(block_of != NONE)
-    blocks, counts = np.unique(block_of[matched], return_counts=True)
+    counts = np.bincount(block_of + 1, minlength=1)
+    counts[0] = 0  # no block
     parted: IntArray = block_of.copy()
-    shared = matched[np.isin(block_of[matched], blocks[counts > 1])]
+    shared = np.flatnonzero(counts[block_of + 1] > 1)
     shared = shared[np.lexsort((seen_ns[shared], block_of[shared]))]
     block = last_ns = NONE
     columns = zip(

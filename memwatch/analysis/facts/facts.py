@@ -231,4 +231,7 @@ class Facts:
     def since_start(self, time_ns: IntArray) -> IntArray:
         """Return unix times as nanoseconds since the block was entered; -1 stays -1."""
         start_ns = int(self.capture.meta.get("start_ns", 0))
-        return np.where(time_ns == NONE, NONE, np.maximum(time_ns - start_ns, 0))
+        since: IntArray = time_ns - start_ns
+        np.maximum(since, 0, out=since)
+        since[time_ns == NONE] = NONE
+        return since

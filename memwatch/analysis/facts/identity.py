@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memwatch.capture.columns import Mapped
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
@@ -27,10 +28,12 @@ def first_on_block(block_of: IntArray) -> IntArray:
     Args:
         block_of: the block of each storage, -1 for none, shape (storages,).
     """
-    canonical = np.arange(len(block_of))
-    matched = np.flatnonzero(block_of != NONE)
-    _, first, inverse = np.unique(block_of[matched], return_index=True, return_inverse=True)
-    canonical[matched] = matched[first][inverse]
+    canonical = np.arange(len(block_of), dtype=np.int32)
+    matched = np.flatnonzero(block_of != NONE).astype(np.int32)
+    block = block_of[matched]
+    first = np.empty(int(block.max(initial=NONE)) + 1, dtype=np.int32)
+    first[block[::-1]] = matched[::-1]  # the first storage on a block is written last and stays
+    canonical[matched] = first[block]
     return canonical
 
 
@@ -38,11 +41,6 @@ def unify_storages(capture: Capture, canonical: IntArray) -> Capture:
     """Return the capture with every storage replaced by its canonical one in all tables but `births`."""
     if np.array_equal(canonical, np.arange(len(canonical))):
         return capture
-    tables = dict(capture.tables)
-    for name in _TABLES:
-        storage = tables[name]["storage"]
-        known = storage != NONE
-        mapped = storage.copy()
-        mapped[known] = canonical[storage[known]]
-        tables[name] = {**tables[name], "storage": mapped}
-    return replace(capture, tables=tables)
+    with_none = np.append(canonical, canonical.dtype.type(NONE))  # at -1, "there is none", is that
+    tables = {name: Mapped(capture.tables[name], "storage", with_none.__getitem__) for name in _TABLES}
+    return replace(capture, tables={**capture.tables, **tables})

@@ -84,11 +84,14 @@ def kept_across(
     """Return which allocations are alive across the ends of iterations."""
     death_ns = np.where(allocations.death_ns == NONE, _FOREVER, allocations.death_ns)
     first, count = _crossed(allocations.birth_ns, death_ns, bounds)
-    started = np.append(capture.tables["ops"]["start_ns"], 0)
-    last_use_ns = np.where(uses.last_op == NONE, 0, started[np.minimum(uses.last_op, len(started) - 1)])
-    first_ns = np.append(bounds.starts_ns, _FOREVER)[first]
     is_often = count >= _FEWEST_CROSSED
-    needed = is_often | ((count > 0) & (last_use_ns >= first_ns))
+    needed, some = is_often.copy(), np.flatnonzero(count > 0)
+    del death_ns, count
+    started_ns, last_op = capture.tables["ops"]["start_ns"], uses.last_op[some]
+    last_use_ns = np.zeros(len(some), dtype=np.int64)
+    is_used = (last_op != NONE) & (last_op < len(started_ns))
+    last_use_ns[is_used] = started_ns[last_op[is_used]]
+    needed[some] |= last_use_ns >= np.append(bounds.starts_ns, _FOREVER)[first[some]]
     by_itself = is_often & ~_saved_across(capture, allocations, bounds)
     ends_ns = bounds.ends_ns
     is_last = allocations.birth_ns > np.sort(ends_ns)[-_FEWEST_CROSSED : 1 - _FEWEST_CROSSED].max(initial=0)
@@ -114,8 +117,10 @@ def _like_others(
 
 def _crossed(start_ns: IntArray, end_ns: IntArray, bounds: Boundaries) -> tuple[IntArray, IntArray]:
     """Return, for each stretch of time, the first boundary in it and how many there are."""
-    first = np.searchsorted(bounds.ends_ns, start_ns, side="right")
-    return first, np.maximum(np.searchsorted(bounds.starts_ns, end_ns) - first, 0)
+    first = np.searchsorted(bounds.ends_ns, start_ns, side="right").astype(np.int32)
+    count = np.searchsorted(bounds.starts_ns, end_ns).astype(np.int32)
+    count -= first
+    return first, np.maximum(count, 0, out=count)
 
 
 def _saved_across(capture: Capture, allocations: Allocations, bounds: Boundaries) -> NDArray[np.bool_]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
+
+_BEFORE_ALL: Final = -2
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,9 @@ class LiveCurve:
     @property
     def delta_bytes(self) -> IntArray:
         """What each event added to the live bytes, negative for a free; 0 for row 0."""
-        return np.diff(self.live_bytes, prepend=self.live_bytes[:1])
+        delta = np.zeros(len(self.live_bytes), dtype=np.int64)
+        np.subtract(self.live_bytes[1:], self.live_bytes[:-1], out=delta[1:])
+        return delta
 
     @property
     def peak_bytes(self) -> int:
@@ -51,12 +55,16 @@ def trace_live_curve(capture: Capture, allocations: Allocations) -> tuple[Alloca
     is_death = np.arange(len(allocation)) >= len(born)
     time_ns = np.concatenate([allocations.birth_ns[born], allocations.death_ns[dies]])
     known = np.concatenate([allocations.birth_order[born], allocations.death_order[dies]])
-    order = np.lexsort((time_ns, _position(known, time_ns, is_death)))
-    del known
+    order = np.lexsort((time_ns, _position(known, time_ns, is_death))).astype(np.int32)
+    del known, born, dies
     allocation, time_ns, is_death = allocation[order], time_ns[order], is_death[order]
     del order
-    delta = np.where(is_death, -allocations.nbytes[allocation], allocations.nbytes[allocation])
-    live = np.concatenate([[baseline_bytes], baseline_bytes + np.cumsum(delta)])
+    delta = allocations.nbytes[allocation]
+    np.negative(delta, out=delta, where=is_death)
+    live = np.empty(len(delta) + 1, dtype=np.int64)
+    live[0] = baseline_bytes
+    np.cumsum(delta, out=live[1:])
+    live[1:] += baseline_bytes
     positions = np.arange(1, len(allocation) + 1, dtype=np.int32)
     birth_event, death_event = allocations.birth_event.copy(), allocations.death_event.copy()
     birth_event[allocation[~is_death]] = positions[~is_death]
@@ -70,12 +78,12 @@ def trace_live_curve(capture: Capture, allocations: Allocations) -> tuple[Alloca
         live,
         baseline_bytes,
         int(np.argmax(live)),
-        max(0, int(np.cumsum(delta).max(initial=0))),
+        max(0, int(np.cumsum(delta, out=delta).max(initial=0))),
     )
     return replace(allocations, birth_event=birth_event, death_event=death_event), curve
 
 
-def _position(order: IntArray, time_ns: IntArray, is_death: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _position(order: IntArray, time_ns: IntArray, is_death: NDArray[np.bool_]) -> IntArray:
     """Return sort keys that keep the allocator's own order; events that it did not report come between, by time.
 
     Args:
@@ -83,15 +91,18 @@ def _position(order: IntArray, time_ns: IntArray, is_death: NDArray[np.bool_]) -
         time_ns: times of the events.
         is_death: whether each is a death. A block whose free was not heard ends with the event that allocates its
             address again, just before it.
+
+    Returns:
+        Of an event at position p of the allocator's 4p, or just below; of one between it and the next 4p + 2.
     """
     reported = order != NONE
-    keys = np.where(reported, order - 0.25 * is_death, -0.5)
-    others = np.flatnonzero(~reported)
     if not reported.any():
-        return np.zeros(len(order))
+        return np.zeros(len(order), dtype=np.int8)
+    keys: IntArray = 4 * order.astype(np.int64) - is_death
+    others = np.flatnonzero(~reported)
     if len(others):
-        sequence = np.argsort(order[reported])
-        times, positions = time_ns[reported][sequence], order[reported][sequence]
-        before = np.searchsorted(times, time_ns[others], side="right") - 1
-        keys[others] = np.where(before >= 0, positions[np.maximum(before, 0)] + 0.5, -0.5)
+        in_order = np.flatnonzero(reported)[np.argsort(order[reported])]
+        before = np.searchsorted(time_ns[in_order], time_ns[others], side="right") - 1
+        positions = 4 * order[in_order[np.maximum(before, 0)]].astype(np.int64) + 2
+        keys[others] = np.where(before >= 0, positions, _BEFORE_ALL)
     return keys

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from memwatch.analysis.facts.allocations import UNOBSERVED, WORKSPACE
+from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.tables.of_schema import table
 from memwatch.analysis.tables.steps import step_marks
 from memwatch.capture.schema import NONE, PHASES
@@ -20,15 +21,21 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 
-def ops(facts: Facts, rows: IntArray | None = None, wanted: Collection[str] | None = None) -> pd.DataFrame:
+def ops(
+    facts: Facts,
+    rows: IntArray | None = None,
+    wanted: Collection[str] | None = None,
+    *,
+    coded: bool = False,
+) -> pd.DataFrame:
     """Return the table `ops`, or some of its rows and columns."""
     recorded, places = facts.capture.tables["ops"], facts.places
     chosen = slice(None) if rows is None else rows
     marks = facts.capture.tables["steps"]["op"][step_marks(facts)]
     memory = functools.cache(lambda: _memory(facts))
     columns: dict[str, Callable[[], Any]] = {
-        "name": lambda: facts.strings[recorded["name"][chosen]],
-        "phase": lambda: np.array(PHASES, dtype=object)[recorded["phase"][chosen]],
+        "name": lambda: Coded(facts.strings, recorded["name"][chosen]),
+        "phase": lambda: Coded(np.array(PHASES, dtype=object), recorded["phase"][chosen]),
         "module": lambda: places.modules(places.module_of_op[chosen]),
         "module_class": lambda: places.classes(places.module_of_op[chosen]),
         "line": lambda: places.lines(recorded["stack"][chosen]),
@@ -45,7 +52,7 @@ def ops(facts: Facts, rows: IntArray | None = None, wanted: Collection[str] | No
         "failed": lambda: recorded["failed"][chosen] == 1,
     }
     index = pd.RangeIndex(facts.capture.rows("ops")) if rows is None else pd.Index(rows)
-    return table("ops", columns, index=index.rename("op"), wanted=wanted)
+    return table("ops", columns, index=index.rename("op"), wanted=wanted, coded=coded)
 
 
 def _born_bytes(facts: Facts) -> IntArray:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from memwatch.analysis.facts.biographies import PHASE_NAMES
+from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.places import with_empty_end
 from memwatch.analysis.tables.of_schema import table
 from memwatch.capture.schema import NONE, ORIGINS
@@ -19,11 +20,15 @@ if TYPE_CHECKING:
     from memwatch.analysis.holders import Holders
     from memwatch.capture.packed import IntArray
 
-_ORIGINS: Final = (*ORIGINS, "workspace")
+_ORIGINS: Final = np.array([*ORIGINS, "workspace"], dtype=object)
 
 
 def storages(
-    facts: Facts, rows: IntArray | None = None, wanted: Collection[str] | None = None
+    facts: Facts,
+    rows: IntArray | None = None,
+    wanted: Collection[str] | None = None,
+    *,
+    coded: bool = False,
 ) -> pd.DataFrame:
     """Return the table `storages`.
 
@@ -31,10 +36,12 @@ def storages(
         facts: what the capture shows.
         rows: the allocations that are wanted; by default all.
         wanted: the columns that are wanted; by default all.
+        coded: whether texts are categories of pandas.
     """
     index = pd.RangeIndex(len(facts.allocations)) if rows is None else pd.Index(rows)
     chosen = slice(None) if rows is None else index.to_numpy()
-    return table("storages", _columns(facts, chosen), index=index.rename("storage"), wanted=wanted)
+    columns = _columns(facts, chosen)
+    return table("storages", columns, index=index.rename("storage"), wanted=wanted, coded=coded)
 
 
 def _columns(facts: Facts, rows: IntArray | slice) -> dict[str, Callable[[], Any]]:
@@ -42,17 +49,17 @@ def _columns(facts: Facts, rows: IntArray | slice) -> dict[str, Callable[[], Any
     allocations = facts.allocations
     return {
         "nbytes": lambda: allocations.nbytes[rows],
-        "device": lambda: facts.strings[allocations.device[rows]],
-        "category": lambda: facts.categories.category[rows],
-        "rule": lambda: facts.categories.rule[rows],
+        "device": lambda: Coded(facts.strings, allocations.device[rows]),
+        "category": lambda: facts.categories.category.of(rows),
+        "rule": lambda: facts.categories.rule.of(rows),
         "name": lambda: facts.names(rows),
-        "tensor": lambda: facts.strings[_shapes(facts)[rows]],
-        "origin": lambda: np.array(_ORIGINS, dtype=object)[allocations.origin[rows]],
-        "module": lambda: facts.made_by.module_name[rows],
+        "tensor": lambda: Coded(facts.strings, _shapes(facts)[rows]),
+        "origin": lambda: Coded(_ORIGINS, allocations.origin[rows]),
+        "module": lambda: facts.made_by.module_name.of(rows),
         "op": lambda: allocations.op[rows],
-        "op_name": lambda: facts.made_by.op_name[rows],
-        "line": lambda: facts.made_by.line[rows],
-        "own_line": lambda: facts.made_by.own_line[rows],
+        "op_name": lambda: facts.made_by.op_name.of(rows),
+        "line": lambda: facts.made_by.line.of(rows),
+        "own_line": lambda: facts.made_by.own_line.of(rows),
         "birth_event": lambda: allocations.birth_event[rows],
         "death_event": lambda: allocations.death_event[rows],
         "birth_ns": lambda: facts.since_start(allocations.birth_ns[rows]),

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def timeline(
-    facts: Facts, rows: IntArray | None = None, wanted: Collection[str] | None = None
+    facts: Facts,
+    rows: IntArray | None = None,
+    wanted: Collection[str] | None = None,
+    *,
+    coded: bool = False,
 ) -> pd.DataFrame:
     """Return the table `timeline`, or some of its rows and columns."""
     curve, chosen = facts.curve, slice(None) if rows is None else rows
@@ -30,7 +34,7 @@ def timeline(
         "live_bytes": lambda: curve.live_bytes[chosen],
     }
     index = pd.RangeIndex(len(curve.time_ns)) if rows is None else pd.Index(rows)
-    return table("timeline", columns, index=index, wanted=wanted)
+    return table("timeline", columns, index=index, wanted=wanted, coded=coded)
 
 
 def uses(facts: Facts) -> pd.DataFrame:

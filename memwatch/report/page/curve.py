@@ -35,19 +35,21 @@ def peak_keeping_events(
     if count <= bins:
         return np.arange(count)
     span_ns = max(int(time_ns[-1] - time_ns[0]), 1)
-    of_event = ((time_ns - time_ns[0]) / span_ns * bins).astype(np.int64).clip(0, bins - 1)
-    starts = np.flatnonzero(np.diff(of_event, prepend=-1))
-    highest = np.maximum.reduceat(live_bytes, starts)
-    at_top = np.flatnonzero(live_bytes == np.repeat(highest, np.diff(starts, append=count)))
-    _, first = np.unique(of_event[at_top], return_index=True)
-    return np.unique(np.concatenate(([0], at_top[first], [count - 1])))
+    begins_ns = time_ns[0] + np.ceil(np.arange(bins) * (span_ns / bins)).astype(np.int64)
+    starts = np.unique(np.minimum(np.searchsorted(time_ns, begins_ns), count - 1))
+    ends = np.append(starts[1:], count)
+    highest = [
+        start + int(live_bytes[start:end].argmax())
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    ]
+    return np.unique([0, *highest, count - 1])
 
 
 def baseline_by_category(reading: Reading) -> dict[str, int]:
     """Return the bytes at entry by category; bytes of no known storage are `unknown`."""
-    storages = reading.part("storages", ["counted", "birth_event", "category", "nbytes"])
+    storages = reading.part("storages", ["counted", "birth_event", "category", "nbytes"], coded=True)
     entered = storages[storages["counted"] & (storages["birth_event"] < 0)]
-    sums = entered.groupby("category")["nbytes"].sum()
+    sums = entered.groupby("category", observed=True)["nbytes"].sum()
     known = {name: int(sums.get(name, 0)) for name in CATEGORIES}
     known["unknown"] += reading.baseline_bytes - sum(known.values())
     return known
@@ -55,10 +57,12 @@ def baseline_by_category(reading: Reading) -> dict[str, int]:
 
 def live_by_category(reading: Reading, events: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
     """Return live bytes of each category after each of these events (rows of the timeline)."""
-    timeline = reading.part("timeline", ["storage", "delta_bytes"])
-    category = event_categories(timeline, reading.part("storages", ["category"]))
-    delta = timeline["delta_bytes"].to_numpy().copy()
-    delta[:1] = 0  # row 0 is the entry: its bytes are the baseline
+    category = event_categories(
+        reading.part("timeline", ["storage"]), reading.part("storages", ["category"], coded=True)
+    )
+    live_bytes = reading.part("timeline", ["live_bytes"])["live_bytes"].to_numpy()
+    delta = np.zeros(len(live_bytes), dtype=np.int64)  # row 0 is the entry: its bytes are the baseline
+    np.subtract(live_bytes[1:], live_bytes[:-1], out=delta[1:])
     base = baseline_by_category(reading)
     starts = np.append(0, events[:-1] + 1) if len(events) else events
     return {
@@ -69,8 +73,9 @@ def live_by_category(reading: Reading, events: NDArray[np.int64]) -> dict[str, N
 
 def event_categories(timeline: pd.DataFrame, storages: pd.DataFrame) -> NDArray[np.int8]:
     """Return the index into CATEGORIES of each event's storage; that of `unknown` where there is none."""
-    codes = {name: code for code, name in enumerate(CATEGORIES)}
-    unknown = codes["unknown"]
-    of_storage = storages["category"].map(codes).fillna(unknown).to_numpy(dtype=np.int8)
-    rows = storages.index.get_indexer(pd.Index(timeline["storage"]))
-    return np.where(rows >= 0, np.append(of_storage, np.int8(unknown))[rows], np.int8(unknown))
+    of_storage = pd.Categorical(storages["category"], categories=CATEGORIES).codes
+    unknown = np.int8(CATEGORIES.index("unknown"))
+    of_storage = np.append(np.where(of_storage < 0, unknown, of_storage), unknown)
+    storage = timeline["storage"].to_numpy()
+    is_by_row = storages.index.equals(pd.RangeIndex(len(storages)))
+    return of_storage[storage if is_by_row else storages.index.get_indexer(pd.Index(storage))]
