@@ -229,9 +229,20 @@ class Examination:
 @functools.cache
 def _known_causes() -> KnownCauses:
     """Return what the tests of this process have leaked so far: a cause is searched for once."""
+    from memwatch.leaks.elders import follow
     from memwatch.leaks.known_causes import KnownCauses
 
+    follow()
     return KnownCauses()
+
+
+def end_checks() -> None:
+    """Forget what the tests have leaked, and leave gc alone: no test follows."""
+    if _known_causes.cache_info().currsize:
+        from memwatch.leaks.elders import unfollow
+
+        unfollow()
+        _known_causes.cache_clear()
 
 
 class _Repeated:
