@@ -38,9 +38,11 @@ def shared_memory_edges(
         owners += [(capsule, capsule_address(capsule)) for capsule in capsules]
         for storage in storages:
             begin = begins[id(storage)] if id(storage) in begins else storage.data_ptr()
-            for owner, address in owners if begin else ():
-                shares = address is not None and begin <= address < begin + storage_bytes(storage)
-                if shares and owner is not storage:
+            if not begin:
+                continue
+            end = begin + storage_bytes(storage)
+            for owner, address in owners:
+                if address is not None and begin <= address < end and owner is not storage:
                     yield owner, NativeEdge(EdgeKind.SHARED_MEMORY, storage, hidden=False)
 
 
@@ -51,6 +53,6 @@ def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 def _begin_of(tensor: torch.Tensor) -> int | None:
     """Return the address of a tensor's storage; asking the storage would copy a lazy clone."""
     try:
-        return data_address_of(tensor) - tensor.storage_offset() * tensor.element_size()
+        return data_address_of(tensor) - int(tensor.storage_offset()) * tensor.element_size()
     except RuntimeError:  # no memory of its own
         return None

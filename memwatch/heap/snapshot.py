@@ -77,7 +77,7 @@ class Snapshot:
         del listed
         if not young_only:
             self.objects += without_empty_dictionaries(_frozen(self.objects, ours=[self.objects]))
-        self._extra = list(extra)
+        self._extra: list[Any] = list(extra)
         self.objects += self._extra
         self._classes = Classes(self.objects)
         self._index()
@@ -148,8 +148,9 @@ class Snapshot:
             self.instances(torch.Tensor),
             [obj for obj in self.objects if type(obj) is Capsule],
         )
+        storages = [obj for obj in self._extra if is_storage(obj)]
         edges = []
-        for owner, edge in shared_memory_edges(filter(is_storage, self._extra), tensors, capsules):
+        for owner, edge in shared_memory_edges(storages, tensors, capsules):
             edges.append((owner, edge.target))
             self._native.setdefault((id(owner), id(edge.target)), edge)
         return edges
