@@ -113,6 +113,9 @@ class EdgeKind(Enum):
     # other C code that gc does not follow
     NUMPY_BASE = 180
     FUTURE_RESULT = 181  # of a torch.futures.Future
+    SHARED_MEMORY = (
+        183  # from a DLPack capsule, or a storage over the same memory, to the storage that owns it
+    )
     C_CODE = 182  # nothing in Python refers to it
 
 

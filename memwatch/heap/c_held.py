@@ -15,6 +15,7 @@ import numpy as np
 from memwatch._torch.jit import Future, ScriptModule, tensors_of_script_module
 from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import NativeEdge
+from memwatch.heap.capsules import Capsule
 from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import mro_of
 
@@ -69,7 +70,7 @@ def _scripted(module: Any) -> list[NativeEdge]:
 
 
 def untracked(listed: Sequence[object], known: set[int]) -> list[object]:
-    """Find the arrays, and the tuples and dictionaries without gc's attention, that listed objects refer to.
+    """Find the arrays, capsules, and tuples and dictionaries without gc's attention that listed objects refer to.
 
     Args:
         listed: where to look.
@@ -79,7 +80,7 @@ def untracked(listed: Sequence[object], known: set[int]) -> list[object]:
         Objects that gc does not list.
     """
     arrays = set(_array_types(np.ndarray))
-    kinds = {dict, tuple, *arrays}
+    kinds = {dict, tuple, Capsule, *arrays}
     found: list[object] = []
     todo: Sequence[object] = listed
     while todo:

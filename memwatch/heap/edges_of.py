@@ -176,7 +176,7 @@ def _default_name(chain: Sequence[Any], at: int) -> str | None:
 
 def _class(chain: Sequence[Any], at: int) -> Named | None:
     cls, child = chain[at], chain[at + 1]
-    owner, (file, line) = vertex_of(cls), class_place(cls)
+    owner = vertex_of(cls)
     # A bounded search goes from the class to the value; gc shows the class's dictionary between the two.
     is_base = any(base is child for base in mro_of(cls))
     values = () if is_base else list(type_dict(cls).items())
@@ -190,6 +190,7 @@ def _class(chain: Sequence[Any], at: int) -> Named | None:
             kind, covered = _class_entry_kind(cls, name), 2
     if name is None and type(child) is tuple:
         kind, covered = EdgeKind.CLASS_BASES, min(2, len(chain) - 1 - at)
+    file, line = assignment_place(cls, name) if type(name) is str else (class_place(cls)[0], None)
     return Edge(kind, name, owner=owner, file=file, line=line), covered
 
 
@@ -352,8 +353,7 @@ def _instance(chain: Sequence[Any], at: int) -> Named | None:
         found, name = _key_of(values, _after(chain, at, 2))
         if found:
             return _attribute(chain, at, name, owner, covered=2)
-        file, line = class_place(cls)
-        return Edge(EdgeKind.INSTANCE_DICT, owner=owner, file=file, line=line), 1
+        return Edge(EdgeKind.INSTANCE_DICT, owner=owner, file=class_place(cls)[0]), 1
     for name, value in attributes(parent):
         if value is child:
             return _attribute(chain, at, name, owner, covered=1)

@@ -30,7 +30,7 @@ def short_qualname(qualname: str) -> str:
 def class_place(cls: type) -> tuple[str | None, int | None]:
     """Return the file and line of the first function defined in a class, or (None, None)."""
     for value in type_dict(cls).values():
-        function = value.__func__ if type(value) in (staticmethod, classmethod) else value
+        function = _function_of(value)
         if type(function) is FunctionType and function.__module__ == _module_of(cls):
             return function.__code__.co_filename, function.__code__.co_firstlineno
     return None, None
@@ -43,12 +43,17 @@ def assignment_place(cls: type, name: str) -> tuple[str | None, int | None]:
     """
     file, _ = class_place(cls)
     for base in mro_of(cls):
-        for value in list(type_dict(base).values()):
-            if type(value) is FunctionType and name in value.__code__.co_names:
-                line = _assigned_at(value.__code__, name)
+        for function in map(_function_of, list(type_dict(base).values())):
+            if type(function) is FunctionType and name in function.__code__.co_names:
+                line = _assigned_at(function.__code__, name)
                 if line is not None:
-                    return value.__code__.co_filename, line
+                    return function.__code__.co_filename, line
     return file, None
+
+
+def _function_of(value: Any) -> Any:
+    """Return the function that a static method or a class method is made of; anything else as it is."""
+    return value.__func__ if type(value) in (staticmethod, classmethod) else value
 
 
 @functools.lru_cache(maxsize=1024)

@@ -15,11 +15,13 @@ import torch
 
 from memwatch.heap.autograd import NativeEdge, autograd_edges
 from memwatch.heap.c_held import c_held_edges, keeps_in_c, untracked
+from memwatch.heap.capsules import Capsule
 from memwatch.heap.classes import Classes
 from memwatch.heap.frames import without_empty_dictionaries
 from memwatch.heap.ids import identities, ids_of
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.roots import Held, Root, RootKind, find_roots, is_tool_class, is_tool_module
+from memwatch.heap.shared_memory import shared_memory_edges
 from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, mro_of, quiet
 
 if TYPE_CHECKING:
@@ -75,7 +77,8 @@ class Snapshot:
         del listed
         if not young_only:
             self.objects += without_empty_dictionaries(_frozen(self.objects, ours=[self.objects]))
-        self.objects += extra
+        self._extra: list[Any] = list(extra)
+        self.objects += self._extra
         self._classes = Classes(self.objects)
         self._index()
 
@@ -103,6 +106,7 @@ class Snapshot:
         self.roots.clear()
         self.objects.clear()
         self._native.clear()
+        self._extra.clear()
         self._classes.by_id.clear()
 
     def _autograd(self) -> list[tuple[object, object]]:
@@ -136,6 +140,19 @@ class Snapshot:
             for edge in c_held_edges(parent) if keeps_in_c(type(parent)) else ():
                 edges.append((parent, edge.target))
                 self._native.setdefault((id(parent), id(edge.target)), edge)
+        return [*edges, *self._sharing()] if deep else edges
+
+    def _sharing(self) -> list[tuple[object, object]]:
+        """List what shares the memory of the storages that no tensor shows."""
+        tensors, capsules = (
+            self.instances(torch.Tensor),
+            [obj for obj in self.objects if type(obj) is Capsule],
+        )
+        storages = [obj for obj in self._extra if is_storage(obj)]
+        edges = []
+        for owner, edge in shared_memory_edges(storages, tensors, capsules):
+            edges.append((owner, edge.target))
+            self._native.setdefault((id(owner), id(edge.target)), edge)
         return edges
 
     def _references(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

@@ -24,9 +24,10 @@ import torch
 
 from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.edges import Vertex, VertexKind
+from memwatch.heap.capsules import Capsule, capsule_address
 from memwatch.heap.names import short_qualname, type_name
 from memwatch.heap.tensors import is_node, is_python_node, is_tensor, mro_of, quiet, storage_bytes
-from memwatch.words.edges import vertex_phrase
+from memwatch.words.edges import DLPACK_CAPSULE, vertex_phrase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,6 +140,11 @@ def _method(method: MethodType) -> Vertex:
     return Vertex(VertexKind.METHOD, inner=vertex_of(method.__func__))
 
 
+def _capsule(capsule: object) -> Vertex:
+    is_dlpack = capsule_address(capsule) is not None
+    return Vertex(VertexKind.OBJECT, DLPACK_CAPSULE if is_dlpack else type_name(type(capsule)))
+
+
 def _code(code: CodeType) -> Vertex:
     return Vertex(VertexKind.CODE, code.co_name, code.co_filename, code.co_firstlineno)
 
@@ -160,6 +166,7 @@ def _suspended(kind: VertexKind, code_name: str) -> Callable[[Any], Vertex]:
 _BY_TYPE: Final[dict[type, Callable[[Any], Vertex]]] = {
     FunctionType: function_vertex,
     MethodType: _method,
+    Capsule: _capsule,
     BuiltinFunctionType: lambda function: Vertex(VertexKind.BUILTIN, function.__name__),
     CodeType: _code,
     FrameType: frame_vertex,

@@ -27,6 +27,7 @@ _MECHANISMS: Final[Mapping[EdgeKind, Remedy]] = {
     EdgeKind.PACKED: Remedy.PACK_HOOK,
     EdgeKind.UNPACK_HOOK: Remedy.PACK_HOOK,
     EdgeKind.NUMPY_BASE: Remedy.NUMPY,
+    EdgeKind.SHARED_MEMORY: Remedy.SHARED_MEMORY,
     EdgeKind.FUNCTORCH_VALUE: Remedy.FUNCTORCH,
     EdgeKind.EXCEPTION_ARGS: Remedy.EXCEPTION_ARGS,
     EdgeKind.EXCEPTION_FIELD: Remedy.EXCEPTION,

@@ -17,7 +17,7 @@ from memwatch.heap.pause import collect
 from memwatch.heap.roots import Root
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
-from memwatch.heap.tensors import is_tensor, quiet, storage_bytes, storage_of
+from memwatch.heap.tensors import is_storage, is_tensor, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
 from memwatch.leaks.cut import cycle_key, edge_to_cut, entry_step
 from memwatch.leaks.exemptions import exempt_edges, is_bounded, is_import, is_torchs_own
@@ -192,6 +192,8 @@ class HolderSearch:
         objects = [snapshot.objects[place] for place in chain]
         if any(map(is_bounded, objects)) or (not self._per_call and is_torchs_own(objects)):
             return None
+        if any(is_storage(obj) and storage_bytes(obj) == made.bytes_now() for obj in objects[:-1]):
+            return None  # the same memory, told by the storage that shares it
         steps = steps_of(snapshot, chain)
         cut = entry_step(steps, [not snapshot.is_old(position) for position in chain])
         key = (_identity(snapshot, chain[cut.start]), series_of(cut.edge)) if cut else None

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from memwatch.leaks.elders import close_block, open_block
+from memwatch.leaks.elders import close_block, is_from_block, open_block
 from memwatch.leaks.new_storages import NewStorages, YoungWatch, storages_behind
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Ledger:
         self._grown += change.grown
         born = watched or NewStorages()
         for storage in storages_behind(self._young.survivors()):
-            born.add(storage, run)
+            born.add(storage, run, certain=is_from_block(storage))
         for key, made in list(born.by_id.items()):
             if made.alive and key not in self._known:  # which the living alone are left in
                 self._known[key] = made

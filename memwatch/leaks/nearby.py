@@ -97,7 +97,8 @@ class NearbySearch(HolderSearch):
         with Snapshot([*storages_of(self._storages), *along_ways], deep=True, roots=roots) as snapshot:
             del along_ways
             self.young = snapshot.young
-            self._note_new(snapshot)
+            if not all(made.certain for made in self._storages):
+                self._note_new(snapshot)
             return list(self._nearby(snapshot))
 
     def _nearby(self, snapshot: Snapshot) -> Iterator[Survivor | None]:

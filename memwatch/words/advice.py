@@ -21,6 +21,7 @@ class Remedy(Enum):
     PACK_HOOK = auto()
     SAVED_VIEW = auto()
     NUMPY = auto()
+    SHARED_MEMORY = auto()
     FUNCTORCH = auto()
     CTX_ATTRIBUTE = auto()
     EXCEPTION_ARGS = auto()
@@ -114,6 +115,10 @@ SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.NUMPY: (
         "a numpy array shares the tensor's memory and keeps the tensor: store a copy "
         "(`.numpy().copy()`) or a number"
+    ),
+    Remedy.SHARED_MEMORY: (
+        "what DLPack or the buffer protocol made shares the tensor's memory and keeps it: store a copy "
+        "(`tensor.clone()`, `array.copy()`) or a number"
     ),
     Remedy.FUNCTORCH: (
         "a tensor from inside a torch.func transform keeps what it wraps: return it from the function instead"

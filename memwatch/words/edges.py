@@ -87,6 +87,7 @@ EDGES: Final[dict[EdgeKind, str]] = {
     EdgeKind.GRAPH: ".grad_fn and the graph behind it",
     EdgeKind.NUMPY_BASE: "numpy .base",
     EdgeKind.FUTURE_RESULT: "result",
+    EdgeKind.SHARED_MEMORY: "memory that {owner} shares",
     EdgeKind.C_CODE: "C code (no Python reference)",
 }
 """One template per kind; ` of` and the owner follow unless the template has a place for the owner."""
@@ -153,6 +154,7 @@ VERTICES: Final[dict[VertexKind, str]] = {
     VertexKind.CONTEXT: "{name}",
 }
 AT: Final = " ({place})"
+DLPACK_CAPSULE: Final = "DLPack capsule"
 NAMELESS_MODULE: Final = "module"
 LIMITED: Final = "{container} (maxlen {limit})"
 

@@ -34,6 +34,7 @@ def examined_doctest(item: pytest.Item, examination: Examination) -> Iterator[No
         yield
     finally:
         del item.runtest
+        examination.is_over = True
 
 
 @contextmanager
@@ -50,6 +51,7 @@ def examined(item: pytest.Function, examination: Examination) -> Iterator[None]:
         yield
     finally:
         item.obj = body
+        examination.is_over = True
         if by_name:
             delattr(item.instance, item.name)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pytest_memwatch.markers import Allowance, GrowthCheck, PeakLimit, leak_mark, peak_limit
+from pytest_memwatch.markers import Allowance, GrowthCheck, PeakLimit, has_peak_mark, leak_mark, peak_limit
 
 if TYPE_CHECKING:
     from pytest_memwatch.options import Settings
@@ -26,6 +26,7 @@ class Checks:
         allowed: the marker that allows the test to leak.
         limit: the most that the body may add at its peak.
         measured: whether to measure the peak for the report.
+        asked: whether the test asks for a check of its peak by itself.
     """
 
     growth: GrowthCheck | None = None
@@ -33,6 +34,7 @@ class Checks:
     allowed: Allowance | None = None
     limit: PeakLimit | None = None
     measured: bool = False
+    asked: bool = False
 
     @property
     def profiled(self) -> bool:
@@ -60,4 +62,5 @@ def checks_for(item: pytest.Item, settings: Settings) -> Checks:
         allowed=allowed,
         limit=peak_limit(item, settings),
         measured=settings.measure,
+        asked=has_peak_mark(item),
     )

@@ -46,6 +46,7 @@ class Examination:
         sections: titles and texts for the failure report.
         error: the error with which the test was failed, if any.
         sentence: the error in one sentence.
+        is_over: True once the body has ended; reports before that are of its subtests.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Examination:
         self.sections: list[tuple[str, str]] = []
         self.error: BaseException | None = None
         self.sentence = ""
+        self.is_over = False
         self._settings = settings
         self._arguments = arguments
         self._saved_bytes = saved_bytes
@@ -134,8 +136,8 @@ class Examination:
         from memwatch.leaks import TensorLeakError, check_leaks
 
         # Finding the line that made a tensor takes a dispatch mode, which some programs notice (torch.jit.trace):
-        # only a test that asks for the check by itself has it.
-        check = check_leaks(sites=force, known=_known_causes())
+        # only a test that asks for a check by itself, of leaks or of its peak, has it.
+        check = check_leaks(sites=force or self.checks.asked, known=_known_causes())
         check.__enter__()
         try:
             yield
@@ -229,9 +231,20 @@ class Examination:
 @functools.cache
 def _known_causes() -> KnownCauses:
     """Return what the tests of this process have leaked so far: a cause is searched for once."""
+    from memwatch.leaks.elders import follow
     from memwatch.leaks.known_causes import KnownCauses
 
+    follow()
     return KnownCauses()
+
+
+def end_checks() -> None:
+    """Forget what the tests have leaked, and leave gc alone: no test follows."""
+    if _known_causes.cache_info().currsize:
+        from memwatch.leaks.elders import unfollow
+
+        unfollow()
+        _known_causes.cache_clear()
 
 
 class _Repeated:

@@ -165,6 +165,11 @@ def leak_mark(item: pytest.Item) -> GrowthCheck | Allowance | None:
     return None if found is None else read_mark(found[1])
 
 
+def has_peak_mark(item: pytest.Item) -> bool:
+    """Return True if a test limits its peak by itself."""
+    return item.get_closest_marker("limit_peak_memory") is not None
+
+
 def peak_limit(item: pytest.Item, settings: Settings) -> PeakLimit | None:
     """Return the limit of the closest marker, or the limit of the whole suite."""
     mark = item.get_closest_marker("limit_peak_memory")

@@ -23,6 +23,8 @@ EXAMINATION: Final[pytest.StashKey[Examination]] = pytest.StashKey()
 def attach(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
     """Attach the findings to the report as plain data, which xdist sends from a worker to the controller."""
     examination = item.stash.get(EXAMINATION, None)
+    if examination is not None and not examination.is_over:
+        examination = None  # one subtest has ended, and the test goes on
     error = None if call.excinfo is None else call.excinfo.value
     data: dict[str, Any] = {"failed": None}
     leaks: Sequence[Leak] = ()

@@ -5,6 +5,7 @@ pytest imports this file in every session, so it imports neither torch nor memwa
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -138,6 +139,9 @@ def _is_worker(config: pytest.Config) -> bool:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the JSON file and the baseline, once per run."""
+    examine = sys.modules.get("pytest_memwatch.examine")
+    if examine is not None:
+        examine.end_checks()
     config = session.config
     settings, results = config.stash[SETTINGS], config.stash[RESULTS]
     if _is_worker(config) or config.option.collectonly:

@@ -70,6 +70,14 @@ EXPECTED: dict[str, tuple[tuple[EdgeKind, str | None], ...]] = {
         (EdgeKind.VALUE, "'pred'"),
         (EdgeKind.NUMPY_BASE, None),
     ),
+    "dlpack_capsule": ((EdgeKind.GLOBAL, "KEPT"), (EdgeKind.SHARED_MEMORY, None)),
+    "array_from_dlpack": (
+        (EdgeKind.GLOBAL, "ARRAYS"),
+        (EdgeKind.VALUE, "'pred'"),
+        (EdgeKind.NUMPY_BASE, None),
+        (EdgeKind.SHARED_MEMORY, None),
+    ),
+    "part_through_dlpack": ((EdgeKind.GLOBAL, "KEPT"),),
     "object_array": (
         (EdgeKind.GLOBAL, "KEPT"),
         (EdgeKind.ITEM, None),

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from leak_program import collect
 from torch import nn
+from torch.utils.dlpack import to_dlpack
 
 NET = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
 KEPT = []
@@ -29,6 +30,30 @@ def leak_numpy_view():
 
 def clean_numpy_view():
     ARRAYS["pred"].append((1, NET(torch.randn(4, 16)).detach().numpy().copy()))
+
+
+def leak_dlpack_capsule():
+    KEPT.append(to_dlpack(tensor()))
+
+
+def clean_dlpack_capsule():
+    KEPT.append(tuple(tensor().shape))
+
+
+def leak_array_from_dlpack():
+    ARRAYS["pred"].append((1, np.from_dlpack(tensor())))
+
+
+def clean_array_from_dlpack():
+    ARRAYS["pred"].append((1, np.from_dlpack(tensor()).copy()))
+
+
+def leak_part_through_dlpack():
+    KEPT.append(torch.from_dlpack(tensor()[0]))
+
+
+def clean_part_through_dlpack():
+    KEPT.append(tensor()[0].tolist())
 
 
 def leak_object_array():
@@ -133,6 +158,13 @@ PROGRAMS = collect(
         ("last_and_all", "retained", ("global `SERVER`", "attribute .all of Server")),
         ("beside_a_queue_that_drains", "retained", ("global `KEPT`",)),
         ("numpy_view", "retained", ("global `ARRAYS`", "'pred'", "numpy .base of ndarray [4, 1] float32")),
+        ("dlpack_capsule", "retained", ("global `KEPT`", "memory that DLPack capsule shares")),
+        (
+            "array_from_dlpack",
+            "retained",
+            ("global `ARRAYS`", "'pred'", "numpy .base of ndarray [32, 8] float32"),
+        ),
+        ("part_through_dlpack", "retained", ("global `KEPT`",)),
         ("object_array", "retained", ("global `KEPT`", "item [1] of ndarray [2] object")),
         ("data_frame", "retained", ("global `KEPT`", "DataFrame", "of ndarray")),
         ("cycle_through_numpy", "uncollectable", ("attribute .items of Samples", "ndarray")),

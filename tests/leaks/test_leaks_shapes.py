@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -177,6 +178,32 @@ def test_an_attribute_has_the_line_that_assigns_it():
     (leak,) = find_leaks(session.add)
     (edge,) = [edge for edge in leak.edges if edge.name == "outputs"]
     assert edge.line == Session.__init__.__code__.co_firstlineno + 2
+
+
+class Registry:
+    def name(self):
+        return "a function before the one that assigns"
+
+    @classmethod
+    def begin(cls):
+        cls.outputs = []
+
+
+class Settings:
+    outputs: ClassVar[list[torch.Tensor]] = []
+
+    def name(self):
+        return "the only function"
+
+
+def test_a_class_attribute_has_the_line_that_assigns_it_or_none():
+    """The line of the first function of a class is no place to edit."""
+    Registry.begin()
+    for owner, line in ((Registry, Registry.begin.__func__.__code__.co_firstlineno + 2), (Settings, None)):
+        (leak,) = leaks_of_one_pass(lambda owner=owner: owner.outputs.append(torch.ones(16)))
+        (edge,) = [edge for edge in leak.edges if edge.name == "outputs"]
+        assert edge.line == line
+        owner.outputs.clear()
 
 
 def test_a_cycle_of_two_objects_is_one_leak():

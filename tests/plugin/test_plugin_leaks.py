@@ -11,6 +11,43 @@ LEAKING = """
 
 
 @pytest.mark.words
+def test_a_leak_beside_subtests_is_told_once(session):
+    """The reports of subtests are no report of the test: its leak is told by the cause, without a traceback."""
+    result = session(
+        """
+        import torch
+        import unittest
+        KEPT = []
+        class TestUnit(unittest.TestCase):
+            def test_unit(self):
+                for n in range(3):
+                    with self.subTest(n=n):
+                        KEPT.append(torch.ones(64))
+        """,
+        "--memwatch-leaks=all",
+    )
+    text = result.stdout.str()
+    assert "LEAK" in text
+    assert text.count("path from the root") == 1
+    assert "Traceback" not in text
+    assert "TensorLeakError" not in text
+
+
+def test_a_test_with_a_limit_is_told_the_line_of_its_leak(session):
+    """It asked for a check by itself, so it gets the line also where all tests are checked."""
+    result = session(
+        LEAKING
+        + """
+    @pytest.mark.limit_peak_memory("1 MB")
+    def test_leak():
+        KEPT.append(torch.ones(64))
+    """,
+        "--memwatch-leaks=all",
+    )
+    result.stdout.fnmatch_lines(["*made at: *test_*.py:* in test_leak*"])
+
+
+@pytest.mark.words
 def test_marker_fails_a_test_whose_runs_add_tensors(session):
     """The marker works without any option; the sentence names the holder, the section tells the rest."""
     result = session(

@@ -1,0 +1,58 @@
+"""Storages whose memory another object uses and keeps: a DLPack capsule, or a storage made from one or from a buffer.
+
+The reference lies in C++, inside a deleter, where nothing can be read. That both use the same addresses tells it,
+and that a storage which borrows its memory cannot be resized.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memwatch._torch.storages import data_address_of
+from memwatch.edges import EdgeKind
+from memwatch.heap.autograd import NativeEdge
+from memwatch.heap.capsules import capsule_address
+from memwatch.heap.tensors import is_simulated, quiet, storage_bytes, storage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch
+
+
+def shared_memory_edges(
+    storages: Iterable[torch.UntypedStorage], tensors: Iterable[torch.Tensor], capsules: Iterable[object]
+) -> Iterator[tuple[object, NativeEdge]]:
+    """Yield which other objects keep the memory of some storages, and the reference.
+
+    Args:
+        storages: the storages that are looked for.
+        tensors: all that are known, each over its own storage.
+        capsules: capsules of any kind.
+    """
+    with quiet():
+        shown = [(storage, tensor) for tensor in tensors if (storage := _storage_of(tensor)) is not None]
+        begins = {id(storage): _begin_of(tensor) for storage, tensor in shown}
+        borrowing = (storage for storage, _ in shown if not storage.resizable())
+        owners: list[tuple[Any, int | None]] = [(storage, begins[id(storage)]) for storage in borrowing]
+        owners += [(capsule, capsule_address(capsule)) for capsule in capsules]
+        for storage in storages:
+            begin = begins[id(storage)] if id(storage) in begins else storage.data_ptr()
+            if not begin:
+                continue
+            end = begin + storage_bytes(storage)
+            for owner, address in owners:
+                if address is not None and begin <= address < end and owner is not storage:
+                    yield owner, NativeEdge(EdgeKind.SHARED_MEMORY, storage, hidden=False)
+
+
+def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    return None if is_simulated(tensor) else storage_of(tensor)
+
+
+def _begin_of(tensor: torch.Tensor) -> int | None:
+    """Return the address of a tensor's storage; asking the storage would copy a lazy clone."""
+    try:
+        return data_address_of(tensor) - int(tensor.storage_offset()) * tensor.element_size()
+    except RuntimeError:  # no memory of its own
+        return None

@@ -1,0 +1,107 @@
+"""What a check costs in a process with many objects: not by how many there are, but by what the block left."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import pytest
+import torch
+
+from memwatch.leaks import TensorLeakError, check_leaks
+from memwatch.leaks.elders import follow, unfollow
+from memwatch.leaks.known_causes import KnownCauses
+
+CLEAN_S = 0.001
+KNOWN_S = 0.015
+KEPT: list[object] = []
+AVERAGE: dict[str, torch.Tensor] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _many_objects():
+    torch.set_num_threads(1)
+    gc.disable()
+    crowd = [[number] for number in range(500_000)]
+    gc.enable()
+    follow()
+    checked()
+    yield
+    unfollow()
+    crowd.clear()
+    KEPT.clear()
+    AVERAGE.clear()
+
+
+def checked(body=lambda: None, known=None):
+    """Return the leaks of a body."""
+    try:
+        with check_leaks(sites=False, known=known):
+            body()
+    except TensorLeakError as error:
+        return error.leaks
+    return []
+
+
+def least_cpu_s(act, before=lambda: None):
+    """Return the least processor time of five calls."""
+    times = []
+    for _ in range(5):
+        before()
+        start_s = time.process_time()
+        act()
+        times.append(time.process_time() - start_s)
+    return min(times)
+
+
+def test_a_clean_check_costs_less_than_a_millisecond():
+    """Also after gc's older generations have run, as they do between the tests of a session."""
+    assert least_cpu_s(checked, before=lambda: gc.collect(1)) < CLEAN_S
+
+
+def test_a_cause_that_is_known_costs_no_look_at_all_objects():
+    """What holds a graph shares its storages with C++, and is told from what is older all the same."""
+    known = KnownCauses()
+
+    def graph():
+        weight = torch.ones(8, requires_grad=True)
+        KEPT.append((weight * 2).exp().sum())
+
+    assert len(checked(graph, known)) == 1
+    assert least_cpu_s(lambda: checked(graph, known)) < KNOWN_S
+
+
+def test_what_gc_moved_between_blocks_is_no_new_tensor():
+    """A tensor that a fixture made, and gc moved among the old ones, may be replaced; another one kept is a leak."""
+
+    def step():
+        AVERAGE["mean"] = AVERAGE["mean"] * 0.9
+
+    def leak():
+        step()
+        KEPT.append(torch.ones(64))
+
+    for generation in (1, 2):
+        AVERAGE["mean"] = torch.ones(64)
+        gc.collect(generation)
+        assert checked(step) == []
+        AVERAGE["mean"] = torch.ones(64)
+        gc.collect(generation)
+        (found,) = checked(leak)
+        assert (found.nbytes, found.count) == (256, 1)
+
+
+def test_memory_given_to_an_older_tensor_without_any_is_not_the_blocks():
+    """A tensor of no bytes was there before: that it is kept is not the block's doing."""
+    empty = torch.empty(0)
+    KEPT.append(empty)
+    assert checked(lambda: empty.resize_(16)) == []
+
+
+def test_collections_that_were_not_seen_have_the_heap_listed():
+    """Whoever takes the callback away loses time alone."""
+    unfollow()
+    AVERAGE["mean"] = torch.ones(64)
+    gc.collect(1)
+    follow()
+    assert checked(lambda: AVERAGE.update(mean=AVERAGE["mean"] * 0.9)) == []
