@@ -126,7 +126,7 @@ def _import_backend() -> dict[str, object]:
     return {}
 
 
-_OF_THE_COMPILER = ("torch._dynamo.", "torch._functorch.")
+_OF_THE_COMPILER = ("torch._dynamo.", "torch._functorch.", "torch.autograd._engine_run_backward")
 _OF_THE_KEY = ("torch._C._dispatch", "torch._ops", "torch.ops", "torch.library")
 _OF_PROFILES_ALONE = (
     *_OF_THE_KEY,

@@ -16,6 +16,7 @@ _TAKEN = re.compile(r'"(torch(?:\.\w+)*\.\w+)"')
 _COMPILER = (
     "torch._dynamo.",
     "torch._functorch.",
+    "torch.autograd._engine_run_backward",
 )  # asked last: the server imports the compiler for them, once
 AS_WELL = (
     "torch._C._profiler._get_approximate_time",
