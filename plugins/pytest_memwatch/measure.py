@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
+    import pandas as pd
+
     from memwatch.profile import Profile
     from memwatch.reading import Reading
 
@@ -106,6 +108,18 @@ class Measurement:
         return max(baseline_bytes - first_bytes + increase for baseline_bytes, increase in sizes)
 
 
+def _most_at_once(storages: pd.DataFrame) -> pd.DataFrame:
+    """Return what the block made and had, when that was most: what was there at entry may be freed before."""
+    made = storages[storages["counted"] & (storages["birth_event"] >= 0)]
+    freed = made[made["death_event"] >= 0]
+    born, died = made.set_index("birth_event")["nbytes"], freed.set_index("death_event")["nbytes"]
+    delta_bytes = born.groupby(level=0).sum().sub(died.groupby(level=0).sum(), fill_value=0)
+    event = delta_bytes.sort_index().cumsum().idxmax() if len(made) else 0
+    is_alive = (made["birth_event"] <= event) & ((made["death_event"] < 0) | (made["death_event"] > event))
+    alive: pd.DataFrame = made[is_alive]
+    return alive
+
+
 def _pause_for_own_profiles(measurement: Measurement) -> Callable[[], None]:
     """Patch `Profile` so that the measurement pauses while the block has its own; return what undoes it."""
     from memwatch.profile import Profile
@@ -169,13 +183,11 @@ def _allocations(reading: Reading, device: str) -> int:
 
 
 def largest_lines(reading: Reading, *, top: int, stack_depth: int) -> list[dict[str, Any]]:
-    """Return the lines whose allocations in the block were alive at its peak, largest first."""
+    """Return the lines that made what was alive when the block had allocated most, largest first."""
     from memwatch.words.places import place
 
-    there = reading.storages.loc[reading.at_peak.index]
-    there = there[there["birth_event"] >= 0]
     rows: list[dict[str, Any]] = []
-    for line, group in there.groupby("line", sort=False):
+    for line, group in _most_at_once(reading.storages).groupby("line", sort=False):
         frames = [frame for frame in reading.stack(int(group["stack"].iloc[0])) if frame[3]]
         rows.append(
             {

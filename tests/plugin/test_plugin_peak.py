@@ -215,6 +215,24 @@ def test_report_lists_tests_by_peak(session):
     result.stdout.fnmatch_lines(["*(2 of 2)", "*aten.zeros*", "*::test_small*"])
 
 
+def test_the_lines_of_a_peak_are_there_when_the_test_frees_more_than_it_makes(session):
+    """The figure is what the test made and had at once, and so are the lines, though more was alive at its start."""
+    source = """
+        import torch
+        held = [torch.ones(100_000)]
+        def test_swap():
+            held.clear()
+            kept = torch.ones(1000)
+            del kept
+            kept = torch.ones(500)
+        """
+    result = session(source, "--memwatch")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        ["3.91 KiB  *::test_swap *", "*3.91 KiB  *:5 in test_swap  (1 storage, aten.ones.default)"]
+    )
+
+
 def test_nothing_is_printed_when_there_is_nothing_to_say(session):
     """Without options and findings the plugin is silent."""
     result = session("import torch\ndef test_it(): torch.ones(3)\n")
