@@ -196,14 +196,18 @@ def figures(sides: dict[str, list[dict[str, float]]]) -> dict[str, tuple[float, 
     return {**added, **{name: median(name) for name in names}}
 
 
-def write(found: dict[tuple[str, ...], dict[str, list[dict[str, float]]]], commit: str, rounds: int) -> str:
+def write(
+    found: dict[tuple[str, ...], dict[str, list[dict[str, float]]]], commit: str, rounds: int, only: str
+) -> str:
     """Write the table as Markdown and return it."""
+    chosen = f' --only "{only}"' if only else ""
     lines = [
         f"# This commit beside {commit}",
         "",
-        f"Written by `python reports/side_by_side.py {commit} --rounds {rounds}`: a process for each sample, the two",
-        "in turn; the ratio is now to before. `added_ms` is the least step in a block less the least one outside it,",
-        "of all rounds; others are medians. Of the GPT, whose step takes 150 ms and more, `added_ms` is noise.",
+        f"Written by `python reports/side_by_side.py {commit} --rounds {rounds}{chosen}`:",
+        "a process for each sample, the two in turn; the ratio is now to before. `added_ms` is the least step in a",
+        "block less the least one outside it, of all rounds; others are medians. Of the GPT, whose step takes",
+        "150 ms and more, `added_ms` is noise.",
         "",
         "| program | figure | before | now | ratio |",
         "| --- | --- | --- | --- | --- |",
@@ -231,7 +235,9 @@ def main() -> None:
     )
     options = parser.parse_args()
     with beside(options.commit) as tops:
-        print(write(measure(tops, options.rounds, options.only), options.commit, options.rounds))
+        print(
+            write(measure(tops, options.rounds, options.only), options.commit, options.rounds, options.only)
+        )
 
 
 if __name__ == "__main__":
