@@ -52,6 +52,17 @@ def intercept(request, monkeypatch):
     return way
 
 
+@pytest.fixture
+def one_thread():
+    """Small tensors, two cores shared with others: one thread each."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def _fork_server():
     """Start the process of `fork_server.py`."""

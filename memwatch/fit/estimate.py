@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -12,15 +11,12 @@ from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import SavedScan
 from memwatch.fit.live_bytes import alive_bytes
 from memwatch.fit.measurement import Measurement
-from memwatch.fit.state import State, optimizers_of
-from memwatch.fit.way import Applied, Way
+from memwatch.fit.model_trial import ModelTrial
+from memwatch.fit.way import Way
 from memwatch.profile import profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from torch import nn
-    from torch.optim import Optimizer
 
     from memwatch.planner.plan import Plan
     from memwatch.reading import Reading
@@ -31,21 +27,8 @@ def is_estimate(model: nn.Module) -> bool:
     return is_fake_mode_on() or any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
 
 
-class EstimatedTrial:
-    """Estimates ways: the recorder counts what fake tensors would take, and torch counts the operations.
-
-    Attributes:
-        model: the model.
-        optimizers: the optimizers of its parameters.
-        state: what is put back before each estimate and after the last.
-        device: the device that the fake tensors pretend to be on.
-    """
-
-    def __init__(self, step: Callable[[], Any], model: nn.Module, device: str) -> None:
-        self.model, self.device = model, device
-        self.optimizers: list[Optimizer] = optimizers_of(model)
-        self.state = State(step, model, self.optimizers)
-        self._step = step
+class EstimatedTrial(ModelTrial):
+    """Estimates ways: the recorder counts what fake tensors would take, and torch counts the operations."""
 
     def run(self, way: Way) -> Measurement:
         """Estimate the second of two steps: the first may build the optimizer's state."""
@@ -75,21 +58,6 @@ class EstimatedTrial:
             MemwatchError: always.
         """
         raise MemwatchError("a step of fake tensors cannot be recorded for a plan")
-
-    def apply(self, way: Way) -> Applied:
-        """Put a way in force for good."""
-        return Applied(way, self.model, self.optimizers)
-
-    @contextlib.contextmanager
-    def within(self, way: Way) -> Iterator[Applied]:
-        """Put a way in force for a block that begins with the state as it was, and put everything back after it."""
-        self.state.restore()
-        applied = Applied(way, self.model, self.optimizers)
-        try:
-            yield applied
-        finally:
-            applied.undo()
-            self.state.restore()
 
     def _recorded(self, way: Way) -> tuple[Reading, int]:
         with self.within(way):

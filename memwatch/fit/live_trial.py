@@ -18,13 +18,13 @@ from memwatch.fit.kept_tensors import fingerprint
 from memwatch.fit.leaves import leaves_of
 from memwatch.fit.live_bytes import count_live_bytes
 from memwatch.fit.measurement import Measurement
+from memwatch.fit.model_trial import ModelTrial
 from memwatch.fit.recorded_plan import plan_of
-from memwatch.fit.state import State, optimizers_of
-from memwatch.fit.way import Applied, Way
+from memwatch.fit.way import Way
 from memwatch.profile import profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch import nn
     from torch.optim import Optimizer
@@ -41,20 +41,8 @@ _ENOUGH_NS: Final = 200_000_000
 """Steps are repeated until they have been timed for so long: short ones are timed more than once."""
 
 
-class LiveTrial:
-    """Tries ways on a model and the function that trains it by one step.
-
-    Attributes:
-        model: the model.
-        optimizers: the optimizers of its parameters.
-        state: what is put back before each trial and after the last.
-    """
-
-    def __init__(self, step: Callable[[], Any], model: nn.Module, device: str) -> None:
-        self.model, self.device = model, device
-        self.optimizers: list[Optimizer] = optimizers_of(model)
-        self.state = State(step, model, self.optimizers)
-        self._step = step
+class LiveTrial(ModelTrial):
+    """Tries ways on a model and the function that trains it by one step."""
 
     def run(self, way: Way) -> Measurement:
         """Run some steps in a way, and put everything back."""
@@ -70,21 +58,6 @@ class LiveTrial:
                 if not is_out_of_memory(error):
                     raise
                 return Measurement(way, None, failure=OUT_OF_MEMORY)
-
-    @contextlib.contextmanager
-    def within(self, way: Way) -> Iterator[Applied]:
-        """Put a way in force for a block that begins with the state as it was, and put everything back after it."""
-        self.state.restore()
-        applied = Applied(way, self.model, self.optimizers)
-        try:
-            yield applied
-        finally:
-            applied.undo()
-            self.state.restore()
-
-    def apply(self, way: Way) -> Applied:
-        """Put a way in force for good."""
-        return Applied(way, self.model, self.optimizers)
 
     def scan(self) -> SavedScan:
         """Run steps and return what the modules save in the last of them; fake ones if there is no memory for it."""

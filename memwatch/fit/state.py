@@ -252,7 +252,7 @@ def _refill(items: Any, whole: list[Any]) -> None:
 
 
 def _reset(entries: MutableMapping[Any, Any], whole: dict[Any, Any]) -> None:
-    """Give a dictionary its entries back, in their order; keys may be tensors, which do not compare."""
+    """Put the entries of a dictionary back, in their order; keys may be tensors, which do not compare."""
     if [id(key) for key in entries] != [id(key) for key in whole]:
         entries.clear()
     for key, value in whole.items():

@@ -255,12 +255,12 @@ class _GrowthSearch:
     def _leaks_by_birth(
         self, look: Diagnosis, measured: range, periods: Sequence[range] | None = None
     ) -> list[Leak]:
-        """Tell what every period added to: what was born in each run is still where it was put."""
+        """Return the leaks to which every period added: what was born in each run is still where it was put."""
         look.tell_kinds(per_call=True)
         return leaks_of(look.survivors, measured, per_call=True, periods=periods, end_s=self._end_s)
 
     def _leaks_at(self, grown: Sequence[Growth]) -> list[Leak]:
-        """Tell which holders have more at the last look than at the first."""
+        """Return the leaks of the holders that have more at the last look than at the first."""
         last, runs = self._looks[-1], len(self._looks) - 1
         last.tell_kinds(per_call=True)
         leaks = []

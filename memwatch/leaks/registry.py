@@ -1,4 +1,4 @@
-"""Tell a registry from any other container: its objects put themselves into it."""
+"""Recognise a registry among containers: its objects put themselves into it."""
 
 from __future__ import annotations
 

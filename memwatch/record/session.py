@@ -294,7 +294,7 @@ class Session:
         return not freed_are_seen or self.interceptor.name != "key" or self.arguments is not None
 
     def leaves_reached(self, leaves: Iterable[Tensor]) -> None:
-        """Tell the gradients which leaves the backward that runs may give any."""
+        """Note the leaves to which the backward that runs may give gradients."""
         self.context.gradients.reached(leaves)
 
     def _flush_by_timer(self) -> None:

@@ -216,7 +216,7 @@ class Storages:
             self._set_watch_bytes(device)
 
     def watch(self, device: int, nbytes: int) -> None:
-        """Tell of every storage that is born on a device while more than `nbytes` were live in the op that made it.
+        """Call for every storage that is born on a device while more than `nbytes` were live in the op that made it.
 
         What was there at entry and has died since counts as live: it is what the block made that may be much. The
         workspace of the op counts too, where the allocator's events are heard as they come.
