@@ -127,10 +127,7 @@ def leak_of(
     site, caller = _site(group)
     keeps_graph = any(map(_through_graph, group))
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
-    if remedy in _OF_CONTAINERS and shown.registers_itself:
-        remedy = Remedy.REGISTRY
-    elif shown.kind is LeakKind.RETAINED and _mostly_views(group):
-        remedy = Remedy.VIEW_WITH_GRAPH if keeps_graph else Remedy.VIEW
+    remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph)
     return Leak(
         kind=shown.kind,
         nbytes=nbytes,
@@ -152,6 +149,15 @@ def leak_of(
         branch=shown.branch,
         cause=cause_of(shown.kind, cut, edges, shown.cycle_length),
     )
+
+
+def _remedy_of_group(remedy: Remedy, shown: Survivor, group: list[Survivor], *, keeps_graph: bool) -> Remedy:
+    """Return the remedy of a path, or a better one that only the tensors at its end show."""
+    if remedy in _OF_CONTAINERS and shown.registers_itself:
+        return Remedy.REGISTRY
+    if shown.kind is LeakKind.RETAINED and _mostly_views(group):
+        return Remedy.VIEW_WITH_GRAPH if keeps_graph else Remedy.VIEW
+    return remedy
 
 
 def _mostly_views(group: list[Survivor]) -> bool:
