@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memwatch.analysis import ByDevice
+from memwatch.analysis import ByDevice, UnknownDeviceError
+from memwatch.analysis.compare import Comparison, compare
 from memwatch.analysis.observer import not_memory, observer_effects, unrecorded
 from memwatch.analysis.other_threads import other_threads
 from memwatch.capture import Capture
@@ -228,3 +229,21 @@ def load(path: str | os.PathLike[str]) -> Reading:
         CaptureError: the file is missing, no capture, damaged, or of another format than this memwatch reads.
     """
     return Reading(load_capture(path))
+
+
+def compare_readings(old: Reading, new: Reading) -> Comparison:
+    """Compare the peaks of two readings of one device.
+
+    Args:
+        old: the reading to compare with.
+        new: the reading that is judged.
+
+    Raises:
+        UnknownDeviceError: they are about different devices.
+    """
+    if old.device != new.device:
+        raise UnknownDeviceError(
+            f"the old capture is about {old.device} and the new one about {new.device}; name one device for both, "
+            f"such as --device {new.device}"
+        )
+    return compare(old._tables, new._tables)

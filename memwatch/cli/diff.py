@@ -8,15 +8,13 @@ Growth beyond `--fail-above` is a finding: exit code 1.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memwatch.cli.numbers import positive, share
-from memwatch.cli.output import emit
-from memwatch.cli.reading import add_device
+from memwatch.cli.output import add_json, emit, emit_json
+from memwatch.cli.reading import add_device, read
 from memwatch.device_names import is_host
-from memwatch.errors import MemwatchError
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -32,36 +30,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-above", type=share, metavar="SHARE", help="largest growth to allow, such as 5%%"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON; sizes in bytes")
+    add_json(parser)
     parser.add_argument("-n", "--rows", type=positive, default=15, help="sites to list (default %(default)s)")
     add_device(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Print the comparison; return 1 if the peak grew by more than allowed."""
-    from memwatch.analysis import ByDevice
-    from memwatch.analysis.compare import compare
-    from memwatch.capture import load
+    from memwatch.reading import compare_readings
+    from memwatch.report.records import difference_record
 
-    old, new = ByDevice(load(options.old)), ByDevice(load(options.new))
-    if options.device is None and old.main != new.main:
-        raise MemwatchError(
-            f"{options.old} is about {old.main} and {options.new} about {new.main}; name one with --device"
-        )
-    device = options.device or old.main
-    compared = compare(old.tables(device), new.tables(device))
-    emit(_as_json(compared) if options.json else _as_text(compared, options.rows))
+    old, new = read(options.old, options.device), read(options.new, options.device)
+    compared = compare_readings(old, new)
+    if options.json:
+        emit_json(difference_record(compared))
+    else:
+        emit(_as_text(compared, options.rows))
     return int(options.fail_above is not None and compared.growth_ratio > options.fail_above)
-
-
-def _as_json(compared: Comparison) -> str:
-    figures = {
-        "device": compared.device,
-        "old_peak_bytes": compared.old_peak_bytes,
-        "new_peak_bytes": compared.new_peak_bytes,
-        "sites": compared.sites.reset_index().to_dict("records"),
-    }
-    return json.dumps(figures, indent=2) + "\n"
 
 
 def _as_text(compared: Comparison, rows: int) -> str:

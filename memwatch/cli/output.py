@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
 
 
 def emit(text: str) -> None:
@@ -21,3 +26,13 @@ def emit(text: str) -> None:
 def say(text: str) -> None:
     """Write a line to standard error, so that standard output holds results and nothing else."""
     sys.stderr.write(f"memwatch: {text}\n")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--json`; docs/json.md has the fields."""
+    parser.add_argument("--json", action="store_true", help="print JSON; sizes in bytes")
+
+
+def emit_json(record: Any) -> None:
+    """Write a record to standard output as indented JSON."""
+    emit(json.dumps(record, indent=2) + "\n")

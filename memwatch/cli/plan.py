@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from memwatch.cli.files import make_room
 from memwatch.cli.numbers import positive
-from memwatch.cli.output import emit, say
+from memwatch.cli.output import add_json, emit, emit_json, say
 from memwatch.cli.reading import add_device, read
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="write the plan, for `memwatch replay`"
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace the file if it exists")
+    add_json(parser)
     add_device(parser)
 
 
@@ -48,6 +49,7 @@ def execute(options: argparse.Namespace) -> int:
     from memwatch.planner.plan import Plan
     from memwatch.replay.api import plan
     from memwatch.report import plan_summary
+    from memwatch.report.records import plan_record
 
     if options.output is not None:
         make_room(options.output, force=options.force)
@@ -66,7 +68,10 @@ def execute(options: argparse.Namespace) -> int:
         if not isinstance(error.best, Plan):
             return 1
         found, code = error.best, 1
-    emit(plan_summary(found, reading=reading))
+    if options.json:
+        emit_json(plan_record(found))
+    else:
+        emit(plan_summary(found, reading=reading))
     if options.output is not None:
         found.save(options.output)
     return code

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memwatch.cli.output import emit
+from memwatch.cli.output import add_json, emit, emit_json
 from memwatch.cli.reading import add_device, read
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan", type=Path, required=True, metavar="FILE", help="a plan that `memwatch plan -o` wrote"
     )
+    add_json(parser)
     add_device(parser)
 
 
@@ -33,9 +34,13 @@ def execute(options: argparse.Namespace) -> int:
     from memwatch.planner.plan import load_plan
     from memwatch.replay.api import replay
     from memwatch.report import plan_summary
+    from memwatch.report.records import plan_record
 
     plan = load_plan(options.plan)
     reading = read(options.capture, options.device)
     result = replay(plan, reading)
-    emit(plan_summary(plan, result, reading=reading))
+    if options.json:
+        emit_json(plan_record(plan, result))
+    else:
+        emit(plan_summary(plan, result, reading=reading))
     return int(result.peak_increase_bytes > result.planned_bytes)

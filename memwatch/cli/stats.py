@@ -8,12 +8,11 @@ Sizes in the JSON are bytes.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memwatch.cli.numbers import positive
-from memwatch.cli.output import emit
+from memwatch.cli.output import add_json, emit, emit_json
 from memwatch.cli.reading import add_device, read
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
     parser.add_argument("capture", type=Path, help="a file that `memwatch run` wrote")
-    parser.add_argument("--json", action="store_true", help="print JSON; sizes in bytes")
+    add_json(parser)
     parser.add_argument(
         "-n", "--rows", type=positive, default=5, help="lines and ops to list (default %(default)s)"
     )
@@ -35,5 +34,8 @@ def execute(options: argparse.Namespace) -> int:
     from memwatch.report.stats import format_stats, stats
 
     figures = stats(read(options.capture, options.device), top=options.rows)
-    emit(json.dumps(figures, indent=2) + "\n" if options.json else format_stats(figures))
+    if options.json:
+        emit_json(figures)
+    else:
+        emit(format_stats(figures))
     return 0

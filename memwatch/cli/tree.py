@@ -13,7 +13,7 @@ from pathlib import Path
 
 from memwatch.capture.derived import DERIVED_BY_NAME
 from memwatch.cli.numbers import positive
-from memwatch.cli.output import emit
+from memwatch.cli.output import add_json, emit, emit_json
 from memwatch.cli.reading import add_device, read
 
 
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by", type=_levels, metavar="COLUMNS", help="columns of `at_peak`, default category,module,line"
     )
+    add_json(parser)
     add_device(parser)
 
 
@@ -39,8 +40,12 @@ def _levels(text: str) -> list[str]:
 
 def execute(options: argparse.Namespace) -> int:
     """Print the tree; return 0."""
+    from memwatch.report.records import tree_record
     from memwatch.report.tree import LEVELS, tree
 
-    reading = read(options.capture, options.device)
-    emit(tree(reading, rows=options.rows, levels=options.by or LEVELS))
+    reading, levels = read(options.capture, options.device), options.by or LEVELS
+    if options.json:
+        emit_json(tree_record(reading, levels))
+    else:
+        emit(tree(reading, rows=options.rows, levels=levels))
     return 0

@@ -42,6 +42,14 @@ class Finding(Protocol):
     def path(self) -> Sequence[str] | str:
         """The chain of references from a root to the memory, an edge per item or per line."""
 
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """What the peak would fall to if this alone were done."""
+
+    @property
+    def storages(self) -> Sequence[int]:
+        """The storages concerned."""
+
 
 class Reading(Protocol):
     """A profile as users read it; the tables are those of `capture.derived.DERIVED`."""
@@ -126,6 +134,9 @@ class Reading(Protocol):
         coded: bool = False,
     ) -> pd.DataFrame:
         """Return some columns and rows of `ops`, `storages` or `timeline`; texts as categories if `coded`."""
+
+    def live_at(self, event: int) -> pd.DataFrame:
+        """Return the storages alive just after a row of the timeline."""
 
     def stack(self, stack_id: int) -> Sequence[Frame]:
         """Return the frames of a call stack, innermost first."""

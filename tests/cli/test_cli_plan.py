@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -36,6 +37,10 @@ def test_a_plan_is_printed_kept_and_measured(replayable, tmp_path, capsys, monke
     told = plan_summary(plan, reading=memwatch.load(replayable)).splitlines()
     assert said[0] == told[0]
     assert len(said) == len(told)
+    assert main(["replay", str(replayable), "--plan", str(kept), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["peak_increase_bytes"] == plan.peak_increase_bytes
+    assert record["replay"]["peak_increase_bytes"] <= record["replay"]["planned_bytes"]
     assert main(["replay", str(replayable), "--plan", str(kept)]) == 0
     (replayed,) = re.findall("replayed .*", capsys.readouterr().out)
     assert "as planned, to the byte" in replayed

@@ -1,0 +1,37 @@
+"""Serve a capture to an assistant, by the Model Context Protocol over standard input and output.
+
+The tools are read-only: summary, live_set, findings, holders and diff. Nothing is sent anywhere but to the program that
+started the server. It needs the package mcp: pip install "memwatch[mcp]".
+
+    memwatch mcp train.4242.memwatch
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memwatch.cli.reading import add_device, read
+from memwatch.errors import MemwatchError
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this verb."""
+    parser.add_argument("capture", type=Path, help="a file that `memwatch run` wrote")
+    add_device(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Serve until standard input ends; return 0."""
+    reading = read(options.capture, options.device)
+    try:
+        from memwatch.cli.mcp_tools import server
+    except ImportError as error:
+        raise MemwatchError(
+            f'`memwatch mcp` needs the package mcp, version 2 or newer ({error}): pip install "memwatch[mcp]"'
+        ) from error
+    server(reading).run("stdio")
+    return 0

@@ -1,0 +1,95 @@
+"""The tools that `memwatch mcp` serves: read-only questions about one capture.
+
+The types of arguments and answers are read at run time, to describe the tools to clients.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import ToolAnnotations
+
+from memwatch._version import __version__
+from memwatch.errors import MemwatchError
+from memwatch.reading import Reading, compare_readings, load
+from memwatch.report.records import (
+    difference_record,
+    findings_record,
+    holders_record,
+    live_record,
+    summary_record,
+)
+from memwatch.report.records.schema import (
+    DifferenceRecord,
+    FindingRecord,
+    HeldStorageRecord,
+    LiveRecord,
+    SummaryRecord,
+)
+
+_Arguments = ParamSpec("_Arguments")
+_Record = TypeVar("_Record")
+
+_INSTRUCTIONS = """Memory of a PyTorch program that memwatch recorded. Begin with `summary`. Sizes are in bytes.
+A holder is the reference that keeps memory alive; `holder_evidence` says whether it was seen, read in torch's own
+books or inferred by a rule."""
+
+
+def server(reading: Reading) -> MCPServer:
+    """Return a server that answers questions about a reading; its tools change nothing.
+
+    Args:
+        reading: what a capture file holds, from `memwatch.load`.
+    """
+    tools = _Tools(reading)
+    served = MCPServer("memwatch", instructions=_INSTRUCTIONS, version=__version__, log_level="WARNING")
+    for tool in (tools.summary, tools.live_set, tools.findings, tools.holders, tools.diff):
+        annotations = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+        served.add_tool(_telling_errors(tool), annotations=annotations)
+    return served
+
+
+def _telling_errors(tool: Callable[_Arguments, _Record]) -> Callable[_Arguments, _Record]:
+    """Return the tool with errors of memwatch passed on as answers that say what was wrong."""
+
+    @functools.wraps(tool)
+    def telling(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Record:
+        try:
+            return tool(*args, **kwargs)
+        except (MemwatchError, OSError) as error:
+            raise ToolError(str(error)) from error
+
+    return telling
+
+
+class _Tools:
+    """One method for each tool; its docstring is what a client reads."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def _on(self, device: str) -> Reading:
+        return self._reading.on(device) if device else self._reading
+
+    def summary(self, rows: int = 8, device: str = "") -> SummaryRecord:
+        """Say what the memory peak is made of: categories, modules, lines, holders, largest storages, findings."""
+        return summary_record(self._on(device), rows=rows)
+
+    def live_set(self, event: int | None = None, rows: int = 20, device: str = "") -> LiveRecord:
+        """List the largest storages that were alive just after an event of the timeline; by default at the peak."""
+        return live_record(self._on(device), event, rows=rows)
+
+    def findings(self, device: str = "") -> list[FindingRecord]:
+        """List what would lower the peak, largest first: who holds the bytes, where, what to do, the peak after it."""
+        return findings_record(self._on(device))
+
+    def holders(self, matching: str = "", rows: int = 20, device: str = "") -> list[HeldStorageRecord]:
+        """List who holds the storages at the peak; those alone in whose name, module, line, op or holder a text is."""
+        return holders_record(self._on(device), rows=rows, matching=matching)
+
+    def diff(self, other: str, device: str = "") -> DifferenceRecord:
+        """Compare this capture's peak with that of another capture file, which is taken as the one before."""
+        old = load(other)
+        return difference_record(compare_readings(old.on(device) if device else old, self._on(device)))

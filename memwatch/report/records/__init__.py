@@ -1,0 +1,21 @@
+"""What the verbs print, as plain values for programs: `--json`, and the answers of `memwatch mcp`."""
+
+from memwatch.report.records.difference import difference_record
+from memwatch.report.records.plan import plan_record
+from memwatch.report.records.reading import (
+    findings_record,
+    holders_record,
+    live_record,
+    summary_record,
+    tree_record,
+)
+
+__all__ = [
+    "difference_record",
+    "findings_record",
+    "holders_record",
+    "live_record",
+    "plan_record",
+    "summary_record",
+    "tree_record",
+]

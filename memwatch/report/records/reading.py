@@ -1,0 +1,146 @@
+"""A reading as records: what the peak is made of, what was live at an instant, what to change, who holds what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.errors import MemwatchError
+from memwatch.report.facts import bytes_by, evidence_bytes, peak_instant
+from memwatch.report.tree import LEVELS, Node, peak_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+
+    from memwatch.report.records.schema import (
+        FindingRecord,
+        GroupRecord,
+        HeldStorageRecord,
+        LiveRecord,
+        PeakRecord,
+        StorageRecord,
+        SummaryRecord,
+        TreeRecord,
+    )
+    from memwatch.report.source import Finding, Reading
+
+_STORAGE: Final = ("nbytes", "category", "name", "tensor", "module", "op_name", "line")
+_HELD: Final = (*_STORAGE, "phase", "holder", "holder_kind", "holder_evidence")
+
+
+class UnknownEventError(MemwatchError):
+    """An event was asked for that the timeline does not have."""
+
+
+def summary_record(reading: Reading, *, rows: int = 8) -> SummaryRecord:
+    """Return what the peak is made of; `rows` storages, lines and findings at most, and all categories."""
+    peak = reading.at_peak
+    return {
+        "peak": _peak(reading),
+        "devices": {device: reading.on(device).peak_bytes for device in reading.devices},
+        "categories": _groups(peak, "category", len(peak)),
+        "modules": _groups(peak, "module", rows),
+        "lines": _groups(peak, "line", rows),
+        "holders": _groups(peak[peak["holder"] != ""], "holder_kind", rows),
+        "evidence_bytes": evidence_bytes(reading),
+        "storages": holders_record(reading, rows=rows),
+        "num_storages": len(peak),
+        "findings": findings_record(reading, rows=rows),
+        "notes": [{"kind": kind, "text": text} for kind, text in reading.notes],
+    }
+
+
+def holders_record(reading: Reading, *, rows: int = 20, matching: str = "") -> list[HeldStorageRecord]:
+    """Return the largest storages at the peak with their holders; those alone whose text has `matching` in it."""
+    peak = reading.at_peak
+    if matching:
+        texts = peak[[column for column in _HELD if column != "nbytes"]].agg("\n".join, axis=1)
+        peak = peak[texts.str.contains(matching, case=False, regex=False)]
+    found: list[Any] = _storages(peak.head(rows), _HELD)
+    return found
+
+
+def findings_record(reading: Reading, *, rows: int | None = None) -> list[FindingRecord]:
+    """Return what would lower the peak, largest first."""
+    return [_finding(finding) for finding in reading.findings[:rows]]
+
+
+def live_record(reading: Reading, event: int | None = None, *, rows: int = 20) -> LiveRecord:
+    """Return what was live just after an event of the timeline; by default after that of the peak.
+
+    Raises:
+        UnknownEventError: the timeline has no such event.
+    """
+    count = len(reading.part("timeline", ()))
+    event = peak_instant(reading).event if event is None else event
+    if not 0 <= event < count:
+        raise UnknownEventError(f"event {event} is not in the timeline; it has events 0 to {count - 1}")
+    row = reading.part("timeline", ["time_ns", "live_bytes"], [event]).iloc[0]
+    alive = reading.live_at(event).sort_values("nbytes", ascending=False, kind="stable")
+    largest: list[StorageRecord] = _storages(alive.head(rows), _STORAGE)
+    return {
+        "device": reading.device,
+        "event": event,
+        "time_ns": int(row["time_ns"]),
+        "live_bytes": int(row["live_bytes"]),
+        "num_storages": len(alive),
+        "storages": largest,
+    }
+
+
+def tree_record(reading: Reading, levels: Sequence[str] = LEVELS) -> TreeRecord:
+    """Return the peak as a tree, split by columns of `at_peak`."""
+    return _branch(peak_tree(reading.at_peak, levels))
+
+
+def _branch(node: Node) -> TreeRecord:
+    children = [_branch(child) for child in node.children]
+    return {"name": node.name, "nbytes": node.nbytes, "count": node.count, "children": children}
+
+
+def _peak(reading: Reading) -> PeakRecord:
+    at = peak_instant(reading)
+    return {
+        "device": reading.device,
+        "peak_bytes": reading.peak_bytes,
+        "baseline_bytes": reading.baseline_bytes,
+        "peak_increase_bytes": reading.peak_increase_bytes,
+        "event": at.event,
+        "time_ns": at.time_ns,
+        "op": at.op,
+        "op_name": at.op_name,
+        "phase": at.phase,
+        "module": at.module,
+        "line": at.line,
+        "own_line": at.own_line,
+    }
+
+
+def _groups(rows: pd.DataFrame, column: str, most: int) -> list[GroupRecord]:
+    return [
+        {"name": str(name), "nbytes": int(row["nbytes"]), "count": int(row["count"])}
+        for name, row in bytes_by(rows, column).head(most).iterrows()
+    ]
+
+
+def _storages(rows: pd.DataFrame, columns: Sequence[str]) -> list[Any]:
+    """Return rows of storages as records; a column that an imported capture lacks is left out."""
+    named = rows[[column for column in columns if column in rows]].rename_axis("storage").reset_index()
+    return [
+        {name: value if isinstance(value, str) else int(value) for name, value in row.items()}
+        for row in named.to_dict("records")
+    ]
+
+
+def _finding(finding: Finding) -> FindingRecord:
+    return {
+        "kind": str(finding.kind),
+        "nbytes": finding.nbytes,
+        "holder": finding.holder,
+        "site": finding.site,
+        "advice": finding.advice,
+        "path": finding.path.splitlines() if isinstance(finding.path, str) else list(finding.path),
+        "predicted_peak_bytes": finding.predicted_peak_bytes,
+        "storages": [int(storage) for storage in finding.storages],
+    }

@@ -1,0 +1,170 @@
+"""The fields of each record, with what they mean; `docs/json.md` is made of them.
+
+A record holds what JSON can: numbers, texts, lists and records. Every size is in bytes, every time in nanoseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+# pydantic, by which the server of the Model Context Protocol checks answers, needs this one before Python 3.12
+from typing_extensions import TypedDict
+
+
+class PeakRecord(TypedDict):
+    """The peak of one device, and the instant at which it was reached."""
+
+    device: Annotated[str, "the device, such as `cpu` or `cuda:0`"]
+    peak_bytes: Annotated[int, "most live bytes at one instant"]
+    baseline_bytes: Annotated[int, "live when the block was entered"]
+    peak_increase_bytes: Annotated[int, "most bytes, allocated in the block, that were live at one instant"]
+    event: Annotated[int, "row of `prof.timeline` at which the peak was reached"]
+    time_ns: Annotated[int, "time after entry"]
+    op: Annotated[int, "number of the op that ran, -1 for none"]
+    op_name: Annotated[str, "its name"]
+    phase: Annotated[str, "one of PHASES, see tables.md"]
+    module: Annotated[str, "qualified name of the module that ran"]
+    line: Annotated[str, "`file:line` of the innermost frame that is not torch's"]
+    own_line: Annotated[str, "`file:line` of the program's own code, where that is another"]
+
+
+class GroupRecord(TypedDict):
+    """Storages that have something in common."""
+
+    name: Annotated[str, "what they have in common"]
+    nbytes: Annotated[int, "their bytes"]
+    count: Annotated[int, "how many storages"]
+
+
+class StorageRecord(TypedDict):
+    """One storage that is alive at an instant."""
+
+    storage: Annotated[int, "its number, the index of `prof.storages`"]
+    nbytes: Annotated[int, "its bytes"]
+    category: Annotated[str, "one of CATEGORIES"]
+    name: Annotated[str, "what people call it"]
+    tensor: Annotated[str, "dtype and shape"]
+    module: Annotated[str, "qualified name of the module"]
+    op_name: Annotated[str, "the op that made it"]
+    line: Annotated[str, "`file:line` of the innermost frame that is not torch's"]
+
+
+class HeldStorageRecord(StorageRecord):
+    """One storage that is alive at the peak, and who holds it."""
+
+    phase: Annotated[str, "phase of its life at the peak: lag, use, drag or void"]
+    holder: Annotated[str, "who holds it, in words; empty where that was not asked for"]
+    holder_kind: Annotated[str, "kind of the holder"]
+    holder_evidence: Annotated[str, "how the holder is known, one of EVIDENCE"]
+
+
+class FindingRecord(TypedDict):
+    """One thing to change, and what it would bring."""
+
+    kind: Annotated[str, "kind of the finding, as `Finding.kind`"]
+    nbytes: Annotated[int, "bytes at the peak that it is about"]
+    holder: Annotated[str, "who holds them"]
+    site: Annotated[str, "`file:line` to edit, empty if there is none"]
+    advice: Annotated[str, "what to do, one sentence"]
+    path: Annotated[list[str], "the retention path, one reference each"]
+    predicted_peak_bytes: Annotated[int, "what the peak would fall to if this alone were done"]
+    storages: Annotated[list[int], "the storages concerned"]
+
+
+class NoteRecord(TypedDict):
+    """What memwatch could not see, or did differently."""
+
+    kind: Annotated[str, "a word"]
+    text: Annotated[str, "a sentence"]
+
+
+class SummaryRecord(TypedDict):
+    """What the peak is made of: `memwatch summary --json`."""
+
+    peak: Annotated[PeakRecord, "the peak of the device that the record is about"]
+    devices: Annotated[dict[str, int], "peak bytes of every device that had any"]
+    categories: Annotated[list[GroupRecord], "what was live at the peak by category, largest first"]
+    modules: Annotated[list[GroupRecord], "by module, without its children, largest first"]
+    lines: Annotated[list[GroupRecord], "by the line that made it, largest first"]
+    holders: Annotated[list[GroupRecord], "by kind of holder, largest first"]
+    evidence_bytes: Annotated[dict[str, int], "bytes by how their holders are known"]
+    storages: Annotated[list[HeldStorageRecord], "the largest, as many as `-n` says"]
+    num_storages: Annotated[int, "how many were live at the peak"]
+    findings: Annotated[list[FindingRecord], "what would lower the peak, largest first"]
+    notes: Annotated[list[NoteRecord], "what memwatch could not see, or did differently"]
+
+
+class LiveRecord(TypedDict):
+    """What was live just after one event of the timeline."""
+
+    device: Annotated[str, "the device"]
+    event: Annotated[int, "row of `prof.timeline`"]
+    time_ns: Annotated[int, "time after entry"]
+    live_bytes: Annotated[int, "bytes live after it"]
+    num_storages: Annotated[int, "how many storages were live"]
+    storages: Annotated[list[StorageRecord], "the largest of them"]
+
+
+class TreeRecord(TypedDict):
+    """A branch of the peak: `memwatch tree --json`."""
+
+    name: Annotated[str, "what its storages have in common; `peak` for the root"]
+    nbytes: Annotated[int, "their bytes"]
+    count: Annotated[int, "how many storages"]
+    children: Annotated[list[TreeRecord], "the branches below, largest first"]
+
+
+class ReplayRecord(TypedDict):
+    """A plan that was executed."""
+
+    peak_increase_bytes: Annotated[int, "measured peak increase"]
+    planned_bytes: Annotated[int, "what the plan said"]
+    identical: Annotated[
+        bool | None, "whether the results were bitwise equal; null where nothing was compared"
+    ]
+    num_checked: Annotated[int, "storages compared"]
+    max_abs_diff: Annotated[float, "largest difference of any element"]
+    synthetic: Annotated[bool, "whether the inputs were made up"]
+    duration_s: Annotated[float, "time of the run, in seconds"]
+
+
+class PlanRecord(TypedDict):
+    """A plan: `memwatch plan --json` and `memwatch replay --json`."""
+
+    program_peak_increase_bytes: Annotated[int, "peak increase of the program as it was recorded"]
+    peak_increase_bytes: Annotated[int, "peak increase of the plan"]
+    lower_bound_bytes: Annotated[int, "no plan of this kind is lower"]
+    budget_bytes: Annotated[int | None, "what was asked for; null for the lowest order of the ops alone"]
+    extra_cost_ratio: Annotated[float, "FLOPs computed again, as a share of the program's"]
+    extra_time_ratio: Annotated[float | None, "the same in measured time; null where ops were not timed"]
+    moved_bytes: Annotated[int, "bytes moved out and back"]
+    replay: Annotated[ReplayRecord | None, "its execution; null for a plan that was not executed"]
+
+
+class SiteRecord(TypedDict):
+    """A place where memory of either peak was made, and how much it changed."""
+
+    category: Annotated[str, "one of CATEGORIES"]
+    module: Annotated[str, "qualified name of the module"]
+    site: Annotated[str, "a name, or an op and the function that called it: no line, for an edit moves those"]
+    old_bytes: Annotated[int, "bytes at the old peak"]
+    new_bytes: Annotated[int, "bytes at the new peak"]
+    delta_bytes: Annotated[int, "the difference"]
+    old_count: Annotated[int, "storages at the old peak"]
+    new_count: Annotated[int, "storages at the new peak"]
+
+
+class DifferenceRecord(TypedDict):
+    """Two captures side by side: `memwatch diff --json`."""
+
+    device: Annotated[str, "the device"]
+    old_peak_bytes: Annotated[int, "peak of the old capture"]
+    new_peak_bytes: Annotated[int, "peak of the new one"]
+    sites: Annotated[list[SiteRecord], "largest change first"]
+
+
+RECORDS: tuple[type, ...] = (
+    SummaryRecord, PeakRecord, GroupRecord, StorageRecord, HeldStorageRecord, FindingRecord, NoteRecord,
+    LiveRecord, TreeRecord, DifferenceRecord, SiteRecord, PlanRecord, ReplayRecord,
+)  # fmt: skip
+"""All records, in the order of the page of documentation."""
