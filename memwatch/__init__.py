@@ -95,6 +95,11 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Add `%%memwatch`, which profiles a cell, to a notebook: what `%load_ext memwatch` calls."""
+    importlib.import_module("memwatch.magic").register(shell)
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 

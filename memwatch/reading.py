@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.reserved import ReservedBytes
     from memwatch.analysis.findings.finding import Finding
     from memwatch.encoding.replay_inputs import ReplayInputs
+    from memwatch.report.plot import Plot
 
 _UNFINISHED = (
     "The block has not ended in this capture: the program was killed or still runs. "
@@ -208,6 +209,19 @@ class Reading:
         from memwatch.report.terminal import summary
 
         return summary(self, **options)
+
+    def _repr_html_(self) -> str:
+        """Show the summary in a notebook."""
+        from memwatch.report.notebook import WIDTH, fragment
+
+        return fragment(self.summary(width=WIDTH, color=True))
+
+    @property
+    def plot(self) -> Plot:
+        """Figures by matplotlib: `prof.plot.timeline()`, `.peak()`, `.steps()`; each returns its axes."""
+        from memwatch.report.plot import Plot
+
+        return Plot(self)
 
     def report(self, path: str | os.PathLike[str], **options: Any) -> None:
         """Write the self-contained HTML page."""

@@ -15,6 +15,7 @@ from memwatch.cli.numbers import positive, share
 from memwatch.cli.output import add_json, emit, emit_json
 from memwatch.cli.reading import add_device, read
 from memwatch.device_names import is_host
+from memwatch.progress import working
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -40,8 +41,9 @@ def execute(options: argparse.Namespace) -> int:
     from memwatch.reading import compare_readings
     from memwatch.report.records import difference_record
 
-    old, new = read(options.old, options.device), read(options.new, options.device)
-    compared = compare_readings(old, new)
+    with working("memwatch diff"):
+        old, new = read(options.old, options.device), read(options.new, options.device)
+        compared = compare_readings(old, new)
     if options.json:
         emit_json(difference_record(compared))
     else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from memwatch.cli.numbers import positive
 from memwatch.cli.output import add_json, emit, emit_json
 from memwatch.cli.reading import add_device, read
+from memwatch.progress import working
 
 if TYPE_CHECKING:
     import argparse
@@ -33,7 +34,8 @@ def execute(options: argparse.Namespace) -> int:
     """Print the figures; return 0."""
     from memwatch.report.stats import format_stats, stats
 
-    figures = stats(read(options.capture, options.device), top=options.rows)
+    with working("memwatch stats"):
+        figures = stats(read(options.capture, options.device), top=options.rows)
     if options.json:
         emit_json(figures)
     else:

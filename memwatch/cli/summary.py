@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from memwatch.cli.numbers import positive
 from memwatch.cli.output import add_json, emit, emit_json
 from memwatch.cli.reading import add_device, read
+from memwatch.progress import working
 
 if TYPE_CHECKING:
     import argparse
@@ -31,11 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print the summary; return 0."""
-    reading = read(options.capture, options.device)
-    if options.json:
-        from memwatch.report.records import summary_record
+    from memwatch.report.records import summary_record
 
-        emit_json(summary_record(reading, rows=options.rows))
+    with working("memwatch summary"):
+        reading, rows = read(options.capture, options.device), options.rows
+        made = summary_record(reading, rows=rows) if options.json else reading.summary(rows=rows)
+    if isinstance(made, str):
+        emit(made)
     else:
-        emit(reading.summary(rows=options.rows))
+        emit_json(made)
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from memwatch.fit.result import Fit, ways_table
 from memwatch.fit.search import Search
 from memwatch.fit.way import Kind
 from memwatch.planner.errors import BudgetError
+from memwatch.progress import working
 from memwatch.sizes import format_bytes, parse_bytes
 from memwatch.words import fit as words
 
@@ -156,12 +158,10 @@ def _code(kept: Measurement, names: Expressions) -> str:
 def _searched(
     trial: LiveTrial | EstimatedTrial | ProgramTrial, limit_bytes: int, kinds: set[Kind]
 ) -> tuple[Search, Measurement]:
-    from memwatch.fit.progress import (
-        progress,
-    )  # rich draws random numbers when it is imported: they are put back
-
-    with progress() as say:
-        search = Search(trial, limit_bytes, kinds, say)
+    tried = itertools.count(1)
+    with working("memwatch fit") as say:
+        say("looking at the step")
+        search = Search(trial, limit_bytes, kinds, lambda name: say(f"{next(tried)}: {name}"))
         kept = search.run()
     if kept is None:
         raise _not_reachable(trial, search, limit_bytes)

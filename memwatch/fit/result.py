@@ -67,6 +67,12 @@ class Fit:
 
         return ways_text(self.ways, self.limit_bytes, self.code, self.notes, width=width, color=color)
 
+    def _repr_html_(self) -> str:
+        """Show the ways in a notebook."""
+        from memwatch.report.notebook import WIDTH, fragment
+
+        return fragment(self.summary(width=WIDTH, color=True))
+
     def __str__(self) -> str:
         """Return the summary without colours."""
         return self.summary(color=False)

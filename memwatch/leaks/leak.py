@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from memwatch._torch import missing
 from memwatch.device_names import CPU
 from memwatch.errors import MemwatchError
+from memwatch.html_text import ShownAsText
 from memwatch.leaks.kinds import LeakKind
 from memwatch.words import leaks as words
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Leak:
+class Leak(ShownAsText):
     """Tensors that outlive the code that made them, held by one reference.
 
     A leak holds text and typed references only; it keeps no object of the program alive.

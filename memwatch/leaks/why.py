@@ -14,6 +14,7 @@ from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_tensor, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
+from memwatch.html_text import ShownAsText
 from memwatch.leaks.loops import Loops
 from memwatch.sizes import format_bytes
 from memwatch.words import leaks as words
@@ -32,7 +33,7 @@ class NotATensorError(MemwatchError, TypeError):
 
 
 @dataclass(frozen=True)
-class WhyAlive:
+class WhyAlive(ShownAsText):
     """Why a tensor is alive, as text; keeps nothing alive itself.
 
     Attributes:

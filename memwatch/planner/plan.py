@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from memwatch.html_text import ShownAsText
 from memwatch.planner.plan_file import PlanFileError, read_plan_file, write_plan_file
 from memwatch.planner.schedule import Schedule
 from memwatch.sizes import format_bytes
@@ -31,7 +32,7 @@ _LATER_FIGURES = ("extra_time_ratio",)  # fields that files of older memwatch la
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(ShownAsText):
     """A schedule and what is known about it.
 
     Attributes:

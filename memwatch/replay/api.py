@@ -21,6 +21,7 @@ from memwatch.planner.fingerprint import fingerprint
 from memwatch.planner.moves import describe_moves
 from memwatch.planner.plan import Plan
 from memwatch.planner.plan_search import plan_graph
+from memwatch.progress import working
 from memwatch.reading import Reading, load
 from memwatch.replay.checkpoints.apply import AppliedPlan, apply_step
 from memwatch.replay.checkpoints.read import read_step
@@ -124,7 +125,7 @@ def plan(
     program = None if isinstance(source, Graph) else replayable(source)
     graph = source if program is None else program.recorded.graph
     assert isinstance(graph, Graph)
-    with _best_is_replayable(program):
+    with working("memwatch plan"), _best_is_replayable(program):
         found = plan_graph(
             graph, budget=budget, order=order, recompute=recompute, offload=offload,
             time_limit_s=time_limit_s, seed=seed,

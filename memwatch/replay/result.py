@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memwatch.html_text import ShownAsText
 from memwatch.sizes import format_bytes
 
 
 @dataclass(frozen=True)
-class ReplayResult:
+class ReplayResult(ShownAsText):
     """A plan, executed and checked.
 
     Attributes:

@@ -69,6 +69,7 @@ def to_text(*parts: RenderableType, width: int | None = None, color: bool | None
         file=out,
         width=line_width(width),
         force_terminal=colored,
+        force_jupyter=False,  # rich would show the text in the notebook itself, and leave the file empty
         color_system="standard" if colored else None,
         legacy_windows=False,
         highlight=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memwatch.progress import working
 from memwatch.report.page.files import refuse_existing, write_whole
 from memwatch.report.page.leaks import leak_page_model
 from memwatch.report.page.model import Extras, page_model
@@ -56,10 +57,13 @@ def html(
     target = Path(path)
     refuse_existing(target, force=force)
     extras = Extras(plan, tradeoff, result, leaks, title)
-    model = page_model(reading, extras, source=source)
-    rest = (reading.on(device) for device in reading.devices if device != reading.device)
-    others = [page_model(other, Extras(title=title), source=source) for other in rest]
-    write_whole(target, render("page.html.j2", model, others=others), force=force)
+    with working("memwatch report") as say:
+        say(f"reading {reading.device}")
+        model = page_model(reading, extras, source=source)
+        rest = (reading.on(device) for device in reading.devices if device != reading.device)
+        others = [page_model(other, Extras(title=title), source=source) for other in rest]
+        say("writing the page")
+        write_whole(target, render("page.html.j2", model, others=others), force=force)
     return target
 
 

@@ -1,0 +1,48 @@
+"""The magic of IPython that profiles a cell: `%load_ext memwatch`, then `%%memwatch` as a cell's first line."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any, NoReturn
+
+from memwatch.errors import MemwatchError
+from memwatch.profile import profile
+
+
+class MagicUsageError(MemwatchError):
+    """The line of the magic has an argument that it does not take."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise MagicUsageError(f"%%memwatch: {message}; {self.format_usage().strip()}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="%%memwatch", add_help=False, allow_abbrev=False)
+    parser.add_argument("name", nargs="?", default="prof")
+    parser.add_argument("--replay", action="store_true")
+    return parser
+
+
+def register(shell: Any) -> None:
+    """Add the magic to a shell of IPython."""
+
+    def memwatch(line: str, cell: str) -> Any:
+        r"""Profile the cell and show what its peak is made of.
+
+        Usage: `%%memwatch [NAME] [--replay]`. The profile is the variable NAME afterwards, `prof` by default; with
+        `--replay` it can be planned. A cell that raises shows its error, then what was recorded up to it.
+        """
+        options = _parser().parse_args(shlex.split(line))
+        if not options.name.isidentifier():
+            raise MagicUsageError(
+                f"%%memwatch: {options.name!r} is no name of a variable; such as: %%memwatch prof"
+            )
+        with profile(replay=options.replay) as recorded:
+            shell.run_cell(cell)  # it shows the error of a cell itself
+        shell.user_ns[options.name] = recorded
+        return recorded
+
+    shell.register_magic_function(memwatch, magic_kind="cell")

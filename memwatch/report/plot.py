@@ -1,0 +1,144 @@
+"""Figures of a profile drawn by matplotlib, which is optional: what `prof.plot` gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memwatch.errors import MemwatchError
+from memwatch.report.console import CATEGORY_STYLE
+from memwatch.report.facts import bytes_by, peak_instant
+from memwatch.report.page.curve import live_by_category, peak_keeping_events
+from memwatch.report.text import visible
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from memwatch.report.source import Reading
+
+_POINTS = 2000
+"""More than the pixels of a figure."""
+
+
+class Plot:
+    """The figures of one reading; each method draws into `ax`, or into new axes, and returns the axes.
+
+    matplotlib is needed: `pip install matplotlib`.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def timeline(self, ax: Axes | None = None, **options: Any) -> Axes:
+        """Draw live bytes over time by category; the peak is marked and exact.
+
+        Args:
+            ax: the axes to draw into; new ones by default.
+            options: passed to `Axes.stackplot`.
+
+        Raises:
+            MemwatchError: matplotlib is not installed.
+        """
+        axes = _axes(ax)
+        line = self._reading.part("timeline", ["time_ns", "live_bytes"])
+        time_ns, live_bytes = line["time_ns"].to_numpy(), line["live_bytes"].to_numpy()
+        events = peak_keeping_events(time_ns, live_bytes, _POINTS)
+        by_category = live_by_category(self._reading, events)
+        shown = {name: nbytes for name, nbytes in by_category.items() if nbytes.any()}
+        colors = [_color(name) for name in shown]
+        seconds = time_ns[events] / 1e9
+        if shown:  # a step, for bytes change at once
+            bands = {"labels": list(shown), "colors": colors, "step": "post", "linewidth": 0, **options}
+            axes.stackplot(seconds, np.array(list(shown.values())), **bands)
+            axes.legend(loc="upper left", fontsize="small")
+        at = peak_instant(self._reading)
+        axes.plot(at.time_ns / 1e9, self._reading.peak_bytes, marker="v", color="black")
+        axes.set(xlabel="seconds after entry", ylabel="live bytes", title=self._title(), ylim=(0, None))
+        return _with_sizes(axes, "y")
+
+    def peak(self, by: str = "category", ax: Axes | None = None, *, rows: int = 12, **options: Any) -> Axes:
+        """Draw what the peak is made of as bars, largest first.
+
+        Args:
+            by: a column of `at_peak`: `category`, `module`, `line`, `holder_kind`, `phase`, ...
+            ax: the axes to draw into; new ones by default.
+            rows: most bars; the rest is one bar.
+            options: passed to `Axes.barh`.
+
+        Raises:
+            MemwatchError: matplotlib is not installed, or the column is unknown.
+        """
+        peak = self._reading.at_peak
+        if by not in peak:
+            raise MemwatchError(f"{by!r} is no column of at_peak; choose from {', '.join(peak.columns)}")
+        axes = _axes(ax)
+        sums = bytes_by(peak, by)["nbytes"]
+        bars = {visible(str(name)): int(nbytes) for name, nbytes in sums.head(rows).items()}
+        if len(sums) > rows:
+            bars[f"{len(sums) - rows:,} more"] = int(sums.iloc[rows:].sum())
+        colors = [_color(name) for name in bars]
+        axes.barh(list(bars), list(bars.values()), **{"color": colors, **options})
+        axes.invert_yaxis()
+        axes.set(xlabel="bytes at the peak", title=self._title())
+        return _with_sizes(axes, "x")
+
+    def steps(self, ax: Axes | None = None, **options: Any) -> Axes:
+        """Draw the peak of each iteration, and what was live at its end.
+
+        Args:
+            ax: the axes to draw into; new ones by default.
+            options: passed to `Axes.plot`.
+
+        Raises:
+            MemwatchError: matplotlib is not installed.
+        """
+        axes, steps = _axes(ax), self._reading.steps
+        axes.plot(steps.index, steps["peak_bytes"], **{"label": "peak", "color": "tab:red", **options})
+        axes.plot(
+            steps.index, steps["end_live_bytes"], **{"label": "at its end", "color": "tab:blue", **options}
+        )
+        axes.legend(fontsize="small")
+        axes.set(xlabel="step", ylabel="live bytes", title=self._title(), ylim=(0, None))
+        return _with_sizes(axes, "y")
+
+    def _title(self) -> str:
+        return f"Peak {format_bytes(self._reading.peak_bytes)} ({visible(self._reading.device)})"
+
+
+def _axes(ax: Axes | None) -> Axes:
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise MemwatchError(f"prof.plot needs matplotlib ({error}): pip install matplotlib") from error
+    return pyplot.subplots(layout="constrained")[1]
+
+
+def _color(category: str) -> str:
+    """Return the colour that a category has on a terminal too, in the palette of matplotlib."""
+    style = CATEGORY_STYLE.get(category, "blue")
+    base = {"yellow": "olive", "magenta": "purple", "black": "gray", "white": "brown"}
+    light = {
+        "blue": "lightskyblue",
+        "magenta": "orchid",
+        "red": "salmon",
+        "cyan": "paleturquoise",
+        "yellow": "gold",
+    }
+    word = style.removeprefix("bright_")
+    if style != word and word in light:
+        return light[word]
+    return f"tab:{base.get(word, word)}"
+
+
+def _with_sizes(axes: Axes, which: str) -> Axes:
+    """Let the ticks of an axis be sizes in binary units."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_formatter(lambda nbytes, _: format_bytes(max(int(nbytes), 0)))
+    axis.set_major_locator(MaxNLocator(6))
+    return axes

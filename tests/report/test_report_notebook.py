@@ -1,0 +1,135 @@
+"""What a notebook shows: texts with their colours, the magic of a cell, and figures of matplotlib."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import matplotlib as mpl
+import nbformat
+import numpy as np
+import pytest
+import torch
+from nbclient import NotebookClient
+
+import memwatch
+from memwatch.html_text import preformatted
+from memwatch.sizes import format_bytes
+
+CELLS = (
+    "import torch, memwatch\n%load_ext memwatch",
+    "%%memwatch\nkept = torch.ones(1000)\nkept.exp();",
+    "prof",
+    "print(prof.summary(width=80))",
+    "%%memwatch failed\ntorch.ones(1000)\n1 / 0",
+    "failed.peak_increase_bytes",
+    "%%memwatch --nonsense\n1",
+    "more = []\nmemwatch.find_leaks(lambda: more.append(torch.ones(500)), warmup=1, runs=2)",
+    "prof.plot.timeline();",
+)
+
+
+@pytest.fixture(scope="module")
+def executed():
+    """The cells, run by a kernel of Jupyter; the outputs of each."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    NotebookClient(notebook, allow_errors=True, timeout=120, kernel_name="python3").execute()
+    return [cell.outputs for cell in notebook.cells]
+
+
+def text_of(fragment):
+    assert not re.search(r"<(script|iframe|link|img)", fragment)
+    return unescape(re.sub(r"<[^>]*>", "", fragment))
+
+
+def test_a_cell_shows_its_summary_and_leaves_its_profile(executed):
+    """`%%memwatch` runs the cell in the notebook's names, and shows what `prof` shows alone."""
+    shown, again = (executed[cell][-1]["data"]["text/html"] for cell in (1, 2))
+    assert text_of(shown).startswith("Peak 7.81 KiB = 0 B at entry + 7.81 KiB increase (cpu)")
+    assert shown == again
+
+
+def test_a_summary_is_text_in_a_notebook_too(executed):
+    """`prof.summary()` returns its text there, as anywhere; nothing is shown but what is printed."""
+    (printed,) = executed[3]
+    assert printed["output_type"] == "stream"
+    assert printed["text"].startswith("Peak 7.81 KiB")
+
+
+def test_a_cell_that_raises_shows_its_error_and_what_was_recorded(executed):
+    """The error comes first, unchanged; the profile has the allocations up to it."""
+    error, shown = executed[4]
+    assert error["ename"] == "ZeroDivisionError"
+    assert "increase (cpu)" in text_of(shown["data"]["text/html"])
+    assert executed[5][0]["data"]["text/plain"] == "4000"
+
+
+def test_an_argument_that_the_magic_does_not_take_is_named(executed):
+    """The cell is not run, and the message says how the magic is used."""
+    (error,) = executed[6]
+    assert error["evalue"].startswith("%%memwatch: unrecognized arguments: --nonsense; usage: ")
+
+
+def test_leaks_in_a_list_show_their_text(executed):
+    """The list that `find_leaks` returns reads as its leaks do when they are printed."""
+    (shown,) = executed[7]
+    assert (
+        "retained: 1.95 KiB in 1 tensor on each call, kept alive by global `more`"
+        in shown["data"]["text/plain"]
+    )
+
+
+def test_a_figure_shows_in_the_notebook(executed):
+    """Axes of a plot become a picture."""
+    assert any("image/png" in output.get("data", {}) for output in executed[8])
+
+
+def test_text_in_html_is_text():
+    """Names from a program cannot be markup."""
+    assert unescape(preformatted("<script>")) == preformatted("<script>").replace("&lt;", "<").replace(
+        "&gt;", ">"
+    )
+    assert "<script>" not in preformatted("<script>")
+
+
+@pytest.fixture
+def steps():
+    """Three iterations."""
+    mpl.use("agg")
+    weight = torch.ones(100, 100, requires_grad=True)
+    with memwatch.profile() as prof:
+        for _ in range(3):
+            (weight * 2).exp().sum().backward()
+            prof.step()
+    return prof
+
+
+def test_a_plot_of_the_timeline_has_the_curve_of_the_allocator(steps):
+    """The categories add up to live bytes at every event, and the mark is at the peak."""
+    axes = steps.plot.timeline()
+    top = axes.collections[-1].get_paths()[0].vertices[:, 1].max()
+    assert top == steps.peak_bytes == steps.timeline["live_bytes"].max()
+    assert axes.lines[0].get_ydata() == [steps.peak_bytes]
+    assert format_bytes(steps.peak_bytes) in axes.get_title()
+
+
+def test_a_plot_of_the_peak_has_every_byte_of_it(steps):
+    """Bars add up to the peak, whichever column they are by and however few there are."""
+    for by, rows in (("category", 12), ("line", 1)):
+        axes = steps.plot.peak(by, rows=rows)
+        assert sum(bar.get_width() for bar in axes.patches) == steps.peak_bytes
+
+
+def test_a_plot_of_steps_has_the_figures_of_the_table(steps):
+    """One line for peaks, one for what was live at the ends; drawn into axes that are given."""
+    given = steps.plot.peak()
+    given.clear()
+    peaks, ends = steps.plot.steps(ax=given).lines
+    np.testing.assert_array_equal(peaks.get_ydata(), steps.steps["peak_bytes"])
+    np.testing.assert_array_equal(ends.get_ydata(), steps.steps["end_live_bytes"])
+
+
+def test_a_column_that_cannot_be_drawn_is_named(steps):
+    """The message lists what can."""
+    with pytest.raises(memwatch.MemwatchError, match="'colour' is no column of at_peak; choose from nbytes"):
+        steps.plot.peak("colour")
