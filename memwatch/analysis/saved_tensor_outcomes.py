@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from memwatch.capture.schema import BACKWARD, IN_BACKWARD, NONE
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.saved_tensors import SavedTensors
+
+_FEWEST_CROSSED: Final = 2
+"""Ends of iterations after which nobody comes back to a graph."""
 
 
 class SavedTensorOutcome(Enum):
@@ -20,7 +25,7 @@ class SavedTensorOutcome(Enum):
     NEEDED = "needed"
     """A backward reads it later, or lets go of it in its course."""
     NEVER_READ = "never read"
-    """No backward ever reaches it."""
+    """No backward ever reaches it, or none did in so many iterations that none will."""
     OUTLIVED = "outlived"
     """The last backward that reads it has run, and autograd still holds it."""
 
@@ -43,6 +48,7 @@ class SavedTensorOutcomes:
             packs["sequence"], packs["sequence"][of_node & (self._last_read != NONE)]
         )
         self._in_backward = np.append(in_backward, False)  # no op runs after the last
+        self._is_given_up = self._given_up(facts)
 
     def at(self, pack: int, op: int) -> SavedTensorOutcome:
         """Return what became of a saved tensor, as seen while an op runs.
@@ -55,11 +61,30 @@ class SavedTensorOutcomes:
         if last != NONE:
             outlived = last < op and not self._in_backward[op]
             return SavedTensorOutcome.OUTLIVED if outlived else SavedTensorOutcome.NEEDED
+        if self._is_given_up[pack]:
+            return SavedTensorOutcome.NEVER_READ
         if self._node_ran[pack] or released == NONE:
             return SavedTensorOutcome.NEEDED
         if self._in_backward[released - 1] and not self._was_held_through_a_backward(pack, released):
             return SavedTensorOutcome.NEEDED
         return SavedTensorOutcome.NEVER_READ
+
+    def _given_up(self, facts: Facts) -> NDArray[np.bool_]:
+        """Return what was still saved when the block ended, and never read though iterations had ended since.
+
+        The backward of a graph may run after the block. That of a graph which is two iterations old does not: a step
+        has changed the weights, or other backwards have run in its place. Younger graphs of the same calls are alike.
+        """
+        packs, stacks = facts.capture.tables["packs"], np.append(facts.capture.tables["ops"]["stack"], NONE)
+        is_open = (self._saved.released_op == NONE) & (self._last_read == NONE) & ~self._node_ran
+        if not is_open.any() or not facts.kept_across.are_told:
+            return np.zeros(len(is_open), dtype=np.bool_)
+        ends_ns = np.sort(facts.kept_across.ends_ns)
+        crossed = len(ends_ns) - np.searchsorted(ends_ns, packs["time_ns"])
+        stack = stacks[np.minimum(packs["op"], len(stacks) - 1) - 1]  # of the op that saved it
+        is_old = is_open & (crossed >= _FEWEST_CROSSED)
+        given_up: NDArray[np.bool_] = is_open & (crossed > 0) & np.isin(stack, stack[is_old])
+        return given_up
 
     def _was_held_through_a_backward(self, pack: int, released: int) -> bool:
         """Return True for a saved tensor that was released after the last op of all, and held while a backward ran."""

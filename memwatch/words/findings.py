@@ -74,6 +74,7 @@ DROP: Final[dict[str, str]] = {
 
 DROP_ANY: Final = "drop the reference after its last use"
 LAST_USED: Final = "{advice} (last used at {site})"
+FORWARD_AT: Final = "{advice} (the forward is at {site})"
 
 NO_LOWER_PEAK: Final = "{headline}; {advice}"
 ALONE: Final = "{headline}; {advice}; the peak would fall to {alone}"

@@ -110,7 +110,7 @@ class Facts:
         past = {key: role for key, role in past.items() if key[0] in alive}
         key = tuple(sorted(past.items()))
         if key not in self._categories:
-            self._categories[key] = categorise(self.capture, self.allocations, self._kept_across, past)
+            self._categories[key] = categorise(self.capture, self.allocations, self.kept_across, past)
         return self._categories[key]
 
     @cached_property
@@ -119,8 +119,8 @@ class Facts:
         return RoleTimes(self.capture)
 
     @cached_property
-    def _kept_across(self) -> KeptAcross:
-        """Return what is alive across iterations; across passes of a plain loop, what something keeps."""
+    def kept_across(self) -> KeptAcross:
+        """What is alive across iterations; across passes of a plain loop, what something keeps."""
         capture, allocations = self.capture, self.allocations
         bounds = boundaries(capture, self.places)
         if len(bounds.ends_ns) or capture.rows("calls"):

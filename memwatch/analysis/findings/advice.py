@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memwatch.analysis.findings.finding import short_site
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import HolderKind
 from memwatch.sizes import format_bytes
@@ -21,6 +22,7 @@ def advise(
     nbytes: int,
     holder: Holder,
     last_used: str,
+    made_at: str,
     *,
     peak_bytes: int,
     alone_bytes: int,
@@ -33,6 +35,7 @@ def advise(
         nbytes: bytes it is about.
         holder: who holds them.
         last_used: `file:line` of their last use, empty if unknown.
+        made_at: `file:line` that made most of them, empty if unknown.
         peak_bytes: the peak.
         alone_bytes: what it would fall to if this alone were done.
         together_bytes: what it would fall to if all were done.
@@ -40,6 +43,8 @@ def advise(
     advice = _what_to_do(kind, holder)
     if kind in (FindingKind.DRAG, FindingKind.OUTPUT) and last_used and not holder.foreign:
         advice = words.LAST_USED.format(advice=advice, site=last_used)
+    if kind is FindingKind.GRAPH and made_at not in ("", short_site(holder.site)):
+        advice = words.FORWARD_AT.format(advice=advice, site=made_at)
     alone, together = format_bytes(alone_bytes), format_bytes(together_bytes)
     if alone_bytes < peak_bytes:
         template = words.ALONE if together == alone else words.ALONE_AND_TOGETHER

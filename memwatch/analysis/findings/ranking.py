@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -120,19 +121,34 @@ def _merged(reported: list[_Spared]) -> list[_Spared]:
     return merged
 
 
+def _last_used(candidate: Candidate, facts: Facts) -> str:
+    op = int(facts.use_bounds.last_op[candidate.allocations[-1]])
+    return "" if op == NONE else own_place(short_site(facts.op_line(op)), short_site(facts.own_line(op)))
+
+
+def _made_at(candidate: Candidate, facts: Facts) -> str:
+    """Return the line that made most of the bytes."""
+    rows = candidate.allocations
+    lines = [own_place(short_site(line), short_site(own)) for line, own in zip(
+        facts.made_by.line[rows], facts.made_by.own_line[rows], strict=True
+    )]  # fmt: skip
+    sums: Counter[str] = Counter()
+    for line, nbytes in zip(lines, facts.allocations.nbytes[rows].tolist(), strict=True):
+        sums[line] += nbytes
+    return sums.most_common(1)[0][0]
+
+
 def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_bytes: int) -> Finding:
     holder = candidate.holder
     others = [each.told for each in candidate.others if not each.foreign and each.key != holder.key]
     also = words.ALSO_HELD.format(holder=holder.told, others=", ".join(dict.fromkeys(others)))
     told = also if others else holder.told
-    last_op = int(facts.use_bounds.last_op[candidate.allocations[-1]])
     advice = advise(
         candidate.kind,
         candidate.nbytes,
         holder,
-        own_place(short_site(facts.op_line(last_op)), short_site(facts.own_line(last_op)))
-        if last_op != NONE
-        else "",
+        _last_used(candidate, facts),
+        _made_at(candidate, facts),
         peak_bytes=facts.curve.peak_bytes,
         alone_bytes=alone_bytes,
         together_bytes=together_bytes,

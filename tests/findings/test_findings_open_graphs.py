@@ -1,0 +1,56 @@
+"""Graphs that are still there when the block ends: kept for good in a list, or waiting for their backward."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import torch
+from torch import nn
+
+import memwatch
+
+
+def train(prof, iterations, *, validate, kept):
+    """Train; after each iteration keep the loss of a second batch, whose graph nobody runs."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with prof:
+        for _ in range(iterations):
+            model(torch.randn(512, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept.append(validate(model, torch.randn(512, 64)))
+
+
+def with_graph(model, batch):
+    return model(batch).square().mean()
+
+
+def without_graph(model, batch):
+    with torch.no_grad():
+        return model(batch).square().mean().item()
+
+
+def test_graphs_that_a_list_keeps_are_told_with_the_forward_that_made_them():
+    """The list is named, the line of the forward too, and the peak is what it is without the graphs."""
+    kept, prof, mended = [], memwatch.profile(), memwatch.profile()
+    train(prof, 5, validate=with_graph, kept=kept)
+    (finding,) = prof.findings
+    assert finding.kind == "graph"
+    assert "`kept`" in finding.holder
+    line = with_graph.__code__.co_firstlineno + 1
+    assert re.search(
+        rf"\(the forward is at \S*{re.escape(os.path.basename(__file__))}:{line}\)", finding.advice
+    )
+    train(mended, 5, validate=without_graph, kept=[])
+    assert finding.predicted_peak_bytes == mended.peak_bytes
+    assert mended.findings == []
+
+
+def test_a_graph_that_may_still_run_is_no_finding():
+    """A block that ends between a forward and its backward says nothing of it, nor of one from the iteration before."""
+    kept, prof = [], memwatch.profile()
+    train(prof, 2, validate=with_graph, kept=kept)
+    assert [finding for finding in prof.findings if finding.kind == "graph"] == []
