@@ -14,7 +14,7 @@ INSTALL := $(RUN) pip install --quiet -c constraints.txt
 TORCHES ?= out/torches
 EVERY ?= 1
 
-.PHONY: demo test lint page docs schema opinfo torches gpu programs clean
+.PHONY: demo test lint page docs site schema opinfo torches gpu programs clean
 
 demo: $(VENV)/.installed  ## train a small GPT, print its summary, write out/gpt.html
 	-$(VENV)/bin/memwatch build
@@ -36,8 +36,13 @@ lint: $(VENV)/.installed-test  ## style, types and the direction of imports
 page:  ## bundle the script of the HTML page again
 	cd web && npm ci && npm run build
 
-docs: $(VENV)/.installed  ## write docs/tables.md from the schema again
+docs: $(VENV)/.installed  ## write docs/tables.md and docs/json.md from their schemas again
 	$(RUN) memwatch.capture.docs > docs/tables.md
+	$(RUN) memwatch.report.records.docs > docs/json.md
+
+site: $(VENV)/.installed  ## the documentation as a site: out/site/index.html
+	$(INSTALL) -e '.[docs]'
+	$(RUN) mkdocs build --strict --quiet
 
 schema: $(VENV)/.installed  ## write the C++ header of the tables from the schema again
 	$(RUN) memwatch.capture.header > memwatch/record/native/src/schema.h

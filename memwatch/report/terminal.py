@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 from rich.text import Text
 
-from memwatch.analysis.findings.finding import LEAST_RATIO
+from memwatch.analysis.findings.finding import LEAST_RATIO, short_site
 from memwatch.report.console import CATEGORY_STYLE, bar, clip, head, line_width, name, tail, to_text
 from memwatch.report.facts import (
     bytes_by,
@@ -248,7 +248,7 @@ def _findings(reading: Reading, rows: int) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
     for finding in list(reading.findings)[:rows]:
-        held = holder_at(finding.holder, finding.site, getattr(finding, "remark", ""))
+        held = holder_at(finding.holder, short_site(finding.site), getattr(finding, "remark", ""))
         words = Text(clip(f"{finding.kind}: {held}"), style="bold")
         words.append(f"\n{clip(finding.advice)}", style="not bold")
         table.add_row(format_bytes(finding.nbytes), words)
