@@ -134,7 +134,7 @@ class Gradients:
             for part in (
                 (grad,) if grad.__class__ is Tensor and grad.layout is torch.strided else plain_parts(grad)
             ):
-                self._storages.watch_on(part)
+                self._storages.ledger.watch_on(part)
 
 
 class _AtEnd:
