@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memwatch._torch.storages import address_of_storage_of as address_of
+from memwatch.capture.schema import NONE
 from memwatch.record.clock import ticks
 from memwatch.record.tables.parts import address_or_zero, known_bytes
-from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
+from memwatch.record.tables.watched import WatchedStorage, WatchedTensor, is_gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,11 +110,25 @@ class PythonLedger:
         storages.live[known.key] = watched
         self._accounts[known.device].live_bytes += nbytes
 
-    def watch_on(self, tensor: Tensor) -> None:
-        """Watch a storage of backward by its Python object, if the tensor that it was watched by is gone."""
-        known = self._storages.live.get(address_of(tensor))
-        if known.__class__ is WatchedTensor and known() is None and known.address == address_or_zero(tensor):
-            self.hold_one(tensor, known)
+    def watched_number(self, tensor: Tensor, watch_on: bool) -> int:
+        """Return the number of the storage of a tensor, -1 unless it is plain and known.
+
+        Args:
+            tensor: the tensor.
+            watch_on: whether to watch a storage of backward whose tensor is gone by its Python object from now on.
+        """
+        try:
+            known = self._storages.live.get(address_of(tensor))
+        except (RuntimeError, NotImplementedError):
+            return NONE
+        if known is None or is_gone(known):
+            return NONE
+        if known.__class__ is WatchedTensor:
+            if known.address != address_or_zero(tensor):
+                return NONE
+            if watch_on and known() is None:
+                self.hold_one(tensor, known)
+        return known.number
 
     def rewatch(self, op: int) -> None:
         """Watch by their Python objects the storages that backward made, and forget those whose tensors are gone."""

@@ -81,8 +81,13 @@ class Ledger(Protocol):
     def hold_one(self, tensor: Tensor, known: WatchedTensor, /) -> None:
         """Watch the storage of a tensor by its Python object from now on; `known` watched it so far."""
 
-    def watch_on(self, tensor: Tensor, /) -> None:
-        """Watch a storage of backward by its Python object, if the tensor that it was watched by is gone."""
+    @property
+    def watched_number(self) -> Callable[[Tensor, bool], int]:
+        """Return the number of the storage of a tensor, -1 unless it is plain and known.
+
+        Where its second argument is True, a storage of backward whose tensor is gone is watched by its Python object
+        from now on.
+        """
 
     def rewatch(self, op: int, /) -> None:
         """Watch by their Python objects the storages that backward made: after it, one more owner does no harm."""

@@ -148,9 +148,22 @@ void hold_one(const std::shared_ptr<Storages>& storages, const at::Tensor& tenso
   storages->hold_one(tensor, known);
 }
 
-void watch_on(const std::shared_ptr<Storages>& storages, const at::Tensor& tensor) {
-  const Storages::Look looking(storages);
-  storages->watch_on(tensor);
+/// `watched_number(tensor, watch_on)` of `Ledger` in memwatch/record/tables/storages.py: called for every gradient.
+PyObject* watched_number(PyObject* storages, PyObject* const* given, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(count == 2 && THPVariable_Check(given[0]), "watched_number takes a tensor and a bool");
+  const auto self = kept_by<std::shared_ptr<Storages>>(storages);
+  const Storages::Look looking(self);
+  const int64_t number = self->watched_number(THPVariable_Unpack(given[0]), given[1] == Py_True);
+  return python_integer(number).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+py::object watched_number_of(const std::shared_ptr<Storages>& storages) {
+  static PyMethodDef method = {"watched_number",
+                               reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&watched_number)), METH_FASTCALL,
+                               nullptr};
+  return function(method, storages);
 }
 
 void rewatch(const std::shared_ptr<Storages>& storages, int64_t op) {
@@ -196,7 +209,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("account", &Storages::account)
       .def("record_deaths", &Storages::record_deaths)
       .def("hold_one", &hold_one)
-      .def("watch_on", &watch_on)
+      .def_property_readonly("watched_number", &watched_number_of)
       .def("rewatch", &rewatch);
   py::class_<Stacks, std::shared_ptr<Stacks>>(module, "Stacks")
       .def(py::init<py::object>())

@@ -147,16 +147,25 @@ class Storages {
     account(watched_.device.of(known.ptr()))->live_bytes += nbytes;
   }
 
-  /// Watch a storage of backward by its Python object, if the tensor that it was watched by is gone.
-  void watch_on(const at::Tensor& tensor) {
-    if (closed_) {
-      return;
+  /// Return the number of the storage of a tensor, none unless it is plain and known.
+  ///
+  /// watch_on: to watch by its Python object from now on a storage of backward whose tensor is gone.
+  int64_t watched_number(const at::Tensor& tensor, bool watch_on) {
+    PyObject* known = !closed_ && is_plain(tensor) ? find(python_integer(key_of(tensor))) : nullptr;
+    if (known == nullptr) {
+      return kNone;
     }
-    PyObject* known = find(python_integer(key_of(tensor)));
-    if (known != nullptr && is_by_tensor(known) && compat::is_dead(known) &&
-        watched_.address.of(known) == address_of(tensor)) {
-      hold_one(tensor, py::reinterpret_borrow<py::object>(known));
+    if (is_by_tensor(known)) {
+      if (watched_.address.of(known) != address_of(tensor)) {
+        return kNone;
+      }
+      if (watch_on && compat::is_dead(known)) {
+        const auto replaced = py::reinterpret_borrow<py::object>(known);
+        hold_one(tensor, replaced);
+        return number_of(replaced.ptr());
+      }
     }
+    return number_of(known);
   }
 
   /// Watch by their Python objects the storages that backward made, and forget those whose tensors are gone.
