@@ -42,7 +42,7 @@ def idle_inputs(capture: Capture, allocations: Allocations, kept: KeptAcross) ->
     if not len(inputs) or len(kept.ends_ns) < _FEWEST_ENDS:
         return idle
     idle[inputs] = _is_idle_after_use(capture, allocations, inputs, np.sort(kept.ends_ns))
-    idle &= kept.by_itself
+    idle &= kept.needed
     made_by = np.append(capture.tables["ops"]["stack"], NONE)
     stacks = made_by[np.minimum(allocations.op[inputs], capture.rows("ops"))]
     for stack in np.unique(stacks[idle[inputs] & (stacks != NONE)]):
