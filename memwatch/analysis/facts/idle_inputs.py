@@ -41,14 +41,29 @@ def idle_inputs(capture: Capture, allocations: Allocations, kept: KeptAcross) ->
     idle = np.zeros(len(allocations), dtype=bool)
     if not len(inputs) or len(kept.ends_ns) < _FEWEST_ENDS:
         return idle
-    idle[inputs] = _is_idle_after_use(capture, allocations, inputs, np.sort(kept.ends_ns))
-    idle &= kept.needed
+    ends_ns = np.sort(kept.ends_ns)
+    by_graphs = _saved_for_long(capture, ends_ns)
+    idle[inputs] = _is_idle_after_use(capture, allocations, inputs, ends_ns)
+    idle &= kept.needed & ~np.isin(allocations.storage, by_graphs)
     made_by = np.append(capture.tables["ops"]["stack"], NONE)
     stacks = made_by[np.minimum(allocations.op[inputs], capture.rows("ops"))]
     for stack in np.unique(stacks[idle[inputs] & (stacks != NONE)]):
         alike = inputs[stacks == stack]
         idle[alike] |= 2 * np.count_nonzero(idle[alike]) > len(alike)
     return idle
+
+
+def _saved_for_long(capture: Capture, ends_ns: IntArray) -> IntArray:
+    """Return the storages that a graph keeps over a whole iteration."""
+    packs, unpacks = capture.tables["packs"], capture.tables["unpacks"]
+    let_go_ns = np.full(int(packs["pack"].max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    released = unpacks["released"] == 1
+    let_go_ns[unpacks["pack"][released]] = unpacks["time_ns"][released]
+    first, last = (
+        np.searchsorted(ends_ns, time_ns) for time_ns in (packs["time_ns"], let_go_ns[packs["pack"]])
+    )
+    storages: IntArray = packs["storage"][last - first >= _FEWEST_ENDS]
+    return storages
 
 
 def _is_idle_after_use(
