@@ -7,12 +7,10 @@ backward, so the end of backward itself is waited for.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from inspect import getattr_static
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from torch import Tensor
 
 from memwatch._torch.autograd import call_at_end_of_backward, current_graph_task_id
@@ -20,8 +18,7 @@ from memwatch._torch.dynamo import frame_callback
 from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import NONE
 from memwatch.record.harmless import Harmless
-from memwatch.record.roles import BUCKET, GRADIENT, NAMES, UNSHARDED
-from memwatch.record.tables.parts import plain_parts
+from memwatch.record.roles import BUCKET, GRADIENT, UNSHARDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -113,28 +110,19 @@ class Gradients:
         if self._op_of_new != self._op_counter[0]:
             self._new.clear()
             self._op_of_new = self._op_counter[0]
+        note, is_over = self._roles.note_watched, op == NONE
         with disable_torch_function():
             for known in parameters:
                 parameter = known()
                 if parameter is None or not parameter.is_leaf:
                     continue
                 grad = _grad_of(parameter)
+                # when backward is over, the tensor that made a gradient is gone, and no op may touch it any more
                 if grad is None:
                     continue
-                is_new = self._roles.note_watched(
-                    grad, GRADIENT, known.module, NAMES[GRADIENT], known.name, op=op
-                )
-                if is_new and op == NONE:
-                    self._watch_on(grad)
+                is_new = note(grad, GRADIENT, known.module, known.name, op=op, watch_on=is_over)
+                if is_new and is_over:
                     self._new.add(known.key)
-
-    def _watch_on(self, grad: Tensor) -> None:
-        """Keep a gradient known: the tensor that backward made it as is gone, and no op may touch it any more."""
-        with contextlib.suppress(RuntimeError, NotImplementedError):
-            for part in (
-                (grad,) if grad.__class__ is Tensor and grad.layout is torch.strided else plain_parts(grad)
-            ):
-                self._storages.watch_on(part)
 
 
 class _AtEnd:

@@ -16,7 +16,7 @@ from memwatch.capture.schema import NONE
 from memwatch.own_code import CodeOwner
 from memwatch.record.module_registry import ModuleRegistry
 from memwatch.record.parameters import Parameters
-from memwatch.record.roles import BUFFER, NAMES, PARAMETER, STATE, STEPPED, Roles
+from memwatch.record.roles import BUFFER, PARAMETER, STATE, STEPPED, Roles
 from memwatch.record.search_budget import SearchBudget
 from memwatch.record.tables.rows import Rows
 
@@ -170,7 +170,7 @@ class Owners:
         """Note the role of every tensor in the optimizer's state, named as ``adamw.exp_avg[layers.0.weight]``."""
         self._storages.record_deaths()
         for role, tensor, words, module in self._state_of(optimizer, optimizer.state):
-            self._roles.note_watched(tensor, role, module, NAMES[role], *words)
+            self._roles.note_watched(tensor, role, module, *words)
 
     def _state_of(self, optimizer: Any, states: Any) -> Iterator[InRole]:
         """Yield the tensors of an optimizer's state."""

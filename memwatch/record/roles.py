@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from torch import Tensor
 
 from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE, ROLES
-from memwatch.record.tables.parts import address_or_zero, plain_parts
+from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
-from memwatch.record.tables.storages import BASELINE, Storages, address_of
-from memwatch.record.tables.watched import WatchedTensor
+from memwatch.record.tables.storages import BASELINE, Storages
 
 if TYPE_CHECKING:
     from memwatch.record.tables.op_counter import OpCounter
@@ -46,36 +46,45 @@ class Roles:
     def __init__(self, storages: Storages, strings: Strings, op_counter: OpCounter) -> None:
         self.rows = Rows()
         self.storages, self._strings, self.op_counter = storages, strings, op_counter
+        self._known, self._watched_number = storages.roles, storages.ledger.watched_number
         self._noted = 0
 
     def owns(self, storage: int) -> bool:
         """Return True for a storage known as a parameter, a buffer, a gradient or optimizer state."""
-        return bool(self.storages.roles.get(storage, 0) & ~(1 << INPUT))
+        return bool(self._known.get(storage, 0) & ~(1 << INPUT))
 
     def was_noted(self, role: int) -> bool:
         """Return True if any storage ever was in a role."""
         return bool(self._noted >> role & 1)
 
     def note_watched(
-        self, tensor: Tensor, role: int, module: int, name: str, *words: str, op: int = NONE
+        self, tensor: Tensor, role: int, module: int, *words: str, op: int = NONE, watch_on: bool = False
     ) -> bool:
         """Note the role of a tensor, cheaply where it is plain and its storage is watched; return if it may be new.
 
-        Its name is put together from `words` only where the role is new.
+        Args:
+            tensor: the tensor.
+            role: its role.
+            module: number of its module, -1 if there is none.
+            words: what its name is put together from, where the role is new.
+            op: the op as of which it is so, -1 for now.
+            watch_on: whether the tensor that the storage was watched by may be gone: as what backward made it.
         """
-        try:
-            watched = self.storages.live.get(address_of(tensor)) if tensor.__class__ is Tensor else None
-        except (RuntimeError, NotImplementedError):
-            watched = None
-        if watched is None or (
-            watched.__class__ is WatchedTensor and watched.address != address_or_zero(tensor)
-        ):
-            self.note(tensor, role, name.format(*words), module, op)
-        elif not self.storages.roles.get(watched.number, 0) >> role & 1:
-            self.add(watched.number, role, name.format(*words), module, op=op)
-        else:
+        number = self._watched_number(tensor, watch_on) if tensor.__class__ is Tensor else NONE
+        if number == NONE:
+            self.note(tensor, role, NAMES[role].format(*words), module, op)
+            if watch_on:
+                self._watch_on(tensor)
+        elif self._known.get(number, 0) >> role & 1:
             return False
+        else:
+            self.add(number, role, NAMES[role].format(*words), module, op=op)
         return True
+
+    def _watch_on(self, tensor: Tensor) -> None:
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            for part in plain_parts(tensor):
+                self._watched_number(part, True)
 
     def note(self, tensor: Tensor, role: int, name: str, module: int = NONE, op: int = NONE) -> None:
         """Note the role of the storages that hold the bytes of a tensor, if it is new."""
@@ -86,7 +95,7 @@ class Roles:
                 return
             for part in parts:
                 storage = self.storages.number_of(part, NONE, BASELINE)
-                if storage != NONE and not self.storages.roles.get(storage, 0) >> role & 1:
+                if storage != NONE and not self._known.get(storage, 0) >> role & 1:
                     self.add(storage, role, name, module, op=op)
 
     def add(
@@ -95,6 +104,5 @@ class Roles:
         """Note the role of a storage by its number, as of an op or of now; one that has died has no more to come."""
         self._noted |= 1 << role
         if lives:
-            known = self.storages.roles
-            known[storage] = known.get(storage, 0) | 1 << role
+            self._known[storage] = self._known.get(storage, 0) | 1 << role
         self.rows += (storage, role, self._strings(name), self.op_counter[0] if op == NONE else op, module)

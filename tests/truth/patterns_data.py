@@ -63,7 +63,7 @@ class Trainer:
 @pattern(
     Fact(
         f32(301, WIDTH),
-        "held|input",
+        "held",
         "attribute dataset",
         f"{var('self.dataset')}|{var('trainer.dataset')}|{SAVED}|{var('batch')}",
     ),
@@ -97,7 +97,7 @@ def replay_buffer():
 
 
 @pattern(
-    Fact(f32(401, WIDTH), "held|input|temporary", "prefetched", f"{var('batches')}|{var('batch')}|{SAVED}"),
+    Fact(f32(401, WIDTH), "input", "prefetched", f"{var('batches')}|{var('batch')}|{SAVED}"),
     *one_layer(f32(401, 31), "prefetch train"),
 )
 def batches_prefetched_in_a_list():
@@ -110,6 +110,20 @@ def batches_prefetched_in_a_list():
                 net(batch).pow(2).mean().backward()  # peak: prefetch train
                 net.zero_grad()
                 del batch
+    return Ran(prof, {"net": net})
+
+
+@pattern(
+    Fact(f32(211, WIDTH), "held", "kept batches", f"{var('batches')}|{var('batch')}|{SAVED}"),
+    *one_layer(f32(211, 37), "kept train"),
+)
+def batches_that_stay_in_a_list():
+    net = nn.Linear(WIDTH, 37)
+    with memwatch.profile() as prof:
+        batches = [torch.randn(211, WIDTH) for _ in range(4)]  # peak: kept batches
+        for batch in batches:
+            net(batch).pow(2).mean().backward()  # peak: kept train
+            net.zero_grad()
     return Ran(prof, {"net": net})
 
 

@@ -112,7 +112,7 @@ class Trainer:
         r"net\.[12]",
         "mm.default|threshold_backward",
     ),
-    Fact(f32(499, IN), "input|held", "loader", f"{var('batches')}|{var('batch')}|{SAVED}"),
+    Fact(f32(499, IN), "held", "loader", f"{var('batches')}|{var('batch')}|{SAVED}"),
 )
 def lightning_like():
     lit = Lit()

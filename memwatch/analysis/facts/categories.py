@@ -14,6 +14,7 @@ import numpy as np
 from memwatch.analysis.facts.allocations import BASELINE, BY_THREAD, EXTERNAL, UNOBSERVED, WORKSPACE
 from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.derived_inputs import DerivedInputs
+from memwatch.analysis.facts.idle_inputs import idle_inputs
 from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.capture.schema import ACCESSES, BACKWARD, FORWARD, IN_BACKWARD, NONE, ROLES
 
@@ -74,6 +75,9 @@ _KEPT: Final = "kept from one iteration into the next; no module and no optimize
 _WRITTEN_INPUT: Final = (
     "an argument of the outermost module call, kept from one iteration into the next and written"
 )
+_IDLE_INPUT: Final = (
+    "an argument of the outermost module call, kept over whole iterations in which nothing uses it"
+)
 _KEPT_ACROSS_PASSES: Final = (
     "kept from one pass of the program's loop into the next, in a container or an object"
 )
@@ -129,6 +133,7 @@ def categorise(
     derived = DerivedInputs(capture)
     outlived = _outlived_roles(capture, allocations, kept, past)
     recomputed, written = _recompute_rules(capture), _written(capture, allocations.named)
+    idle = idle_inputs(capture, allocations, kept)
     codes = _codes_of_traits(capture, allocations, kept)
     different = np.unique(codes)
     kinds = [_Assigned(*_by_itself(_Traits.of_code(code), None)) for code in different.tolist()]
@@ -142,9 +147,8 @@ def categorise(
             strongest, role, name, module = roles[storage]
             is_unsure = (storage, strongest) in past
             is_state = bool(kept.by_itself[row] and written[storage])
-            found = _Assigned(
-                *_by_role(strongest, is_unsure=is_unsure, is_state=is_state), role, name, module
-            )
+            category, rule = _by_role(strongest, is_unsure=is_unsure, is_state=is_state, is_idle=idle[row])
+            found = _Assigned(category, rule, role, name, module)
         elif storage != NONE and origin != WORKSPACE and op in recomputed:
             found = _Assigned("recomputed", recomputed[op])
         else:
@@ -241,13 +245,14 @@ def _all_unknown(count: int) -> Categories:
     return _coded([_Assigned("unknown", _NOT_RECORDED)], np.zeros(count, dtype=np.int32))
 
 
-def _by_role(role: str, *, is_unsure: bool, is_state: bool) -> tuple[str, str]:
+def _by_role(role: str, *, is_unsure: bool, is_state: bool, is_idle: bool) -> tuple[str, str]:
     """Return category and rule of a storage in a role, or perhaps in it no more.
 
-    What is given to a module, and written and kept across iterations, is state of the program's, as a cache is.
+    What is given to a module, and written and kept across iterations, is state of the program's, as a cache is; what
+    lies idle in some of these is data that the program holds.
     """
-    if role == "input" and is_state:
-        return "held", _WRITTEN_INPUT
+    if role == "input" and (is_state or is_idle):
+        return "held", _WRITTEN_INPUT if is_state else _IDLE_INPUT
     rule = _ROLE_RULES[role]
     return _CATEGORY_OF_ROLE.get(role, role), _ROLE_EARLIER.format(rule=rule) if is_unsure else rule
 

@@ -61,9 +61,6 @@ class StorageTable(Protocol):
     def device_id(self, tensor: Tensor) -> int:
         """Return the string id of a tensor's device; C++ asks once for each."""
 
-    def hold_one(self, tensor: Tensor, key: int, number: int) -> None:
-        """Watch a known storage by its Python object from now on."""
-
     def above_watched(self, device: int, nbytes: int, workspace_bytes: int) -> None:
         """Call who waits for a birth of so many bytes on a device, or raise the error of the limit."""
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from memwatch._torch.storages import address_of_storage_of as address_of
+from memwatch.capture.schema import NONE
 from memwatch.record.clock import ticks
-from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
+from memwatch.record.tables.parts import address_or_zero, known_bytes
+from memwatch.record.tables.watched import WatchedStorage, WatchedTensor, is_gone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch import Tensor
 
     from memwatch.record.tables.storages import Storages
 
@@ -33,6 +38,7 @@ class PythonLedger:
 
     __slots__ = (
         "_accounts",
+        "_rewatched_count",
         "_storages",
         "_writing",
         "count",
@@ -45,6 +51,7 @@ class PythonLedger:
         self.count = self.entry_count = 0
         self._accounts: dict[int, PythonAccount] = {}
         self.hold = True
+        self._rewatched_count = 0
         self.on_release: Callable[[Any, int, int], None] = lambda release, op, at_ticks: None
         self._writing = False
 
@@ -92,3 +99,51 @@ class PythonLedger:
             else:
                 self.on_release(gone, op, at_ticks)
             del dead[0]
+
+    def hold_one(self, tensor: Tensor, known: WatchedTensor) -> None:
+        """Watch the storage of a tensor by its Python object from now on; `known` watched it so far."""
+        storages, storage = self._storages, tensor.untyped_storage()
+        nbytes = known_bytes(storage.nbytes()) if storages.estimate or address_or_zero(tensor) else 0
+        watched = WatchedStorage(storage, storages.dead.append)
+        watched.number, watched.key, watched.nbytes = known.number, known.key, nbytes
+        watched.device = known.device
+        storages.live[known.key] = watched
+        self._accounts[known.device].live_bytes += nbytes
+
+    def watched_number(self, tensor: Tensor, watch_on: bool) -> int:
+        """Return the number of the storage of a tensor, -1 unless it is plain and known.
+
+        Args:
+            tensor: the tensor.
+            watch_on: whether to watch a storage of backward whose tensor is gone by its Python object from now on.
+        """
+        try:
+            known = self._storages.live.get(address_of(tensor))
+        except (RuntimeError, NotImplementedError):
+            return NONE
+        if known is None or is_gone(known):
+            return NONE
+        if known.__class__ is WatchedTensor:
+            if known.address != address_or_zero(tensor):
+                return NONE
+            if watch_on and known() is None:
+                self.hold_one(tensor, known)
+        return known.number
+
+    def rewatch(self, op: int) -> None:
+        """Watch by their Python objects the storages that backward made, and forget those whose tensors are gone."""
+        storages = self._storages
+        self.record_deaths(op)
+        self.hold = True
+        since, self._rewatched_count = self._rewatched_count, self.count
+        live = storages.live
+        for known in storages.newest(since):
+            if known.__class__ is WatchedTensor:
+                key, tensor = known.key, known()
+                if tensor is None:
+                    if key in live and live[key] is known:
+                        del live[key]
+                    storages.roles.pop(known.number, None)
+                else:
+                    self._accounts[known.device].live_bytes -= known.nbytes
+                    self.hold_one(tensor, known)

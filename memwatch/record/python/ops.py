@@ -78,9 +78,7 @@ class PythonOpRecorder:
         """Return what hands this recorder every op."""
         return ModeInterceptor() if by_mode else KeyInterceptor(PYTHON_KERNELS, PYTHON_KERNELS)
 
-    def run(  # noqa: C901, PLR0912, PLR0915  # the hot path is one function: every call in it is paid per op
-        self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the op and record it; the op's result or exception is passed on as it is."""
         if has_torch_function(args) or (
             kind.takes_lists and any(has_torch_function(item) for item in args if item.__class__ is list)
@@ -100,34 +98,14 @@ class PythonOpRecorder:
                 phase = OPTIMIZER if context.optimizing and not grad else FORWARD
                 sequence = next_sequence_nr() - 1 if grad else NONE
             else:
-                if context.graph_task != task:
-                    is_new = self._graphs.enter(task, within=context.graph_task)
-                    context.graph_task = task
-                    if is_new:
-                        self._ledger.hold = self._listener.backward_begins()
-                grad = _grad_enabled()
-                if (task == context.recomputing and _thread() == context.thread) or (
-                    grad and not keeps_graph() and context.recomputes_by_hand()
-                ):
-                    phase = RECOMPUTE
-                    sequence = next_sequence_nr() - 1 if grad else NONE
-                else:
-                    phase = BACKWARD
-                    node = current_node()  # none in the callbacks that run when backward is done, as FSDP's
-                    sequence = NONE if node is None else sequence_nr_of(node)
-                    if sequence not in self._graphs.visited:
-                        self._listener.leaves_reached(self._graphs.leaves_from(node))
-                    if sequence > _MAX_SEQUENCE:  # AccumulateGrad's: the largest unsigned number
-                        sequence = NONE
+                phase, sequence = self._in_backward(task)
             stack = self._capture_stack(outer, task)
         except MemwatchError:  # the limit that the program asked for
             raise
         except Exception as error:
             self._listener.could_not_record(kind.name, error)
             return kind.call(*args, **kwargs)
-        name = self._names.get(kind)
-        if name is None:
-            name = self._names[kind] = self._strings(kind.name)
+        name = self._names.get(kind) or self._name_of(kind)
         start = ticks()
         started = self._op_counter
         number = started[0]
@@ -143,6 +121,40 @@ class PythonOpRecorder:
             self._listener.op_failed()
             raise
         self.ops += (number, name, stack, module, phase, sequence, start, end, 0)
+        self._ran(number, kind, args, kwargs, result=result, end=end)
+        if number >= self._flush_op or end > self._flush_ticks:
+            self._listener.flush_due()
+        return result
+
+    def _name_of(self, kind: OpKind) -> int:
+        """Return the string id of the name of a kind of op that runs for the first time."""
+        name = self._names[kind] = self._strings(kind.name)
+        return name
+
+    def _in_backward(self, task: int) -> tuple[int, int]:
+        """Return phase and autograd node of an op within a backward."""
+        context = self._context
+        if context.graph_task != task:
+            is_new = self._graphs.enter(task, within=context.graph_task)
+            context.graph_task = task
+            if is_new:
+                self._ledger.hold = self._listener.backward_begins()
+        grad = _grad_enabled()
+        if (task == context.recomputing and _thread() == context.thread) or (
+            grad and not keeps_graph() and context.recomputes_by_hand()
+        ):
+            return RECOMPUTE, next_sequence_nr() - 1 if grad else NONE
+        node = current_node()  # none in the callbacks that run when backward is done, as FSDP's
+        sequence = NONE if node is None else sequence_nr_of(node)
+        if sequence not in self._graphs.visited:
+            self._listener.leaves_reached(self._graphs.leaves_from(node))
+        # AccumulateGrad's is the largest unsigned number
+        return BACKWARD, NONE if sequence > _MAX_SEQUENCE else sequence
+
+    def _ran(
+        self, number: int, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any], *, result: Any, end: int
+    ) -> None:  # fmt: skip
+        """Append what an op that has run used, resized and made; a tensor we cannot look into is no reason to stop."""
         try:
             if self._dead:  # an address may be in use again
                 self._record_deaths(self._op_counter[0])
@@ -156,12 +168,8 @@ class PythonOpRecorder:
                         self._operands.used(number, argument, access)
                 elif cls is list or cls is tuple or isinstance(argument, Tensor):
                     self._touch(number, (argument,), (access,))
-            if kwargs:
-                self._touch(
-                    number, kwargs.values(), [WRITE if name in kind.write_names else READ for name in kwargs]
-                )
-            if kind.resizes:
-                self._operands.resized(args, kwargs)
+            if kwargs or kind.resizes:
+                self._touch_rest(number, kind, args, kwargs)
             if result.__class__ is Tensor and result.layout is _strided:
                 key = address_of(result)
                 known = live.get(key)
@@ -175,11 +183,8 @@ class PythonOpRecorder:
                 self._operands.made(number, result, (args, kwargs))
         except MemwatchError:  # the limit that the program asked for
             raise
-        except Exception as error:  # a tensor we cannot look into is no reason to stop the program
+        except Exception as error:
             self._listener.could_not_record(kind.name, error)
-        if number >= self._flush_op or end > self._flush_ticks:
-            self._listener.flush_due()
-        return result
 
     def close(self) -> None:
         """Do nothing: nobody calls `run` when the block has ended, and Python's collector sees what it holds."""
@@ -187,6 +192,14 @@ class PythonOpRecorder:
     def flush_at(self, op: int, at_ticks: int) -> None:
         """Call `Listener.flush_due` after the op of that number, or the first op that ends later than that."""
         self._flush_op, self._flush_ticks = op, at_ticks
+
+    def _touch_rest(self, number: int, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Append the uses of what was given by name, and the resizes."""
+        if kwargs:
+            writes = kind.write_names
+            self._touch(number, kwargs.values(), [WRITE if name in writes else READ for name in kwargs])
+        if kind.resizes:
+            self._operands.resized(args, kwargs)
 
     def _touch(self, number: int, arguments: Iterable[Any], accesses: Iterable[int]) -> None:
         live, uses = self._live, self.uses

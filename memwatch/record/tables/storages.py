@@ -78,6 +78,20 @@ class Ledger(Protocol):
     def record_deaths(self, op: int, /) -> None:
         """Append the deaths since the last call, as of now; `op` is how many ops have started."""
 
+    def hold_one(self, tensor: Tensor, known: WatchedTensor, /) -> None:
+        """Watch the storage of a tensor by its Python object from now on; `known` watched it so far."""
+
+    @property
+    def watched_number(self) -> Callable[[Tensor, bool], int]:
+        """Return the number of the storage of a tensor, -1 unless it is plain and known.
+
+        Where its second argument is True, a storage of backward whose tensor is gone is watched by its Python object
+        from now on.
+        """
+
+    def rewatch(self, op: int, /) -> None:
+        """Watch by their Python objects the storages that backward made: after it, one more owner does no harm."""
+
 
 class Storages:
     """Number the storages that the program touches; append their births, deaths and resizes.
@@ -114,7 +128,6 @@ class Storages:
         self._limit_of: Callable[[str], int] = lambda device: NEVER
         self._told_from: dict[int, int] = {}
         self._on_birth: Callable[[int, int, int], None] | None = None
-        self._rewatched_count = 0
         self._strings = strings
         self._op_counter = op_counter
         self._cpu = strings(CPU)
@@ -162,7 +175,7 @@ class Storages:
         ):
             return self.born(tensor, key, op, origin, ticks())
         if known.__class__ is WatchedTensor and self.ledger.hold:
-            self.hold_one(tensor, key, known.number)
+            self.ledger.hold_one(tensor, known)
         return known.number
 
     def born(self, tensor: Tensor, key: int, op: int, origin: int, at_ticks: int) -> int:
@@ -265,44 +278,14 @@ class Storages:
                 "see prof.at_peak for what they are, or raise the limit"
             )
 
-    def hold_one(self, tensor: Tensor, key: int, number: int) -> None:
-        """Watch a known storage by its Python object from now on."""
-        storage = tensor.untyped_storage()
-        nbytes = known_bytes(storage.nbytes()) if self.estimate or address_or_zero(tensor) else 0
-        watched = WatchedStorage(storage, self.dead.append)
-        watched.number, watched.key, watched.nbytes = number, key, nbytes
-        watched.device = device = self.live[key].device
-        self.live[key] = watched
-        self.ledger.account(device).live_bytes += nbytes
-
-    def watch_on(self, tensor: Tensor) -> None:
-        """Watch a storage of backward by its Python object, if the tensor that it was watched by is gone."""
-        key = address_of(tensor)
-        known = self.live.get(key)
-        if known.__class__ is WatchedTensor and known() is None and known.address == address_or_zero(tensor):
-            self.hold_one(tensor, key, known.number)
-
     def record_deaths(self) -> None:
         """Append the deaths since the last time, as of now."""
         if self.dead:
             self.ledger.record_deaths(self._op_counter[0])
 
     def rewatch(self) -> None:
-        """Watch by their Python objects the storages that backward made: after it, one more owner does no harm."""
-        self.record_deaths()
-        self.ledger.hold = True
-        since, self._rewatched_count = self._rewatched_count, self.ledger.count
-        for known in self.newest(since):
-            key = known.key
-            if known.__class__ is WatchedTensor:
-                tensor, live = known(), self.live
-                if tensor is None:
-                    if key in live and live[key] is known:
-                        del live[key]
-                    self.roles.pop(known.number, None)
-                else:
-                    self.ledger.account(known.device).live_bytes -= known.nbytes
-                    self.hold_one(tensor, key, known.number)
+        """Watch by their Python objects the storages that backward made, when it has ended."""
+        self.ledger.rewatch(self._op_counter[0])
 
     def any_born_since(self, number: int) -> bool:
         """Return True if the storage born last, of those that live, has at least that number."""

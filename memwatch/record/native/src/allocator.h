@@ -24,7 +24,7 @@ class Events {
     const std::lock_guard<std::mutex> guard(mutex_);
     last_ = std::max(last_, ticks());  // the processor may read its counter before it has the lock
     if (nbytes < 0) {
-      last_free_ = last_;
+      newest_free_.store(last_, std::memory_order_relaxed);
     }
     rows_.insert(rows_.end(), {last_, reinterpret_cast<int64_t>(block), nbytes, number_of(device), thread, reserved});
   }
@@ -36,9 +36,12 @@ class Events {
     return std::exchange(rows_, {});
   }
 
+  /// Return whether memory was freed since some time, as far as any thread is heard.
+  static bool any_free_since(int64_t since) { return newest_free_.load(std::memory_order_relaxed) >= since; }
+
   /// Return how much more than now was live on a device, at most, since some time.
   int64_t above_now(int64_t since, int64_t device) {
-    if (muted_ || last_free_ < since) {  // most ops free nothing while they run: they need no lock
+    if (muted_) {
       return 0;
     }
     const std::lock_guard<std::mutex> guard(mutex_);
@@ -74,7 +77,7 @@ class Events {
 
  private:
   std::atomic<bool> muted_{false};
-  std::atomic<int64_t> last_free_{0};  // time of the last row that frees
+  static inline std::atomic<int64_t> newest_free_{0};  // time of the last row that frees
   std::mutex mutex_;
   int64_t last_ = 0;  // time of the last row: the rows of all threads are in the order of their times
   std::vector<int64_t> rows_;
@@ -106,6 +109,9 @@ class AllocatorLog final : public torch::profiler::impl::ProfilerStateBase {
 
   /// Return what this thread needed on a device since some time beyond what is live now; 0 where it is not heard.
   static int64_t above_now(int64_t since, c10::Device device) {
+    if (!Events::any_free_since(since)) {  // as in most ops: nobody asks who hears this thread
+      return 0;
+    }
     const auto* log = of_this_thread();
     return log == nullptr ? 0 : log->events_->above_now(since, Events::number_of(device));
   }

@@ -5,10 +5,11 @@
 // one of these lets go of it when the block ends.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
-#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "python.h"
 #include "rows.h"
@@ -32,9 +33,6 @@ class StorageTable {
 
   int64_t shape_id(const py::object& tensor) const { return integer(self_.attr("shape_id")(tensor).ptr()); }
   int64_t device_id(const py::object& tensor) const { return integer(self_.attr("device_id")(tensor).ptr()); }
-  void hold_one(const py::object& tensor, int64_t key, int64_t number) const {
-    self_.attr("hold_one")(tensor, key, number);
-  }
   void above_watched(int64_t device, int64_t nbytes, int64_t workspace_bytes) const {
     self_.attr("above_watched")(device, nbytes, workspace_bytes);
   }
@@ -68,7 +66,7 @@ class StackTable {
   explicit StackTable(const py::object& table)
       : enabled(table.attr("enabled").cast<bool>()), engine(integer(table.attr("engine").ptr())), self_(table.ptr()) {
     for (const auto& bound : table.attr("bounds")) {
-      bounds.insert(integer(bound.ptr()));
+      bounds_.push_back(integer(bound.ptr()));
     }
   }
 
@@ -76,11 +74,13 @@ class StackTable {
     return integer(self_.attr("intern")(key, frame).ptr());
   }
 
+  bool is_bound(int64_t code) const { return std::find(bounds_.begin(), bounds_.end(), code) != bounds_.end(); }
+
   bool enabled;
   int64_t engine;
-  std::unordered_set<int64_t> bounds;
 
  private:
+  std::vector<int64_t> bounds_;  // a few: they are compared faster than hashed
   py::handle self_;
 };
 

@@ -48,13 +48,24 @@ inline int last_instruction(PyFrameObject* frame) {
 #endif
 }
 
-/// Return true if what a weak reference refers to is gone. Python 3.13 deprecates PyWeakref_GetObject.
-inline bool is_dead(PyObject* reference) {
+/// Return what a weak reference refers to, owned; null if that is gone. Python 3.13 deprecates PyWeakref_GetObject.
+inline PyObject* referent_of(PyObject* reference) {
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* referent = nullptr;
-  const bool dead = PyWeakref_GetRef(reference, &referent) == 0;
+  static_cast<void>(PyWeakref_GetRef(reference, &referent));
+  return referent;
+#else
+  PyObject* referent = PyWeakref_GetObject(reference);
+  return referent == Py_None ? nullptr : Py_NewRef(referent);
+#endif
+}
+
+/// Return true if what a weak reference refers to is gone.
+inline bool is_dead(PyObject* reference) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* referent = referent_of(reference);
   Py_XDECREF(referent);
-  return dead;
+  return referent == nullptr;
 #else
   return PyWeakref_GetObject(reference) == Py_None;
 #endif

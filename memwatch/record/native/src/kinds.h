@@ -3,7 +3,10 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <array>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -39,17 +42,24 @@ class Kinds {
   const Kind& of(const c10::OperatorHandle& op) {
     if (const int64_t gone = OpsGone::listen(); gone != gone_) {  // another schema may lie where one of theirs lay
       gone_ = gone;
+      recent_ = {};
       for (auto& [schema, kind] : std::exchange(seen_, {})) {
         retired_.push_back(std::move(kind));  // somebody may be using it
       }
     }
     const c10::FunctionSchema* schema = &op.schema();
-    const auto found = seen_.find(schema);
-    if (found != seen_.end()) {
-      return *found->second;
+    auto& [recent, recent_kind] = recent_[reinterpret_cast<uintptr_t>(schema) / alignof(std::max_align_t) % kRecent];
+    if (recent == schema) {
+      return *recent_kind;
     }
-    auto kind = std::make_unique<Kind>(describe(*schema, string_id_));
-    return *seen_.try_emplace(schema, std::move(kind)).first->second;  // the first one stays, if others came by
+    auto found = seen_.find(schema);
+    if (found == seen_.end()) {
+      auto kind = std::make_unique<Kind>(describe(*schema, string_id_));
+      found = seen_.try_emplace(schema, std::move(kind)).first;  // the first one stays, if others came by
+    }
+    recent = schema;
+    recent_kind = found->second.get();
+    return *recent_kind;
   }
 
   /// The kind of an op that Python hands on.
@@ -63,6 +73,7 @@ class Kinds {
   }
 
   void clear() {
+    recent_ = {};
     seen_.clear();
     retired_.clear();
     handed_on_.clear();
@@ -73,6 +84,8 @@ class Kinds {
   py::object string_id_;
   int64_t gone_ = 0;
   std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<Kind>> seen_;
+  static constexpr size_t kRecent = 256;
+  std::array<std::pair<const c10::FunctionSchema*, const Kind*>, kRecent> recent_{};  // each where its address says
   std::vector<std::unique_ptr<Kind>> retired_;
   std::unordered_map<PyObject*, std::pair<PythonKind, std::unique_ptr<Kind>>> handed_on_;
 };

@@ -99,6 +99,17 @@ PyObject* unpack(PyObject* saved, PyObject* pack) {
   END_HANDLE_TH_ERRORS
 }
 
+/// `capture(outer, task, depth=3)` of memwatch/record/backend.py: called for every call of a module.
+PyObject* capture(PyObject* stacks, PyObject* const* given, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(count == 2 || count == 3, "capture takes 2 or 3 arguments, not ", count);
+  const auto self = kept_by<std::shared_ptr<Stacks>>(stacks);
+  const auto depth = count == 3 ? static_cast<int>(integer(given[2])) : 3;
+  // Python counts its own frame too
+  return python_integer(self->capture(integer(given[0]), integer(given[1]), depth - 1)).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
 /// Give the tensor that was saved, for what autograd holds in its place; None if it is gone, or not packed by us.
 py::object original_of(const py::object& packed) {
   if (PyCapsule_IsValid(packed.ptr(), typeid(std::unique_ptr<Pack>).name()) == 0) {
@@ -124,6 +135,40 @@ py::object torch_dispatch(const std::shared_ptr<Recorder>& recorder) {
   static PyMethodDef method = {"__torch_dispatch__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&dispatch)),
                                METH_FASTCALL, nullptr};
   return function(method, recorder);
+}
+
+py::object capture_of(const std::shared_ptr<Stacks>& stacks) {
+  static PyMethodDef method = {"capture", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&capture)),
+                               METH_FASTCALL, nullptr};
+  return function(method, stacks);
+}
+
+void hold_one(const std::shared_ptr<Storages>& storages, const at::Tensor& tensor, const py::object& known) {
+  const Storages::Look looking(storages);
+  storages->hold_one(tensor, known);
+}
+
+/// `watched_number(tensor, watch_on)` of `Ledger` in memwatch/record/tables/storages.py: called for every gradient.
+PyObject* watched_number(PyObject* storages, PyObject* const* given, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(count == 2 && THPVariable_Check(given[0]), "watched_number takes a tensor and a bool");
+  const auto self = kept_by<std::shared_ptr<Storages>>(storages);
+  const Storages::Look looking(self);
+  const int64_t number = self->watched_number(THPVariable_Unpack(given[0]), given[1] == Py_True);
+  return python_integer(number).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+py::object watched_number_of(const std::shared_ptr<Storages>& storages) {
+  static PyMethodDef method = {"watched_number",
+                               reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&watched_number)), METH_FASTCALL,
+                               nullptr};
+  return function(method, storages);
+}
+
+void rewatch(const std::shared_ptr<Storages>& storages, int64_t op) {
+  const Storages::Look looking(storages);
+  storages->rewatch(op);
 }
 
 /// The pair that autograd takes as its hooks.
@@ -162,15 +207,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_readwrite("hold", &Storages::hold)
       .def_readwrite("entry_count", &Storages::entry_count)
       .def("account", &Storages::account)
-      .def("record_deaths", &Storages::record_deaths);
+      .def("record_deaths", &Storages::record_deaths)
+      .def("hold_one", &hold_one)
+      .def_property_readonly("watched_number", &watched_number_of)
+      .def("rewatch", &rewatch);
   py::class_<Stacks, std::shared_ptr<Stacks>>(module, "Stacks")
       .def(py::init<py::object>())
-      .def(
-          "capture",
-          [](Stacks& stacks, int64_t outer, int64_t task, int depth) {
-            return stacks.capture(outer, task, depth - 1);  // Python counts its own frame too
-          },
-          py::arg("outer"), py::arg("task"), py::arg("depth") = 3);
+      .def_property_readonly("capture", &capture_of);
   py::class_<Recorder, std::shared_ptr<Recorder>>(module, "Recorder")
       .def(py::init<py::object, std::shared_ptr<Storages>, std::shared_ptr<Stacks>, py::object, std::shared_ptr<Rows>,
                     py::list>(),

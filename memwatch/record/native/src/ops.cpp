@@ -347,7 +347,7 @@ void Recorder::give(PyObject* value, int64_t access, Given& given) {
 }
 
 int64_t Recorder::number_of(const at::Tensor& tensor) {
-  const int64_t key = key_of(tensor);
+  const py::object key = python_integer(key_of(tensor));
   PyObject* known = storages_->find(key);
   return known != nullptr ? storages_->number_of(known) : storages_->born(tensor, key, kNone, kOriginBaseline, ticks());
 }
@@ -357,13 +357,15 @@ void Recorder::made(Call& call, const at::Tensor& tensor, int64_t at) {
     return;
   }
   if (!is_plain(tensor)) {
-    callbacks_.made(call.number, owned(THPVariable_Wrap(tensor)), py::cast(call.given.keys));
+    callbacks_.made(call.number, owned(THPVariable_Wrap(tensor)),
+                    py::cast(std::vector<int64_t>(call.given.keys.begin(), call.given.keys.end())));
     return;
   }
-  const int64_t key = key_of(tensor);
+  const int64_t address = key_of(tensor);
+  const py::object key = python_integer(address);
   PyObject* known = storages_->find(key);
   const auto is_given = [&] {
-    return std::find(call.given.keys.begin(), call.given.keys.end(), key) != call.given.keys.end();
+    return std::find(call.given.keys.begin(), call.given.keys.end(), address) != call.given.keys.end();
   };
   if (known == nullptr || (storages_->is_by_tensor(known) && !is_given())) {  // else its address was used before
     const int64_t storage = storages_->born(tensor, key, call.number, kOriginOp, at, [&] {

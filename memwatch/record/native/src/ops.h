@@ -5,6 +5,7 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
 
 #include <limits>
 #include <memory>
@@ -18,8 +19,9 @@ namespace memwatch {
 
 /// The storages an op is given: their numbers with how they are used, and their addresses.
 struct Given {
-  std::vector<std::pair<int64_t, int64_t>> uses;
-  std::vector<int64_t> keys;
+  static constexpr unsigned kMost = 8;  // more are on the heap
+  c10::SmallVector<std::pair<int64_t, int64_t>, kMost> uses;
+  c10::SmallVector<int64_t, kMost> keys;
 };
 
 /// What is noted of an op before it runs.

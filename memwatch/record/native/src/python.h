@@ -40,6 +40,8 @@ inline int64_t integer(PyObject* number) {
   return value;
 }
 
+inline py::object python_integer(int64_t value) { return owned(PyLong_FromLongLong(value)); }
+
 /// The name of an attribute, interned once.
 class Name {
  public:
@@ -76,10 +78,8 @@ class Slot {
     return value;
   }
 
-  void set(PyObject* owner, int64_t value) const {
-    PyObject* number = owned(PyLong_FromLongLong(value)).release().ptr();
-    Py_XDECREF(std::exchange(*at(owner), number));
-  }
+  void set(PyObject* owner, int64_t value) const { set(owner, python_integer(value)); }
+  void set(PyObject* owner, py::object value) const { Py_XDECREF(std::exchange(*at(owner), value.release().ptr())); }
 
  private:
   PyObject** at(PyObject* owner) const {

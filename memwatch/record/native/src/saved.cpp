@@ -101,7 +101,7 @@ void SavedTensors::append(Pack& pack, const at::Tensor& tensor, const py::object
   const int64_t op = log_->ops_started();
   int64_t storage = kNone, shape = kNone, nbytes = 0;
   if (is_plain(tensor)) {
-    storage = storages->number_of(tensor, object, op);
+    storage = storages->number_of(tensor, op);
     shape = storages->shape_of(tensor);
     nbytes = static_cast<int64_t>(tensor.nbytes());
   } else {

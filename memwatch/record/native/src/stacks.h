@@ -99,7 +99,7 @@ class Stacks {
     const Frame* frame = &innermost;
     for (int depth = 0; depth < kMaxDepth && *frame; ++depth) {
       const int64_t code = frame->code();
-      if (table_.bounds.count(code) != 0) {
+      if (table_.is_bound(code)) {
         bounded = true;
         break;
       }

@@ -10,6 +10,7 @@
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 
@@ -102,8 +103,8 @@ class Storages {
   bool is_by_storage(PyObject* known) const { return is_exactly(known, watched_.storage); }
 
   /// Give what is known of the storage at an address (borrowed), or null; one that is dead was another one.
-  PyObject* find(int64_t key) const {
-    PyObject* known = PyDict_GetItemWithError(table_.live.ptr(), owned(PyLong_FromLongLong(key)).ptr());
+  PyObject* find(const py::object& key) const {
+    PyObject* known = PyDict_GetItemWithError(table_.live.ptr(), key.ptr());
     if (known == nullptr && PyErr_Occurred() != nullptr) {
       throw py::error_already_set();
     }
@@ -114,55 +115,112 @@ class Storages {
   int64_t number_of(PyObject* known) const { return watched_.number.of(known); }
 
   /// Return the number of the storage of a plain tensor, at first sight as one that was there before.
-  int64_t number_of(const at::Tensor& tensor, const py::object& object, int64_t op) {
+  int64_t number_of(const at::Tensor& tensor, int64_t op) {
     record_deaths(op);
-    const int64_t key = key_of(tensor);
+    const py::object key = python_integer(key_of(tensor));
     PyObject* known = find(key);
     const bool by_tensor = known != nullptr && is_by_tensor(known);
     if (known == nullptr || (by_tensor && watched_.address.of(known) != address_of(tensor))) {
       return born(tensor, key, kNone, kOriginBaseline, ticks());
     }
-    const int64_t number = number_of(known);
     if (by_tensor && hold) {
-      table_.hold_one(object, key, number);
+      const py::object replaced = py::reinterpret_borrow<py::object>(known);
+      hold_one(tensor, replaced);
+      return number_of(replaced.ptr());
     }
-    return number;
+    return number_of(known);
   }
 
-  /// Append the birth of the storage of a plain tensor; return its number.
-  int64_t born(const at::Tensor& tensor, int64_t key, int64_t op, Origin origin, int64_t at) {
+  /// Watch a known storage by its Python object from now on.
+  void hold_one(const at::Tensor& tensor, const py::object& known) {
+    const c10::Storage& bytes = tensor.storage();
+    const bool counts = table_.is_estimate || address_of(tensor) != 0;
+    const int64_t nbytes = counts ? bytes.sym_nbytes().maybe_as_int().value_or(0) : 0;
+    const py::object reference = weakly(watched_.storage, owned(THPStorage_Wrap(bytes)));
+    for (const Slot* slot : {&watched_.number, &watched_.key, &watched_.device}) {
+      slot->set(reference.ptr(), py::reinterpret_borrow<py::object>(slot->object_of(known.ptr())));
+    }
+    watched_.nbytes.set(reference.ptr(), nbytes);
+    if (PyDict_SetItem(table_.live.ptr(), watched_.key.object_of(known.ptr()), reference.ptr()) != 0) {
+      throw py::error_already_set();
+    }
+    account(watched_.device.of(known.ptr()))->live_bytes += nbytes;
+  }
+
+  /// Return the number of the storage of a tensor, none unless it is plain and known.
+  ///
+  /// watch_on: to watch by its Python object from now on a storage of backward whose tensor is gone.
+  int64_t watched_number(const at::Tensor& tensor, bool watch_on) {
+    PyObject* known = !closed_ && is_plain(tensor) ? find(python_integer(key_of(tensor))) : nullptr;
+    if (known == nullptr) {
+      return kNone;
+    }
+    if (is_by_tensor(known)) {
+      if (watched_.address.of(known) != address_of(tensor)) {
+        return kNone;
+      }
+      if (watch_on && compat::is_dead(known)) {
+        const auto replaced = py::reinterpret_borrow<py::object>(known);
+        hold_one(tensor, replaced);
+        return number_of(replaced.ptr());
+      }
+    }
+    return number_of(known);
+  }
+
+  /// Watch by their Python objects the storages that backward made, and forget those whose tensors are gone.
+  void rewatch(int64_t op) {
+    if (closed_) {
+      return;
+    }
+    record_deaths(op);
+    hold = true;
+    const int64_t since = std::exchange(rewatched_count_, count);
+    for (const py::object& known : by_tensor_since(since)) {
+      if (const auto tensor = py::reinterpret_steal<py::object>(compat::referent_of(known.ptr()))) {
+        shrink(known.ptr());
+        hold_one(THPVariable_Unpack(tensor.ptr()), known);
+        continue;
+      }
+      take_off(known.ptr());
+      forget_roles(known.ptr());
+    }
+  }
+
+  /// Append the birth of the storage of a plain tensor, which lies at the address `key`; return its number.
+  int64_t born(const at::Tensor& tensor, const py::object& key, int64_t op, Origin origin, int64_t at) {
     return born(tensor, key, op, origin, at, [] { return int64_t{0}; });
   }
 
   /// As above; `workspace_bytes()` is what the op that made it needed beyond what is live after it, asked if somebody
   /// waits for births.
   template <typename Workspace>
-  int64_t born(const at::Tensor& tensor, int64_t key, int64_t op, Origin origin, int64_t at,
+  int64_t born(const at::Tensor& tensor, const py::object& key, int64_t op, Origin origin, int64_t at,
                Workspace&& workspace_bytes) {
     const int64_t address = address_of(tensor);
     const int64_t shape = shape_of(tensor), device = device_of(tensor);
     int64_t nbytes = 0;
     py::object reference;
     if (!tensor.is_cpu() || hold) {
-      const c10::Storage& storage = tensor.storage();
-      nbytes = static_cast<int64_t>(storage.nbytes());
-      reference = weakly(watched_.storage, owned(THPStorage_Wrap(storage)));
+      const c10::Storage& bytes = tensor.storage();
+      nbytes = static_cast<int64_t>(bytes.nbytes());
+      reference = weakly(watched_.storage, owned(THPStorage_Wrap(bytes)));
     } else {
       nbytes = static_cast<int64_t>(tensor.nbytes());
       reference = weakly(watched_.tensor, owned(THPVariable_Wrap(tensor)));
       watched_.address.set(reference.ptr(), address);
     }
-    const int64_t number = count;
-    watched_.number.set(reference.ptr(), number);
+    const int64_t storage = count;
+    watched_.number.set(reference.ptr(), storage);
     watched_.key.set(reference.ptr(), key);
     const int64_t weight = address != 0 || table_.is_estimate ? nbytes : 0;
     watched_.nbytes.set(reference.ptr(), weight);
     watched_.device.set(reference.ptr(), device);
     Account& there = *account(device);
-    count = number + 1;
-    put_last(owned(PyLong_FromLongLong(key)), reference);
+    count = storage + 1;
+    put_last(key, reference);
     there.live_bytes += weight;
-    table_.births->add(BirthsRow{.storage = number,
+    table_.births->add(BirthsRow{.storage = storage,
                                  .op = op,
                                  .time_ticks = at,
                                  .address = address,
@@ -176,7 +234,7 @@ class Storages {
         table_.above_watched(device, weight, workspace);
       }
     }
-    return number;
+    return storage;
   }
 
   /// Append the deaths since the last time, as of now.
@@ -185,14 +243,14 @@ class Storages {
       return;
     }
     const int64_t at = ticks();
-    while (any_dead()) {
+    do {
       const py::object gone = owned(PyObject_CallNoArgs(table_.take_death.ptr()));
       if (is_by_storage(gone.ptr())) {
         record_death(gone.ptr(), op, at);
       } else {  // it stays known, for another tensor may show its storage still
         shrink(gone.ptr());
       }
-    }
+    } while (any_dead());
   }
 
   static int64_t address_of(const at::Tensor& tensor) {
@@ -221,18 +279,22 @@ class Storages {
  private:
   int64_t device_of(const at::Tensor& tensor) {
     const int64_t device = static_cast<int64_t>(tensor.device().type()) << 8 | (tensor.device().index() & 0xff);
-    const auto known = devices_.find(device);
-    if (known != devices_.end()) {
-      return known->second;
+    if (last_device_.first == device) {  // most programs use one
+      return last_device_.second;
     }
-    const int64_t id = table_.device_id(owned(THPVariable_Wrap(tensor)));
-    devices_.emplace(device, id);
-    return id;
+    auto known = devices_.find(device);
+    if (known == devices_.end()) {
+      known = devices_.emplace(device, table_.device_id(owned(THPVariable_Wrap(tensor)))).first;
+    }
+    last_device_ = *known;
+    return known->second;
   }
 
+  /// Make a weak reference. To call its class would parse the arguments twice, for an `__init__` that does nothing.
   py::object weakly(const py::object& type, const py::object& referent) const {
-    PyObject* arguments[] = {referent.ptr(), table_.note_death.ptr()};
-    return owned(PyObject_Vectorcall(type.ptr(), arguments, 2, nullptr));
+    const py::object arguments = owned(PyTuple_Pack(2, referent.ptr(), table_.note_death.ptr()));
+    auto* of = reinterpret_cast<PyTypeObject*>(type.ptr());
+    return owned(of->tp_new(of, arguments.ptr(), nullptr));
   }
 
   /// Put what watches a storage at the end of the table, which is in the order of the births.
@@ -247,22 +309,48 @@ class Storages {
   }
 
   void record_death(PyObject* gone, int64_t op, int64_t at) {
-    const int64_t key = watched_.key.of(gone), number = number_of(gone);
-    const py::object address = owned(PyLong_FromLongLong(key));
-    if (PyDict_GetItemWithError(table_.live.ptr(), address.ptr()) == gone) {
-      PyDict_DelItem(table_.live.ptr(), address.ptr());
-    }
+    take_off(gone);
     shrink(gone);
-    if (number < entry_count) {
+    const int64_t storage = number_of(gone);
+    if (storage < entry_count) {
       Account& there = *account(watched_.device.of(gone));
       there.entry_gone_bytes += watched_.nbytes.of(gone);
       there.watch_bytes -= watched_.nbytes.of(gone);
     }
-    table_.deaths->add(DeathsRow{.storage = number, .op = op, .time_ticks = at});
-    const py::object role = owned(PyLong_FromLongLong(number));
-    if (PyDict_Contains(table_.roles.ptr(), role.ptr()) == 1) {
-      PyDict_DelItem(table_.roles.ptr(), role.ptr());
+    table_.deaths->add(DeathsRow{.storage = storage, .op = op, .time_ticks = at});
+    forget_roles(gone);
+  }
+
+  /// Take what watches a storage off the table, unless another storage has its address by now.
+  void take_off(PyObject* gone) const {
+    PyObject* key = watched_.key.object_of(gone);
+    if (PyDict_GetItemWithError(table_.live.ptr(), key) == gone) {
+      PyDict_DelItem(table_.live.ptr(), key);
     }
+  }
+
+  void forget_roles(PyObject* gone) const {
+    PyObject* number = watched_.number.object_of(gone);
+    if (PyDict_Contains(table_.roles.ptr(), number) == 1) {
+      PyDict_DelItem(table_.roles.ptr(), number);
+    }
+  }
+
+  /// Return what watches the living storages with at least a number by their tensors, the oldest first.
+  std::vector<py::object> by_tensor_since(int64_t number) const {
+    std::vector<py::object> found;
+    const py::object newest = table_.live.attr("values")().attr("__reversed__")();
+    while (PyObject* next = PyIter_Next(newest.ptr())) {  // no Python runs within: nobody changes the table
+      auto known = py::reinterpret_steal<py::object>(next);
+      if (number_of(known.ptr()) < number) {
+        break;
+      }
+      if (is_by_tensor(known.ptr())) {
+        found.push_back(std::move(known));
+      }
+    }
+    std::reverse(found.begin(), found.end());
+    return found;
   }
 
   void shrink(PyObject* gone) { account(watched_.device.of(gone))->live_bytes -= watched_.nbytes.of(gone); }
@@ -273,10 +361,11 @@ class Storages {
 
   const WatchedClasses watched_;
   StorageTable table_;
-  int64_t looks_ = 0;
+  int64_t looks_ = 0, rewatched_count_ = 0;
   bool closed_ = false;
   std::unordered_map<Key, int64_t, HashOfKey, SameKey> shapes_;
   std::unordered_map<int64_t, int64_t> devices_;
+  std::pair<int64_t, int64_t> last_device_{kNone, kNone};
   std::unordered_map<int64_t, std::shared_ptr<Account>> accounts_;
   std::pair<int64_t, std::shared_ptr<Account>> last_account_{kNone, nullptr};
   Key shape_;
