@@ -19,7 +19,6 @@ MOST_LINES_OF_A_FILE = 400
 MOST_LINES_OF_A_FUNCTION = 50
 LONGER_FUNCTIONS = {
     "memwatch/record/python/ops.py run": "it runs on every op, and a call in Python costs more than its work",
-    "plugins/pytest_memwatch/options.py add_options": "one declaration after another, no branch among them",
 }
 
 
