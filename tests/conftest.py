@@ -21,10 +21,11 @@ if scrambled_words.VARIABLE in os.environ:  # see test_words_are_last.py
 _SEARCH_WHOLE_HEAP = ("leaks", "heap", "plugin")
 _FIRST = ("leaks", "heap")
 _LAST = (
-    "test_leaks_devices.py", "test_heap_pause.py",  # these import pandas, the next ones torch's compiler
-    "test_leaks_programs_autograd.py", "test_leaks_facts.py", "test_leaks_innocent.py", "test_leaks_hygiene.py",
-    "test_leaks_pipelining.py", "test_leaks_programs_training.py", "test_heap_graph.py",
-    "test_plugin_session.py", "test_plugin_all.py", "plugin",
+    "test_leaks_watch.py", "test_leaks_devices.py", "test_heap_pause.py",  # these import pandas
+    "plugin",
+    # these import torch's compiler
+    "test_plugin_innocent.py", "test_leaks_innocent.py", "test_leaks_pipelining.py", "test_leaks_compiler.py",
+    "test_heap_graph.py",
     # these import what the test before them did not: libraries, and torch's op database
     "test_truth.py", "test_truth_transformers.py", "test_truth_lightning.py", "test_truth_diffusers.py",
     "test_truth_accelerate.py", "test_compat_opinfo.py",
