@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import subprocess
@@ -12,6 +13,8 @@ import pytest
 import scrambled_words
 from forked import run_forked
 from kept_objects import assert_memwatch_keeps_nothing
+
+import memwatch
 
 pytest_plugins = ["pytester"]
 
@@ -24,7 +27,7 @@ _LAST = (
     "test_leaks_watch.py", "test_leaks_devices.py", "test_heap_pause.py",  # these import pandas
     "plugin",
     # these import torch's compiler
-    "test_plugin_innocent.py", "test_leaks_innocent.py", "test_leaks_pipelining.py", "test_leaks_compiler.py",
+    "test_plugin_compiler.py", "test_leaks_innocent.py", "test_leaks_pipelining.py", "test_leaks_compiler.py",
     "test_heap_graph.py",
     # these import what the test before them did not: libraries, and torch's op database
     "test_truth.py", "test_truth_transformers.py", "test_truth_lightning.py", "test_truth_diffusers.py",
@@ -82,6 +85,20 @@ def fresh_python(_fork_server, tmp_path, tmp_path_factory):
         return run_forked(_fork_server, code, *arguments, folder=tmp_path, outputs=outputs, **environment)
 
     return run
+
+
+_MEMWATCH = f"""
+import sys
+from memwatch.cli import main
+sys.argv[0] = {str(Path(memwatch.__file__).with_name("__main__.py"))!r}
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def shell_memwatch(fresh_python):
+    """Run `memwatch` in a process and an empty folder of its own."""
+    return functools.partial(fresh_python, _MEMWATCH)
 
 
 @pytest.fixture(autouse=True, scope="module")

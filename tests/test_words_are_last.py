@@ -43,7 +43,7 @@ TESTS: Final = (
     "tests/report/test_report_model.py::test_packed_events_replay_to_the_timeline",
     "tests/report/test_report_text.py::test_lines_keep_to_the_width",
     *(f"tests/plugin/test_plugin_leaks.py::{name}" for name in PLUGIN),
-    "tests/plugin/test_plugin_innocent.py::test_clean_tests_pass",
+    "tests/plugin/test_plugin_compiler.py::test_clean_tests_pass",
 )
 
 

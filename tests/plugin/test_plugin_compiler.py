@@ -1,6 +1,6 @@
-"""Suites that were not written for the plugin, and train: no leak is told that is none.
+"""Suites that import torch's compiler, as training does: no leak is told that is none, and limits hold.
 
-An optimizer imports torch's compiler, so these tests come last: each search of the heap takes twice as long then.
+These tests come last: each search of the heap takes twice as long with the compiler.
 """
 
 from __future__ import annotations
@@ -192,4 +192,38 @@ def test_leak_cycle():
     result.assert_outcomes(passed=5, failed=3, deselected=result.parseoutcomes()["deselected"])
     result.stdout.fnmatch_lines_random(
         [f"LEAK *::test_leak_{kind}*" for kind in ("retained", "uncollectable", "cycle")]
+    )
+
+
+def test_limit_where_two_devices_are_used(session):
+    """A limit is of one device: of the accelerator by default; `cuda` is the CUDA device that got most."""
+    result = session(
+        """
+        import pytest, torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        @pytest.fixture(autouse=True)
+        def fake():  # tensors of accelerators can be made without one, and count as in an estimate
+            with FakeTensorMode(): yield
+        def use():
+            return [torch.empty(nbytes, dtype=torch.uint8, device=device)
+                    for device, nbytes in (("cpu", 3000), ("cuda:0", 2000), ("cuda:1", 1000))]
+        @pytest.mark.limit_peak_memory(2000)
+        def test_main(): use()
+        @pytest.mark.limit_peak_memory(1999)
+        def test_main_exceeded(): use()
+        @pytest.mark.limit_peak_memory(3000, device="cpu")
+        def test_cpu(): use()
+        @pytest.mark.limit_peak_memory(2999, device="cpu")
+        def test_cpu_exceeded(): use()
+        @pytest.mark.limit_peak_memory(2000, device="cuda")
+        def test_cuda(): use()
+        @pytest.mark.limit_peak_memory(1000, device="cuda:1")
+        def test_second(): use()
+        @pytest.mark.limit_peak_memory(999, device="cuda:1")
+        def test_second_exceeded(): use()
+        """
+    )
+    result.assert_outcomes(passed=4, failed=3)
+    result.stdout.fnmatch_lines(
+        ["*added 2000 B*cuda:0*", "*added 3000 B on cpu*", "*added 1000 B on cuda:1*"]
     )
