@@ -59,6 +59,16 @@ def test_fake_meta_nested_sparse_and_subclass_tensors_break_nothing():
         assert "`kept`" in leak.holder
 
 
+def test_a_nested_tensor_from_before_is_not_asked_under_a_mode():
+    """A nested tensor is made of others, and runs an op to show them: under the program's mode that may fail."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    nested = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged)
+    with FakeTensorMode(), check_leaks():
+        torch.randn(4)
+    assert nested.shape[0] == 2
+
+
 def test_compiled_functions_stay_compiled_and_are_no_leak():
     """The first compilation inside a check leaves caches, not leaks, and the function stays compiled after."""
     compiled = torch.compile(lambda x: (x * 2).relu(), backend="eager")
