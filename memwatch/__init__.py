@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memwatch._version import __version__ as __version__
 from memwatch.errors import MemoryLimitError, MemwatchError
+from memwatch.plan_training import train_by
 
 if TYPE_CHECKING:
     from memwatch import planner, replay
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from memwatch.capture.errors import CaptureError
     from memwatch.fit import Fit, fit
     from memwatch.leaks import Leak, LeakWatch, TensorLeakError, check_leaks, find_leaks, why_alive
+    from memwatch.plan_training import Turns
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
     from memwatch.profile import Profile, profile
@@ -98,6 +100,16 @@ def __getattr__(name: str) -> Any:
 def load_ipython_extension(shell: Any) -> None:
     """Add `%%memwatch`, which profiles a cell, to a notebook: what `%load_ext memwatch` calls."""
     importlib.import_module("memwatch.magic").register(shell)
+
+
+def _turns_of(plan: Plan) -> Turns:
+    """Import what trains with a plan, which needs torch, when a plan is first used so."""
+    from memwatch.replay.checkpoints.turns import turns_of
+
+    return turns_of(plan)
+
+
+train_by(_turns_of)
 
 
 def __dir__() -> list[str]:

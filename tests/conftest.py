@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import subprocess
@@ -13,6 +14,8 @@ import scrambled_words
 from forked import run_forked
 from kept_objects import assert_memwatch_keeps_nothing
 
+import memwatch
+
 pytest_plugins = ["pytester"]
 
 if scrambled_words.VARIABLE in os.environ:  # see test_words_are_last.py
@@ -21,10 +24,11 @@ if scrambled_words.VARIABLE in os.environ:  # see test_words_are_last.py
 _SEARCH_WHOLE_HEAP = ("leaks", "heap", "plugin")
 _FIRST = ("leaks", "heap")
 _LAST = (
-    "test_leaks_devices.py", "test_heap_pause.py",  # these import pandas, the next ones torch's compiler
-    "test_leaks_programs_autograd.py", "test_leaks_facts.py", "test_leaks_innocent.py", "test_leaks_hygiene.py",
-    "test_leaks_pipelining.py", "test_leaks_programs_training.py", "test_heap_graph.py",
-    "test_plugin_session.py", "test_plugin_all.py", "plugin",
+    "test_leaks_watch.py", "test_leaks_devices.py", "test_heap_pause.py",  # these import pandas
+    "plugin",
+    # these import torch's compiler
+    "test_plugin_compiler.py", "test_leaks_innocent.py", "test_leaks_pipelining.py", "test_leaks_compiler.py",
+    "test_heap_graph.py",
     # these import what the test before them did not: libraries, and torch's op database
     "test_truth.py", "test_truth_transformers.py", "test_truth_lightning.py", "test_truth_diffusers.py",
     "test_truth_accelerate.py", "test_compat_opinfo.py",
@@ -81,6 +85,20 @@ def fresh_python(_fork_server, tmp_path, tmp_path_factory):
         return run_forked(_fork_server, code, *arguments, folder=tmp_path, outputs=outputs, **environment)
 
     return run
+
+
+_MEMWATCH = f"""
+import sys
+from memwatch.cli import main
+sys.argv[0] = {str(Path(memwatch.__file__).with_name("__main__.py"))!r}
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def shell_memwatch(fresh_python):
+    """Run `memwatch` in a process and an empty folder of its own."""
+    return functools.partial(fresh_python, _MEMWATCH)
 
 
 @pytest.fixture(autouse=True, scope="module")

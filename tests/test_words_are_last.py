@@ -24,7 +24,6 @@ PROGRAMS: Final = {
     ),
 }  # fmt: skip
 PLUGIN: Final = (
-    "test_clean_tests_pass",
     "test_max_bytes_tolerates_small_growth",
     "test_ignore_rules_of_the_ini_file",
     "test_fixture_checks_the_whole_test",
@@ -44,6 +43,7 @@ TESTS: Final = (
     "tests/report/test_report_model.py::test_packed_events_replay_to_the_timeline",
     "tests/report/test_report_text.py::test_lines_keep_to_the_width",
     *(f"tests/plugin/test_plugin_leaks.py::{name}" for name in PLUGIN),
+    "tests/plugin/test_plugin_compiler.py::test_clean_tests_pass",
 )
 
 

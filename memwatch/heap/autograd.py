@@ -99,10 +99,15 @@ def _tensor_edges(tensor: Any) -> Iterator[NativeEdge]:
     yield NativeEdge(EdgeKind.BASE, _read(TENSOR_DICT, BASE, tensor))
     yield NativeEdge(EdgeKind.TENSOR_HOOKS, _read(TENSOR_DICT, BACKWARD_HOOKS, tensor), hidden=False)
     yield NativeEdge(EdgeKind.ACCUMULATE_HOOKS, _read(TENSOR_DICT, POST_GRAD_HOOKS, tensor), hidden=False)
-    if _read(TENSOR_DICT, "layout", tensor) is not torch.strided:
+    if _read(TENSOR_DICT, "layout", tensor) is not torch.strided and not _is_wrapper(tensor):
         yield from _sparse_parts(tensor)
     if is_wrapped(tensor):
         yield NativeEdge(EdgeKind.FUNCTORCH_VALUE, unwrapped(tensor))
+
+
+def _is_wrapper(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor made of others, which are its attributes: to ask it for parts would run its code."""
+    return any("__tensor_flatten__" in type_dict(cls) for cls in mro_of(type(tensor)))
 
 
 def _sparse_parts(tensor: torch.Tensor) -> Iterator[NativeEdge]:

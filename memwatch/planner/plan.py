@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from memwatch.html_text import ShownAsText
+from memwatch.plan_training import Turns, turns_of
 from memwatch.planner.plan_file import PlanFileError, read_plan_file, write_plan_file
 from memwatch.planner.schedule import Schedule
 from memwatch.sizes import format_bytes
@@ -82,8 +82,7 @@ class Plan(ShownAsText):
         Raises:
             MemwatchError: the plan is of no recorded training step.
         """
-        contexts: tuple[AbstractContextManager[Any], AbstractContextManager[Any]] = self._turns.contexts()
-        return contexts
+        return self._turns.contexts()
 
     @property
     def checkpoint_peak_bytes(self) -> int | None:
@@ -92,9 +91,8 @@ class Plan(ShownAsText):
         return None if choice is None else int(choice.peak_bytes)
 
     @cached_property
-    def _turns(self) -> Any:
-        # the planner knows no torch, so that what trains with its plans is found only when it is used
-        return import_module("memwatch.replay.checkpoints.turns").turns_of(self)
+    def _turns(self) -> Turns:
+        return turns_of(self)
 
     def step_content(self) -> Mapping[str, Any] | None:
         """Return what the recorded step did as plain data, None for the plan of a `Graph`."""

@@ -1,4 +1,4 @@
-"""The command-line options, the ini keys that replace them, and the settings that both give."""
+"""The settings of a session, read from its command-line options and ini keys."""
 
 from __future__ import annotations
 
@@ -71,98 +71,6 @@ class Settings:
 
 
 SETTINGS: Final = pytest.StashKey[Settings]()
-
-
-def add_options(parser: pytest.Parser) -> None:
-    """Declare the options and the ini keys."""
-    group = parser.getgroup("memwatch", "tensor memory of tests (memwatch)")
-    add = group.addoption
-    add(
-        "--memwatch",
-        action="store_true",
-        help="Measure the peak memory of each test body and print a report.",
-    )
-    add(
-        "--no-memwatch",
-        action="store_true",
-        help="Switch every check and measurement of memwatch off; markers pass.",
-    )
-    add(
-        "--memwatch-leaks",
-        metavar="{marked,all,off}",
-        help="Which tests are checked for leaked tensors: those with the marker or fixture no_tensor_leaks "
-        "(marked, the default), all of them (one run each), or none (off).",
-    )
-    add(
-        "--memwatch-leaks-min-bytes",
-        metavar="SIZE",
-        help="Do not count leaks of fewer bytes than SIZE, such as 1KiB.",
-    )
-    add(
-        "--memwatch-limit-peak",
-        metavar="SIZE",
-        help="Fail each test whose body adds more than SIZE at its peak.",
-    )
-    add("--memwatch-html", metavar="DIR", help="Write one page for each failing test into DIR.")
-    add(
-        "--memwatch-json", metavar="PATH", help="Write the results of all measured and checked tests to PATH."
-    )
-    add(
-        "--memwatch-save",
-        metavar="NAME",
-        help="Save the peaks of passing tests as baseline .memwatch/NAME.json.",
-    )
-    add(
-        "--memwatch-compare",
-        metavar="NAME",
-        nargs="?",
-        const="",
-        help="Compare the peaks with a saved baseline, by default the latest.",
-    )
-    add(
-        "--memwatch-compare-fail",
-        metavar="TOLERANCE",
-        help="Fail tests whose peak is above the baseline by more than this: 5%% or 1MiB. Lower never fails.",
-    )
-    add(
-        "--memwatch-warmup",
-        metavar="N",
-        type=int,
-        default=1,
-        help="Runs before growth is measured (default 1).",
-    )
-    add(
-        "--memwatch-runs",
-        metavar="N",
-        type=int,
-        help="Runs in which growth is measured (default 2, and more to tell a window that fills from a leak).",
-    )
-    add(
-        "--memwatch-top",
-        metavar="N",
-        type=int,
-        default=5,
-        help="Tests, and lines per test, to show; 0: all (default 5).",
-    )
-    add(
-        "--memwatch-stack-depth",
-        metavar="N",
-        type=int,
-        default=1,
-        help="Frames per allocation to show (default 1).",
-    )
-    parser.addini("memwatch", "measure each test, like --memwatch", type="bool", default=False)
-    parser.addini("memwatch_leaks", "like --memwatch-leaks: marked, all or off", default="")
-    parser.addini(
-        "memwatch_leaks_min_bytes", "like --memwatch-leaks-min-bytes: a size such as 1 KiB", default=""
-    )
-    parser.addini("memwatch_limit_peak", "like --memwatch-limit-peak: a size such as 64 MiB", default="")
-    parser.addini(
-        "memwatch_ignore",
-        "leaks that do not count, one rule a line, `pattern: reason`",
-        type="linelist",
-        default=[],
-    )
 
 
 def read_settings(config: pytest.Config) -> Settings:

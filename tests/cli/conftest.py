@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 from pathlib import Path
@@ -23,20 +22,6 @@ def command(tmp_path):
         return subprocess.run(words, check=False, **options)
 
     return run
-
-
-_MEMWATCH = f"""
-import sys
-from memwatch.cli import main
-sys.argv[0] = {str(Path(memwatch.__file__).with_name("__main__.py"))!r}
-sys.exit(main())
-"""
-
-
-@pytest.fixture
-def shell_memwatch(fresh_python):
-    """Run `memwatch` in a process and an empty folder of its own."""
-    return functools.partial(fresh_python, _MEMWATCH)
 
 
 def record(path: Path, width: int) -> Path:

@@ -138,6 +138,7 @@ def test_backward_after_the_block_finds_the_parameters_too(intercept):
     del y, kept
     gc.unfreeze()  # packs of programs before are among what the harness froze
     gc.collect()
+    gc.freeze()
     assert disguise._worn == before
     assert ("saved_tensors" in vars(BackwardCFunction)) == bool(before)
 

@@ -38,6 +38,7 @@ OTHERWISE_DIFFERENT = {
 @functools.cache
 def profiled(program):
     gc.collect()  # garbage of other tests that goes inside the block would be part of its baseline
+    gc.freeze()  # the next collection then passes over the profiles that are kept here
     with memwatch.profile() as prof:
         program()
     return prof

@@ -63,15 +63,24 @@ def block_state() -> dict[str, object]:
     return state
 
 
-def module_functions() -> dict[tuple[str, str], int]:
-    """Return every function and class that torch's modules hold, by identity: none may be replaced."""
+def module_names() -> dict[str, dict[str, object]]:
+    """Return what the names of each of torch's modules stand for."""
     return {
-        (module_name, name): id(value)
-        for module_name, module in list(sys.modules.items())
-        if module is not None and (module_name == "torch" or module_name.startswith("torch."))
-        for name, value in list(vars(module).items())
-        if callable(value)
+        name: dict(vars(module))
+        for name, module in list(sys.modules.items())
+        if module is not None and (name == "torch" or name.startswith("torch."))
     }
+
+
+def replaced_functions(before: dict[str, dict[str, object]]) -> list[tuple[str, str]]:
+    """Return the functions and classes of torch's modules that are others than before: none may be replaced."""
+    after = module_names()
+    return [
+        (module, name)
+        for module, names in before.items()
+        for name, value in names.items()
+        if after.get(module, {}).get(name) is not value and callable(value)
+    ]
 
 
 def changes(before: dict, after: dict) -> dict:

@@ -22,3 +22,10 @@ MODULES = (
     programs_training,
 )
 PROGRAMS = [program for module in MODULES for program in module.PROGRAMS]
+IMPORT_MUCH = {"data_frame", "escape_from_vmap", "optimizer_in_backward"}
+"""Programs that import pandas or torch's compiler; each search of the heap takes twice as long from then on."""
+
+
+def lean(programs):
+    """Return the programs that import little, which are to run before the others."""
+    return [program for program in programs if program.name not in IMPORT_MUCH]

@@ -224,30 +224,6 @@ def test_the_error_is_text_and_survives_pickling():
         assert words in text
 
 
-def test_fake_meta_nested_sparse_and_subclass_tensors_break_nothing():
-    """Simulated tensors weigh nothing; the others are counted like any."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    class Named(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, func, types, args=(), kwargs=None):
-            return super().__torch_function__(func, types, args, kwargs or {})
-
-    kept = []
-    with FakeTensorMode(), check_leaks():
-        kept.append(torch.randn(4) + 1)
-    with check_leaks():
-        kept.append(torch.empty(8, device="meta"))
-    for make in (
-        lambda: torch.eye(4).to_sparse(),
-        lambda: torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged),
-        lambda: torch.randn(4).as_subclass(Named) * 2,
-    ):
-        (leak, *_) = leaks_of(lambda make=make: kept.append(make()))
-        assert leak.kind == "retained"
-        assert "`kept`" in leak.holder
-
-
 def test_views_that_autograd_refuses_to_touch_break_nothing():
     """A view of several whose base was changed in place raises on any look at its graph; the check goes on."""
     base = torch.randn(2, requires_grad=True).clone()

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from memwatch.leaks import check_leaks, find_leaks
 
 sys.path.insert(0, str(Path(__file__).parent))
 import all_programs
 import programs_facts
+from storages_alive import survivors
 
-FREED_LATE_OR_NEVER = [program for program in all_programs.PROGRAMS if program.kind != "retained"]
+FREED_LATE_OR_NEVER = [
+    program for program in all_programs.lean(all_programs.PROGRAMS) if program.kind != "retained"
+]
 
 
 @pytest.fixture(autouse=True)
@@ -27,39 +26,6 @@ def _fresh():
     torch.set_num_threads(1)
     yield
     programs_facts.KEPT.clear()
-
-
-class Births(TorchDispatchMode):
-    """Keeps a weak reference to every storage that an operator returns."""
-
-    def __init__(self):
-        super().__init__()
-        self.refs = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for value in tree_leaves(out):
-            if isinstance(value, torch.Tensor):
-                self.refs.append(weakref.ref(value.untyped_storage()))
-        return out
-
-    def alive(self):
-        return len({id(ref()) for ref in self.refs if ref() is not None})
-
-
-def survivors(program):
-    """Run a program with gc off; count the storages that outlive it, before and after a collection."""
-    program()  # first-use state of torch
-    gc.collect()
-    gc.disable()
-    try:
-        with Births() as births:
-            program()
-        left = births.alive()
-    finally:
-        gc.enable()
-    gc.collect()
-    return left, births.alive()
 
 
 @pytest.mark.parametrize("program", programs_facts.FREED_BY_REFCOUNT, ids=lambda fn: fn.__name__)

@@ -219,15 +219,6 @@ def test_arguments_are_passed_on():
     assert calls == [((1, 2), {"key": "word"})] * 5
 
 
-def test_compiled_functions_stay_compiled_and_are_no_leak():
-    """The first compilation inside a check leaves caches, not leaks, and the function stays compiled after."""
-    compiled = torch.compile(lambda x: (x * 2).relu(), backend="eager")
-    with check_leaks():
-        compiled(torch.randn(4))
-    assert find_leaks(compiled, torch.randn(4)) == []
-    torch._dynamo.reset()
-
-
 def growing():
     seen = []
     return lambda: seen.append(torch.randn(16))

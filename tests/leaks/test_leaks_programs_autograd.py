@@ -9,8 +9,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import programs_autograd
 import programs_facts
 import programs_frameworks
+from all_programs import lean
 from program_checks import both_for
 
-PROGRAMS = [*programs_autograd.PROGRAMS, *programs_facts.PROGRAMS, *programs_frameworks.PROGRAMS]
+PROGRAMS = lean([*programs_autograd.PROGRAMS, *programs_facts.PROGRAMS, *programs_frameworks.PROGRAMS])
 
 test_a_leak_is_found_with_its_kind_and_references, test_the_clean_twin_is_silent = both_for(PROGRAMS)

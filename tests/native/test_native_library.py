@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -16,8 +15,6 @@ from memwatch import build_cache
 from memwatch.errors import MemwatchError
 from memwatch.planner.native import library as kernels
 from memwatch.record.native import library, unbuilt
-
-COMMAND = [sys.executable, "-m", "memwatch", "build"]
 
 
 @pytest.fixture
@@ -49,9 +46,10 @@ def test_the_tests_have_the_native_recorder():
     assert recorder() == "native"
 
 
-def test_building_again_says_where_it_is():
+def test_building_again_says_where_it_is(shell_memwatch):
     """Nothing is compiled twice."""
-    done = subprocess.run(COMMAND, capture_output=True, text=True, check=True)
+    done = shell_memwatch("build")
+    assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines == [f"already built: {file}" for file in (kernels.path(), library.path())]
 
@@ -88,13 +86,12 @@ def test_who_has_it_is_told_nothing(untold):
     assert notes() == []
 
 
-def test_run_tells_before_the_next_command(empty_cache, tmp_path):
+def test_run_tells_before_the_next_command(empty_cache, tmp_path, shell_memwatch):
     """`memwatch run` ends with the next command to type; the line about the recorder stands above, but not with -q."""
     for quiet in ([], ["-q"]):
         words = ["run", "-f", "-o", str(tmp_path / "a.memwatch"), *quiet, "-c", "import torch; torch.ones(3)"]
-        done = subprocess.run(
-            [sys.executable, "-m", "memwatch", *words], capture_output=True, text=True, check=True
-        )
+        done = shell_memwatch(*words)
+        assert done.returncode == 0, done.stderr
         assert done.stderr.count(unbuilt.REMARK) == (not quiet)
         assert not quiet or done.stderr == ""
 
@@ -235,10 +232,9 @@ def test_a_library_is_written_beside_those_of_other_versions(empty_cache, source
     }
 
 
-def test_no_compiler_is_one_line_and_exit_code_1(tmp_path):
+def test_no_compiler_is_one_line_and_exit_code_1(shell_memwatch, tmp_path):
     """A machine without a compiler is told what to install; nothing else fails."""
-    none = {"CXX": "no-compiler", "CC": "no-compiler", "MEMWATCH_CACHE": str(tmp_path)}
-    done = subprocess.run(COMMAND, capture_output=True, text=True, env=os.environ | none, check=False)
+    done = shell_memwatch("build", CXX="no-compiler", CC="no-compiler", MEMWATCH_CACHE=str(tmp_path))
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("memwatch: error: the native recorder was not built: there is no C++ compiler")

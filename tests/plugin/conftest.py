@@ -18,12 +18,11 @@ addopts = -p no:timeout -p no:anyio -p no:unraisableexception
 
 @pytest.fixture(autouse=True, scope="session")
 def _imports():
-    """Import what inner sessions import, which pytester makes them forget: torch._dynamo cannot be imported twice.
+    """Import what inner sessions import, and pytester makes them forget.
 
     Not before the first of these tests: the heaps that earlier tests search stay small.
     """
     import hypothesis.strategies  # noqa: F401
-    import torch._dynamo
     import torch.nn.utils.parametrizations  # noqa: F401
 
     from memwatch import report  # noqa: F401

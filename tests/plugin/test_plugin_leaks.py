@@ -97,29 +97,6 @@ def test_cycles_and_uncollectable_loops_are_leaks(session):
     result.stdout.fnmatch_lines(["*freed only by gc: cycle through*", "*never freed: loop through*"])
 
 
-def test_clean_tests_pass(session):
-    """Caches that stop growing, gradients, optimizer state and returned values are no leaks."""
-    result = session(
-        """
-        import functools, pytest, torch
-        CACHE = {}
-        @functools.lru_cache
-        def table(n): return torch.arange(n)
-        @pytest.mark.no_tensor_leaks
-        def test_cache():
-            CACHE.setdefault("mask", torch.ones(100))
-            table(100)
-        @pytest.mark.no_tensor_leaks
-        def test_step():
-            model = torch.nn.Linear(4, 4)
-            optimizer = torch.optim.Adam(model.parameters())
-            model(torch.ones(2, 4)).sum().backward()
-            optimizer.step()
-        """
-    )
-    result.assert_outcomes(passed=2)
-
-
 def test_body_runs_warmup_plus_runs_times_with_the_same_fixture_values(session):
     """Fixtures are set up once; warmup and runs come from the marker, else from the options."""
     result = session(

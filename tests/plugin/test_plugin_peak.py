@@ -110,40 +110,6 @@ def test_limit_of_one_device(session):
     ).assert_outcomes(passed=2, failed=1)
 
 
-def test_limit_where_two_devices_are_used(session):
-    """A limit is of one device: of the accelerator by default; `cuda` is the CUDA device that got most."""
-    result = session(
-        """
-        import pytest, torch
-        from torch._subclasses.fake_tensor import FakeTensorMode
-        @pytest.fixture(autouse=True)
-        def fake():  # tensors of accelerators can be made without one, and count as in an estimate
-            with FakeTensorMode(): yield
-        def use():
-            return [torch.empty(nbytes, dtype=torch.uint8, device=device)
-                    for device, nbytes in (("cpu", 3000), ("cuda:0", 2000), ("cuda:1", 1000))]
-        @pytest.mark.limit_peak_memory(2000)
-        def test_main(): use()
-        @pytest.mark.limit_peak_memory(1999)
-        def test_main_exceeded(): use()
-        @pytest.mark.limit_peak_memory(3000, device="cpu")
-        def test_cpu(): use()
-        @pytest.mark.limit_peak_memory(2999, device="cpu")
-        def test_cpu_exceeded(): use()
-        @pytest.mark.limit_peak_memory(2000, device="cuda")
-        def test_cuda(): use()
-        @pytest.mark.limit_peak_memory(1000, device="cuda:1")
-        def test_second(): use()
-        @pytest.mark.limit_peak_memory(999, device="cuda:1")
-        def test_second_exceeded(): use()
-        """
-    )
-    result.assert_outcomes(passed=4, failed=3)
-    result.stdout.fnmatch_lines(
-        ["*added 2000 B*cuda:0*", "*added 3000 B on cpu*", "*added 1000 B on cuda:1*"]
-    )
-
-
 def test_leak_and_limit_on_one_test(session):
     """Both are checked; the peak is that of the first run, and a leak is reported first."""
     result = session(

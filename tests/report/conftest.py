@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
 import torch
+from forked import run_forked
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
@@ -105,19 +108,13 @@ def planned():
 
 
 @pytest.fixture(scope="session")
-def leaked():
-    """Find the leaks of a function that leaks in each of the three ways."""
-    kept = []
-
-    def leaky():
-        kept.append(torch.ones(1000))
-        ring = [torch.ones(5000)]
-        ring.append(ring)
-        weight = torch.ones(300, requires_grad=True)
-        squared = weight * weight
-        squared.register_hook(lambda grad: grad * squared.sum())
-
-    return memwatch.find_leaks(leaky)
+def leaked(_fork_server, tmp_path_factory):
+    """Find the leaks of a function that leaks in each of the three ways, in a process whose heap is small."""
+    folder, outputs = tmp_path_factory.mktemp("leaks"), tmp_path_factory.mktemp("outputs")
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import leaking; leaking.write_leaks()"
+    done = run_forked(_fork_server, code, folder=folder, outputs=outputs)
+    assert done.returncode == 0, done.stderr
+    return pickle.loads((folder / "leaks.pickle").read_bytes())
 
 
 def find_program(name: str) -> str:
