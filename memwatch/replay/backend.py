@@ -18,9 +18,11 @@ import torch
 from memwatch._torch.aot import aot_autograd, boxed_nop, default_partition, min_cut_partition
 from memwatch._torch.aot_graphs import has_region_budget
 from memwatch._torch.dynamo import compiling_wrapper
+from memwatch._torch.inductor import decompositions
 from memwatch.planner import OptionError
 from memwatch.replay.account import Account
 from memwatch.replay.errors import UnsupportedOpError
+from memwatch.replay.inner import with_inductor, with_kernels
 from memwatch.replay.options import BackendOptions
 from memwatch.replay.traced_graph import TracedGraph, boxed
 
@@ -55,14 +57,17 @@ def memwatch_backend(
     """
     if mode not in (None, "default"):
         raise OptionError(f"the backend memwatch has no mode {mode!r}; give options={{'budget': ...}}")
-    account = _account(BackendOptions.read(options), inputs)
-    graph = TracedGraph(module, inputs)
+    read = BackendOptions.read(options)
+    account = _account(read, inputs)
+    is_inductor = read.inner == "inductor"
+    graph = TracedGraph(module, inputs, with_inductor if is_inductor else with_kernels)
     compiler = _Compiler(graph, account)
     graph.run = aot_autograd(
         fw_compiler=compiler.forward,
         bw_compiler=compiler.backward,
         inference_compiler=compiler.inference,
         partition_fn=compiler.partition,
+        decompositions=decompositions() if is_inductor else None,
     )(module, inputs)
     if graph.joint is None or not account.is_kept:
         return graph.run

@@ -14,17 +14,18 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import py_sym_types
 
-from memwatch._torch.aot import boxed_nop, extract_forward_and_backward, min_cut_partition, without_repeats
+from memwatch._torch.aot import extract_forward_and_backward, min_cut_partition, without_repeats
 from memwatch._torch.symbolic_sizes import symbol_of
 from memwatch.encoding.values import leaves
 from memwatch.replay.fx import hinted, is_tangent
+from memwatch.replay.inner import with_kernels
 from memwatch.replay.rewrite import rewritten
 from memwatch.replay.step_parts import GraphRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    Boxed = Callable[[list[Any]], Sequence[Any]]
+    from memwatch.replay.inner import Boxed, Compiler
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +55,7 @@ class TracedGraph:
     Args:
         module: dynamo's graph; called, it runs as eager PyTorch does.
         inputs: its fake inputs.
+        compiler: makes what runs a planned graph.
 
     Attributes:
         eager: that graph.
@@ -66,7 +68,7 @@ class TracedGraph:
         run: the compiled graph.
     """
 
-    def __init__(self, module: fx.GraphModule, inputs: list[Any]) -> None:
+    def __init__(self, module: fx.GraphModule, inputs: list[Any], compiler: Compiler = with_kernels) -> None:
         self.eager = module
         self.joint: fx.GraphModule | None = None
         self.num_fwd_outputs: int | None = None
@@ -76,6 +78,7 @@ class TracedGraph:
         self.run: Callable[..., Any] = module
         self.on_backward: Callable[[str], object] = lambda where: None
         self.turn = 0
+        self._compiler = compiler
         self._symbols = [
             (place, symbol_of(item)) for place, item in enumerate(inputs) if isinstance(item, torch.SymInt)
         ]
@@ -123,9 +126,10 @@ class TracedGraph:
             modules = extract_forward_and_backward(
                 written.module, tensors, symbols, num_fwd_outputs=self.num_fwd_outputs
             )
-        backward = None if modules[1] is None else boxed_nop(modules[1], [])
+        forward = self._compiler(modules[0], is_backward=False)
+        backward = None if modules[1] is None else self._compiler(modules[1], is_backward=True)
         way = Way(
-            len(self.ways), tuple(order), boxed_nop(modules[0], []), backward, len(tensors), len(symbols),
+            len(self.ways), tuple(order), forward, backward, len(tensors), len(symbols),
             torch.tensor([len(self.ways)]),
         )  # fmt: skip
         self.ways.append(way)

@@ -188,3 +188,23 @@ def test_code_before_the_first_graph_that_is_not_compiled_is_told():
         planned(x).sum().backward()
     torch._dynamo.reset()
     compiled(after, "100%")(before(x)).sum().backward()
+
+
+def test_inductor_keeps_the_budget():
+    """What inductor compiles keeps the budget by measurement; its results are close. Products need no C++ compiler."""
+    weight = nn.Parameter(torch.randn(32, 32) / 6)
+    model, x = nn.Module(), torch.randn(64, 32)
+    model.weight = weight
+
+    def products(x):
+        for _ in range(4):
+            x = x @ weight
+        return x
+
+    wanted = step(model, lambda: products(x))
+    allowed = peak_of(model, lambda: products(x)) * 9 // 10
+    planned = compiled(products, "90%", inner="inductor")
+    for _ in range(3):
+        found = step(model, lambda: planned(x))
+        assert all(torch.allclose(one, other) for one, other in zip(found, wanted, strict=True))
+    assert peak_of(model, lambda: planned(x)) <= allowed
