@@ -297,8 +297,8 @@ class Account:
         assert standing.orders is not None
         planned = standing.orders
         _log.info(
-            "a step took %s, planned were %s",
-            format_bytes(peak_bytes), format_bytes(planned.peak_increase_bytes),
+            "a step took %s, planned were %s; planned extra cost %.1f %%",
+            format_bytes(peak_bytes), format_bytes(planned.peak_increase_bytes), 100 * planned.extra_cost_ratio,
         )  # fmt: skip
         if peak_bytes > budget:
             standing.tries += 1

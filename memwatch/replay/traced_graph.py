@@ -15,6 +15,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import py_sym_types
 
 from memwatch._torch.aot import extract_forward_and_backward, min_cut_partition, without_repeats
+from memwatch._torch.modes import without_modes
 from memwatch._torch.symbolic_sizes import symbol_of
 from memwatch.encoding.values import leaves
 from memwatch.replay.fx import hinted, is_tangent
@@ -130,7 +131,7 @@ class TracedGraph:
         backward = None if modules[1] is None else self._compiler(modules[1], is_backward=True)
         way = Way(
             len(self.ways), tuple(order), forward, backward, len(tensors), len(symbols),
-            torch.tensor([len(self.ways)]),
+            _tag(len(self.ways)),
         )  # fmt: skip
         self.ways.append(way)
         return way, modules
@@ -194,6 +195,12 @@ def _torchs_own(
     outputs = list(leaves(forward.graph.output_node().args))[num_fwd_outputs:]
     kept = frozenset(node.name for node in outputs if isinstance(node, fx.Node))
     return kept, tuple(node.name for node in backward.graph.nodes if node.op == "call_function")
+
+
+def _tag(number: int) -> torch.Tensor:
+    """Return a real tensor that holds a number. While AOTAutograd traces, a fake one is made, which is slow to read."""
+    with without_modes():
+        return torch.tensor([number])
 
 
 def _is_symbol(node: fx.Node) -> bool:

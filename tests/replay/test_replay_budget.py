@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from memwatch._torch.profiler import is_running
@@ -161,6 +162,15 @@ def test_no_budget_is_above_torchs_own_partition():
     assert peak_of(holder, planned) <= of_torch
 
 
+def test_no_fake_tensor_takes_part_in_a_step(monkeypatch):
+    """What is made while a graph is traced is real: ops on fake tensors would cost more than the planned graph."""
+    model, x = layers(1), torch.ones(4, 32)
+    planned = compiled(model, None)
+    step(model, lambda: planned(x))
+    monkeypatch.delattr(FakeTensorMode, "dispatch")
+    step(model, lambda: planned(x))
+
+
 def test_an_output_that_the_loss_frees_counts_no_longer(caplog):
     """The logits are gone when the backward begins: the plan says what a step takes."""
     torch.manual_seed(0)
@@ -175,7 +185,7 @@ def test_an_output_that_the_loss_frees_counts_no_longer(caplog):
         for _ in range(2):
             step(model, lambda: loss(planned))
     (record,) = caplog.records
-    taken, planned_for = (float(size.removesuffix(" KiB")) for size in record.args)
+    taken, planned_for = (float(size.removesuffix(" KiB")) for size in record.args[:2])
     assert taken == pytest.approx(planned_for, rel=1e-3)
 
 
