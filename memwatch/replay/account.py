@@ -103,6 +103,11 @@ class Account:
         return self._options.budget is not None
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether a step is between its first graph and the end of its backward."""
+        return self._episode is not None and bool(self._episode.pending())
+
+    @property
     def _is_share(self) -> bool:
         budget = self._options.budget
         return isinstance(budget, str) and budget.strip().endswith("%")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
+from memwatch._torch.dynamo import call_when_given_up
 from memwatch._torch.profiler import is_running
 from memwatch.planner import BudgetError
+from memwatch.replay import backend
 from memwatch.replay.measure import measure_peak
 
 
@@ -198,6 +201,34 @@ def test_code_before_the_first_graph_that_is_not_compiled_is_told():
         planned(x).sum().backward()
     torch._dynamo.reset()
     compiled(after, "100%")(before(x)).sum().backward()
+
+
+class Recurrent(nn.Module):
+    """A model that dynamo leaves as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells, self.head = nn.LSTM(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.cells(x)[0])
+
+
+def test_a_model_that_is_not_compiled_is_refused():
+    """Its budget would not be kept: an error if it is strict, else one warning; both say which code and why."""
+    torch._dynamo.callback.callback_handler.end_callbacks.clear()  # a reset of dynamo's may have done so
+    call_when_given_up(backend._given_up)
+    model, x = Recurrent(), torch.ones(3, 2, 8)
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"leaves `forward` .* as it is: .*LSTM") as raised:
+            compiled(model, "50%")(x)
+        assert isinstance(raised.value.inner_exception, BudgetError)
+    planned = compiled(model, "50%", strict=False)
+    with pytest.warns(UserWarning, match=r"leaves `forward` .* as it is: .*LSTM"):
+        planned(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        planned(x).sum().backward()
 
 
 def test_inductor_keeps_the_budget():
