@@ -226,6 +226,25 @@ def test_what_cannot_be_run_is_estimated():
     assert all(type(each.data) is torch.Tensor and each.grad is None for each in model.parameters())
 
 
+@pytest.mark.parametrize(("reads", "error"), [(True, memwatch.BudgetError), (False, KeyError)])
+def test_only_a_step_that_reads_values_has_no_estimate(reads, error):
+    """Any other error of a step that fake tensors stand in for is told, not taken for that."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        loss = model(torch.ones(8, 4)).sum()
+        if type(loss) is torch.Tensor:
+            raise MemoryError
+        if not reads:
+            raise KeyError
+        loss.item()
+        optimizer.step()
+
+    with pytest.raises(error):
+        memwatch.fit(step, model, "1 GiB", ways=("checkpoint",), quiet=True)
+
+
 def small_blocks():
     torch.manual_seed(0)
     block = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
