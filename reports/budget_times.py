@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 HERE = pathlib.Path(__file__).parent
-ROUNDS = 40
+ROUNDS = 15
 LEARNING_STEPS = 4
 
 

@@ -136,7 +136,7 @@ def call_when_given_up(call: Callable[[Any, CodeType, str], None]) -> None:
         compiling = _frame_of("_compile") if isinstance(error, unsupported) else None
         if compiling is None:
             return
-        owner = getattr(compiling.f_locals.get("compiler_fn"), "_torchdynamo_orig_backend", None)
+        owner: Any = getattr(compiling.f_locals.get("compiler_fn"), "_torchdynamo_orig_backend", None)
         try:
             call(owner, compiling.f_locals["code"], str(error).partition("\n")[0])
         except Exception as refusal:

@@ -57,7 +57,7 @@ def reads_values() -> tuple[type[Exception], ...]:
 
     The classes are looked up when they are asked for: some lie where sympy is imported.
     """
-    found = (_reading.take(name, None) for name in _NAMES)
+    found: list[type[Exception] | None] = [_reading.take(name, None) for name in _NAMES]
     return tuple(each for each in found if each is not None)
 
 
