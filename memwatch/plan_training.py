@@ -19,8 +19,10 @@ class Turns(Protocol):
     def choice(self) -> Any:
         """What is saved; None as long as no regions are known."""
 
-    def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Return the contexts of the region that begins now."""
+    def contexts(
+        self, *, strict: bool = False
+    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Return the contexts of the region that begins now; `strict` makes errors of warnings about the budget."""
 
 
 _turns_of: Callable[[Any], Turns] | None = None

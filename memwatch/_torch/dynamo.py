@@ -8,6 +8,9 @@
 | torch._TorchCompileWrapper | compiling_wrapper() |
 | torch._dynamo.resume_execution.TORCH_DYNAMO_RESUME_IN_PREFIX | is_resumed() |
 | sys.modules["torch._dynamo.eval_frame"] | loaded_eval_frame() |
+| torch._dynamo.callback.callback_handler, torch._dynamo.exc.Unsupported, BackendCompilerFailed | \
+call_when_given_up(call) |
+| "compiler_fn" and "code" of convert_frame's `_compile` | (there) |
 | "set_eval_frame", "_maybe_set_eval_frame", "compile_wrapper" | SET_CALLBACK, RESTORE_CALLBACK, COMPILED_WRAPPER |
 """
 
@@ -20,7 +23,7 @@ from memwatch._torch.lookup import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType, ModuleType
+    from types import CodeType, FrameType, ModuleType
 
 _callback: Final = Part("dynamo may try to compile code of memwatch, which costs time")
 frame_callback: Final[Callable[[], Any]] = _callback.take(
@@ -109,3 +112,43 @@ def is_resumed() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+_given_up: Final = Part("code that torch.compile does not compile may be outside of a budget without a word")
+_PENDING: Final = "_CompilationCallbackHandler__pending_callbacks_counter"
+
+
+def call_when_given_up(call: Callable[[Any, CodeType, str], None]) -> None:
+    """Have a function called when dynamo gives up compiling a frame, which then runs as it is; imports dynamo.
+
+    Args:
+        call: takes the object that would have called the backend, the code of the frame, and dynamo's reason. It may
+            raise: the program sees the error as it sees those of a backend.
+    """
+    handler: Any = _given_up.take("torch._dynamo.callback.callback_handler", None)
+    unsupported: Any = _given_up.take("torch._dynamo.exc.Unsupported", None)
+    failed: Any = _given_up.take("torch._dynamo.exc.BackendCompilerFailed", None)
+    if not _given_up.complete:
+        return
+
+    def ended(_: object) -> None:
+        error = sys.exc_info()[1]
+        compiling = _frame_of("_compile") if isinstance(error, unsupported) else None
+        if compiling is None:
+            return
+        owner: Any = getattr(compiling.f_locals.get("compiler_fn"), "_torchdynamo_orig_backend", None)
+        try:
+            call(owner, compiling.f_locals["code"], str(error).partition("\n")[0])
+        except Exception as refusal:
+            # the handler would count this compilation as one that is under way, and call nobody again
+            setattr(handler, _PENDING, getattr(handler, _PENDING, 1) - 1)
+            raise failed(owner.compiler_fn, refusal, None) from refusal
+
+    handler.register_end_callback(ended)
+
+
+def _frame_of(name: str) -> FrameType | None:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not (frame.f_code.co_name == name and "compiler_fn" in frame.f_locals):
+        frame = frame.f_back
+    return frame

@@ -4,6 +4,7 @@
 | --- | --- |
 | torch.autograd._engine_run_backward | call_after_backwards(call) |
 | torch._C._autograd._get_current_graph_task_keep_graph | keeps_graph() |
+| torch._C._current_graph_task_id | is_in_backward() |
 | grad_fn.metadata | metadata_of(grad_fn) |
 """
 
@@ -27,6 +28,12 @@ keeps_graph: Final[Callable[[], bool]] = _engine.take(
     "torch._C._autograd._get_current_graph_task_keep_graph", lambda: False
 )
 """Return True inside a backward that keeps its graph for another one."""
+_task_id: Final[Callable[[], int]] = _engine.take("torch._C._current_graph_task_id", lambda: -1)
+
+
+def is_in_backward() -> bool:
+    """Return True where autograd's engine runs a backward in this thread."""
+    return _task_id() != -1
 
 
 def call_after_backwards(call: Callable[[], object]) -> Callable[[], None]:

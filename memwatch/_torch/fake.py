@@ -4,6 +4,9 @@
 | --- | --- |
 | torch._subclasses.fake_tensor.FakeTensor | FakeTensor |
 | torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) | pretended() |
+| torch._subclasses.fake_tensor.DataDependentOutputException, DynamicOutputShapeException | reads_values() |
+| torch._subclasses.fake_tensor.UnsupportedFakeTensorException, UnsupportedOperatorException | reads_values() |
+| torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode | reads_values() |
 | torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None | is_fake_mode_on() |
 """
 
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.lookup import NoSuchClass, Part
 
-__all__ = ["FakeTensor", "is_fake_mode_on", "pretended"]
+__all__ = ["FakeTensor", "is_fake_mode_on", "pretended", "reads_values"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +40,25 @@ def is_fake_mode_on() -> bool:
 
 _pretended: Final = Part("a step that runs out of memory cannot be estimated")
 _FakeTensorMode: Final[Any] = _pretended.required("torch._subclasses.fake_tensor.FakeTensorMode")
+
+
+_NAMES: Final = (
+    "torch._subclasses.fake_tensor.DataDependentOutputException",
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException",
+    "torch._subclasses.fake_tensor.UnsupportedFakeTensorException",
+    "torch._subclasses.fake_tensor.UnsupportedOperatorException",
+    "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
+)
+_reading: Final = Part("a step that reads values of tensors ends an estimate with an error of torch's")
+
+
+def reads_values() -> tuple[type[Exception], ...]:
+    """Return what torch raises where fake tensors cannot stand for real ones, because values are read.
+
+    The classes are looked up when they are asked for: some lie where sympy is imported.
+    """
+    found: list[type[Exception] | None] = [_reading.take(name, None) for name in _NAMES]
+    return tuple(each for each in found if each is not None)
 
 
 def pretended() -> AbstractContextManager[object]:

@@ -6,7 +6,7 @@ import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from memwatch._torch.fake import pretended
+from memwatch._torch.fake import pretended, reads_values
 from memwatch._torch.versions import require_known_torch
 from memwatch.device_names import is_host
 from memwatch.fit.estimate import EstimatedTrial, is_estimate
@@ -79,7 +79,12 @@ def fit(
     except BudgetError as error:
         if error.best is not None or not isinstance(trial, LiveTrial):
             raise
-        estimated = _estimated(trial, step, limit_bytes, kinds)
+        try:
+            estimated = _estimated(trial, step, limit_bytes, kinds)
+        except BudgetError:
+            raise
+        except Exception as why:  # both are of interest: nothing could be run, and why not estimated either
+            raise error from why
         if estimated is None:
             raise
         search, kept = estimated
@@ -145,9 +150,7 @@ def _estimated(
     try:
         with pretended():
             return _searched(EstimatedTrial(step, trial.model, trial.device), limit_bytes, kinds)
-    except BudgetError:
-        raise
-    except Exception:
+    except reads_values():
         return None
 
 

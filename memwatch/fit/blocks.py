@@ -47,7 +47,8 @@ class SavedScan:
         found: what was seen so far.
         gradients_wait: whether gradients were alive when the model was called, so that freeing them may help.
         changing_buffers: names of the buffers that were written, known once the watch has ended.
-        baseline_bytes: live bytes of the device when the watched step began.
+        baseline_bytes: live bytes of the device when the model was first called in the watched step: what a plan of
+            forward and backward finds there.
     """
 
     def __init__(self) -> None:
@@ -55,6 +56,8 @@ class SavedScan:
         self.gradients_wait = False
         self.baseline_bytes = 0
         self.changing_buffers: set[str] = set()
+        self._device = ""
+        self._is_called = False
         self._names: dict[int, str] = {}
         self._own: set[int] = set()  # storages of parameters and buffers
         self._running: list[
@@ -65,7 +68,7 @@ class SavedScan:
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Watch the calls of a model's modules and what autograd saves; nothing of it is kept."""
-        self.baseline_bytes = alive_bytes(device_of(model))
+        self._device, self._is_called = device_of(model), False
         self._names = {id(module): name for name, module in model.named_modules()}
         with quiet():
             own = [*model.parameters(), *model.buffers()]
@@ -86,7 +89,9 @@ class SavedScan:
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         name = self._names.get(id(module))
-        if not self._running:
+        if not self._running and name is not None:
+            if not self._is_called:
+                self._is_called, self.baseline_bytes = True, alive_bytes(self._device)
             self.gradients_wait |= any(parameter.grad is not None for parameter in module.parameters())
         if name is not None and torch.is_grad_enabled():
             if name not in self._seen:

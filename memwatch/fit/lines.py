@@ -66,10 +66,11 @@ import memwatch
 
 memwatch.apply_plan({model}, plan)
 """,
+    # not model.compile(): of a model that is one of torch's own containers it compiles nothing
     "backend": """\
-import memwatch
+import torch
 
-{model}.compile(backend="memwatch", options={options!r})
+{model}.forward = torch.compile({model}.forward, backend="memwatch", options={options!r})
 """,
 }
 """Lines that apply a way, by kind."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch._torch.fake import pretended
+from memwatch._torch.fake import pretended, reads_values
 from memwatch.devices import adapter_of, is_out_of_memory
 from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import SavedScan
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 OUT_OF_MEMORY: Final = "out of memory"
 _COMPARED_STEPS: Final = 2
 """The first step may build the optimizer's state; the second has it, and shows what the first did to the gradients."""
-_LEARNING_STEPS: Final = 3
+LEARNING_STEPS: Final = 3
 _MOST_STEPS: Final = 10
 _ENOUGH_NS: Final = 200_000_000
 """Steps are repeated until they have been timed for so long: short ones are timed more than once."""
@@ -49,7 +49,7 @@ class LiveTrial(ModelTrial):
         with self.within(way) as applied:
             try:
                 if way.is_planned:  # it measures its first steps itself, and plans again
-                    for _ in range(_LEARNING_STEPS):
+                    for _ in range(LEARNING_STEPS):
                         self._step()
                     self.state.restore()
                     applied.redo()
@@ -73,7 +73,7 @@ class LiveTrial(ModelTrial):
                 found = SavedScan()
             else:
                 return found
-        with contextlib.suppress(Exception), pretended():  # a step that reads values has no estimate
+        with contextlib.suppress(*reads_values()), pretended():  # such a step has no estimate
             found = EstimatedTrial(self._step, self.model, self.device).scan()
         return found
 

@@ -19,7 +19,7 @@ from memwatch.errors import MemwatchError
 from memwatch.fit.blocks import SavedScan
 from memwatch.fit.kept_tensors import fingerprint
 from memwatch.fit.live_bytes import LiveBytes, count_live_bytes, device_of
-from memwatch.fit.live_trial import OUT_OF_MEMORY, trained
+from memwatch.fit.live_trial import LEARNING_STEPS, OUT_OF_MEMORY, trained
 from memwatch.fit.measurement import Measurement
 from memwatch.fit.names import expressions_of
 from memwatch.fit.recorded_plan import plan_of
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from torch import nn
     from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
 
     from memwatch.planner.plan import Plan
     from memwatch.reading import Reading
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
 
 class Enough(BaseException):
     """Ends a run of the program; no `except Exception` of the program's catches it."""
+
+
+class TooFewStepsError(MemwatchError):
+    """The program ended before enough steps of its optimizer."""
 
 
 class ProgramTrial:
@@ -85,6 +90,10 @@ class ProgramTrial:
 
         try:
             run = self._run_program(way, counting)
+        except TooFewStepsError as error:
+            if not way.is_planned:
+                raise
+            return Measurement(way, None, failure=str(error))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -125,8 +134,8 @@ class ProgramTrial:
         ):
             program()
         if not run.is_complete:
-            raise MemwatchError(
-                f"the program made {run.steps} steps of an optimizer of torch, and {self._steps} are needed; "
+            raise TooFewStepsError(
+                f"the program made {run.steps} steps of an optimizer of torch, and {run.needed_steps} are needed; "
                 "give --steps a smaller number, or call memwatch.fit(step, model, limit) in the program"
             )
         self.names, self.device = run.names, run.device
@@ -146,7 +155,14 @@ class ProgramTrial:
 
 
 class _Run:
-    """One run: finds the model at its first call, puts the way in force, and ends the program after some steps."""
+    """One run: finds the model at its first call, puts the way in force, and ends the program after some steps.
+
+    The first step is not counted, and in a planned way neither are those in which memwatch measures and plans again: it
+    cannot do so while this window hears the allocator.
+
+    Attributes:
+        needed_steps: steps of the optimizer after which the run is ended.
+    """
 
     def __init__(self, way: Way, steps: int, within: Callable[[], AbstractContextManager[Any]]) -> None:
         self.model: nn.Module | None = None
@@ -156,23 +172,24 @@ class _Run:
         self.results = b""
         self.steps = 0
         self.is_complete = False
-        self._way, self._wanted, self._within = way, steps, within
+        self._way, self._compared, self._within = way, steps, within
+        self._uncounted = 1 + LEARNING_STEPS if way.is_planned else 1
+        self.needed_steps = self._uncounted - 1 + steps
+        self._pre_hook: RemovableHandle | None = None
         self._window = ExitStack()
         self._last_ns = 0
 
     @contextlib.contextmanager
     def watching(self) -> Any:
         """Watch the first call of a model and the steps of its optimizer."""
-        hooks = [
-            register_module_forward_pre_hook(self._called),
-            register_optimizer_step_post_hook(self._stepped),
-        ]
+        self._pre_hook = register_module_forward_pre_hook(self._called)
+        after_step = register_optimizer_step_post_hook(self._stepped)
         try:
             with self._window:
                 yield
         finally:
-            for hook in hooks:
-                hook.remove()
+            self._pre_hook.remove()
+            after_step.remove()
 
     def _called(self, module: nn.Module, args: Any) -> None:
         if self.model is not None or not torch.is_grad_enabled():
@@ -182,6 +199,8 @@ class _Run:
             return
         self.model, self.device = module, device_of(module)
         self.names = expressions_of(_spaces(), module, self.optimizers)
+        if self._pre_hook is not None:
+            self._pre_hook.remove()  # a compiler would trace it into the model
         Applied(self._way, module, self.optimizers)
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -190,16 +209,18 @@ class _Run:
         adapter_of(self.device).synchronize(self.device)
         now_ns = time.perf_counter_ns()
         self.steps += 1
-        if self.steps == 1:
-            gc.collect()
-            self._window.enter_context(self._within())
-        else:
+        if self.steps > self._uncounted:
             self.times_ns.append(now_ns - self._last_ns)
-        if self.steps == self._wanted:
+        if self.steps == self.needed_steps:
             self._window.close()
+        if self.steps == self._compared:  # after as many steps in each way
             self.results = fingerprint(trained(self.model, self.optimizers))
+        if self.steps == self.needed_steps:
             self.is_complete = True
             raise Enough
+        if self.steps == self._uncounted:
+            gc.collect()
+            self._window.enter_context(self._within())
         self._last_ns = time.perf_counter_ns()
 
 

@@ -66,23 +66,31 @@ class Plan(ShownAsText):
     extra_time_ratio: float | None = None
     step: Mapping[str, Any] | None = field(default=None, repr=False)
 
-    def checkpoint_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    def checkpoint_contexts(
+        self, *, strict: bool = False
+    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Return the two contexts with which torch checkpoints one region within the plan's budget.
 
         Pass the method itself: ``checkpoint(block, x, use_reentrant=False,
-        context_fn=plan.checkpoint_contexts)``. The dearest results that the budget has room for are saved, the
-        rest of the region is computed again when the backward reaches it.
+        context_fn=plan.checkpoint_contexts)``. The peak is never above that of plain checkpoints of the same
+        regions: the dearest results for which that leaves room are saved, the rest of the region is computed again
+        when the backward reaches it.
 
         A program may be recorded with its checkpoints or without them. Without them the first pass shows which
         regions there are, as plain checkpoints; the passes after it save. A region that was not recorded is
-        computed again as a whole. If plain checkpoints of the regions are above the budget already, a warning
-        has both figures. Checkpoints can neither reorder ops nor move buffers, so these parts of a plan have no
+        computed again as a whole. If checkpoints of the regions are above the budget, a warning has both figures.
+        The first pass whose regions are known is measured, and a warning has both figures if it takes more than
+        the plan claims. Checkpoints can neither reorder ops nor move buffers, so these parts of a plan have no
         effect here.
 
+        Args:
+            strict: whether these warnings are errors: ``context_fn=partial(plan.checkpoint_contexts, strict=True)``.
+
         Raises:
+            BudgetError: with `strict`, checkpoints of the regions are above the budget.
             MemwatchError: the plan is of no recorded training step.
         """
-        return self._turns.contexts()
+        return self._turns.contexts(strict=strict)
 
     @property
     def checkpoint_peak_bytes(self) -> int | None:

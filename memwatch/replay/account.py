@@ -18,8 +18,9 @@ import torch
 from memwatch._torch.dynamo import is_resumed
 from memwatch.planner import BudgetError
 from memwatch.planner.budget import parse_budget
-from memwatch.replay.episode import BACKWARD, FORWARD, LEFT, RETURNED, Episode, Run, addresses
-from memwatch.replay.measure import Stretch, can_measure
+from memwatch.replay import episode as mark
+from memwatch.replay.episode import Episode, Run, addresses, outside_bytes
+from memwatch.replay.measure import can_measure
 from memwatch.replay.step_model import Orders, StepModel
 from memwatch.replay.step_planner import plan_step, program_order, remembered
 from memwatch.sizes import format_bytes
@@ -103,6 +104,11 @@ class Account:
         return self._options.budget is not None
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether a step has begun, and not ended."""
+        return self._episode is not None and bool(self._episode.pending())
+
+    @property
     def _is_share(self) -> bool:
         budget = self._options.budget
         return isinstance(budget, str) and budget.strip().endswith("%")
@@ -150,7 +156,7 @@ class Account:
                 raise
         graph.turn = turn
         episode.runs.append(run)
-        episode.mark(FORWARD)
+        episode.mark(mark.FORWARD)
         return run
 
     def runs_eagerly(self, run: Run) -> bool:
@@ -163,7 +169,7 @@ class Account:
         heads = run.left(args, result, lambda: self._dropped(episode))
         if episode is None or run not in episode.runs:
             return
-        episode.mark(LEFT)
+        episode.mark(mark.LEFT)
         if episode.is_measured:
             run.watch_outputs(result)
         if episode.is_eager:
@@ -188,17 +194,17 @@ class Account:
             return
         waiting = [run for run in episode.runs if run.graph is graph and not run.is_done]
         if where == "begins":
-            episode.mark(BACKWARD)
+            episode.mark(mark.BACKWARD)
             for run in waiting[-1:]:
                 run.look_at_outputs()
         elif waiting:
-            episode.note_backward(waiting[-1], BACKWARD)
+            episode.note_backward(waiting[-1], mark.BACKWARD)
 
     def _backward_returned(self) -> None:
         episode = self._episode
         if episode is None:
             return
-        episode.mark(RETURNED)
+        episode.mark(mark.RETURNED)
         if not episode.pending() and episode.can_stop_here:
             self._conclude()
 
@@ -275,7 +281,7 @@ class Account:
             standing.runs = runs
         peak = max((stretch.peak_bytes for stretch in stretches), default=0)
         if stretches:
-            standing.outside_bytes = _outside(stretches, len(runs), standing.outside_bytes)
+            standing.outside_bytes = outside_bytes(stretches, len(runs), standing.outside_bytes)
         if episode.is_eager:
             self._eager_bytes = max(self._eager_bytes or 0, peak)
             self._replan_all(standing)
@@ -297,8 +303,8 @@ class Account:
         assert standing.orders is not None
         planned = standing.orders
         _log.info(
-            "a step took %s, planned were %s",
-            format_bytes(peak_bytes), format_bytes(planned.peak_increase_bytes),
+            "a step took %s, planned were %s; planned extra cost %.1f %%",
+            format_bytes(peak_bytes), format_bytes(planned.peak_increase_bytes), 100 * planned.extra_cost_ratio,
         )  # fmt: skip
         if peak_bytes > budget:
             standing.tries += 1
@@ -389,10 +395,3 @@ def _warn_of_uncovered(args: Sequence[Any]) -> None:
             "torch.compile, backend memwatch: code that torch.compile does not compile runs before the first graph; "
             "the budget does not cover what it keeps for the backward", stacklevel=2,
         )  # fmt: skip
-
-
-def _outside(stretches: list[Stretch], num_runs: int, before: list[int]) -> list[int]:
-    """Return what the code after each forward allocated, at most, as far as it was seen."""
-    left = [stretch.peak_bytes - stretch.start_bytes for stretch in stretches if stretch.name == LEFT]
-    found = left if len(left) == num_runs else [0] * num_runs
-    return [max(pair) for pair in zip(found, before, strict=True)] if before else found

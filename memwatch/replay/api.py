@@ -165,25 +165,29 @@ def replay(plan: Plan, source: Source | None = None) -> ReplayResult:
     return replay_schedule(program.recorded, plan.schedule, program.inputs, plan.peak_increase_bytes)
 
 
-def apply_plan(model: nn.Module, plan: Plan) -> AppliedPlan:
+def apply_plan(model: nn.Module, plan: Plan, *, strict: bool = False) -> AppliedPlan:
     """Checkpoint modules of a model, and save some of their results, so that a step stays within a plan's budget.
 
     Results, gradients and random numbers are bitwise those of the model; statistics of batch norms are written once.
     Modules are chosen among the repeated blocks of the recorded module tree, and left as they are where the budget
-    allows it.
+    allows it; the peak is never above that of plain checkpoints of the same modules. The first step is measured, from
+    the first of these modules to the end of the backward: a warning has both figures if it takes more than claimed.
 
     Args:
         model: the model that was recorded, or a new one of the same structure.
         plan: a plan of a whole training step, recorded without checkpoints; it may come from a file.
+        strict: whether it is an error if checkpoints cannot keep the budget, or the first step takes more than
+            claimed; then the model is as it was. If not, a warning has both figures.
 
     Returns:
         What is checkpointed and the peak increase to expect; its `undo()` leaves the model as it was.
 
     Raises:
+        BudgetError: with `strict`, checkpoints cannot keep the budget.
         MemwatchError: the plan is of no recorded training step, or of another model.
     """
     budget_bytes = plan.peak_increase_bytes if plan.budget_bytes is None else plan.budget_bytes
-    return apply_step(model, training_step(plan), budget_bytes)
+    return apply_step(model, training_step(plan), budget_bytes, strict=strict)
 
 
 def replayable(source: _Recording | Capture | str | os.PathLike[str]) -> Replayable:

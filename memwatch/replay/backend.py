@@ -17,15 +17,18 @@ import torch
 
 from memwatch._torch.aot import aot_autograd, boxed_nop, default_partition, min_cut_partition
 from memwatch._torch.aot_graphs import has_region_budget
-from memwatch._torch.dynamo import compiling_wrapper
-from memwatch.planner import OptionError
+from memwatch._torch.dynamo import call_when_given_up, compiling_wrapper
+from memwatch._torch.inductor import decompositions
+from memwatch.planner import BudgetError, OptionError
 from memwatch.replay.account import Account
 from memwatch.replay.errors import UnsupportedOpError
+from memwatch.replay.inner import with_inductor, with_kernels
 from memwatch.replay.options import BackendOptions
 from memwatch.replay.traced_graph import TracedGraph, boxed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import CodeType
 
     from torch import fx
 
@@ -55,14 +58,17 @@ def memwatch_backend(
     """
     if mode not in (None, "default"):
         raise OptionError(f"the backend memwatch has no mode {mode!r}; give options={{'budget': ...}}")
-    account = _account(BackendOptions.read(options), inputs)
-    graph = TracedGraph(module, inputs)
+    read = BackendOptions.read(options)
+    account = _account(read, inputs)
+    is_inductor = read.inner == "inductor"
+    graph = TracedGraph(module, inputs, with_inductor if is_inductor else with_kernels)
     compiler = _Compiler(graph, account)
     graph.run = aot_autograd(
         fw_compiler=compiler.forward,
         bw_compiler=compiler.backward,
         inference_compiler=compiler.inference,
         partition_fn=compiler.partition,
+        decompositions=decompositions() if is_inductor else None,
     )(module, inputs)
     if graph.joint is None or not account.is_kept:
         return graph.run
@@ -146,6 +152,34 @@ class _Compiler:
             _warn_unplanned(str(error))
             return boxed_nop(module, inputs)
         return boxed(graph.forward)
+
+
+def _given_up(owner: Any, code: CodeType, reason: str) -> None:
+    """Refuse or warn: the budget is to cover a function that torch.compile leaves as it is.
+
+    While a step is measured, what such code takes is measured with it. Before the first graph it is in no figure, and
+    where nothing is compiled at all nobody calls the backend.
+    """
+    if getattr(owner, "compiler_fn", None) is not memwatch_backend or not torch.is_grad_enabled():
+        return
+    options = BackendOptions.read(owner.kwargs.get("options"))
+    account = _accounts.get(id(owner))
+    if options.budget is None or id(owner) in _told or (account is not None and account.is_under_way):
+        return
+    place = f"`{code.co_name}` ({code.co_filename}:{code.co_firstlineno})"
+    message = f"torch.compile leaves {place} as it is: {reason.rstrip('. ')}; the budget covers no memory that it keeps"
+    if options.strict:
+        raise BudgetError(message, None, 0, advice=_UNCOMPILED)
+    _told.add(id(owner))
+    finalize(owner, _told.discard, id(owner))
+    warnings.warn(f"torch.compile, backend memwatch: {message}; {_UNCOMPILED}", stacklevel=2)
+
+
+_told: set[int] = set()
+_UNCOMPILED = (
+    "compile the parts around it, or use memwatch.apply_plan or memwatch.fit, which need no compiler"
+)
+call_when_given_up(_given_up)
 
 
 def _warn_unplanned(reason: str) -> None:

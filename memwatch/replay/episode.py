@@ -170,3 +170,10 @@ def addresses(items: Sequence[Any]) -> tuple[int, ...]:
         else 0
         for item in items
     )
+
+
+def outside_bytes(stretches: list[Stretch], num_runs: int, before: list[int]) -> list[int]:
+    """Return what the code after each forward allocated, at most, as far as it was seen."""
+    left = [stretch.peak_bytes - stretch.start_bytes for stretch in stretches if stretch.name == LEFT]
+    found = left if len(left) == num_runs else [0] * num_runs
+    return [max(pair) for pair in zip(found, before, strict=True)] if before else found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.planner import OptionError
 from memwatch.planner.budget import parse_budget
@@ -11,6 +11,9 @@ from memwatch.planner.request import PlanRequest, check_switch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+_INNER: Final = ("eager", "inductor")
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,10 @@ class BackendOptions:
             PyTorch, which its first step measures. None: the lowest peak that a new order alone can reach.
         order: ``"auto"`` or ``"program"``.
         recompute: whether ops may be computed again.
-        offload: whether buffers may be moved out and back; this backend cannot yet.
-        inner: what runs the planned graphs: ``"eager"``, with the kernels of eager PyTorch.
+        offload: whether buffers may be moved out and back; this backend cannot.
+        inner: what runs the planned graphs: ``"eager"``, with the kernels of eager PyTorch and its results bit for
+            bit, or ``"inductor"``, which fuses ops: results are close, what is saved and what is computed again is
+            as planned, and the budget holds for what is measured.
         time_limit_s: when to stop searching (seconds).
         seed: seed of the search.
         strict: whether a budget that cannot be reached is an error. If not, the lowest plan is used, with a
@@ -73,13 +78,8 @@ class BackendOptions:
     def _check_inner(self) -> None:
         if self.offload:
             raise OptionError(
-                "offload=True: the backend memwatch moves no buffers yet; leave it out, or use memwatch.plan with "
-                "memwatch.replay, which do"
+                "offload=True: the backend memwatch moves no buffers: on the CPU they lie in host memory already; on "
+                "an accelerator memwatch.fit(..., ways=('offload',)) moves them out and measures it; leave it out here"
             )
-        if self.inner == "inductor":
-            raise OptionError(
-                "inner='inductor': inductor fuses and reorders what was planned, so that no budget would hold; "
-                "use inner='eager'"
-            )
-        if self.inner != "eager":
-            raise OptionError(f"inner={self.inner!r} is unknown; use 'eager'")
+        if self.inner not in _INNER:
+            raise OptionError(f"inner={self.inner!r} is unknown; use 'eager' or 'inductor'")

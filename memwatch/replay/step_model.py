@@ -43,10 +43,12 @@ class Orders:
         of_graphs: the orders.
         whole: the order of the step.
         peak_increase_bytes: the peak of the whole step, executed so.
+        extra_cost_ratio: cost of what is computed again, as a share of the step's cost.
     """
 
     of_graphs: list[list[str]]
     peak_increase_bytes: int
+    extra_cost_ratio: float = 0.0
     whole: list[Name] = field(default_factory=list, repr=False)
 
 
@@ -225,7 +227,12 @@ class StepModel:
             bare = len(part.prefix)
             turn = [BOUNDARY] if part.run.num_fwd_outputs is not None else []
             orders.append([str(name)[bare:] for name in before] + turn + [str(name)[bare:] for name in after])
-        return Orders(orders, peak, whole)
+        return Orders(orders, peak, self._extra_cost(whole), whole)
+
+    def _extra_cost(self, order: Sequence[Name]) -> float:
+        once = float(self.graph.op_cost.sum())
+        cost = sum(float(self.graph.op_cost[self.graph.op_index[name]]) for name in order)
+        return cost / once - 1 if once else 0.0
 
 
 def _released(run: GraphRun, reader: GraphReader) -> set[str]:

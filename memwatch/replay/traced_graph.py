@@ -14,17 +14,19 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import py_sym_types
 
-from memwatch._torch.aot import boxed_nop, extract_forward_and_backward, min_cut_partition, without_repeats
+from memwatch._torch.aot import extract_forward_and_backward, min_cut_partition, without_repeats
+from memwatch._torch.modes import without_modes
 from memwatch._torch.symbolic_sizes import symbol_of
 from memwatch.encoding.values import leaves
 from memwatch.replay.fx import hinted, is_tangent
+from memwatch.replay.inner import with_kernels
 from memwatch.replay.rewrite import rewritten
 from memwatch.replay.step_parts import GraphRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    Boxed = Callable[[list[Any]], Sequence[Any]]
+    from memwatch.replay.inner import Boxed, Compiler
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +56,7 @@ class TracedGraph:
     Args:
         module: dynamo's graph; called, it runs as eager PyTorch does.
         inputs: its fake inputs.
+        compiler: makes what runs a planned graph.
 
     Attributes:
         eager: that graph.
@@ -66,7 +69,7 @@ class TracedGraph:
         run: the compiled graph.
     """
 
-    def __init__(self, module: fx.GraphModule, inputs: list[Any]) -> None:
+    def __init__(self, module: fx.GraphModule, inputs: list[Any], compiler: Compiler = with_kernels) -> None:
         self.eager = module
         self.joint: fx.GraphModule | None = None
         self.num_fwd_outputs: int | None = None
@@ -76,6 +79,7 @@ class TracedGraph:
         self.run: Callable[..., Any] = module
         self.on_backward: Callable[[str], object] = lambda where: None
         self.turn = 0
+        self._compiler = compiler
         self._symbols = [
             (place, symbol_of(item)) for place, item in enumerate(inputs) if isinstance(item, torch.SymInt)
         ]
@@ -123,10 +127,11 @@ class TracedGraph:
             modules = extract_forward_and_backward(
                 written.module, tensors, symbols, num_fwd_outputs=self.num_fwd_outputs
             )
-        backward = None if modules[1] is None else boxed_nop(modules[1], [])
+        forward = self._compiler(modules[0], is_backward=False)
+        backward = None if modules[1] is None else self._compiler(modules[1], is_backward=True)
         way = Way(
-            len(self.ways), tuple(order), boxed_nop(modules[0], []), backward, len(tensors), len(symbols),
-            torch.tensor([len(self.ways)]),
+            len(self.ways), tuple(order), forward, backward, len(tensors), len(symbols),
+            _tag(len(self.ways)),
         )  # fmt: skip
         self.ways.append(way)
         return way, modules
@@ -190,6 +195,12 @@ def _torchs_own(
     outputs = list(leaves(forward.graph.output_node().args))[num_fwd_outputs:]
     kept = frozenset(node.name for node in outputs if isinstance(node, fx.Node))
     return kept, tuple(node.name for node in backward.graph.nodes if node.op == "call_function")
+
+
+def _tag(number: int) -> torch.Tensor:
+    """Return a real tensor that holds a number. While AOTAutograd traces, a fake one is made, which is slow to read."""
+    with without_modes():
+        return torch.tensor([number])
 
 
 def _is_symbol(node: fx.Node) -> bool:

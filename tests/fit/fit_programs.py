@@ -225,8 +225,8 @@ def peak_of(step, steps=3):
 
 
 def alive():
-    """Return the bytes of all storages of the process, parameters' gradients included."""
-    tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+    """Return the bytes of all storages of the process, parameters' gradients included; a compiler's have no bytes."""
+    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter)]
     tensors += [each.grad for each in tensors if each.is_leaf and each.grad is not None]
     sizes = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
     return sum(sizes.values())

@@ -14,6 +14,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import memwatch
+from memwatch.errors import MemwatchError
+from memwatch.fit.api import fit_program
 from memwatch.fit.kept_tensors import fingerprint
 from memwatch.planner.errors import OptionError
 from memwatch.sizes import SizeError
@@ -222,3 +224,79 @@ def test_what_cannot_be_run_is_estimated():
     fit.undo()
     assert fingerprint(model.state_dict().values()) == before
     assert all(type(each.data) is torch.Tensor and each.grad is None for each in model.parameters())
+
+
+@pytest.mark.parametrize(("reads", "error"), [(True, memwatch.BudgetError), (False, KeyError)])
+def test_only_a_step_that_reads_values_has_no_estimate(reads, error):
+    """Any other error of a step that fake tensors stand in for is told, not taken for that."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        loss = model(torch.ones(8, 4)).sum()
+        if type(loss) is torch.Tensor:
+            raise MemoryError
+        if not reads:
+            raise KeyError
+        loss.item()
+        optimizer.step()
+
+    with pytest.raises(error):
+        memwatch.fit(step, model, "1 GiB", ways=("checkpoint",), quiet=True)
+
+
+def small_blocks():
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+    model = nn.Sequential(*(copy.deepcopy(block) for _ in range(4)))
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(256, 16)
+
+    def step():
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, step
+
+
+def test_the_compile_backend_is_a_way_for_a_container_of_torchs_own():
+    """Of an `nn.Sequential` dynamo compiles the forward and not the call; its steps stay under the limit."""
+    model, step = small_blocks()
+    limit = int(fit_programs.peak_of(step) * 0.7)
+    fit = memwatch.fit(step, model, limit, ways=("backend",), quiet=True)
+    assert fit.ways[fit.ways["kept"]].iloc[0][["bitwise", "under_limit"]].tolist() == ["yes", True]
+    assert "backend" in fit.code
+    step()  # compiles, for the way that is kept is put in force anew
+    step()
+    assert fit_programs.peak_of(step) <= limit
+    fit.undo()
+    assert "forward" not in vars(model)
+
+
+def test_the_compile_backend_is_a_way_for_a_script():
+    """The steps in which the backend measures and plans again come before those that are counted."""
+    model, step = small_blocks()
+    limit = int(fit_programs.peak_of(step) * 0.7)
+
+    def program():
+        _, step = small_blocks()
+        while True:
+            step()
+
+    del model, step
+    fit = fit_program(lambda: program, limit, ways=("backend",))
+    assert fit.ways[fit.ways["kept"]].iloc[0][["bitwise", "under_limit"]].tolist() == ["yes", True]
+
+
+def test_a_script_too_short_for_a_planned_way_keeps_the_others():
+    """Such a way says how many steps it needs, and ends nothing."""
+
+    def program():
+        _, step = small_blocks()
+        for _ in range(4):
+            step()
+
+    with pytest.raises(memwatch.BudgetError, match="the lowest of 2"):
+        fit_program(lambda: program, "500 KiB", ways=("backend",))
+    with pytest.raises(MemwatchError, match="the program made 4 steps"):
+        fit_program(lambda: program, "500 KiB", ways=("backend",), steps=5)

@@ -17,8 +17,6 @@ SOURCES = sorted(
 )
 MOST_LINES_OF_A_FILE = 400
 MOST_LINES_OF_A_FUNCTION = 50
-LONGER_FUNCTIONS = {
-}
 
 
 def test_no_modules_import_each_other_in_a_circle():
@@ -39,12 +37,11 @@ def test_no_modules_import_each_other_in_a_circle():
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_file_holds_one_concept(source):
-    """A file of more than 400 lines, or a function of more than 50, is split; an exception has its reason above."""
+    """A file of more than 400 lines, or a function of more than 50, is split."""
     text = (ROOT / source).read_text()
     assert len(text.splitlines()) <= MOST_LINES_OF_A_FILE
     functions = (node for node in ast.walk(ast.parse(text)) if isinstance(node, FUNCTIONS))
-    longer = {f"{source} {node.name}" for node in functions if lines_of_code(node) > MOST_LINES_OF_A_FUNCTION}
-    assert longer == {name for name in LONGER_FUNCTIONS if name.startswith(f"{source} ")}
+    assert [node.name for node in functions if lines_of_code(node) > MOST_LINES_OF_A_FUNCTION] == []
 
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -55,7 +52,3 @@ def lines_of_code(function):
     docstring = ast.get_docstring(function, clean=False) or ""
     return function.end_lineno - function.lineno + 1 - len(docstring.splitlines())
 
-
-def test_every_exception_is_needed():
-    """The list of longer functions names files that exist."""
-    assert [name for name in LONGER_FUNCTIONS if name.split()[0] not in SOURCES] == []

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import compiler, nn
@@ -15,9 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from memwatch.errors import MemwatchError
 from memwatch.planner.errors import BudgetError
 from memwatch.replay.checkpoints.choose import choose_regions
+from memwatch.replay.checkpoints.first_pass import FirstPass
 from memwatch.replay.checkpoints.regions import module_regions, outer_writers
 from memwatch.replay.checkpoints.saving import contexts_of, sizes_by_region
-from memwatch.replay.checkpoints.turns import warn_if_above
+from memwatch.replay.checkpoints.turns import tell_if_above
 from memwatch.replay.measure import measure_peak
 from memwatch.sizes import format_bytes
 
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 
     from memwatch.replay.checkpoints.choose import Choice
     from memwatch.replay.checkpoints.regions import Region
-    from memwatch.replay.checkpoints.saving import Contexts, Sizes
+    from memwatch.replay.checkpoints.saving import Around, Contexts, Sizes
     from memwatch.replay.checkpoints.step import TrainingStep
 
 _FORWARD: Final = "forward"
+_WHAT: Final = "memwatch.apply_plan"
 _BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -95,8 +97,10 @@ class AppliedPlan:
         )
 
 
-def apply_step(model: nn.Module, step: TrainingStep, budget_bytes: int) -> AppliedPlan:
-    """Checkpoint modules of a model, so that a recorded step of it stays within a budget."""
+def apply_step(
+    model: nn.Module, step: TrainingStep, budget_bytes: int, *, strict: bool = False
+) -> AppliedPlan:
+    """Checkpoint modules of a model, so that a recorded step of it stays within a budget; see `memwatch.apply_plan`."""
     if len(step.again_start):
         raise MemwatchError(
             "the recorded program has checkpoints of its own; pass them context_fn=plan.checkpoint_contexts, "
@@ -110,15 +114,17 @@ def apply_step(model: nn.Module, step: TrainingStep, budget_bytes: int) -> Appli
             "no module of the recorded step can be checkpointed in this model; record a whole training step of "
             "this very model, with backward, and plan again"
         )
+    tell_if_above(choice, budget_bytes, _WHAT, strict=strict, stacklevel=4)
     sizes = sizes_by_region(choice)
     applied = _figures(names, step, choice, budget_bytes)
+    check = _Check(FirstPass(_WHAT, step.device, applied.undo), choice.pass_bytes)
+    check.first_pass.strict = strict
     for key in dict.fromkeys(region.key for region in choice.regions):
         module = names.module(key)
         if isinstance(module.__dict__.get(_FORWARD), Checkpointed):
             applied.undo()
             raise MemwatchError("a plan is applied to this model already; undo() that first")
-        applied._undo.append(_wrap(module, sizes.get(key)))
-    warn_if_above(choice, budget_bytes, "memwatch.apply_plan", stacklevel=4)
+        applied._undo.append(_wrap(module, sizes.get(key), check))
     return applied
 
 
@@ -177,18 +183,28 @@ class _Names:
             return False
 
 
-def _wrap(module: nn.Module, sizes: Sizes | None) -> Callable[[], None]:
+class _Check(NamedTuple):
+    """The measurement of the first pass, and the bytes that the plan claims of it."""
+
+    first_pass: FirstPass
+    claim_bytes: int
+
+
+def _wrap(module: nn.Module, sizes: Sizes | None, check: _Check) -> Callable[[], None]:
     """Run the forward of a module as a checkpointed region; return what undoes that."""
     former = module.__dict__.get(_FORWARD)
     has_statistics = any(isinstance(each, _BATCH_NORMS) for each in module.modules())
-    wrapper = Checkpointed(module, sizes, former, has_statistics=has_statistics)
+    wrapper = Checkpointed(module, sizes, former, check, has_statistics=has_statistics)
     module.__dict__[_FORWARD] = wrapper
 
+    found = weakref.ref(module)  # its forward leads to what undoes the plan
+
     def undo() -> None:
-        if module.__dict__.get(_FORWARD) is wrapper:
-            del module.__dict__[_FORWARD]
+        space = getattr(found(), "__dict__", {})
+        if space.get(_FORWARD) is wrapper:
+            del space[_FORWARD]
             if former is not None:
-                module.__dict__[_FORWARD] = former
+                space[_FORWARD] = former
 
     return undo
 
@@ -204,12 +220,14 @@ class Checkpointed:
         module: nn.Module,
         sizes: Sizes | None,
         former: Callable[..., Any] | None,
+        check: _Check | None,
         *,
         has_statistics: bool,
     ) -> None:
         self._module = weakref.ref(module)
         self._sizes = sizes
         self._former = former
+        self._check = check
         self._has_statistics = has_statistics
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -220,12 +238,16 @@ class Checkpointed:
         if not torch.is_grad_enabled() or compiler.is_compiling():
             return forward(*args, **kwargs)
         run = functools.partial(forward, **kwargs) if kwargs else forward
-        if self._sizes is None and not self._has_statistics:
+        is_checked = self._check is None or self._check.first_pass.is_over
+        if self._sizes is None and not self._has_statistics and is_checked:
             return checkpoint(run, *args, use_reentrant=False)
         return checkpoint(run, *args, use_reentrant=False, context_fn=self._contexts)
 
     def _contexts(self) -> Contexts:
-        return contexts_of(self._sizes, [self._without_statistics] if self._has_statistics else [])
+        around: list[Around] = [self._without_statistics] if self._has_statistics else []
+        if self._check is not None:
+            around += self._check.first_pass.region(self._check.claim_bytes)
+        return contexts_of(self._sizes, around)
 
     @contextlib.contextmanager
     def _without_statistics(self) -> Iterator[None]:
@@ -251,7 +273,7 @@ class Checkpointed:
     def __deepcopy__(self, memo: dict[int, Any]) -> Checkpointed:
         copy = memo.get(id(self._module()))
         assert isinstance(copy, nn.Module), "a module is copied before its attributes"
-        return Checkpointed(copy, self._sizes, None, has_statistics=self._has_statistics)
+        return Checkpointed(copy, self._sizes, None, None, has_statistics=self._has_statistics)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _own_forward, (self._module(),)

@@ -12,6 +12,7 @@ from memwatch.replay.checkpoints.timeline import Timeline, simulate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from memwatch.capture.packed import IntArray
     from memwatch.replay.checkpoints.regions import Region
     from memwatch.replay.checkpoints.step import TrainingStep
     from memwatch.replay.checkpoints.timeline import Item
@@ -29,12 +30,14 @@ class Choice:
         regions: the checkpointed regions.
         saved: bytes of the results that are saved, by region, overload, and number of the call of that overload.
         peak_bytes: peak increase of the step.
+        pass_bytes: the most bytes that are held of what is made from the first region to the end of the backward.
         again_price: what computing again costs.
     """
 
     regions: list[Region]
     saved: dict[Key, int]
     peak_bytes: int
+    pass_bytes: int
     again_price: int
 
     def is_better_than(self, other: Choice, budget_bytes: int) -> bool:
@@ -43,11 +46,11 @@ class Choice:
         return (over, self.again_price, self.peak_bytes) < (other_over, other.again_price, other.peak_bytes)
 
 
-def choose_saved(timeline: Timeline, regions: list[Region], budget_bytes: int) -> Choice:
+def choose_saved(timeline: Timeline, regions: list[Region]) -> Choice:
     """Return what to save in regions that stay checkpointed.
 
-    The dearest results for each byte that they add are saved first, in all regions or region by region. Where even
-    plain checkpoints are above the budget, their peak is the limit: what is saved for nothing is saved.
+    The peak of plain checkpoints of the same regions is the limit: what is saved for nothing is saved. The dearest
+    results for each byte that they add come first, in all regions or region by region.
     """
     groups: dict[Key, list[Item]] = {}
     for item in timeline.items:
@@ -58,24 +61,22 @@ def choose_saved(timeline: Timeline, regions: list[Region], budget_bytes: int) -
     )  # the last region holds what it saves for the shortest time
     found = [_plain(timeline, regions)]
     found += [
-        _saving(timeline, regions, {key: groups[key] for key in order}, budget_bytes)
-        for order in (by_worth, by_region)
+        _saving(timeline, regions, {key: groups[key] for key in order}) for order in (by_worth, by_region)
     ]
     return min(found, key=lambda choice: (choice.again_price, choice.peak_bytes))
 
 
 def _plain(timeline: Timeline, regions: list[Region]) -> Choice:
-    return Choice(regions, {}, timeline.peak_bytes, timeline.again_price)
+    held = timeline.live_bytes + timeline.workspace_bytes
+    return Choice(regions, {}, timeline.peak_bytes, timeline.of_pass(held), timeline.again_price)
 
 
-def _saving(
-    timeline: Timeline, regions: list[Region], groups: dict[Key, list[Item]], budget_bytes: int
-) -> Choice:
+def _saving(timeline: Timeline, regions: list[Region], groups: dict[Key, list[Item]]) -> Choice:
     """Return what to save if results are considered in this order.
 
     A region that saves too little to pay for what torch does around each of its ops saves nothing, so that others can.
     """
-    saved = _fill(timeline, groups, budget_bytes)
+    saved = _fill(timeline, groups)
     while True:
         gain: dict[int, int] = {}
         for key in saved:
@@ -85,19 +86,19 @@ def _saving(
         if not dropped:
             break
         groups = {key: items for key, items in groups.items() if key[0] not in dropped}
-        saved = _fill(timeline, groups, budget_bytes)
+        saved = _fill(timeline, groups)
     price = timeline.again_price + sum(timeline.mode_price[region] - gain[region] for region in gain)
-    peak_bytes = _peak(timeline, [groups[key] for key in saved])
-    if peak_bytes > max(budget_bytes, timeline.peak_bytes):  # a plain checkpoint takes nothing for a mode
+    held = _held(timeline, [groups[key] for key in saved])
+    peak_bytes = int(held.max(initial=0))
+    if not saved or peak_bytes > timeline.peak_bytes:  # a plain checkpoint takes nothing for a mode
         return _plain(timeline, regions)
-    return Choice(
-        regions, {key: max(item.nbytes for item in groups[key]) for key in saved}, peak_bytes, price
-    )
+    sizes = {key: max(item.nbytes for item in groups[key]) for key in saved}
+    return Choice(regions, sizes, peak_bytes, timeline.of_pass(held), price)
 
 
-def _fill(timeline: Timeline, groups: dict[Key, list[Item]], budget_bytes: int) -> list[Key]:
-    """Return what fits within the budget, first come, first served."""
-    limit = max(budget_bytes, timeline.peak_bytes)
+def _fill(timeline: Timeline, groups: dict[Key, list[Item]]) -> list[Key]:
+    """Return what fits beneath the peak of plain checkpoints, first come, first served."""
+    limit = timeline.peak_bytes
     total = timeline.live_bytes + timeline.workspace_bytes + timeline.mode_bytes
     saved = []
     for key, items in groups.items():
@@ -108,17 +109,16 @@ def _fill(timeline: Timeline, groups: dict[Key, list[Item]], budget_bytes: int) 
     return saved
 
 
-def _peak(timeline: Timeline, saved: list[list[Item]]) -> int:
-    """Return the peak with these results saved."""
-    if not saved:
-        return timeline.peak_bytes
+def _held(timeline: Timeline, saved: list[list[Item]]) -> IntArray:
+    """Return the bytes held at each moment with these results saved."""
     live = timeline.live_bytes.copy()
     workspace = timeline.workspace_bytes + timeline.mode_bytes
     for item in (item for items in saved for item in items):
         workspace[item.step] = 0  # a call that does not run takes none
         for hold in item.holds:
             live[hold.start : hold.end + 1] += hold.nbytes
-    return int((live + workspace).max(initial=0))
+    held: IntArray = live + workspace
+    return held
 
 
 def _worth(items: list[Item]) -> float:
@@ -126,7 +126,7 @@ def _worth(items: list[Item]) -> float:
     return float(sum(item.price for item in items) / held) if held else np.inf
 
 
-def _fits(total: np.ndarray[tuple[int], np.dtype[np.int64]], items: list[Item], limit: int) -> bool:
+def _fits(total: IntArray, items: list[Item], limit: int) -> bool:
     holds = [hold for item in items for hold in item.holds]
     if sum(hold.nbytes for hold in holds) == 0:
         return True
@@ -144,22 +144,23 @@ def _fits(total: np.ndarray[tuple[int], np.dtype[np.int64]], items: list[Item], 
 def choose_regions(step: TrainingStep, sets: Sequence[list[Region]], budget_bytes: int) -> Choice:
     """Return which modules to checkpoint and what to save in them.
 
+    The budget decides how many modules are checkpointed; what is saved in them never lifts the peak.
     Without any checkpoint the step is as it was recorded. Of each set the last modules are left as they are, as many as
     the budget allows, because their saved tensors are held for the shortest time.
     """
-    best = _choice(step, [], budget_bytes)
+    best = _choice(step, [])
     if best.peak_bytes <= budget_bytes:
         return best
     for regions in sets:
         for count in _counts(step, regions, budget_bytes):
-            found = _choice(step, _without_last(regions, count), budget_bytes)
+            found = _choice(step, _without_last(regions, count))
             if found.is_better_than(best, budget_bytes):
                 best = found
     return best
 
 
-def _choice(step: TrainingStep, regions: list[Region], budget_bytes: int) -> Choice:
-    return choose_saved(simulate(step, regions), regions, budget_bytes)
+def _choice(step: TrainingStep, regions: list[Region]) -> Choice:
+    return choose_saved(simulate(step, regions), regions)
 
 
 def _without_last(regions: list[Region], count: int) -> list[Region]:

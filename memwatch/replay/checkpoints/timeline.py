@@ -69,6 +69,8 @@ class Timeline:
         again_price: what running regions again costs.
         items: what could be saved.
         mode_price: by region what it costs that torch asks about each of its ops, if it saves anything.
+        before_bytes: the part of `live_bytes` that was made before the first region.
+        first, last: the moments at which the first region begins, and the last backward ends.
     """
 
     live_bytes: IntArray
@@ -77,11 +79,19 @@ class Timeline:
     again_price: int
     items: list[Item] = field(default_factory=list)
     mode_price: dict[int, int] = field(default_factory=dict)
+    before_bytes: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    first: int = 0
+    last: int = 0
 
     @property
     def peak_bytes(self) -> int:
         """The most bytes held at once."""
         return int((self.live_bytes + self.workspace_bytes).max(initial=0))
+
+    def of_pass(self, held_bytes: IntArray) -> int:
+        """Return the most bytes held of what is made from the first region to the end of the backward."""
+        between = slice(self.first, self.last + 1)
+        return int((held_bytes - self.before_bytes)[between].max(initial=0))
 
 
 @dataclass(slots=True)
@@ -115,6 +125,11 @@ def own_timeline(step: TrainingStep, own: Sequence[tuple[Region, int, int]]) -> 
     mode_bytes = np.zeros(count, dtype=np.int64)
     np.add.at(change, step.buffer_maker[made], step.buffer_nbytes[made])
     np.subtract.at(change, end[made] + 1, step.buffer_nbytes[made])
+    first = min((region.start for region, _, _ in own), default=0)
+    early = made[step.buffer_maker[made] < first]
+    before = np.zeros(count + 1, dtype=np.int64)
+    np.add.at(before, step.buffer_maker[early], step.buffer_nbytes[early])
+    np.subtract.at(before, end[early] + 1, step.buffer_nbytes[early])
     price, items = 0, []
     mode_price: dict[int, int] = {}
     for region, start, stop in own:
@@ -128,7 +143,14 @@ def own_timeline(step: TrainingStep, own: Sequence[tuple[Region, int, int]]) -> 
             np.add.at(change, [region.start, start], RANDOM_STATE_BYTES)
             np.subtract.at(change, [left + 1, stop], RANDOM_STATE_BYTES)
     live = np.cumsum(change)[:-1] + _number_bytes(step)
-    return Timeline(live, step.call_workspace_bytes, mode_bytes, price, items, mode_price)
+    return Timeline(
+        live, step.call_workspace_bytes, mode_bytes, price, items, mode_price,
+        np.cumsum(before)[:-1], first, _last_backward(step),
+    )  # fmt: skip
+
+
+def _last_backward(step: TrainingStep) -> int:
+    return int(np.flatnonzero(np.isin(step.call_phase, IN_BACKWARD)).max(initial=0))
 
 
 def _number_bytes(step: TrainingStep) -> int:
@@ -165,7 +187,9 @@ class _Simulation:
             place = start.get(run.before, int(self.moment[run.before]) - int(lengths[run.before]))
             run.shift = place - run.region.start
             start[run.before] = place + length
-        self.change = np.zeros(self.count + 1, dtype=np.int64)
+        self.first = int(self.moment[min((run.region.start for run in self.runs), default=0)])
+        # what changes at each moment, and what of it was made before the first region
+        self.change = np.zeros((2, self.count + 1), dtype=np.int64)
         backward = np.isin(step.call_phase, IN_BACKWARD)
         before = np.concatenate(([-1], np.flatnonzero(~backward)))
         # the last call before the backward in which each call lies
@@ -206,15 +230,19 @@ class _Simulation:
             mode_bytes[self.moment[every]] = step.call_mode_bytes[every]
             price += int(step.call_price[calls].sum())
             items += _items(step, run.region, run.stop, run.shift, forward_end)
-        live = np.cumsum(self.change)[:-1]
+        live, made_before = np.cumsum(self.change, axis=1)[:, :-1]
         if self.runs:
-            live += _number_bytes(step)
-        return Timeline(live, workspace, mode_bytes, price, items, mode_price)
+            live = live + _number_bytes(step)
+        return Timeline(
+            live, workspace, mode_bytes, price, items, mode_price,
+            made_before, self.first, int(self.moment[_last_backward(step)]),
+        )  # fmt: skip
 
     def _hold(self, start: int, end: int, nbytes: int) -> None:
         if end >= start:
-            self.change[start] += nbytes
-            self.change[min(end, self.count - 1) + 1] -= nbytes
+            kinds = slice(2 if start < self.first else 1)
+            self.change[kinds, start] += nbytes
+            self.change[kinds, min(end, self.count - 1) + 1] -= nbytes
 
     def _forward(self) -> IntArray:
         """Hold what the recorded calls made; return the moment at which each buffer is let go."""

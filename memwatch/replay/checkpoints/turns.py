@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from memwatch.capture.schema import NONE
 from memwatch.errors import MemwatchError
+from memwatch.planner.errors import BudgetError
 from memwatch.planner.plan_file import PlanFileError
 from memwatch.replay.checkpoints.choose import Choice, choose_saved
+from memwatch.replay.checkpoints.first_pass import FirstPass
 from memwatch.replay.checkpoints.regions import (
     Region,
     likely_regions,
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
     from memwatch.planner.plan import Plan
     from memwatch.replay.checkpoints.saving import Contexts, Sizes
     from memwatch.replay.checkpoints.timeline import Timeline
+
+
+_WHAT: Final = "plan.checkpoint_contexts"
+_ADVICE: Final = 'make the regions smaller, or use backend="memwatch"'
 
 
 class Turns:
@@ -54,6 +60,8 @@ class Turns:
             )
         self.choice: Choice | None = None
         self._step, self._budget_bytes = step, budget_bytes
+        self._first_pass = FirstPass(_WHAT, step.device)
+        self._is_told = False
         self._sizes: dict[int, Sizes] = {}
         self._seen: list[list[str]] = []
         self._turn = 0
@@ -69,8 +77,12 @@ class Turns:
             self._expected = {region.key: region.overloads(step) for region in reversed(regions)}
             self._decide(simulate(step, regions), regions)
 
-    def contexts(self) -> Contexts:
-        """Return the contexts of the region that begins now."""
+    def contexts(self, *, strict: bool = False) -> Contexts:
+        """Return the contexts of the region that begins now.
+
+        Raises:
+            BudgetError: if `strict`, checkpoints of the regions are above the budget.
+        """
         if not torch.is_grad_enabled() or self._depth:
             return contextlib.nullcontext(), contextlib.nullcontext()  # inside a region that runs again
         if self._has_run_again:
@@ -78,7 +90,13 @@ class Turns:
         turn, self._turn = self._turn, self._turn + 1
         if not self._is_known:
             return self._listen(turn)
-        return contexts_of(self._sizes.get(turn % max(self._count, 1)), [self._run_again])
+        assert self.choice is not None, "known regions have their choice"
+        if not self._is_told:
+            self._is_told = True
+            tell_if_above(self.choice, self._budget_bytes, _WHAT, strict=strict, stacklevel=4)
+        self._first_pass.strict = strict
+        around = [self._run_again, *self._first_pass.region(self.choice.pass_bytes)]
+        return contexts_of(self._sizes.get(turn % max(self._count, 1)), around)
 
     def _begin_pass(self) -> None:
         self._turn, self._has_run_again = 0, False
@@ -93,15 +111,14 @@ class Turns:
                     "trained, and plan again",
                     stacklevel=4,
                 )
+                self._first_pass.is_over = True  # its claim is of other regions
             self._count = len(self._seen)
             self._decide(simulate(self._step, regions), regions)
 
     def _decide(self, timeline: Timeline, regions: list[Region]) -> None:
-        self.choice = choose_saved(timeline, regions, self._budget_bytes)
+        self.choice = choose_saved(timeline, regions)
         self._count = max(self._count, 1 + max((region.key for region in regions), default=0))
         self._sizes = sizes_by_region(self.choice)
-        if self._is_known:
-            warn_if_above(self.choice, self._budget_bytes, "plan.checkpoint_contexts", stacklevel=5)
 
     def _listen(self, turn: int) -> Contexts:
         names: list[str] = []
@@ -132,14 +149,21 @@ class Turns:
             self._depth -= 1
 
 
-def warn_if_above(choice: Choice, budget_bytes: int, what: str, stacklevel: int) -> None:
-    """Warn of a budget that checkpoints cannot keep, with both figures."""
-    if choice.peak_bytes > budget_bytes:
-        warnings.warn(
-            f"{what}: the budget is {format_bytes(budget_bytes)}, and with checkpoints of these regions the peak "
-            f'increase is {format_bytes(choice.peak_bytes)}; make the regions smaller, or use backend="memwatch"',
-            stacklevel=stacklevel,
-        )
+def tell_if_above(choice: Choice, budget_bytes: int, what: str, *, strict: bool, stacklevel: int) -> None:
+    """Warn of a budget that checkpoints cannot keep, with both figures.
+
+    Raises:
+        BudgetError: instead of the warning, if `strict`.
+    """
+    if choice.peak_bytes <= budget_bytes:
+        return
+    message = (
+        f"{what}: the budget is {format_bytes(budget_bytes)}, and with checkpoints of these regions the peak "
+        f"increase is {format_bytes(choice.peak_bytes)}"
+    )
+    if strict:
+        raise BudgetError(message, None, choice.peak_bytes, advice=_ADVICE)
+    warnings.warn(f"{message}; {_ADVICE}", stacklevel=stacklevel)
 
 
 def training_step(plan: Plan) -> TrainingStep:
