@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
     from memwatch.profile import Profile, profile
+    from memwatch.ranks import Ranks, merge
     from memwatch.reading import Reading, load
     from memwatch.replay.api import apply_plan, plan
     from memwatch.replay.errors import UnsupportedOpError
@@ -34,6 +35,7 @@ _HOMES = {
     "LeakWatch": "memwatch.leaks",
     "Plan": "memwatch.planner.plan",
     "Profile": "memwatch.profile",
+    "Ranks": "memwatch.ranks.ranks",
     "Reading": "memwatch.reading",
     "Fit": "memwatch.fit.result",
     "ReplayResult": "memwatch.replay.result",
@@ -45,6 +47,7 @@ _HOMES = {
     "find_leaks": "memwatch.leaks",
     "fit": "memwatch.fit.api",
     "load": "memwatch.reading",
+    "merge": "memwatch.ranks.merge",
     "plan": "memwatch.replay.api",
     "profile": "memwatch.profile",
     "verify": "memwatch.verification",
@@ -66,6 +69,7 @@ __all__ = [
     "MemwatchError",
     "Plan",
     "Profile",
+    "Ranks",
     "Reading",
     "ReplayResult",
     "TensorLeakError",
@@ -76,6 +80,7 @@ __all__ = [
     "find_leaks",
     "fit",
     "load",
+    "merge",
     "plan",
     "planner",
     "profile",
