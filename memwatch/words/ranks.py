@@ -39,8 +39,8 @@ TWICE: Final = "{count} captures say that they are {name}: each has a row of its
 OTHER_DEVICE: Final = (
     "{names} mainly used {device}, the others {main}: devices are not compared with each other."
 )
-ONLY_ON: Final = "only {names}"
-MORE_ON: Final = "most {name}"
+ONLY_ON: Final = "only in {names}"
+MORE_ON: Final = "most in {name}"
 IDLE: Final = "no tensor memory"
 UNKNOWN_FIGURES: Final = "not readable"
 
