@@ -47,7 +47,7 @@ _HOMES = {
     "find_leaks": "memwatch.leaks",
     "fit": "memwatch.fit.api",
     "load": "memwatch.reading",
-    "merge": "memwatch.ranks.merge",
+    "merge": "memwatch.ranks.merging",
     "plan": "memwatch.replay.api",
     "profile": "memwatch.profile",
     "verify": "memwatch.verification",

@@ -10,7 +10,7 @@ from memwatch.capture.schema import CATEGORIES
 if TYPE_CHECKING:
     import pandas as pd
 
-    from memwatch.ranks.ranks import Ranks
+    from memwatch.ranks.source import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Totals:
     imbalance_ratio: float
 
 
-def totals(ranks: Ranks) -> Totals:
+def totals(ranks: Job) -> Totals:
     """Return the headline of a job."""
     rows = ranks.ranks.loc[ranks.compared]
     peaks = rows["peak_bytes"]
@@ -71,7 +71,7 @@ class CategorySpread:
     """The process with most of it, empty where all have as much."""
 
 
-def category_spreads(ranks: Ranks) -> list[CategorySpread]:
+def category_spreads(ranks: Job) -> list[CategorySpread]:
     """Return the categories that any compared process has at its peak, in the order of CATEGORIES."""
     if not ranks.compared:
         return []

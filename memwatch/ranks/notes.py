@@ -98,7 +98,9 @@ def _clocks(members: Mapping[str, Member], compared: Sequence[str]) -> Iterator[
     first: dict[str, Any] = {}
     for name in compared:
         first.setdefault(str(members[name].meta.get("host", "")), _summary(members[name])["steps"])
-    (base, reference), *others = first.items() if first else [("", None)]
+    if not first:
+        return
+    (base, reference), *others = first.items()
     for host, steps in others:
         if steps["count"] != reference["count"]:
             continue

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
-    from memwatch.ranks.ranks import Ranks
+    from memwatch.ranks.source import Job
 
 MOST_LINES: Final = 64
 """Of more ranks the chart shows the lowest, the mean and the highest, and the worst rank."""
 MOST_DIFFERENCES: Final = 200
 
 
-def write_page(ranks: Ranks, path: str | os.PathLike[str], *, source: bool, force: bool) -> Path:
+def write_page(ranks: Job, path: str | os.PathLike[str], *, source: bool, force: bool) -> Path:
     """Write the page of a job and that of its worst process; return the path of the first.
 
     Raises:
@@ -56,7 +56,7 @@ def _write_worst(capture: str, page: Path, *, source: bool, force: bool) -> bool
     return True
 
 
-def ranks_model(ranks: Ranks, *, source: bool = True) -> dict[str, Any]:
+def ranks_model(ranks: Job, *, source: bool = True) -> dict[str, Any]:
     """Return what the page shows, as plain JSON values.
 
     Args:
@@ -77,7 +77,7 @@ def ranks_model(ranks: Ranks, *, source: bool = True) -> dict[str, Any]:
     }
 
 
-def _hider(ranks: Ranks, *, source: bool) -> Callable[[str], str]:
+def _hider(ranks: Job, *, source: bool) -> Callable[[str], str]:
     if source:
         return visible
     lines = [*ranks.sites["line"], *ranks.ranks["peak_line"].dropna()]
@@ -85,7 +85,7 @@ def _hider(ranks: Ranks, *, source: bool) -> Callable[[str], str]:
     return lambda text: visible(hide(text))
 
 
-def _peak_at(ranks: Ranks, hide: Callable[[str], str]) -> str:
+def _peak_at(ranks: Job, hide: Callable[[str], str]) -> str:
     if not ranks.worst:
         return ""
     row = ranks.ranks.loc[ranks.worst]
@@ -94,8 +94,8 @@ def _peak_at(ranks: Ranks, hide: Callable[[str], str]) -> str:
     return hide(f"{row['peak_op'] or 'before the first op'}{module}{line}")
 
 
-def _processes(ranks: Ranks, hide: Callable[[str], str]) -> list[dict[str, Any]]:
-    highest = max(ranks.peak_bytes, int(ranks.ranks["peak_bytes"].max(skipna=True) or 0), 1)
+def _processes(ranks: Job, hide: Callable[[str], str]) -> list[dict[str, Any]]:
+    highest = max(1, *ranks.ranks["peak_bytes"].dropna().tolist())
     return [
         {
             "name": visible(str(name)),
@@ -119,20 +119,20 @@ def _whole(number: Any) -> int | None:
     return None if pd.isna(number) else int(number)
 
 
-def _bar(ranks: Ranks, name: str, highest_bytes: int) -> list[dict[str, Any]]:
+def _bar(ranks: Job, name: str, highest_bytes: int) -> list[dict[str, Any]]:
     """Return the parts of a bar by category, in thousandths of the highest peak."""
     if name not in ranks.categories.index:
         return []
     parts, start = [], 0.0
-    for category in CATEGORIES:
-        width = 1000 * int(ranks.categories.at[name, category]) / highest_bytes
+    for category, nbytes in zip(CATEGORIES, ranks.categories.loc[name].tolist(), strict=True):
+        width = 1000 * nbytes / highest_bytes
         if width:
             parts.append({"category": category, "start": round(start, 1), "width": round(width, 1)})
         start += width
     return parts
 
 
-def _differences(ranks: Ranks, hide: Callable[[str], str]) -> list[dict[str, Any]]:
+def _differences(ranks: Job, hide: Callable[[str], str]) -> list[dict[str, Any]]:
     if not ranks.are_ranks:
         return []
     shown = ranks.differences.head(MOST_DIFFERENCES).to_dict("records")
@@ -140,7 +140,7 @@ def _differences(ranks: Ranks, hide: Callable[[str], str]) -> list[dict[str, Any
     return [row | {name: hide(str(row[name])) for name in texts} for row in shown]
 
 
-def _chart(ranks: Ranks) -> dict[str, Any] | None:
+def _chart(ranks: Job) -> dict[str, Any] | None:
     """Return the peaks over steps: `step`, and lines with their names; None where no process had two steps."""
     steps = ranks.steps[ranks.steps["process"].isin(ranks.compared)]
     if steps.empty or steps["step"].nunique() < 2:

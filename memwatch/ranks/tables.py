@@ -33,7 +33,8 @@ def ranks_table(members: Mapping[str, Member]) -> pd.DataFrame:
     """Return one row per process, also of those of which nothing is known; numbers that are not known are missing."""
     rows = [_row(member) for member in members.values()]
     frame = pd.DataFrame(rows, index=pd.Index(list(members), name="process"))
-    return frame.astype(dict.fromkeys(_NUMBERS, "Int64"))
+    table: pd.DataFrame = frame.astype(dict.fromkeys(_NUMBERS, "Int64"))
+    return table
 
 
 def _row(member: Member) -> dict[str, Any]:
@@ -73,7 +74,8 @@ def steps_table(members: Mapping[str, Member]) -> pd.DataFrame:
             )
         )
     columns = ("process", "step", "steps", "peak_bytes")
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
+    table: pd.DataFrame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
+    return table
 
 
 def categories_table(members: Mapping[str, Member]) -> pd.DataFrame:
@@ -82,7 +84,8 @@ def categories_table(members: Mapping[str, Member]) -> pd.DataFrame:
     frame = pd.DataFrame.from_dict(sizes, orient="index", columns=list(CATEGORIES)) if sizes else pd.DataFrame(
         columns=list(CATEGORIES)
     )  # fmt: skip
-    return frame.fillna(0).astype("int64").rename_axis("process")
+    table: pd.DataFrame = frame.fillna(0).astype("int64").rename_axis("process")
+    return table
 
 
 def sites_table(members: Mapping[str, Member]) -> pd.DataFrame:
@@ -93,7 +96,8 @@ def sites_table(members: Mapping[str, Member]) -> pd.DataFrame:
         if member.summary
         for site in member.summary["sites"]
     ]
-    return pd.DataFrame(rows, columns=["process", *SITE, "nbytes", "count"])
+    table: pd.DataFrame = pd.DataFrame(rows, columns=["process", *SITE, "nbytes", "count"])
+    return table
 
 
 def differences(members: Mapping[str, Member], compared: Sequence[str]) -> pd.DataFrame:
@@ -112,7 +116,8 @@ def differences(members: Mapping[str, Member], compared: Sequence[str]) -> pd.Da
     sites = sites_table({name: members[name] for name in compared})
     names = ["lowest_bytes", "highest_bytes", "spread_bytes", "where"]
     if sites.empty or len(compared) < 2:
-        return pd.DataFrame(columns=[*SITE, *names])
+        empty: pd.DataFrame = pd.DataFrame(columns=[*SITE, *names])
+        return empty
     wide = sites.pivot_table(index=list(SITE), columns="process", values="nbytes", aggfunc="sum", sort=False)
     wide = wide.reindex(columns=list(compared))
     unlisted = np.array([_most_unlisted(members[name]) for name in compared])
@@ -129,7 +134,8 @@ def differences(members: Mapping[str, Member], compared: Sequence[str]) -> pd.Da
     )
     found.insert(2, "spread_bytes", found["highest_bytes"] - found["lowest_bytes"])
     differing = found[highest > lowest].sort_values("spread_bytes", ascending=False, kind="stable")
-    return differing.reset_index()
+    table: pd.DataFrame = differing.reset_index()
+    return table
 
 
 def _most_unlisted(member: Member) -> int:

@@ -16,12 +16,12 @@ from memwatch.words.ranks import IDLE, UNKNOWN_FIGURES
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from memwatch.ranks.ranks import Ranks
+    from memwatch.ranks.source import Job
 
 _NAME_WIDTH: Final = 28
 
 
-def summary(ranks: Ranks, *, rows: int = 8, width: int | None = None, color: bool | None = None) -> str:
+def summary(ranks: Job, *, rows: int = 8, width: int | None = None, color: bool | None = None) -> str:
     """Return a screenful of text on a job.
 
     Args:
@@ -42,7 +42,7 @@ def summary(ranks: Ranks, *, rows: int = 8, width: int | None = None, color: boo
     return to_text(*parts, width=width, color=color)
 
 
-def _headline(ranks: Ranks) -> Text:
+def _headline(ranks: Job) -> Text:
     found = totals(ranks)
     if not found.compared:
         return Text("Nothing is known of any process", style="bold")
@@ -62,7 +62,7 @@ def _figures_table(*headings: str) -> Table:
     return table
 
 
-def _processes(ranks: Ranks, rows: int) -> Table:
+def _processes(ranks: Job, rows: int) -> Table:
     frame = ranks.ranks.sort_values("peak_bytes", ascending=False, kind="stable", na_position="last")
     table = _figures_table("Peak", "Increase")
     shown, hosts = frame.head(rows), frame["host"].nunique() > 1
