@@ -9,8 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from memwatch.ranks.figures import category_spreads, totals
-from memwatch.report.console import CATEGORY_STYLE, clip, name, tail, to_text
+from memwatch.report.console import CATEGORY_STYLE, clip, head, name, to_text
 from memwatch.sizes import format_bytes
+from memwatch.words.places import place_in_file
 from memwatch.words.ranks import IDLE, UNKNOWN_FIGURES
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _processes(ranks: Job, rows: int) -> Table:
 def _where(row: pd.Series[Any]) -> Text:
     if not row["peak_bytes"]:
         return name(IDLE, style="dim")
-    return tail(f"{row['peak_op']} {row['peak_line']}".strip(), 50)
+    return head(f"{row['peak_op']} {place_in_file(row['peak_line'])}".strip(), 60)
 
 
 def _categories(spreads: list[Any]) -> Table:
@@ -109,13 +110,13 @@ def _differences(frame: pd.DataFrame, rows: int) -> Table:
         table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=longest)
     table.add_column("What", no_wrap=True, overflow="ellipsis")
     for row in shown.itertuples():
-        what = " ".join(part for part in (row.module, row.what, row.line) if part)
+        what = " ".join(part for part in (row.module, row.what, place_in_file(row.line)) if part)
         table.add_row(
             format_bytes(row.spread_bytes),
             format_bytes(row.highest_bytes),
             name(row.where),
             name(row.category, style=CATEGORY_STYLE.get(row.category, "")),
-            tail(what, 50),
+            head(what, 60),
         )
     return table
 
