@@ -31,7 +31,7 @@ OTHER_FORMAT_ALONE: Final = (
 VERSIONS: Final = "The ranks did not run the same {what}: {groups}."
 CLOCKS: Final = (
     "The clock of {host} is {shift} {way} that of {other}, by the ends of the same steps. "
-    "No figure here compares times of two hosts."
+    "No figure here compares two clocks."
 )
 AHEAD, BEHIND = "ahead of", "behind"
 IMAGINED: Final = "{name} trained in a fake process group of {world_size}: the other ranks were imagined."
