@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -82,7 +83,15 @@ def _hider(ranks: Job, *, source: bool) -> Callable[[str], str]:
         return visible
     lines = [*ranks.sites["line"], *ranks.ranks["peak_line"].dropna()]
     hide = PathHider({file_of(line) for line in lines} | set(ranks.ranks["path"]))
-    return lambda text: visible(hide(text))
+    hosts = sorted({str(host) for host in ranks.ranks["host"].dropna()}, key=len, reverse=True)
+    aliases = {host: f"host-{number}" for number, host in enumerate(hosts, start=1)}
+    pattern = re.compile("|".join(rf"\b{re.escape(host)}\b" for host in hosts)) if hosts else None
+
+    def shown(text: str) -> str:
+        text = text if pattern is None else pattern.sub(lambda match: aliases[match[0]], text)
+        return visible(hide(text))
+
+    return shown
 
 
 def _peak_at(ranks: Job, hide: Callable[[str], str]) -> str:
@@ -99,7 +108,7 @@ def _processes(ranks: Job, hide: Callable[[str], str]) -> list[dict[str, Any]]:
     return [
         {
             "name": visible(str(name)),
-            "host": visible(str(row["host"] or "")),
+            "host": hide(str(row["host"] or "")),
             "pid": _whole(row["pid"]),
             "parent_pid": _whole(row["parent_pid"]),
             "device": visible(str(row["device"] or "")),

@@ -17,7 +17,8 @@ from memwatch.words.processes import StartedAs, started_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_LOADER_WORKER: Final = "torch.utils.data._utils.worker"
+_OF_LOADERS: Final = "torch.utils.data."
+"""Where the function lies that the workers of a DataLoader run."""
 _forks: Final = [0]  # of this process so far: what is registered with os.register_at_fork stays
 
 
@@ -58,7 +59,7 @@ class StartedProcesses:
 
     def _process(self, start: Callable[[Any], Any], process: Any) -> Any:
         before, target = _forks[0], getattr(process, "_target", None)
-        is_worker = getattr(target, "__module__", "") == _LOADER_WORKER
+        is_worker = str(getattr(target, "__module__", "")).startswith(_OF_LOADERS)
         started = start(process)
         self._forks += _forks[0] - before  # it is counted as what it is
         self._counts[StartedAs.LOADER_WORKER if is_worker else StartedAs.MULTIPROCESSING] += 1
