@@ -21,8 +21,7 @@ import memwatch
 PROGRAMS = programs_of(patterns_transformers, patterns_transformers_generation)
 
 
-@pytest.mark.parametrize("is_trainer_given", [True, False])
-def test_a_callback_records_a_training(tmp_path, is_trainer_given):
+def test_a_callback_records_a_training(tmp_path):
     """Steps are those of the optimizer, the peak is in the trainer's history and with those that it reports to."""
     import transformers
 
@@ -44,9 +43,7 @@ def test_a_callback_records_a_training(tmp_path, is_trainer_given):
         train_dataset=patterns_transformers.sentences(4),
         callbacks=[Reporter()],
     )
-    callback = MemwatchCallback(
-        trainer if is_trainer_given else None, tmp_path / "a.memwatch", page=tmp_path / "a.html", stacks=False
-    )
+    callback = MemwatchCallback(trainer, tmp_path / "a.memwatch", page=tmp_path / "a.html", stacks=False)
     trainer.add_callback(callback)
     trainer.train()
     prof = callback.profile
@@ -54,6 +51,19 @@ def test_a_callback_records_a_training(tmp_path, is_trainer_given):
     assert (
         logged["memwatch/peak_bytes"] == prof.peak_bytes == memwatch.load(tmp_path / "a.memwatch").peak_bytes
     )
-    assert any("memwatch/peak_bytes" in logs for logs in seen) == is_trainer_given
+    assert any("memwatch/peak_bytes" in logs for logs in seen)
     assert len(prof.steps) in (2, 3)  # what the trainer does at its end may be one more
     assert f'data-bytes="{prof.peak_bytes}"' in (tmp_path / "a.html").read_text()
+
+
+def test_a_callback_without_its_trainer_adds_to_the_history():
+    """The state that every callback gets has the figures at the end."""
+    import transformers
+
+    from memwatch.integrations.transformers import MemwatchCallback
+
+    state, callback = transformers.TrainerState(global_step=7), MemwatchCallback(stacks=False)
+    callback.on_train_begin(None, state, None)
+    callback.on_train_end(None, state, None)
+    (logged,) = state.log_history
+    assert (logged["memwatch/peak_bytes"], logged["step"]) == (callback.profile.peak_bytes, 7)
