@@ -43,9 +43,11 @@ class JobPlace:
     def here(cls) -> JobPlace:
         """Return the place as torch.distributed tells it, once it is initialised; else the environment."""
         rank, world_size, local_rank = _from_environment()
-        distributed: Any = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed = _initialised()
+        if distributed is not None:
             rank, world_size = distributed.get_rank(), distributed.get_world_size()
+            if id(distributed.group.WORLD) == _group_at_fork[0]:
+                return cls(of_rank=rank)
             return cls(rank, world_size, local_rank, backend=str(distributed.get_backend()))
         if (
             rank is not None and rank == _rank_of_parent()
@@ -71,6 +73,26 @@ class JobPlace:
             "process_group": self.backend,
         }
         return {name: value for name, value in told.items() if value is not None}
+
+
+_group_at_fork: Final[list[int | None]] = [None]
+"""Identity of the process group that this process got by a fork: the process that it was forked from is the rank."""
+
+
+def _initialised() -> Any:
+    """Return torch.distributed where a process group is there, else None; it is not imported for that."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    is_there = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if is_there else None
+
+
+def note_fork() -> None:
+    """Note in a process that was just forked which process group is not its own."""
+    distributed = _initialised()
+    _group_at_fork[0] = None if distributed is None else id(distributed.group.WORLD)
+
+
+os.register_at_fork(after_in_child=note_fork)
 
 
 def named_for(place: JobPlace, path: str | os.PathLike[str]) -> Path:

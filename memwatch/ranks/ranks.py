@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ class Ranks:
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
-        self._members = _by_name(members)
+        self._members = _by_name(_with_parents(members))
 
     @cached_property
     def compared(self) -> list[str]:
@@ -134,6 +135,17 @@ class Ranks:
         from memwatch.ranks.page import write_page
 
         return write_page(self, path, source=source, force=force)
+
+
+def _with_parents(members: Sequence[Member]) -> list[Member]:
+    """Return the processes, those that a rank started with its number."""
+    ranks = {(member.meta.get("host"), member.meta.get("pid")): member.rank for member in members}
+    found = []
+    for member in members:
+        parent = ranks.get((member.meta.get("host"), member.meta.get("parent_pid")))
+        is_child = parent is not None and member.rank is None
+        found.append(replace(member, meta={**member.meta, "of_rank": parent}) if is_child else member)
+    return found
 
 
 def _by_name(members: Sequence[Member]) -> dict[str, Member]:

@@ -159,6 +159,19 @@ def test_two_captures_of_one_rank_are_told_apart(captures, tmp_path):
     assert len(ranks.ranks) == 4
 
 
+def test_what_a_rank_started_is_told_with_its_rank(captures):
+    """A worker without a rank of its own is named after the rank that is its parent, and is not compared."""
+    pid, host = (memwatch.load(captures[0]).meta[name] for name in ("pid", "host"))
+    change_meta(captures[1], pid=4243, parent_pid=pid, rank=None)
+    for other, number in ((captures[0], pid), (captures[2], pid + 1)):
+        change_meta(other, pid=number, host=host, world_size=2)
+    change_meta(captures[2], rank=1)
+    ranks = memwatch.merge(captures)
+    assert list(ranks.ranks.index) == ["rank 0", "rank 1", "process 4243 of rank 0"]
+    assert ranks.compared == ["rank 0", "rank 1"]
+    assert ranks.notes == []
+
+
 def test_a_fake_process_group_is_no_job_of_many(captures):
     """Of imagined ranks none is missing."""
     change_meta(captures[0], process_group="fake")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from memwatch import job
 from memwatch.job import CHILDREN, JobPlace, named_for
 
 LAUNCHERS = (
@@ -42,6 +45,21 @@ def test_a_process_that_a_rank_started_is_no_rank(monkeypatch):
     assert JobPlace.here() == JobPlace(of_rank=3)
     monkeypatch.setenv("RANK", "4")  # another launcher under this one
     assert JobPlace.here() == JobPlace(4, 8)
+
+
+def test_a_fork_of_a_rank_is_no_rank(monkeypatch):
+    """A worker that a rank forks finds the process group of the rank; a group that it makes is its own."""
+    told = SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 2, get_world_size=lambda: 4,
+        get_backend=lambda: "gloo", group=SimpleNamespace(WORLD=object()),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch.distributed", told)
+    monkeypatch.setattr(job, "_group_at_fork", [None])
+    assert JobPlace.here() == JobPlace(2, 4, backend="gloo")
+    job.note_fork()
+    assert JobPlace.here() == JobPlace(of_rank=2)
+    told.group = SimpleNamespace(WORLD=object())
+    assert JobPlace.here() == JobPlace(2, 4, backend="gloo")
 
 
 @pytest.mark.parametrize(
