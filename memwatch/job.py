@@ -86,6 +86,11 @@ def _initialised() -> Any:
     return distributed if is_there else None
 
 
+def has_process_group() -> bool:
+    """Return whether torch.distributed has a process group."""
+    return _initialised() is not None
+
+
 def note_fork() -> None:
     """Note in a process that was just forked which process group is not its own."""
     distributed = _initialised()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from memwatch.job import JobPlace
+from memwatch.job import JobPlace, has_process_group
 from memwatch.record.patches import Patches
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class JobPlaceSampler:
-    """Keep the last place that torch.distributed told, or what the environment tells."""
+    """Keep the place that torch.distributed tells, or what the environment tells."""
 
     def __init__(self) -> None:
         self._place = JobPlace.here()
@@ -27,10 +27,9 @@ class JobPlaceSampler:
         return self._place.meta
 
     def look(self) -> None:
-        """Look the place up now; a process group that is gone leaves what it told."""
-        place = JobPlace.here()
-        if place.backend is not None or self._place.backend is None:
-            self._place = place
+        """Look the place up once a process group is there; one that is gone leaves what it told."""
+        if self._place.backend is None and has_process_group():
+            self._place = JobPlace.here()
 
     def start(self) -> None:
         """Begin to look whenever a process group is destroyed."""
