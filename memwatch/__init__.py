@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
     from memwatch.profile import Profile, profile
+    from memwatch.ranks import Ranks, merge
     from memwatch.reading import Reading, load
     from memwatch.replay.api import apply_plan, plan
     from memwatch.replay.errors import UnsupportedOpError
@@ -36,6 +37,7 @@ _HOMES = {
     "LeakWatch": "memwatch.leaks",
     "Plan": "memwatch.planner.plan",
     "Profile": "memwatch.profile",
+    "Ranks": "memwatch.ranks.ranks",
     "Reading": "memwatch.reading",
     "Fit": "memwatch.fit.result",
     "ReplayResult": "memwatch.replay.result",
@@ -47,6 +49,7 @@ _HOMES = {
     "find_leaks": "memwatch.leaks",
     "fit": "memwatch.fit.api",
     "load": "memwatch.reading",
+    "merge": "memwatch.ranks.merging",
     "plan": "memwatch.replay.api",
     "profile": "memwatch.profile",
     "verify": "memwatch.verification",
@@ -68,6 +71,7 @@ __all__ = [
     "MemwatchError",
     "Plan",
     "Profile",
+    "Ranks",
     "Reading",
     "ReplayResult",
     "TensorLeakError",
@@ -78,6 +82,7 @@ __all__ = [
     "find_leaks",
     "fit",
     "load",
+    "merge",
     "plan",
     "planner",
     "profile",

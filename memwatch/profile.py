@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from memwatch.capture import Capture
     from memwatch.capture.recording import Recording
+    from memwatch.ranks import Ranks
 
 __all__ = ["Profile", "allocator_only", "build_recorder", "profile", "unbuilt_remark"]
 
@@ -109,10 +110,27 @@ class Profile(Reading):
             )
         self._session.mark_step()
 
+    def remarks(self, kind: str) -> list[str]:
+        """Return the notes of a kind that were made while recording; nothing is read for them."""
+        notes = () if self._recording is None else self._recording.notes
+        return [note.text for note in notes if note.kind == kind]
+
     @property
     def failure(self) -> MemwatchError | None:
         """Why the file at `path` is not whole, if it is not: then this profile alone has it all."""
         return None if self._recording is None else self._recording.failure
+
+    def gather(self) -> Ranks | None:
+        """Return the readings of all ranks of `torch.distributed` on rank 0, None on the others.
+
+        Every rank must call it, after its block. Small summaries travel, not captures.
+
+        Raises:
+            GatherError: a rank died or did not answer.
+        """
+        from memwatch.ranks import gather
+
+        return gather(self.capture)
 
     @property
     def capture(self) -> Capture:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from memwatch.capture.columns import ChunkedTable
 
-_APPLICATION_ID: Final = 0x6D656D77  # "memw", distinguishes a capture from other databases
+APPLICATION_ID: Final = 0x6D656D77  # "memw", distinguishes a capture from other databases
 _BUSY_S: Final = 10.0
 _READ_S: Final = 60.0  # how long a reader may keep the writer waiting
 _SURROGATES: Final = re.compile("[\\ud800-\\udfff]")
@@ -43,6 +43,8 @@ _TABLES: Final = (
     "notes (op INTEGER, kind TEXT, text TEXT)",
     "meta (key TEXT, value TEXT)",
 )
+SUMMARY: Final = "summary"
+"""The key of `meta` for the summary of a rank (`rank_summary.py`): the tables that it is made of say the same."""
 
 
 class CaptureWriter:
@@ -78,7 +80,7 @@ class CaptureWriter:
         run("PRAGMA journal_mode = DELETE")
         run("PRAGMA synchronous = OFF")
         run("BEGIN")
-        run(f"PRAGMA application_id = {_APPLICATION_ID}")
+        run(f"PRAGMA application_id = {APPLICATION_ID}")
         run(f"PRAGMA user_version = {FORMAT_VERSION}")
         for table in _TABLES:
             run(f"CREATE TABLE {table}")
@@ -162,7 +164,8 @@ def _storable(row: Iterable[Any]) -> tuple[Any, ...]:
     )
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """Return a text of the file; what could not be text was stored as bytes."""
     return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else str(value)
 
 
@@ -244,7 +247,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
 def _check_format(database: sqlite3.Connection, source: pathlib.Path) -> None:
     (application,) = database.execute("PRAGMA application_id").fetchone()
     (version,) = database.execute("PRAGMA user_version").fetchone()
-    if application != _APPLICATION_ID:
+    if application != APPLICATION_ID:
         raise CaptureError(f"{source} is not a memwatch capture; record one with `memwatch run script.py`")
     if version < FORMAT_VERSION:
         raise CaptureError(
@@ -271,16 +274,17 @@ def _check_length(database: sqlite3.Connection) -> None:
 def _read(database: sqlite3.Connection) -> Capture:
     tables = _read_tables(database)
     strings: dict[int, str] = {
-        int(number): _text(text) for number, text in database.execute("SELECT id, text FROM strings")
+        int(number): text_of(text) for number, text in database.execute("SELECT id, text FROM strings")
     }
     if max(strings, default=-1) >= len(strings):
         raise ValueError("its string ids have gaps")
     texts = [strings.get(number, "") for number in range(max(strings, default=-1) + 1)]
     meta = {
-        _text(key): json.loads(_text(value)) for key, value in database.execute("SELECT key, value FROM meta")
+        text_of(key): json.loads(text_of(value))
+        for key, value in database.execute("SELECT key, value FROM meta WHERE key != ?", (SUMMARY,))
     }
     notes = [
-        Note(op, _text(kind), _text(text))
+        Note(op, text_of(kind), text_of(text))
         for op, kind, text in database.execute("SELECT op, kind, text FROM notes ORDER BY rowid")
     ]
     return checked(tables, texts, meta, notes)

@@ -51,6 +51,11 @@ class Recording:
             for name, (chunks,) in runs.items():
                 self._tables[name].append_chunks(chunks)
 
+    @property
+    def notes(self) -> Sequence[Note]:
+        """What was noted so far."""
+        return self._notes
+
     def _write(self, writer: CaptureWriter, runs: Mapping[str, Sequence[Sequence[Chunk]]]) -> bool:
         first, notes = self._written_strings, self._notes[self._written_notes :]
         texts = list(enumerate(self._strings[first:], first))

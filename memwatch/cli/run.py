@@ -17,27 +17,37 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from memwatch.children.asking import ask_children, files_of_children
 from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line, memwatch_command
 from memwatch.cli.output import say
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
+from memwatch.cli.rank_summary import leave_summary
+from memwatch.cli.recording import plain_options, recording_of
 from memwatch.cli.traceback import hide_own_frames
 from memwatch.errors import MemwatchError
+from memwatch.job import JobPlace, named_for
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
+    from memwatch.cli.program import Program
     from memwatch.profile import Profile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
-    own = "[-o FILE] [-f] [-q] [--html[=PATH]] [--no-stacks] [--replay] [--limit [DEVICE=]SIZE]"
+    own = "[-o FILE] [-f] [-q] [--html[=PATH]] [--no-stacks] [--replay] [--children] [--limit [DEVICE=]SIZE]"
     parser.usage = f"memwatch run {own} {PROGRAM_USAGE}"
-    parser.add_argument("-o", "--output", metavar="FILE", help="the capture; default NAME.PID.memwatch, here")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the capture, which may hold {rank}, {pid} and {host}; default NAME.PID.memwatch, here",
+    )
     parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
     parser.add_argument("-q", "--quiet", action="store_true", help="do not say what to type next")
     parser.add_argument("--html", action="store_true", help="write the page too; default CAPTURE.html")
@@ -45,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-stacks", action="store_true", help="record no call stacks: cheaper, without lines"
     )
     parser.add_argument("--replay", action="store_true", help="record what `memwatch plan` and `replay` need")
+    parser.add_argument(
+        "--children",
+        action="store_true",
+        help="record processes of multiprocessing and Pythons that it starts too, each in a file beside this one",
+    )
     parser.add_argument(
         "--limit",
         metavar="[DEVICE=]SIZE",
@@ -58,21 +73,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int | BaseException:
     """Run and record the program; return the exception that it raised, or 0."""
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
-    from memwatch.profile import profile, unbuilt_remark
+    from memwatch.profile import unbuilt_remark
 
-    program = chosen_program(options)
-    capture = Path(options.output or f"{program.name}.{os.getpid()}.memwatch")
-    page = Path(options.page or capture.with_suffix(".html")).absolute() if options.html else None
+    program, place = chosen_program(options), JobPlace.here()
+    capture = named_for(place, options.output or _default_name(program, place))
+    page = named_for(place, options.page or capture.with_suffix(".html")).absolute() if options.html else None
     for path in (capture, page):
         if path is not None:
             make_room(path, force=options.force)
     again = memwatch_command()
-    recording = profile(
-        capture.absolute(),
-        stacks=not options.no_stacks,
-        replay=options.replay,
-        limit_bytes=_limits(options.limit),
-    )
+    recording = recording_of(options, capture.absolute())
+    if options.children:
+        from memwatch.cli.child import reach_forks
+
+        ask_children(capture, plain_options(options))
+        reach_forks()
     try:
         run = program.load()
     except SyntaxError as error:
@@ -80,32 +95,23 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     capture.unlink(missing_ok=True)
     recording.__enter__()
     if not options.quiet:
+        if options.output and place.is_one_of_many and capture != Path(options.output):
+            say(f"rank {place.rank} of {place.world_size} writes {capture}")
         verbs = ["summary", *([] if page else ["report"]), *(["plan"] if options.replay else [])]
         commands = [command_line(*again, verb, capture) for verb in verbs]
-        _say_at_exit(recording, capture, page, commands, "" if options.replay else unbuilt_remark())
+        if place.is_one_of_many and f".rank{place.rank}." in capture.name:
+            commands = (
+                [] if place.rank else [*commands, _merge_command(again, capture, f".rank{place.rank}.")]
+            )
+        remark = "" if options.replay else unbuilt_remark()
+        merge_children = _merge_command(again, capture) if options.children else ""
+        _say_at_exit(recording, _Wrote(capture, page), commands, merge_children, remark)
     write_page = functools.partial(recording.report, page, force=options.force) if page is not None else None
-    return _run_inside(recording, run, write_page)
-
-
-def _limits(given: list[str] | None) -> str | dict[str, str] | None:
-    """Return the limit of every device, or limits by device.
-
-    Raises:
-        MemwatchError: one limit is of every device, and there are others.
-    """
-    if given is None:
-        return None
-    if len(given) == 1 and "=" not in given[0]:
-        return given[0]
-    if not all("=" in limit for limit in given):
-        raise MemwatchError(
-            "give --limit one size for every device, or a DEVICE=SIZE for each, as cuda:0=8GiB"
-        )
-    return dict(limit.split("=", 1) for limit in given)
+    return _run_inside(recording, run, capture.absolute(), write_page)
 
 
 def _run_inside(
-    recording: Profile, run: Callable[[], None], then: Callable[[], object] | None
+    recording: Profile, run: Callable[[], None], capture: Path, then: Callable[[], object] | None
 ) -> int | BaseException:
     """Run the program and end the recording in any case; return the exception of the program, or 0."""
     process = os.getpid()
@@ -117,6 +123,7 @@ def _run_inside(
     if os.getpid() == process:  # a child that the program forked leaves the recording to its parent
         try:
             _close(recording)
+            leave_summary(recording, capture)
             if then is not None:
                 then()
             if recording.failure is not None:
@@ -137,8 +144,33 @@ def _close(recording: Profile) -> None:
         sys.stderr.write(recording.summary(color=False) + "\n")
 
 
+def _default_name(program: Program, place: JobPlace) -> str:
+    """Return the name of the capture where none was given."""
+    return f"{program.name}.{'rank{rank}.' if place.is_one_of_many else ''}{{pid}}.memwatch"
+
+
+def _merge_command(again: list[str], capture: Path, rank: str = "") -> str:
+    """Return the command that merges this capture with those of the other ranks, or of the children."""
+    stem = capture.name.partition(rank)[0] + ".rank" if rank else capture.stem
+    return f"{command_line(*again, 'merge', capture.with_name(stem))}*{capture.suffix}"
+
+
+class _Wrote(NamedTuple):
+    """The files of a run."""
+
+    capture: Path
+    page: Path | None
+
+    def text(self, children: int) -> str:
+        """Return what was written, by how many children too."""
+        text = f"wrote {self.capture}"
+        if self.page is not None and self.page.exists():
+            text += f" and {self.page}"
+        return text + (f", and {children} of processes that it started" if children else "")
+
+
 def _say_at_exit(
-    recording: Profile, capture: Path, page: Path | None, commands: list[str], remark: str
+    recording: Profile, wrote: _Wrote, commands: list[str], merge_children: str, remark: str
 ) -> None:
     """Print the next commands as the last lines: at exit, after a traceback and the program's own last words."""
     process = os.getpid()
@@ -149,10 +181,13 @@ def _say_at_exit(
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or taken away by the program
             sys.stdout.flush()
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            if remark:
-                say(remark)
-            say(f"wrote {capture}" + (f" and {page}" if page is not None and page.exists() else ""))
-            say("next, type")
-            sys.stderr.writelines(f"    {command}\n" for command in commands)
+            for each in filter(None, (remark, *recording.remarks("children"))):
+                say(each)
+            children = len(files_of_children(wrote.capture)) if merge_children else 0
+            say(wrote.text(children))
+            following = [*commands, *([merge_children] if children else [])]
+            if following:
+                say("next, type")
+                sys.stderr.writelines(f"    {command}\n" for command in following)
 
     atexit.register(name_next_commands)

@@ -1,10 +1,12 @@
-"""Write a capture in another program's format: csv, json, speedscope, chrome or memory_viz.
+"""Write a capture in another program's format: csv, json, speedscope, chrome, memory_viz or parquet.
 
 `speedscope` is for https://www.speedscope.app, `chrome` for chrome://tracing and https://ui.perfetto.dev, `memory_viz`
 for torch's own viewer, also https://pytorch.org/memory_viz: a pickle, in a file beside the capture if -o names none.
+`parquet` adds all tables to a dataset, a folder with parts by host and rank, which Dask, DuckDB and pandas read.
 
     memwatch transform train.4242.memwatch csv --table storages -o storages.csv
     memwatch transform train.4242.memwatch speedscope > peak.json
+    memwatch transform train.rank0.4242.memwatch parquet -o dataset
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     import argparse
 
 MEMORY_VIZ = "memory_viz"
-FORMATS = ("csv", "json", "speedscope", "chrome", MEMORY_VIZ)
+PARQUET = "parquet"
+FORMATS = ("csv", "json", "speedscope", "chrome", MEMORY_VIZ, PARQUET)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +43,8 @@ def execute(options: argparse.Namespace) -> int:
     """Write the file, or print it; return 0."""
     if options.format == MEMORY_VIZ:
         return _write_snapshot(options)
+    if options.format == PARQUET:
+        return _write_dataset(options)
     from memwatch.report.export import export
 
     if options.output is not None:
@@ -66,4 +71,14 @@ def _write_snapshot(options: argparse.Namespace) -> int:
         pickle.dumps(memory_viz(reading.capture, [reading.on(device) for device in reading.devices]))
     )
     emit(f"{target}\n")
+    return 0
+
+
+def _write_dataset(options: argparse.Namespace) -> int:
+    """Add the capture to the dataset and print its path; return 0."""
+    from memwatch.report.dataset import write_dataset
+
+    folder = options.output or options.capture.with_suffix(".parquet")
+    write_dataset(read(options.capture, options.device), folder, force=options.force)
+    emit(f"{folder}\n")
     return 0

@@ -97,7 +97,7 @@ class Session:
         )
         self._packer = recorder.packer(self.context)
         self._saved = SavedTensorHooks(self._packer, notes.note)
-        self._process = ProcessSampler()
+        self._process = ProcessSampler(notes.note)
         self._holders: HolderSampler | None = None
         self._want_holders = options.holders
         events = (
@@ -145,6 +145,7 @@ class Session:
             if self._writer is not None:
                 self._timer.start()
             self._switch_on(self._threads.start, self._threads.stop)
+            self._switch_on(self._process.start, self._process.stop)
             if self._want_holders:
                 self._holders = HolderSampler(
                     self.storages, self._packer, self.context, self.strings, self.op_counter
@@ -353,6 +354,7 @@ class Session:
             "platform": platform.platform(),
             "argv": list(sys.argv),
             "pid": self._pid,
+            **self._process.meta,
             "started_s": self._started_s,
             "start_ns": self._clock.to_ns(self._start_ticks),
             "end_ns": self._clock.to_ns(ticks()),

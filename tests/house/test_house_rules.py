@@ -51,4 +51,3 @@ def lines_of_code(function):
     """Count the lines of a function without those of its docstring."""
     docstring = ast.get_docstring(function, clean=False) or ""
     return function.end_lineno - function.lineno + 1 - len(docstring.splitlines())
-

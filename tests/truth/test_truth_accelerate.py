@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("accelerate")
 
 import patterns_accelerate
+import torch
 from truth_checks import (
     programs_of,
     test_a_second_run_shows_the_same,  # noqa: F401
@@ -16,3 +17,35 @@ from truth_checks import (
 )
 
 PROGRAMS = programs_of(patterns_accelerate)
+
+
+def test_a_loop_of_an_accelerator_is_recorded(tmp_path):
+    """The peak goes to the accelerator's trackers, and the page shows it; a loop that fails raises its own error."""
+    from accelerate.tracking import GeneralTracker
+
+    from memwatch.integrations.accelerate import profile
+
+    class Tracker(GeneralTracker):
+        name, requires_logging_directory = "test", False
+
+        def __init__(self):
+            super().__init__()
+            self.logged = {}
+
+        @property
+        def tracker(self):
+            return self
+
+        def log(self, values, step=None, **kwargs):
+            self.logged |= values
+
+    tracker = Tracker()
+    accelerator = patterns_accelerate.accelerator_of(log_with=tracker)
+    accelerator.init_trackers("memory")
+    with profile(accelerator, page=tmp_path / "a.html", stacks=False) as prof:
+        accelerator.backward(patterns_accelerate.Net()(torch.ones(4, patterns_accelerate.IN)).sum())
+        prof.step()
+    assert tracker.logged["memwatch/peak_bytes"] == prof.peak_bytes
+    assert f'data-bytes="{prof.peak_bytes}"' in (tmp_path / "a.html").read_text()
+    with pytest.raises(ZeroDivisionError), profile(accelerator):
+        raise ZeroDivisionError

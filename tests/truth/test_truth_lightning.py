@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+
 import pytest
 
 pytest.importorskip("lightning")
@@ -16,3 +18,34 @@ from truth_checks import (
 )
 
 PROGRAMS = programs_of(patterns_lightning)
+
+
+def test_a_callback_records_a_fit(tmp_path):
+    """Each batch is a step, the peak goes to the trainer's loggers, and a fit that fails leaves its page."""
+    import lightning
+    from lightning.pytorch.loggers import CSVLogger
+
+    from memwatch.integrations.lightning import MemwatchCallback
+
+    class Failing(patterns_lightning.Lit):
+        def training_step(self, batch, number):
+            if number == 1:
+                raise ZeroDivisionError
+            return super().training_step(batch, number)
+
+    def fit(lit, callback):
+        trainer = lightning.Trainer(
+            accelerator="cpu", max_steps=3, logger=CSVLogger(tmp_path), callbacks=[callback],
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(lit, patterns_lightning.loader(rows=8))
+        with open(f"{trainer.logger.log_dir}/metrics.csv") as file:
+            return list(csv.DictReader(file))
+
+    callback = MemwatchCallback(page=tmp_path / "a.html", stacks=False)
+    logged = fit(patterns_lightning.Lit(), callback)
+    assert [row["memwatch/peak_bytes"] for row in logged] == [str(callback.profile.peak_bytes)]
+    assert len(callback.profile.steps) in (3, 4)  # what the trainer does at its end may be one more
+    with pytest.raises(ZeroDivisionError):
+        fit(Failing(), callback)
+    assert f'data-bytes="{callback.profile.peak_bytes}"' in (tmp_path / "a.html").read_text()

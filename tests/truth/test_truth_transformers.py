@@ -16,4 +16,54 @@ from truth_checks import (
     test_what_is_said_of_the_peak_is_true,  # noqa: F401
 )
 
+import memwatch
+
 PROGRAMS = programs_of(patterns_transformers, patterns_transformers_generation)
+
+
+def test_a_callback_records_a_training(tmp_path):
+    """Steps are those of the optimizer, the peak is in the trainer's history and with those that it reports to."""
+    import transformers
+
+    from memwatch.integrations.transformers import MemwatchCallback
+
+    seen = []
+
+    class Reporter(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            seen.append(logs)
+
+    arguments = transformers.TrainingArguments(
+        tmp_path, use_cpu=True, max_steps=2, gradient_accumulation_steps=2, per_device_train_batch_size=1,
+        report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
+    )  # fmt: skip
+    trainer = transformers.Trainer(
+        patterns_transformers.gpt2(),
+        arguments,
+        train_dataset=patterns_transformers.sentences(4),
+        callbacks=[Reporter()],
+    )
+    callback = MemwatchCallback(trainer, tmp_path / "a.memwatch", page=tmp_path / "a.html", stacks=False)
+    trainer.add_callback(callback)
+    trainer.train()
+    prof = callback.profile
+    (logged,) = [logs for logs in trainer.state.log_history if "memwatch/peak_bytes" in logs]
+    assert (
+        logged["memwatch/peak_bytes"] == prof.peak_bytes == memwatch.load(tmp_path / "a.memwatch").peak_bytes
+    )
+    assert any("memwatch/peak_bytes" in logs for logs in seen)
+    assert len(prof.steps) in (2, 3)  # what the trainer does at its end may be one more
+    assert f'data-bytes="{prof.peak_bytes}"' in (tmp_path / "a.html").read_text()
+
+
+def test_a_callback_without_its_trainer_adds_to_the_history():
+    """The state that every callback gets has the figures at the end."""
+    import transformers
+
+    from memwatch.integrations.transformers import MemwatchCallback
+
+    state, callback = transformers.TrainerState(global_step=7), MemwatchCallback(stacks=False)
+    callback.on_train_begin(None, state, None)
+    callback.on_train_end(None, state, None)
+    (logged,) = state.log_history
+    assert (logged["memwatch/peak_bytes"], logged["step"]) == (callback.profile.peak_bytes, 7)

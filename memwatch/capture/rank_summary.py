@@ -1,0 +1,81 @@
+"""The small part of a capture file that the ranks of a job bring: who recorded, and the summary of what they saw.
+
+Thousands of ranks are read by it alone, and so are files of another format: `meta` is a table of keys and JSON in all
+of them, and summaries have a version of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import sqlite3
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from memwatch.capture.errors import CaptureError
+from memwatch.capture.file import APPLICATION_ID, SUMMARY, text_of
+from memwatch.capture.schema import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    import os
+
+_BUSY_S: Final = 10.0
+
+
+class Head(NamedTuple):
+    """What a file tells without its tables.
+
+    Attributes:
+        meta: what was recorded where.
+        summary: what the recorder of it summed up; None where nobody did.
+        format_version: the format of the file.
+    """
+
+    meta: dict[str, Any]
+    summary: dict[str, Any] | None
+    format_version: int
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether this memwatch can read the tables."""
+        return self.format_version == FORMAT_VERSION
+
+
+def read_head(path: str | os.PathLike[str]) -> Head:
+    """Return what a capture of any format tells without its tables.
+
+    Raises:
+        CaptureError: there is no such file, or it is no capture, or this part of it is damaged.
+    """
+    source = pathlib.Path(path)
+    if not source.is_file():
+        raise CaptureError(f"{source} is not a file; name captures that `memwatch run` wrote")
+    try:
+        with contextlib.closing(sqlite3.connect(source, timeout=_BUSY_S)) as database:
+            (application,) = database.execute("PRAGMA application_id").fetchone()
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if application != APPLICATION_ID:
+                raise CaptureError(f"{source} is not a memwatch capture")
+            rows = database.execute("SELECT key, value FROM meta").fetchall()
+        meta = {text_of(key): json.loads(text_of(value)) for key, value in rows}
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        raise CaptureError(f"{source} cannot be read as a capture: {error}") from error
+    summary = meta.pop(SUMMARY, None)
+    return Head(meta, summary if isinstance(summary, dict) else None, int(version))
+
+
+def add_summary(path: str | os.PathLike[str], summary: dict[str, Any]) -> None:
+    """Write the summary into a capture that is finished.
+
+    Raises:
+        CaptureError: the file cannot be written.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)) as database:
+            database.execute("PRAGMA synchronous = OFF")
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("DELETE FROM meta WHERE key = ?", (SUMMARY,))
+            database.execute("INSERT INTO meta VALUES (?, ?)", (SUMMARY, json.dumps(summary)))
+            database.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise CaptureError(f"cannot write the summary into {path}: {error}") from error

@@ -1,0 +1,53 @@
+"""The recording that the options of `memwatch run` ask for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memwatch.errors import MemwatchError
+
+if TYPE_CHECKING:
+    import argparse
+    import os
+
+    from memwatch.profile import Profile
+
+
+def recording_of(options: argparse.Namespace, capture: str | os.PathLike[str]) -> Profile:
+    """Return the recording of this process into a file, not yet open."""
+    from memwatch.profile import profile
+
+    return profile(
+        capture,
+        stacks=not options.no_stacks,
+        replay=options.replay,
+        limit_bytes=_limits(options.limit),
+    )
+
+
+def plain_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options as JSON values, from which another process makes its own recording."""
+    plain = (type(None), bool, int, float, str)
+    return {
+        name: value
+        for name, value in vars(options).items()
+        if isinstance(value, plain)
+        or (isinstance(value, list) and all(isinstance(each, plain) for each in value))
+    }
+
+
+def _limits(given: list[str] | None) -> str | dict[str, str] | None:
+    """Return the limit of every device, or limits by device.
+
+    Raises:
+        MemwatchError: one limit is of every device, and there are others.
+    """
+    if given is None:
+        return None
+    if len(given) == 1 and "=" not in given[0]:
+        return given[0]
+    if not all("=" in limit for limit in given):
+        raise MemwatchError(
+            "give --limit one size for every device, or a DEVICE=SIZE for each, as cuda:0=8GiB"
+        )
+    return dict(limit.split("=", 1) for limit in given)

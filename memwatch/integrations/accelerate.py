@@ -1,0 +1,55 @@
+"""A context manager for loops that accelerate prepares, the twin of `Accelerator.profile`.
+
+with memwatch.integrations.accelerate.profile(accelerator, page="peak.html") as prof:
+    for batch in loader:
+        ...
+        optimizer.step()
+        prof.step()
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from memwatch.integrations.training import Training
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+    from accelerate import Accelerator
+
+    from memwatch.profile import Profile
+
+
+@contextlib.contextmanager
+def profile(
+    accelerator: Accelerator,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    page: str | os.PathLike[str] | None = None,
+    schedule: Any = None,
+    **options: Any,
+) -> Iterator[Profile]:
+    """Record a block in every process of an accelerator, and log the peak with its trackers.
+
+    Args:
+        accelerator: its trackers get the figures, from the main process.
+        path: where the capture goes, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
+        page: where the page goes at the end; None writes none.
+        schedule: which steps are recorded; see `memwatch.profile`.
+        options: the other options of `memwatch.profile`.
+
+    Yields:
+        The recording: `step()` marks an iteration, and it can be read after the block.
+    """
+    training = Training(path, page=page, schedule=schedule, **options)
+    recording = training.begin()
+    try:
+        yield recording
+    except BaseException:
+        training.end()
+        raise
+    if figures := training.end(together=True):
+        accelerator.log(figures)

@@ -1,0 +1,72 @@
+"""A callback for the `Trainer` of transformers.
+
+trainer = Trainer(model, arguments, train_dataset=data)
+trainer.add_callback(MemwatchCallback(trainer, page="peak.html"))
+trainer.train()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+from memwatch.integrations.training import Training
+
+if TYPE_CHECKING:
+    import os
+
+    from memwatch.profile import Profile
+
+
+class MemwatchCallback(TrainerCallback):
+    """Record a training from its beginning to its end, and log its peak as the trainer logs.
+
+    The figures are in `trainer.state.log_history`. With the trainer given they go to all that it reports to, such as
+    TensorBoard or Weights & Biases: a callback alone does not reach these.
+
+    Args:
+        trainer: the trainer that logs; None adds to its history alone.
+        path: where the capture goes, which may hold `{rank}`, `{pid}` and `{host}`; None keeps it in memory.
+        page: where the page goes at the end; None writes none.
+        schedule: which steps are recorded; see `memwatch.profile`.
+        options: the other options of `memwatch.profile`.
+
+    Attributes:
+        profile: the recording, which can be read when the training is over.
+    """
+
+    def __init__(
+        self,
+        trainer: Any = None,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        page: str | os.PathLike[str] | None = None,
+        schedule: Any = None,
+        **options: Any,
+    ) -> None:
+        self._training = Training(path, page=page, schedule=schedule, **options)
+        self._trainer = trainer
+
+    @property
+    def profile(self) -> Profile | None:
+        """The recording of the last training, None before the first."""
+        return self._training.profile
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Enter the block."""
+        self._training.begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Mark an iteration."""
+        self._training.step()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave the block and log the peak."""
+        figures = self._training.end(together=True)
+        if not figures or not state.is_world_process_zero:
+            return
+        if self._trainer is not None:
+            self._trainer.log(figures)
+        else:
+            state.log_history.append({**figures, "step": state.global_step})

@@ -1,0 +1,154 @@
+"""The place of this process in a job of many: rank, host and parent, and the file names that are made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+CHILDREN: Final = "MEMWATCH_CHILDREN"
+"""The environment variable by which `memwatch run --children` reaches the processes that the program starts."""
+_TOLD_BY: Final = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),  # MPICH, Intel MPI
+)
+_PLACEHOLDERS: Final = ("{rank}", "{pid}")
+"""What makes a file name different in each rank; `{host}` alone does not."""
+
+
+@dataclass(frozen=True)
+class JobPlace:
+    """Where this process stands in its job; None for what nobody tells.
+
+    Attributes:
+        rank: its number among the ranks.
+        world_size: how many ranks there are.
+        local_rank: its number among those of its host.
+        of_rank: the rank that started this process, which is none itself.
+        backend: that of the process group; `fake` where the other ranks are imagined.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    local_rank: int | None = None
+    of_rank: int | None = None
+    backend: str | None = None
+
+    @classmethod
+    def here(cls) -> JobPlace:
+        """Return the place as torch.distributed tells it, once it is initialised; else the environment."""
+        rank, world_size, local_rank = _from_environment()
+        distributed = _initialised()
+        if distributed is not None:
+            rank, world_size = distributed.get_rank(), distributed.get_world_size()
+            if id(distributed.group.WORLD) == _group_at_fork[0]:
+                return cls(of_rank=rank)
+            return cls(rank, world_size, local_rank, backend=str(distributed.get_backend()))
+        if (
+            rank is not None and rank == _rank_of_parent()
+        ):  # the variable is inherited: the parent is that rank
+            return cls(of_rank=rank)
+        return cls(rank, world_size, local_rank)
+
+    @property
+    def is_one_of_many(self) -> bool:
+        """Whether other ranks do the same at the same time."""
+        return self.rank is not None and (self.world_size or 1) > 1
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What a capture keeps of it; what is not known is left out."""
+        told = {
+            "host": socket.gethostname(),
+            "parent_pid": os.getppid(),
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "local_rank": self.local_rank,
+            "of_rank": self.of_rank,
+            "process_group": self.backend,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+
+_group_at_fork: Final[list[int | None]] = [None]
+"""Identity of the process group that this process got by a fork: the process that it was forked from is the rank."""
+
+
+def _initialised() -> Any:
+    """Return torch.distributed where a process group is there, else None; it is not imported for that."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    is_there = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if is_there else None
+
+
+def has_process_group() -> bool:
+    """Return whether torch.distributed has a process group."""
+    return _initialised() is not None
+
+
+def note_fork() -> None:
+    """Note in a process that was just forked which process group is not its own."""
+    distributed = _initialised()
+    _group_at_fork[0] = None if distributed is None else id(distributed.group.WORLD)
+
+
+os.register_at_fork(after_in_child=note_fork)
+
+
+def named_for(place: JobPlace, path: str | os.PathLike[str]) -> Path:
+    """Return the file of this process: placeholders are replaced, and a rank of many gets its number if there is none.
+
+    Args:
+        place: the place of this process.
+        path: a file, which may hold `{rank}`, `{pid}` and `{host}`.
+    """
+    text = os.fspath(path)
+    is_told_apart = any(each in text for each in _PLACEHOLDERS)
+    filled = Path(
+        text.replace("{rank}", str(place.rank or 0))
+        .replace("{pid}", str(os.getpid()))
+        .replace("{host}", socket.gethostname())
+    )
+    if place.is_one_of_many and not is_told_apart:
+        return filled.with_name(f"{filled.stem}.rank{place.rank}{filled.suffix}")
+    return filled
+
+
+def children_told() -> dict[str, Any]:
+    """Return what a `memwatch run --children` above this process says to it; empty where there is none."""
+    try:
+        told = json.loads(os.environ.get(CHILDREN, "{}"))
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _from_environment() -> tuple[int | None, int | None, int | None]:
+    for names in _TOLD_BY:
+        rank, world_size, local_rank = (_number(name) for name in names)
+        if rank is not None and world_size is not None:
+            return rank, world_size, local_rank
+    return None, None, None
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else None
+
+
+def _rank_of_parent() -> int | None:
+    """Return the rank that the process which asked for children has in the environment, None in that process itself."""
+    told = children_told()
+    is_asker = told.get("pid") == os.getpid()
+    rank = told.get("rank")
+    return rank if isinstance(rank, int) and not is_asker else None
+
+
+def rank_in_environment() -> int | None:
+    """Return the rank that the environment tells, None without one."""
+    return _from_environment()[0]

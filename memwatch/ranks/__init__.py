@@ -1,0 +1,9 @@
+"""Many processes of one job side by side: captures of ranks, and of the processes that they started."""
+
+from __future__ import annotations
+
+from memwatch.ranks.gathering import gather
+from memwatch.ranks.merging import merge
+from memwatch.ranks.ranks import Ranks
+
+__all__ = ["Ranks", "gather", "merge"]

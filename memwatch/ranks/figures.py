@@ -1,0 +1,90 @@
+"""The figures of a job that every view shows: the headline, the rows of ranks, and the spread of each category."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memwatch.capture.schema import CATEGORIES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from memwatch.ranks.source import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The headline; sizes in bytes.
+
+    Attributes:
+        processes: how many processes are known of.
+        compared: how many are compared.
+        are_ranks: whether these are ranks.
+        device: the kind of device of the figures.
+        worst: the process with the highest peak.
+        highest_bytes: its peak.
+        lowest_bytes: the lowest peak.
+        mean_bytes: the mean of the peaks.
+        imbalance_ratio: how far the highest is above the mean.
+    """
+
+    processes: int
+    compared: int
+    are_ranks: bool
+    device: str
+    worst: str
+    highest_bytes: int
+    lowest_bytes: int
+    mean_bytes: int
+    imbalance_ratio: float
+
+
+def totals(ranks: Job) -> Totals:
+    """Return the headline of a job."""
+    rows = ranks.ranks.loc[ranks.compared]
+    peaks = rows["peak_bytes"]
+    return Totals(
+        processes=len(ranks.ranks),
+        compared=len(rows),
+        are_ranks=ranks.are_ranks,
+        device=str(rows["device"].iloc[0]).partition(":")[0] if len(rows) else "",
+        worst=ranks.worst,
+        highest_bytes=ranks.peak_bytes,
+        lowest_bytes=int(peaks.min()) if len(rows) else 0,
+        mean_bytes=round(peaks.mean()) if len(rows) else 0,
+        imbalance_ratio=ranks.imbalance_ratio,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CategorySpread:
+    """What the peaks of the compared processes have of one category; sizes in bytes."""
+
+    name: str
+    lowest_bytes: int
+    mean_bytes: int
+    highest_bytes: int
+    worst_bytes: int
+    """That of the process with the highest peak."""
+    highest_in: str
+    """The process with most of it, empty where all have as much."""
+
+
+def category_spreads(ranks: Job) -> list[CategorySpread]:
+    """Return the categories that any compared process has at its peak, in the order of CATEGORIES."""
+    if not ranks.compared:
+        return []
+    table: pd.DataFrame = ranks.categories.loc[ranks.compared]
+    return [
+        CategorySpread(
+            name=name,
+            lowest_bytes=int(sizes.min()),
+            mean_bytes=round(sizes.mean()),
+            highest_bytes=int(sizes.max()),
+            worst_bytes=int(sizes[ranks.worst]),
+            highest_in=str(sizes.idxmax()) if sizes.max() > sizes.min() else "",
+        )
+        for name in CATEGORIES
+        if (sizes := table[name]).max() > 0
+    ]

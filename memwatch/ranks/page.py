@@ -1,0 +1,175 @@
+"""The page of a job: peaks over steps, ranks and categories side by side, what differs, and the worst rank."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pandas as pd
+
+from memwatch.capture.errors import CaptureError
+from memwatch.capture.schema import CATEGORIES
+from memwatch.ranks.figures import category_spreads, totals
+from memwatch.reading import load
+from memwatch.report.page.files import refuse_existing, write_whole
+from memwatch.report.page.privacy import PathHider, file_of
+from memwatch.report.page.render import render
+from memwatch.report.text import visible
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from memwatch.ranks.source import Job
+
+MOST_LINES: Final = 64
+"""Of more ranks the chart shows the lowest, the mean and the highest, and the worst rank."""
+MOST_DIFFERENCES: Final = 200
+
+
+def write_page(ranks: Job, path: str | os.PathLike[str], *, source: bool, force: bool) -> Path:
+    """Write the page of a job and that of its worst process; return the path of the first.
+
+    Raises:
+        ReportError: a file exists and `force` is not set, or its folder cannot be written.
+    """
+    target = Path(path)
+    beside = target.with_name(f"{target.stem}.{ranks.worst.replace(' ', '')}{target.suffix or '.html'}")
+    refuse_existing(target, force=force)
+    has_worst = bool(ranks.worst_path) and _write_worst(ranks.worst_path, beside, source=source, force=force)
+    model = ranks_model(ranks, source=source)
+    model["worst_page"] = beside.name if has_worst else ""
+    write_whole(target, render("ranks.html.j2", model, script="ranks.js"), force=force)
+    return target
+
+
+def _write_worst(capture: str, page: Path, *, source: bool, force: bool) -> bool:
+    """Write the page of one capture; return False where its tables cannot be read."""
+    refuse_existing(page, force=force)
+    try:
+        reading = load(capture)
+    except CaptureError:
+        return False
+    reading.report(page, source=source, force=force)
+    return True
+
+
+def ranks_model(ranks: Job, *, source: bool = True) -> dict[str, Any]:
+    """Return what the page shows, as plain JSON values.
+
+    Args:
+        ranks: the job.
+        source: whether file paths and source lines may be in the page.
+    """
+    hide = _hider(ranks, source=source)
+    return {
+        "totals": asdict(totals(ranks)),
+        "peak_at": _peak_at(ranks, hide),
+        "notes": [[kind, hide(text)] for kind, text in ranks.notes],
+        "processes": _processes(ranks, hide),
+        "legend": [name for name in CATEGORIES if len(ranks.categories) and ranks.categories[name].any()],
+        "categories": [asdict(each) for each in category_spreads(ranks)] if ranks.are_ranks else [],
+        "differences": _differences(ranks, hide),
+        "differing": len(ranks.differences) if ranks.are_ranks else 0,
+        "chart": _chart(ranks),
+    }
+
+
+def _hider(ranks: Job, *, source: bool) -> Callable[[str], str]:
+    if source:
+        return visible
+    lines = [*ranks.sites["line"], *ranks.ranks["peak_line"].dropna()]
+    hide = PathHider({file_of(line) for line in lines} | set(ranks.ranks["path"]))
+    hosts = sorted({str(host) for host in ranks.ranks["host"].dropna()}, key=len, reverse=True)
+    aliases = {host: f"host-{number}" for number, host in enumerate(hosts, start=1)}
+    pattern = re.compile("|".join(rf"\b{re.escape(host)}\b" for host in hosts)) if hosts else None
+
+    def shown(text: str) -> str:
+        text = text if pattern is None else pattern.sub(lambda match: aliases[match[0]], text)
+        return visible(hide(text))
+
+    return shown
+
+
+def _peak_at(ranks: Job, hide: Callable[[str], str]) -> str:
+    if not ranks.worst:
+        return ""
+    row = ranks.ranks.loc[ranks.worst]
+    module = f" in {row['peak_module']}" if row["peak_module"] else ""
+    line = f" at {row['peak_line']}" if row["peak_line"] else ""
+    return hide(f"{row['peak_op'] or 'before the first op'}{module}{line}")
+
+
+def _processes(ranks: Job, hide: Callable[[str], str]) -> list[dict[str, Any]]:
+    highest = max(1, *ranks.ranks["peak_bytes"].dropna().tolist())
+    return [
+        {
+            "name": visible(str(name)),
+            "host": hide(str(row["host"] or "")),
+            "pid": _whole(row["pid"]),
+            "parent_pid": _whole(row["parent_pid"]),
+            "device": visible(str(row["device"] or "")),
+            "is_complete": bool(row["complete"]),
+            "peak_bytes": _whole(row["peak_bytes"]),
+            "increase_bytes": _whole(row["peak_increase_bytes"]),
+            "communication_bytes": _whole(row["communication_bytes"]),
+            "steps": _whole(row["steps"]),
+            "at": hide(f"{row['peak_op']} {row['peak_line']}".strip()),
+            "bar": _bar(ranks, str(name), highest),
+        }
+        for name, row in ranks.ranks.iterrows()
+    ]
+
+
+def _whole(number: Any) -> int | None:
+    return None if pd.isna(number) else int(number)
+
+
+def _bar(ranks: Job, name: str, highest_bytes: int) -> list[dict[str, Any]]:
+    """Return the parts of a bar by category, in thousandths of the highest peak."""
+    if name not in ranks.categories.index:
+        return []
+    parts, start = [], 0.0
+    for category, nbytes in zip(CATEGORIES, ranks.categories.loc[name].tolist(), strict=True):
+        width = 1000 * nbytes / highest_bytes
+        if width:
+            parts.append({"category": category, "start": round(start, 1), "width": round(width, 1)})
+        start += width
+    return parts
+
+
+def _differences(ranks: Job, hide: Callable[[str], str]) -> list[dict[str, Any]]:
+    if not ranks.are_ranks:
+        return []
+    shown = ranks.differences.head(MOST_DIFFERENCES).to_dict("records")
+    texts = ("where", "category", "module", "what", "line")
+    return [row | {name: hide(str(row[name])) for name in texts} for row in shown]
+
+
+def _chart(ranks: Job) -> dict[str, Any] | None:
+    """Return the peaks over steps: `step`, and lines with their names; None where no process had two steps."""
+    steps = ranks.steps[ranks.steps["process"].isin(ranks.compared)]
+    if steps.empty or steps["step"].nunique() < 2:
+        return None
+    width = int(steps["steps"].max())  # a point of one process is as many steps as that of another
+    points = steps.assign(step=steps["step"] // width * width)
+    table = points.pivot_table(index="step", columns="process", values="peak_bytes", aggfunc="max")
+    worst = table[ranks.worst]
+    if table.shape[1] > MOST_LINES:
+        lines = {"lowest": table.min(axis=1), "mean": table.mean(axis=1), "highest": table.max(axis=1)}
+    else:
+        lines = {name: table[name] for name in ranks.compared if name in table and name != ranks.worst}
+    return {
+        "step": table.index.tolist(),
+        "per_point": width,
+        "worst": {"name": ranks.worst, "peak_bytes": _numbers(worst)},
+        "lines": [{"name": name, "peak_bytes": _numbers(line)} for name, line in lines.items()],
+        "is_band": table.shape[1] > MOST_LINES,
+    }
+
+
+def _numbers(values: pd.Series[float]) -> list[int | None]:
+    return [None if np.isnan(value) else round(value) for value in values.tolist()]

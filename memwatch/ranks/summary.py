@@ -1,0 +1,137 @@
+"""The summary of one process: some kilobytes of plain JSON that say enough to stand beside those of other ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from memwatch.analysis import ByDevice
+from memwatch.analysis.facts.iterations import boundaries
+from memwatch.words.places import own_place
+
+if TYPE_CHECKING:
+    from memwatch.analysis.derived_tables import DerivedTables
+    from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
+
+VERSION: Final = 1
+MOST_POINTS: Final = 1000
+"""Of a longer run a point is the highest of several steps."""
+MOST_SITES: Final = 100
+COMMUNICATION: Final = ("communication", "unsharded parameter")
+"""Categories of what collectives need."""
+NAMED: Final = ("parameter", "buffer", "gradient", "optimizer state", *COMMUNICATION)
+"""Categories whose names mean the same in all ranks; of the others, the op and the line tell what it is."""
+_SITE: Final = ("category", "module", "what", "line")
+_COLUMNS: Final = ("nbytes", "category", "module", "name", "op_name", "line", "own_line")
+
+
+def summarise(capture: Capture) -> dict[str, Any]:
+    """Return the summary of a capture, about its main device, as plain JSON values; sizes are in bytes."""
+    by_device = ByDevice(capture)
+    tables = by_device.tables()
+    facts = tables.facts
+    curve = facts.curve
+    steps = _steps(tables)
+    return {
+        "version": VERSION,
+        "device": facts.device,
+        "device_peak_bytes": {
+            name: by_device.tables(name).facts.curve.peak_bytes for name in by_device.names
+        },
+        "peak_bytes": curve.peak_bytes,
+        "baseline_bytes": curve.baseline_bytes,
+        "peak_increase_bytes": curve.peak_increase_bytes,
+        "peak_at": _peak_at(tables),
+        "ops": capture.rows("ops"),
+        "last_ns": int(curve.time_ns[-1]) if len(curve.time_ns) else 0,
+        "steps": steps,
+        "communication_bytes": _most_for_communication(tables),
+        **_at_peak(tables),
+    }
+
+
+def _peak_at(tables: DerivedTables) -> dict[str, Any]:
+    op = tables.facts.op_at_peak
+    if op < 0:
+        return {"op": -1, "name": "", "line": "", "module": "", "phase": ""}
+    names = ("name", "module", "phase", "line", "own_line")
+    row = tables.part("ops", names, np.array([op])).iloc[0]
+    return {
+        "op": op,
+        **{name: str(row[name]) for name in names[:3]},
+        "line": own_place(str(row["line"]), str(row["own_line"])),
+    }
+
+
+def _at_peak(tables: DerivedTables) -> dict[str, Any]:
+    """Return the bytes at the peak by category, the largest sites, and what is in none of these."""
+    facts = tables.facts
+    alive = np.flatnonzero(facts.alive_at(facts.curve.peak_event))
+    rows = tables.part("storages", _COLUMNS, alive).astype({"category": "str"})
+    is_named = rows["category"].isin(NAMED)
+    rows["what"] = rows["name"].where(is_named, rows["op_name"].where(rows["op_name"] != "", rows["name"]))
+    places = [own_place(line, own) for line, own in zip(rows["line"], rows["own_line"], strict=True)]
+    rows["line"] = np.where(is_named, "", np.asarray(places, dtype=object))
+    sizes = rows.groupby(list(_SITE), sort=False)["nbytes"].agg(["sum", "size"])
+    sizes = sizes.sort_values("sum", ascending=False, kind="stable")
+    categories = rows.groupby("category")["nbytes"].sum()
+    return {
+        "category_bytes": {str(name): int(nbytes) for name, nbytes in categories.items()},
+        "sites": [
+            [*map(str, site), int(nbytes), int(count)]
+            for site, nbytes, count in sizes.head(MOST_SITES).itertuples(name=None)
+        ],
+        "other_sites_bytes": int(sizes["sum"].iloc[MOST_SITES:].sum()),
+    }
+
+
+def _most_for_communication(tables: DerivedTables) -> int:
+    """Return the most bytes that were there for collectives at one instant."""
+    rows = tables.part(
+        "storages", ("category", "nbytes", "birth_event", "death_event", "counted"), coded=True
+    )
+    rows = rows[rows["category"].isin(COMMUNICATION) & rows["counted"]]
+    if rows.empty:
+        return 0
+    size = len(tables.facts.curve.live_bytes) + 1
+    delta = np.zeros(size, dtype=np.int64)
+    births, deaths = rows["birth_event"].to_numpy(), rows["death_event"].to_numpy()
+    np.add.at(delta, np.maximum(births, 0), rows["nbytes"].to_numpy())
+    np.subtract.at(delta, np.where(deaths < 0, size - 1, deaths), rows["nbytes"].to_numpy())
+    return int(np.cumsum(delta).max())
+
+
+def _steps(tables: DerivedTables) -> dict[str, Any]:
+    """Return the peaks of the steps: `count`, `per_point`, and for each point its peak and when it ended."""
+    facts = tables.facts
+    ends_ns = _ends_ns(tables)
+    curve = facts.curve
+    live = np.append(curve.live_bytes, curve.live_bytes[-1])
+    after = np.searchsorted(curve.time_ns, ends_ns, side="right")
+    first = np.append(0, after[:-1])
+    peaks = np.maximum.reduceat(live, np.minimum(first, len(live) - 1))
+    peaks = np.maximum(peaks, live[np.maximum(first - 1, 0)])  # what is there when a step begins
+    count = len(ends_ns)
+    per_point = -(-count // MOST_POINTS)
+    starts = np.arange(0, count, per_point)
+    lasts = np.minimum(starts + per_point, count) - 1
+    return {
+        "count": count,
+        "per_point": per_point,
+        "peak_bytes": np.maximum.reduceat(peaks, starts).tolist(),
+        "end_ns": ends_ns[lasts].tolist(),
+    }
+
+
+def _ends_ns(tables: DerivedTables) -> IntArray:
+    """Return when iterations end, in unix time; the last one ends with what was recorded."""
+    facts = tables.facts
+    capture = facts.capture
+    last_ns = max(int(capture.meta.get("end_ns", 0)), int(facts.curve.time_ns[-1]))
+    ends_ns = np.unique(boundaries(capture, facts.places).ends_ns)
+    ops = capture.tables["ops"]["start_ns"]
+    if len(ends_ns) and (not len(ops) or ops[-1] < ends_ns[-1]):
+        return ends_ns  # nothing was done after the last one
+    return np.append(ends_ns, last_ns)

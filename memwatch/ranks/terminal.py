@@ -1,0 +1,125 @@
+"""The text of a job for a terminal: the headline first, then ranks, categories and what differs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pandas as pd
+from rich.table import Table
+from rich.text import Text
+
+from memwatch.ranks.figures import category_spreads, totals
+from memwatch.report.console import CATEGORY_STYLE, clip, head, name, to_text
+from memwatch.sizes import format_bytes
+from memwatch.words.places import place_in_file
+from memwatch.words.ranks import IDLE, UNKNOWN_FIGURES
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from memwatch.ranks.source import Job
+
+_NAME_WIDTH: Final = 28
+
+
+def summary(ranks: Job, *, rows: int = 8, width: int | None = None, color: bool | None = None) -> str:
+    """Return a screenful of text on a job.
+
+    Args:
+        ranks: the job.
+        rows: most rows in each table.
+        width: characters in a line; by default the terminal's, or COLUMNS.
+        color: whether to colour; by default only on a terminal, and never with NO_COLOR.
+    """
+    parts: list[RenderableType] = [_headline(ranks), "", _processes(ranks, rows)]
+    parts += _more(len(ranks.ranks) - rows, "processes with lower peaks")
+    if ranks.are_ranks and (spreads := category_spreads(ranks)):
+        parts += ["", Text("What the peaks are made of", style="bold"), _categories(spreads)]
+    if ranks.are_ranks and len(differing := ranks.differences):
+        parts += ["", Text("What differs at the peaks", style="bold"), _differences(differing, rows)]
+        parts += _more(len(differing) - rows, "things differ")
+    for kind, text in ranks.notes:
+        parts += ["", Text.assemble((f"{kind}: ", "bold"), clip(text, 800))]
+    return to_text(*parts, width=width, color=color)
+
+
+def _headline(ranks: Job) -> Text:
+    found = totals(ranks)
+    if not found.compared:
+        return Text("Nothing is known of any process", style="bold")
+    what = "rank" if found.are_ranks else "process"
+    count = f"{found.compared} {what if found.compared == 1 else what + ('s' if found.are_ranks else 'es')}"
+    text = f"{count}, highest peak on {found.device} {format_bytes(found.highest_bytes)} ({found.worst})"
+    if found.compared > 1 and found.are_ranks:
+        mean = format_bytes(found.mean_bytes)
+        text += f", mean {mean}: {100 * found.imbalance_ratio:.1f} % imbalance"
+    return Text(text, style="bold")
+
+
+def _figures_table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True, min_width=len("999.99 MiB"))
+    return table
+
+
+def _processes(ranks: Job, rows: int) -> Table:
+    frame = ranks.ranks.sort_values("peak_bytes", ascending=False, kind="stable", na_position="last")
+    table = _figures_table("Peak", "Increase")
+    shown, hosts = frame.head(rows), frame["host"].nunique() > 1
+    columns = {"Process": [str(process) for process in shown.index]}
+    if hosts:
+        columns["Host"] = [str(host or "?") for host in shown["host"]]
+    for heading, texts in columns.items():
+        longest = min(max(map(len, texts)), _NAME_WIDTH)
+        table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=longest)
+    table.add_column("At", no_wrap=True, overflow="ellipsis")
+    for number, (_, row) in enumerate(shown.iterrows()):
+        known = pd.notna(row["peak_bytes"])
+        table.add_row(
+            format_bytes(row["peak_bytes"]) if known else "?",
+            format_bytes(row["peak_increase_bytes"]) if known else "",
+            *(name(texts[number]) for texts in columns.values()),
+            _where(row) if known else name(UNKNOWN_FIGURES),
+        )
+    return table
+
+
+def _where(row: pd.Series[Any]) -> Text:
+    if not row["peak_bytes"]:
+        return name(IDLE, style="dim")
+    return head(f"{row['peak_op']} {place_in_file(row['peak_line'])}".strip(), 60)
+
+
+def _categories(spreads: list[Any]) -> Table:
+    table = _figures_table("Lowest", "Mean", "Highest")
+    for heading in ("Category", "Most in"):
+        table.add_column(heading, no_wrap=True, overflow="ellipsis")
+    for each in spreads:
+        sizes = (each.lowest_bytes, each.mean_bytes, each.highest_bytes)
+        style = CATEGORY_STYLE.get(each.name, "")
+        table.add_row(*map(format_bytes, sizes), name(each.name, style=style), name(each.highest_in))
+    return table
+
+
+def _differences(frame: pd.DataFrame, rows: int) -> Table:
+    table = _figures_table("Difference", "Highest")
+    shown = frame.head(rows)
+    for heading, texts in (("Where", shown["where"]), ("Category", shown["category"])):
+        longest = min(max(map(len, texts)), _NAME_WIDTH)
+        table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=longest)
+    table.add_column("What", no_wrap=True, overflow="ellipsis")
+    for row in shown.itertuples():
+        what = " ".join(part for part in (row.module, row.what, place_in_file(row.line)) if part)
+        table.add_row(
+            format_bytes(row.spread_bytes),
+            format_bytes(row.highest_bytes),
+            name(row.where),
+            name(row.category, style=CATEGORY_STYLE.get(row.category, "")),
+            head(what, 60),
+        )
+    return table
+
+
+def _more(count: int, what: str) -> list[RenderableType]:
+    return [Text(f"{count:,} more {what}", style="dim")] if count > 0 else []

@@ -1,0 +1,61 @@
+"""Readings as a dataset of Parquet files, which Dask, DuckDB, Spark and pandas read: for whole captures of many hosts.
+
+Each table is a folder, with a folder for each host in it and one for each rank in that (Hive's layout), so that a
+reader takes the ranks that it asks for. Each process has a file of its own, and a capture is added to what is there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Final
+
+from memwatch.capture.derived import DERIVED_BY_NAME
+from memwatch.capture.schema import NONE
+from memwatch.errors import MemwatchError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
+
+    from memwatch.report.source import Reading
+
+_ENGINE: Final = "pyarrow"
+
+
+class DatasetError(MemwatchError):
+    """The dataset cannot be written."""
+
+
+def write_dataset(reading: Reading, folder: Path, *, force: bool = False) -> list[Path]:
+    """Add a reading to a dataset.
+
+    Args:
+        reading: a profile.
+        folder: the dataset; it is made if it does not exist.
+        force: whether files of the same process may be replaced.
+
+    Returns:
+        The files written, one for each table.
+
+    Raises:
+        DatasetError: pyarrow is not installed, files exist, or the folder cannot be written.
+    """
+    if importlib.util.find_spec(_ENGINE) is None:
+        raise DatasetError("Parquet needs pyarrow, which is not installed: pip install 'memwatch[parquet]'")
+    meta = reading.meta
+    place = f"host={meta.get('host', 'unknown')}/rank={meta.get('rank', NONE)}"
+    files = {name: folder / name / place / f"{meta.get('pid', 0)}.parquet" for name in DERIVED_BY_NAME}
+    existing = [file for file in files.values() if file.exists()]
+    if existing and not force:
+        raise DatasetError(f"{existing[0]} exists; name another folder with -o, or replace it with -f")
+    try:
+        for name, file in files.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            frame: pd.DataFrame = getattr(reading, name)
+            part = file.with_suffix(".part")
+            frame.assign(pid=meta.get("pid", 0)).to_parquet(part, engine=_ENGINE, index=True)
+            part.replace(file)
+    except OSError as error:
+        raise DatasetError(f"cannot write the dataset {folder}: {error}; choose a writable place") from error
+    return list(files.values())

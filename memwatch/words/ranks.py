@@ -1,0 +1,67 @@
+"""What is said of the ranks of a job: notes on captures that are missing, cut or different, and names of processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RANK: Final = "rank {rank}"
+CHILD: Final = "process {pid} of rank {rank}"
+PROCESS: Final = "process {pid}"
+UNKNOWN: Final = "{file}"
+TWIN: Final = "{name} ({pid})"
+"""Of two captures that say the same rank."""
+
+MISSING: Final = "{ranks} left no capture: the job has {world_size} ranks, and nothing here is about {them}."
+UNFINISHED: Final = (
+    "{names} did not end: killed, still running, or the file could not be written. "
+    "Figures are of what was written until then."
+)
+UNREADABLE: Final = "{name} cannot be read and is in no figure: {reason}"
+OTHER_FORMAT: Final = (
+    "{name} was recorded by memwatch {version} in format {format}, which this memwatch does not read: "
+    "its figures are those of the summary in it."
+)
+OTHER_FORMAT_ALONE: Final = (
+    "{name} was recorded by memwatch {version} in format {format}, which this memwatch does not read, "
+    "and has no summary: it is in no figure."
+)
+VERSIONS: Final = "The ranks did not run the same {what}: {groups}."
+CLOCKS: Final = (
+    "The clock of {host} is {shift} {way} that of {other}, by the ends of the same steps. "
+    "No figure here compares two clocks."
+)
+AHEAD, BEHIND = "ahead of", "behind"
+IMAGINED: Final = "{name} trained in a fake process group of {world_size}: the other ranks were imagined."
+TWICE: Final = "{count} captures say that they are {name}: each has a row of its own."
+OTHER_DEVICE: Final = (
+    "{names} mainly used {device}, the others {main}: devices are not compared with each other."
+)
+ONLY_ON: Final = "only in {names}"
+MORE_ON: Final = "most in {name}"
+IDLE: Final = "no tensor memory"
+UNKNOWN_FIGURES: Final = "not readable"
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """Return names as one phrase, a long list shortened: `a, b and 3 others`."""
+    shown = list(names[:most])
+    rest = len(names) - len(shown)
+    if rest:
+        return f"{', '.join(shown)} and {rest} others"
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def rank_names(ranks: Sequence[int]) -> str:
+    """Return ranks as one phrase, runs of numbers put together: `ranks 0, 3-7 and 9`."""
+    if len(ranks) == 1:
+        return RANK.format(rank=ranks[0])
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    return "ranks " + listed([f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs], 12)

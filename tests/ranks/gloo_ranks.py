@@ -1,0 +1,104 @@
+"""Ranks of a gloo group: each trains plainly under torch's profiler, then in a block; rank 0 gathers the readings."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from truth_events import allocator_events, peak_increase_bytes
+
+import memwatch
+
+ROUNDS = 3
+
+
+def _net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+
+
+def ddp():
+    return DistributedDataParallel(_net())
+
+
+def fsdp2():
+    net = _net()
+    for layer in (net[0], net[2]):
+        fully_shard(layer)
+    return fully_shard(net)
+
+
+def steps_of(net):
+    """Return two training steps; each rank has a batch of another size."""
+    optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
+    batch = torch.randn(64 * (1 + dist.get_rank()), 32)
+
+    def steps():
+        for _ in range(2):
+            net(batch).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return steps
+
+
+def check(make, folder):
+    """Record the steps into a file; the peak is one that the allocator counts plainly, and so is what is gathered."""
+    steps = steps_of(make())
+    steps()
+    # a thread of gloo frees its buffers now and then a moment late
+    plain = {peak_increase_bytes(allocator_events(steps)) for _ in range(ROUNDS)}
+    observed = []
+    for _ in range(ROUNDS):
+        memwatch_file(folder, make).unlink(missing_ok=True)
+        with memwatch.profile(memwatch_file(folder, make)) as prof:
+            steps()
+        observed.append(prof.peak_increase_bytes)
+    assert set(observed) & plain, (make.__name__, dist.get_rank(), observed, plain)
+    ranks = prof.gather()
+    assert (ranks is None) == (dist.get_rank() != 0)
+    if ranks is not None:
+        assert ranks.compared == ["rank 0", "rank 1"]
+        assert ranks.ranks["peak_increase_bytes"]["rank 0"] == observed[-1]
+        assert ranks.worst == "rank 1"
+        assert ranks.notes == []
+
+
+def memwatch_file(folder, make):
+    return pathlib.Path(folder) / f"{make.__name__}.rank{dist.get_rank()}.memwatch"
+
+
+def be_rank(rank, world, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    for make in (ddp, fsdp2):
+        check(make, folder)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    with memwatch.profile():  # loads once what the ranks need, and so do these
+        torch.ones(1)
+    allocator_events(lambda: torch.ones(1))
+    child = os.fork()
+    try:
+        be_rank(int(child == 0), 2, folder)
+        code = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if child == 0:
+        os._exit(code)  # gloo's threads need not be waited for
+    _, status = os.waitpid(child, 0)
+    os._exit(code or os.waitstatus_to_exitcode(status))
