@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memwatch.leaks import Leak, LeakWatch, TensorLeakError, check_leaks, find_leaks, why_alive
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
-    from memwatch.profile import Profile, profile
+    from memwatch.profile import Profile, profile, schedule
     from memwatch.reading import Reading, load
     from memwatch.replay.api import apply_plan, plan
     from memwatch.replay.errors import UnsupportedOpError
@@ -47,6 +47,7 @@ _HOMES = {
     "load": "memwatch.reading",
     "plan": "memwatch.replay.api",
     "profile": "memwatch.profile",
+    "schedule": "memwatch.profile",
     "verify": "memwatch.verification",
     "why_alive": "memwatch.leaks",
 }
@@ -80,6 +81,7 @@ __all__ = [
     "planner",
     "profile",
     "replay",
+    "schedule",
     "verify",
     "why_alive",
 ]

@@ -18,6 +18,7 @@ from memwatch.record.native import remark as unbuilt_remark
 from memwatch.record.native.building import build_recorder
 from memwatch.record.options import Options
 from memwatch.record.session import Session
+from memwatch.record.steps.schedule import Sampled, Schedule, schedule
 from memwatch.record.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.recording import Recording
 
-__all__ = ["Profile", "allocator_only", "build_recorder", "profile", "unbuilt_remark"]
+__all__ = [
+    "Profile", "Sampled", "allocator_only", "build_recorder", "profile", "schedule", "unbuilt_remark",
+]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,7 +65,7 @@ class Profile(Reading):
             if session is not None:
                 session.check_place()
                 self._session = None
-                self._recording, self._unpacked = session.stop(), None
+                self._recording, self._unpacked = session.stop(failed=error is not None), None
                 self._replay_inputs = None if session.arguments is None else session.arguments.replay_inputs
                 if self.failure is not None:
                     text = f"memwatch: {self.failure}; the profile is whole in this process only"
@@ -133,6 +136,8 @@ def profile(
     intercept: str = "auto",
     replay: bool = False,
     limit_bytes: int | str | Mapping[str, int | str] | None = None,
+    schedule: Schedule | None = None,
+    keep: str = "all",
 ) -> Profile:
     """Record every allocation of a block, its life and who holds it.
 
@@ -146,13 +151,18 @@ def profile(
         replay: record what replaying the ops needs. It keeps the inputs of the block and holds storages, so
             autograd sums gradients out of place: the same values, other versions, a higher peak.
         limit_bytes: raise at the op that lifts the live bytes of any one device above this limit (bytes, or text as
-            `"2 GiB"`), or those of a device above its own: `{"cuda": "20 GiB"}`.
+            `"2 GiB"`), or those of a device above its own: `{"cuda": "20 GiB"}`. In a step that is not recorded
+            nothing is raised.
+        schedule: which steps are recorded, from `memwatch.schedule`; `step()` ends a step, and where the program never
+            calls it the step of the first optimizer does. Between recorded steps the exact live curve goes on.
+        keep: `"all"` keeps what is recorded; `"peaks"` only the steps that set a new peak or fail.
 
     Returns:
         A context manager and decorator; after the block it reads the capture.
 
     Raises:
-        MemwatchError: a block is already open, `intercept` is unknown, or memwatch does not know this torch.
+        MemwatchError: a block is already open, an option is unknown or does not go with another, or memwatch does not
+            know this torch.
         MemoryLimitError: inside the block, at the op that went above `limit_bytes`.
     """
     require_known_torch()
@@ -165,5 +175,7 @@ def profile(
             intercept=intercept,
             replay=replay,
             limits=read_limits(limit_bytes),
+            schedule=schedule,
+            keep=keep,
         )
     )

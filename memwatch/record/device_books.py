@@ -61,6 +61,11 @@ class DeviceBooks:
         }
 
     @property
+    def entry_bytes(self) -> ByDevice:
+        """What was allocated when the block was entered."""
+        return self._entry.get("entry_allocated_bytes", {})
+
+    @property
     def meta(self) -> dict[str, Any]:
         """The entries of the recording's metadata."""
         return {**self._entry, **self._end}
