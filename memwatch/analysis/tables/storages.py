@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.holders import Holders
     from memwatch.capture.packed import IntArray
 
-_ORIGINS: Final = np.array([*ORIGINS, "workspace"], dtype=object)
+_ORIGINS: Final = np.array([*ORIGINS, "workspace", "unrecorded"], dtype=object)
 
 
 def storages(
