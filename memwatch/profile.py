@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
+import pathlib
 import warnings
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from memwatch._torch.versions import require_known_torch
-from memwatch.devices import is_out_of_memory
+from memwatch.device_names import CPU
+from memwatch.devices import asked_bytes, is_of_host, is_out_of_memory
+from memwatch.error_notes import add_note
 from memwatch.errors import MemoryLimitError, MemwatchError
 from memwatch.reading import Reading
 from memwatch.record.allocator_only import allocator_only
@@ -20,6 +24,7 @@ from memwatch.record.options import Options
 from memwatch.record.session import Session
 from memwatch.record.steps.schedule import Sampled, Schedule, schedule
 from memwatch.record.uninterrupted import uninterrupted
+from memwatch.report.out_of_memory import breakdown
 
 if TYPE_CHECKING:
     import os
@@ -38,13 +43,20 @@ R = TypeVar("R")
 
 
 class Profile(Reading):
-    """A block that is being or was recorded; reading it is possible once the block has ended."""
+    """A block that is being or was recorded; reading it is possible once the block has ended.
+
+    Attributes:
+        page: the page that was written because memory ran out, if it was.
+    """
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._session: Session | None = None
         self._recording: Recording | None = None
         self._unpacked: Capture | None = None
+        # absolute, because the program may change its working directory
+        self._path = None if options.path is None else pathlib.Path(options.path).absolute()
+        self.page: pathlib.Path | None = None
 
     def __enter__(self) -> Profile:
         """Start recording."""
@@ -70,12 +82,35 @@ class Profile(Reading):
                 if self.failure is not None:
                     text = f"memwatch: {self.failure}; the profile is whole in this process only"
                     warnings.warn(text, RuntimeWarning, stacklevel=2)
-        if session is None or not (
-            isinstance(error, MemoryLimitError) or (error and is_out_of_memory(error))
+        if (
+            session is not None
+            and error is not None
+            and (isinstance(error, MemoryLimitError) or is_out_of_memory(error))
         ):
-            return
-        if hasattr(error, "add_note"):  # Python 3.11
-            error.add_note(self.summary(color=False))
+            self._explain(error)
+
+    def _explain(self, error: BaseException) -> None:
+        """Add to the error of an allocator what was live then, and write the page beside the capture."""
+        with contextlib.suppress(Exception):  # the program's own error is on its way, and memory is short
+            reading = self._reading_of(error)
+            by_limit = isinstance(error, MemoryLimitError)
+            asked = None if by_limit else asked_bytes(error)
+            add_note(error, breakdown(reading, asked, self._write_page(), by_limit=by_limit))
+
+    def _reading_of(self, error: BaseException) -> Reading:
+        """Return the reading of the device that had no memory left."""
+        device = error.device if isinstance(error, MemoryLimitError) else CPU if is_of_host(error) else ""
+        return self.on(device) if device in self.devices else self
+
+    def _write_page(self) -> list[pathlib.Path]:
+        """Write the page beside the capture, and return what is written; a page that is there already stays."""
+        if self._path is None or self.failure is not None:
+            return []
+        page = self._path.with_suffix(".html")
+        with contextlib.suppress(MemwatchError, OSError):
+            self.report(page, force=self._options.force)
+            self.page = page
+        return [self._path] if self.page is None else [self._path, self.page]
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Record every call of a function, a coroutine function included; the profile reads its last call.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line, memwatch_command
+from memwatch.cli.numbers import positive
 from memwatch.cli.output import say
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
 from memwatch.cli.traceback import hide_own_frames
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
-    own = "[-o FILE] [-f] [-q] [--html[=PATH]] [--no-stacks] [--replay] [--limit [DEVICE=]SIZE]"
+    own = "[-o FILE] [-f] [-q] [--html[=PATH]] [--no-stacks] [--replay] [--limit [DEVICE=]SIZE] [--every N] [--first N]"
     parser.usage = f"memwatch run {own} {PROGRAM_USAGE}"
     parser.add_argument("-o", "--output", metavar="FILE", help="the capture; default NAME.PID.memwatch, here")
     parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
@@ -52,13 +53,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop the program at the op that lifts live bytes of a device above this, such as 2GiB or cuda:0=8GiB; "
         "may be given for several devices",
     )
+    parser.add_argument(
+        "--every",
+        type=positive,
+        metavar="N",
+        help="record one step of N; of the others the allocator's curve alone. A step ends with the optimizer's",
+    )
+    parser.add_argument(
+        "--first", type=positive, metavar="N", help="record the first N steps, whatever --every says"
+    )
     add_program(parser)
 
 
 def execute(options: argparse.Namespace) -> int | BaseException:
     """Run and record the program; return the exception that it raised, or 0."""
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
-    from memwatch.profile import profile, unbuilt_remark
+    from memwatch.profile import Sampled, profile, unbuilt_remark
 
     program = chosen_program(options)
     capture = Path(options.output or f"{program.name}.{os.getpid()}.memwatch")
@@ -72,6 +82,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         stacks=not options.no_stacks,
         replay=options.replay,
         limit_bytes=_limits(options.limit),
+        schedule=Sampled(options.every or 0, options.first or 0) if options.every or options.first else None,
     )
     try:
         run = program.load()
@@ -83,8 +94,15 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         verbs = ["summary", *([] if page else ["report"]), *(["plan"] if options.replay else [])]
         commands = [command_line(*again, verb, capture) for verb in verbs]
         _say_at_exit(recording, capture, page, commands, "" if options.replay else unbuilt_remark())
-    write_page = functools.partial(recording.report, page, force=options.force) if page is not None else None
+    write_page = (
+        functools.partial(_write_page, recording, page, force=options.force) if page is not None else None
+    )
     return _run_inside(recording, run, write_page)
+
+
+def _write_page(recording: Profile, page: Path, *, force: bool) -> None:
+    if recording.page != page:  # else it was written when memory ran out
+        recording.report(page, force=force)
 
 
 def _limits(given: list[str] | None) -> str | dict[str, str] | None:
@@ -116,7 +134,7 @@ def _run_inside(
         raised = hide_own_frames(error)
     if os.getpid() == process:  # a child that the program forked leaves the recording to its parent
         try:
-            _close(recording)
+            _close(recording, raised)
             if then is not None:
                 then()
             if recording.failure is not None:
@@ -128,11 +146,14 @@ def _run_inside(
     return 0 if raised is None else raised
 
 
-def _close(recording: Profile) -> None:
-    """End the recording. If it could not be written to its file (a full disk), print its summary at least."""
+def _close(recording: Profile, raised: BaseException | None) -> None:
+    """End the recording, which adds to the error of an allocator what was live.
+
+    If it could not be written to its file, as on a full disk, print its summary at least.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "memwatch: ", RuntimeWarning)  # the same is raised as an error
-        recording.__exit__(None, None, None)
+        recording.__exit__(None if raised is None else type(raised), raised, None)
     if recording.failure is not None:
         sys.stderr.write(recording.summary(color=False) + "\n")
 

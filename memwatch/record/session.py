@@ -112,11 +112,10 @@ class Session:
         run = self.ops.run if self.arguments is None else self.arguments.run
         self._sleeper = Sleeper(self.storages, self.interceptor, self._saved, self.context, run)
         flush = weakref.WeakMethod(self._pace.flush_now)
-        self._steps = (
-            Steps(options, self._sleeper, flush, self.storages, counter, self._clock)
-            if options.chooses_steps
-            else None
-        )
+        parts = (self._sleeper, flush, self.storages, counter, self._clock)
+        self._steps: Steps | None = None
+        if options.chooses_steps:
+            self._steps = Steps(options.schedule, *parts, keeps_peaks=options.keep == "peaks")
         called_back = (self._saved, self.context, self.interceptor)
         functions = [function for part in called_back for function in part.python_functions]
         self._compiled = CompiledCalls(

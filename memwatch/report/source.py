@@ -127,6 +127,9 @@ class Reading(Protocol):
     ) -> pd.DataFrame:
         """Return some columns and rows of `ops`, `storages` or `timeline`; texts as categories if `coded`."""
 
+    def held_at(self, event: int) -> pd.DataFrame:
+        """Return what was live just after row `event` of the timeline, in the columns of `at_peak`."""
+
     def stack(self, stack_id: int) -> Sequence[Frame]:
         """Return the frames of a call stack, innermost first."""
 

@@ -17,6 +17,7 @@ from memwatch.analysis.facts.devices import narrowed
 from memwatch.analysis.facts.iterations import KeptAcross, at, boundaries, kept_across
 from memwatch.analysis.facts.live_curve import LiveCurve, trace_live_curve
 from memwatch.analysis.facts.made_by import MadeBy, made_by
+from memwatch.analysis.facts.marked_steps import by_live_curve
 from memwatch.analysis.facts.module_names import owning_modules, qualified
 from memwatch.analysis.facts.passes import made_to_be_kept, seen_in_lasting, starts_of_passes
 from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
@@ -67,8 +68,10 @@ class Facts:
 
     @cached_property
     def steps(self) -> StepCurve:
-        """The curve of the steps, empty where all steps were recorded."""
-        return step_curve(self._source, self.device)
+        """The curve of the steps."""
+        if self._source.rows("step_curve"):
+            return step_curve(self._source, self.device)
+        return by_live_curve(self._source, self.curve)
 
     @cached_property
     def _unrecorded_step(self) -> IntArray:

@@ -1,4 +1,7 @@
-"""The curve of the steps, where a schedule chose which of them are recorded: every step's peak, and its times."""
+"""The curve of the steps: every step's peak, floor and times, as the recorder measured them.
+
+It did where a schedule chose which steps are recorded.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
-_FIGURES: Final = ("peak_bytes", "floor_bytes", "end_live_bytes")
+FIGURES: Final = ("peak_bytes", "floor_bytes", "end_live_bytes")
+"""The columns of the curve that are bytes."""
 
 
 @dataclass(frozen=True)
 class StepCurve:
-    """The steps of one device as columns, in order; none where every step was recorded."""
+    """The steps of one device as columns, in order."""
 
     start_ns: IntArray
     end_ns: IntArray
@@ -61,7 +65,7 @@ def step_curve(capture: Capture, device: str = "") -> StepCurve:
     here = np.array([name == device for name in capture.text(np.asarray(rows["device"]))], dtype=bool)
     place = np.searchsorted(steps, rows["step"][here])
     figures = {
-        name: np.zeros(len(steps), dtype=np.int64) for name in _FIGURES
+        name: np.zeros(len(steps), dtype=np.int64) for name in FIGURES
     }  # of a device that came later: none
     for name, values in figures.items():
         values[place] = rows[name][here]

@@ -16,6 +16,8 @@ from memwatch.capture.schema import NONE, ORIGINS, RECORDED_BY_NAME
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numpy.typing import NDArray
+
     from memwatch.capture.packed import IntArray
     from memwatch.capture.table import Reference
 
@@ -61,7 +63,7 @@ class _Numbers:
             self.kept += count
         self.recorded = recorded
 
-    def of(self, values: IntArray, *, is_count: bool) -> tuple[IntArray, IntArray]:
+    def of(self, values: IntArray, *, is_count: bool) -> tuple[IntArray, NDArray[np.bool_]]:
         """Return new numbers, and for which there is one; a count has one always."""
         starts, ends, shifts = (
             np.array(each, dtype=np.int64) for each in (self._starts, self._ends, self._shifts)
@@ -177,7 +179,7 @@ class KeptRows:
             stays &= known | is_none if not column.refers.or_none else True
         return table[stays]
 
-    def _new(self, refers: Reference, values: IntArray) -> tuple[IntArray, IntArray]:
+    def _new(self, refers: Reference, values: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
         if refers.to == "births":
             found = np.array([self._storages.get(value, NONE) for value in values.tolist()], dtype=np.int64)
             return found, found != NONE

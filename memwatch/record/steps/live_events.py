@@ -122,7 +122,8 @@ class LiveEvents:
         lives = is_birth & (after < 0) & kept
         self._alive, self._waiting = rows[lives & ~waits], rows[waits]
         kept[:written] = False  # these are in the capture
-        return rows[kept & ~waits]
+        written_now: IntArray = rows[kept & ~waits]
+        return written_now
 
     def rest(self) -> IntArray:
         """Return what waits: the recording ends."""

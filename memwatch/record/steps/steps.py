@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from memwatch.capture.capture import Note
     from memwatch.capture.packed import IntArray
-    from memwatch.record.options import Options
+    from memwatch.record.steps.schedule import Schedule
     from memwatch.record.steps.sleeper import Sleeper
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.storages import Storages
@@ -52,20 +52,21 @@ class Steps:
     """Decide what is recorded, and sift what was.
 
     Args:
-        options: the schedule, and which steps stay.
+        schedule: what happens in each step; None records all.
         sleeper: switches the recorders off and on.
         flush: ends the allocator's window, and hands what was appended to `sift`.
         storages: the storages that are alive.
         op_counter: how many ops have started.
         clock: turns ticks into nanoseconds.
+        keeps_peaks: whether of the recorded steps only those stay that set a new peak or fail.
     """
 
     def __init__(  # noqa: PLR0917  # parts of a session, each once
-        self, options: Options, sleeper: Sleeper, flush: WeakMethod[Callable[[], None]], storages: Storages,
-        op_counter: OpCounter, clock: Clock,
+        self, schedule: Schedule | None, sleeper: Sleeper, flush: WeakMethod[Callable[[], None]], storages: Storages,
+        op_counter: OpCounter, clock: Clock, *, keeps_peaks: bool,
     ) -> None:  # fmt: skip
-        self._schedule = options.schedule or (lambda step: ProfilerAction.RECORD)
-        self._keeps_peaks = options.keep == "peaks"
+        self._schedule = schedule or (lambda step: ProfilerAction.RECORD)
+        self._keeps_peaks = keeps_peaks
         self._sleeper, self._flush = sleeper, flush
         self._storages, self._op_counter, self._clock = storages, op_counter, clock
         self.number = 0

@@ -263,10 +263,12 @@ class Storages:
             self._limits[device] = NEVER  # once: the program may handle the error and go on
             self._set_watch_bytes(device)
             where = "" if device == self._cpu else f" on {self._strings.texts[device]}"
-            raise MemoryLimitError(
+            error = MemoryLimitError(
                 f"{format_bytes(account.live_bytes)} of tensors are live{where}, more than limit_bytes={limit_bytes}; "
                 "see prof.at_peak for what they are, or raise the limit"
             )
+            error.device = self._strings.texts[device]
+            raise error
 
     def hold_one(self, tensor: Tensor, key: int, number: int) -> None:
         """Watch a known storage by its Python object from now on."""
