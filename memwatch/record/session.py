@@ -156,10 +156,8 @@ class Session:
                 )
                 self._switch_on(self._holders.start, self._holders.stop)
             if self._holders is not None or self._steps is not None:
-                tell, root_called = (
-                    self.context.tell_of_iterations,
-                    self._holders and self._holders.root_called,
-                )
+                tell = self.context.tell_of_iterations
+                root_called = None if self._holders is None else self._holders.root_called
                 self._switch_on(functools.partial(tell, self._optimizer_stepped, root_called), tell)
             self._switch_on(self._compiled.start, self._compiled.stop)
             self._switch_on(self._sleeper.start, self.interceptor.stop)

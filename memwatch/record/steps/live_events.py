@@ -115,11 +115,15 @@ class LiveEvents:
         part[first:] = stretch + np.searchsorted(splits, np.arange(len(stretch)), side="left")
         before, after = _neighbours(rows)
         is_birth = rows[:, _BYTES] > 0
-        partner = np.where(is_birth, after, before)
-        kept = ~(left_out & (partner >= 0) & (part[partner] == part) & (is_birth | is_birth[partner]))
+        # a block whose free was missed ends where its address is allocated again: several births before one free
+        partner = np.where(is_birth, after, _first_births(before, is_birth)[before])
+        has_partner = np.where(is_birth, after, before) >= 0
+        kept = ~(left_out & has_partner & (part[partner] == part) & (is_birth | is_birth[partner]))
         kept[first:] &= (heard.is_known | ~left_out[first:]) & (heard.rows[:, _ADDRESS] != _NOWHERE)
         waits = kept & (part == len(bounds_ns) + len(splits)) & bool(is_left_out[-1])
-        lives = is_birth & (after < 0) & kept
+        lives = (
+            is_birth & kept & ((after < 0) | waits[after])
+        )  # as the file knows it, until what ends it is written
         self._alive, self._waiting = rows[lives & ~waits], rows[waits]
         kept[:written] = False  # these are in the capture
         written_now: IntArray = rows[kept & ~waits]
@@ -159,3 +163,11 @@ def _neighbours(rows: IntArray) -> tuple[IntArray, IntArray]:
     before[order[1:][is_same]] = order[:-1][is_same]
     after[order[:-1][is_same]] = order[1:][is_same]
     return before, after
+
+
+def _first_births(before: IntArray, is_birth: NDArray[np.bool_]) -> IntArray:
+    """Return, for each birth, the first one at its address since a free was heard there; any other row itself."""
+    first: IntArray = np.where(is_birth & (before >= 0) & is_birth[before], before, np.arange(len(before)))
+    while not np.array_equal(first, first[first]):
+        first = first[first]
+    return first

@@ -105,8 +105,10 @@ class Steps:
         """End a step: the program says so."""
         is_late = not self._is_marked and self._auto_marks > 0
         self._is_marked = True
-        if not is_late:  # else the end of the optimizer's step was taken for this one
+        if not is_late:
             self._end_step()
+        elif self._marks:  # the end of the optimizer's step was taken for this one
+            self._marks[-1] = self._marks[-1]._replace(at_ticks=ticks())
 
     def optimizer_stepped(self, optimizer: object) -> None:
         """Take the end of the first optimizer's step for that of a step, where the program marks none."""
