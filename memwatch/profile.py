@@ -95,7 +95,9 @@ class Profile(Reading):
             reading = self._reading_of(error)
             by_limit = isinstance(error, MemoryLimitError)
             asked = None if by_limit else asked_bytes(error)
-            add_note(error, breakdown(reading, asked, self._write_page(), by_limit=by_limit))
+            elsewhere = not by_limit and not is_of_host(error) and reading.device == CPU
+            files = self._write_page()
+            add_note(error, breakdown(reading, asked, files, by_limit=by_limit, elsewhere=elsewhere))
 
     def _reading_of(self, error: BaseException) -> Reading:
         """Return the reading of the device that had no memory left."""

@@ -111,16 +111,19 @@ class Session:
         self._pid = os.getpid()
         run = self.ops.run if self.arguments is None else self.arguments.run
         self._sleeper = Sleeper(self.storages, self.interceptor, self._saved, self.context, run)
-        flush = weakref.WeakMethod(self._pace.flush_now)
-        parts = (self._sleeper, flush, self.storages, counter, self._clock)
-        self._steps: Steps | None = None
-        if options.chooses_steps:
-            self._steps = Steps(options.schedule, *parts, keeps_peaks=options.keep == "peaks")
+        self._steps = self._chosen_steps(options)
         called_back = (self._saved, self.context, self.interceptor)
         functions = [function for part in called_back for function in part.python_functions]
         self._compiled = CompiledCalls(
             self._compiled_starts, self._compiled_ended, self.context.place, functions
         )
+
+    def _chosen_steps(self, options: Options) -> Steps | None:
+        if not options.chooses_steps:
+            return None
+        flush = weakref.WeakMethod(self._pace.flush_now)
+        parts = (self._sleeper, flush, self.storages, self.op_counter, self._clock)
+        return Steps(options.schedule, *parts, keeps_peaks=options.keep == "peaks")
 
     def start(self) -> None:
         """Switch everything on; on any failure switch off what was on."""

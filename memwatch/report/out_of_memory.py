@@ -22,7 +22,12 @@ _OUT_OF_MEMORY: Final = "out of memory"
 
 
 def breakdown(
-    reading: Reading, asked_bytes: int | None, files: Sequence[str | PathLike[str]], *, by_limit: bool
+    reading: Reading,
+    asked_bytes: int | None,
+    files: Sequence[str | PathLike[str]],
+    *,
+    by_limit: bool,
+    elsewhere: bool,
 ) -> str:
     """Return the breakdown of the moment at which memory ran out, as lines of text.
 
@@ -31,15 +36,16 @@ def breakdown(
         asked_bytes: what the allocator was asked for, if it said so.
         files: what was written.
         by_limit: whether the limit that the program asked for was passed, and no allocator failed.
+        elsewhere: whether memory ran out on a device on which the block had none: the reading is of another.
     """
     event, op = _highest(reading) if by_limit else _moment(reading)
     live = reading.held_at(event)
+    live = live[:0] if elsewhere else live
     total_bytes = int(live["nbytes"].sum())
     asked = "" if asked_bytes is None else words.ASKED.format(nbytes=format_bytes(asked_bytes))
     what = words.ABOVE_LIMIT if by_limit else words.RAN_OUT
-    lines = [
-        words.LIVE.format(nbytes=format_bytes(total_bytes), device=reading.device, what=what, asked=asked)
-    ]
+    template = words.NOTHING if elsewhere else words.LIVE
+    lines = [template.format(nbytes=format_bytes(total_bytes), device=reading.device, what=what, asked=asked)]
     if op is not None:
         place = own_place(str(op["line"]), str(op["own_line"]))
         lines.append(words.FAILED.format(op=op["name"], place=words.AT.format(place=place) if place else ""))

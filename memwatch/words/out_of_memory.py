@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 LIVE: Final = "memwatch: {nbytes} were live on {device} when {what}{asked}"
+NOTHING: Final = "memwatch: nothing of this block was live on the device when {what}{asked}"
 RAN_OUT: Final = "memory ran out"
 ABOVE_LIMIT: Final = "they passed the limit"
 ASKED: Final = ", and {nbytes} more were asked for"

@@ -98,10 +98,10 @@ def test_an_error_at_every_allocation_of_a_step_leaves_the_program_as_it_was():
     """A limit at each height of the live curve: the same type, a note, the same parameters, and the next step runs."""
     torch.manual_seed(0)
     model, data = model_and_data()
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
     with memwatch.profile() as prof:
         step(model, data)
     model.zero_grad()
-    weights = [parameter.detach().clone() for parameter in model.parameters()]
     highs = sorted(set(prof.timeline["live_bytes"].cummax()))
     for high_bytes in highs[:-1]:
         with pytest.raises(memwatch.MemoryLimitError) as raised, memwatch.profile(limit_bytes=high_bytes):
