@@ -7,6 +7,8 @@ from typing import Final
 
 import torch
 
+NOTE_KIND: Final = "out of memory"
+"""The kind of the notes that say what an allocator held when it had no memory left."""
 _UNITS: Final = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _WORDS: Final = "allocate memory"
 """What c10's allocator of the host says, in a plain RuntimeError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from memwatch.devices import NOTE_KIND
 from memwatch.report.facts import bytes_by, with_own_lines
 from memwatch.sizes import format_bytes
 from memwatch.words import out_of_memory as words
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 _ROWS: Final = 4
-_OUT_OF_MEMORY: Final = "out of memory"
 
 
 def breakdown(
@@ -53,7 +53,7 @@ def breakdown(
         rows = with_own_lines(live) if column == "line" else live
         if (rows[column] != "").any():
             lines += [label, *_rows(bytes_by(rows, column), rows, column)]
-    lines += [text for kind, text in reading.notes if kind == _OUT_OF_MEMORY]
+    lines += [text for kind, text in reading.notes if kind == NOTE_KIND]
     lines += _what_would_help(reading)
     lines += [words.WROTE.format(file=file) for file in files]
     return "\n".join(lines)

@@ -236,3 +236,31 @@ def test_a_schedule_records_something():
         memwatch.schedule(active=0)
     with pytest.raises(MemwatchError, match="wait"):
         memwatch.schedule(wait=-1)
+
+
+KILLED = """
+import os, signal, time, torch, memwatch
+with memwatch.profile("run.memwatch", schedule=memwatch.schedule(wait=9, active=1)) as prof:
+    for step in range(1000):
+        torch.ones(1000 + step)
+        prof.step()
+        if step == 100:
+            time.sleep(0.6)  # longer than rows wait
+        if step == 150:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_a_killed_run_keeps_the_steps_that_were_flushed(native, fresh_python, tmp_path):
+    """Each with its exact peak; and the last seconds are told."""
+    assert fresh_python(KILLED, MEMWATCH_NATIVE=native).returncode == -9
+    run = memwatch.load(tmp_path / "run.memwatch")
+    steps = run.steps
+    assert len(steps) > 100
+    peaks = (steps["peak_bytes"] - run.baseline_bytes).tolist()
+    assert peaks == [4 * (1000 + step) for step in range(len(steps))]
+    assert run.peak_bytes >= max(steps["peak_bytes"])
+    (unfinished,) = [text for kind, text in run.notes if kind == "unfinished"]
+    assert "live bytes on cpu" in unfinished
+    assert f"step {len(steps) - 1}" in run.summary(color=False) or steps["recorded"].iloc[-1]
