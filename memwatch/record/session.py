@@ -92,28 +92,21 @@ class Session:
         self._process = ProcessSampler()
         self._holders: HolderSampler | None = None
         self._want_holders = options.holders
-        events = (
-            choice.backend.allocator_events(block) if options.allocator and not choice.is_estimate else None
-        )
+        hears = options.allocator and not choice.is_estimate
+        events = choice.backend.allocator_events(block) if hears else None
         self._allocator = None if events is None else AllocatorChannel(events, counter, notes.note)
-        self._pace = FlushPace(
-            counter,
-            self._clock,
-            self._allocator,
-            weakref.WeakMethod(self._flush),
-            to_file=self._writer is not None,
-        )
+        flush = weakref.WeakMethod(self._flush)
+        self._pace = FlushPace(counter, self._clock, self._allocator, flush, to_file=options.path is not None)
         self._timer = Timer(FLUSH_S, self._flush_by_timer)
         self._threads = StartedThreads(block.thread_names, events, self._timer.start)
-        self._written_strings = 0
         self._flushing = threading.Lock()
         self._undo: list[Callable[[], None]] = []
-        self._pid = os.getpid()
-        run = self.ops.run if self.arguments is None else self.arguments.run
+        self._written_strings, self._pid = 0, os.getpid()
+        run = (self.arguments or self.ops).run
         self._sleeper = Sleeper(self.storages, self.interceptor, self._saved, self.context, run)
         self._steps = self._chosen_steps(options)
-        called_back = (self._saved, self.context, self.interceptor)
-        functions = [function for part in called_back for function in part.python_functions]
+        parts = (self._saved, self.context, self.interceptor)
+        functions = [function for part in parts for function in part.python_functions]
         self._compiled = CompiledCalls(
             self._compiled_starts, self._compiled_ended, self.context.place, functions
         )
