@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memwatch.plan_training import Turns
     from memwatch.planner.errors import BudgetError
     from memwatch.planner.plan import Plan
-    from memwatch.profile import Profile, profile
+    from memwatch.profile import Profile, profile, schedule
     from memwatch.ranks import Ranks, merge
     from memwatch.reading import Reading, load
     from memwatch.replay.api import apply_plan, plan
@@ -52,6 +52,7 @@ _HOMES = {
     "merge": "memwatch.ranks.merging",
     "plan": "memwatch.replay.api",
     "profile": "memwatch.profile",
+    "schedule": "memwatch.profile",
     "verify": "memwatch.verification",
     "why_alive": "memwatch.leaks",
 }
@@ -87,6 +88,7 @@ __all__ = [
     "planner",
     "profile",
     "replay",
+    "schedule",
     "verify",
     "why_alive",
 ]

@@ -8,4 +8,10 @@ class MemwatchError(Exception):
 
 
 class MemoryLimitError(MemwatchError):
-    """The live bytes of a device went above the limit of a `profile(limit_bytes=...)` block."""
+    """The live bytes of a device went above the limit of a `profile(limit_bytes=...)` block.
+
+    Attributes:
+        device: the device.
+    """
+
+    device: str = ""

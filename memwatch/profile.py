@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
+import pathlib
 import warnings
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from memwatch._torch.versions import require_known_torch
-from memwatch.devices import is_out_of_memory
+from memwatch.device_names import CPU
+from memwatch.devices import asked_bytes, is_of_host, is_out_of_memory
+from memwatch.error_notes import add_note
 from memwatch.errors import MemoryLimitError, MemwatchError
 from memwatch.reading import Reading
 from memwatch.record.allocator_only import allocator_only
@@ -18,7 +22,9 @@ from memwatch.record.native import remark as unbuilt_remark
 from memwatch.record.native.building import build_recorder
 from memwatch.record.options import Options
 from memwatch.record.session import Session
+from memwatch.record.steps.schedule import Sampled, Schedule, schedule
 from memwatch.record.uninterrupted import uninterrupted
+from memwatch.report.out_of_memory import breakdown
 
 if TYPE_CHECKING:
     import os
@@ -29,20 +35,29 @@ if TYPE_CHECKING:
     from memwatch.capture.recording import Recording
     from memwatch.ranks import Ranks
 
-__all__ = ["Profile", "allocator_only", "build_recorder", "profile", "unbuilt_remark"]
+__all__ = [
+    "Profile", "Sampled", "allocator_only", "build_recorder", "profile", "schedule", "unbuilt_remark",
+]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Profile(Reading):
-    """A block that is being or was recorded; reading it is possible once the block has ended."""
+    """A block that is being or was recorded; reading it is possible once the block has ended.
+
+    Attributes:
+        page: the page that was written because memory ran out, if it was.
+    """
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._session: Session | None = None
         self._recording: Recording | None = None
         self._unpacked: Capture | None = None
+        # absolute, because the program may change its working directory
+        self._path = None if options.path is None else pathlib.Path(options.path).absolute()
+        self.page: pathlib.Path | None = None
 
     def __enter__(self) -> Profile:
         """Start recording."""
@@ -63,17 +78,42 @@ class Profile(Reading):
             if session is not None:
                 session.check_place()
                 self._session = None
-                self._recording, self._unpacked = session.stop(), None
+                self._recording, self._unpacked = session.stop(failed=error is not None), None
                 self._replay_inputs = None if session.arguments is None else session.arguments.replay_inputs
                 if self.failure is not None:
                     text = f"memwatch: {self.failure}; the profile is whole in this process only"
                     warnings.warn(text, RuntimeWarning, stacklevel=2)
-        if session is None or not (
-            isinstance(error, MemoryLimitError) or (error and is_out_of_memory(error))
+        if (
+            session is not None
+            and error is not None
+            and (isinstance(error, MemoryLimitError) or is_out_of_memory(error))
         ):
-            return
-        if hasattr(error, "add_note"):  # Python 3.11
-            error.add_note(self.summary(color=False))
+            self._explain(error)
+
+    def _explain(self, error: BaseException) -> None:
+        """Add to the error of an allocator what was live then, and write the page beside the capture."""
+        with contextlib.suppress(Exception):  # the program's own error is on its way, and memory is short
+            reading = self._reading_of(error)
+            by_limit = isinstance(error, MemoryLimitError)
+            asked = None if by_limit else asked_bytes(error)
+            elsewhere = not by_limit and not is_of_host(error) and reading.device == CPU
+            files = self._write_page()
+            add_note(error, breakdown(reading, asked, files, by_limit=by_limit, elsewhere=elsewhere))
+
+    def _reading_of(self, error: BaseException) -> Reading:
+        """Return the reading of the device that had no memory left."""
+        device = error.device if isinstance(error, MemoryLimitError) else CPU if is_of_host(error) else ""
+        return self.on(device) if device in self.devices else self
+
+    def _write_page(self) -> list[pathlib.Path]:
+        """Write the page beside the capture, and return what is written; a page that is there already stays."""
+        if self._path is None or self.failure is not None:
+            return []
+        page = self._path.with_suffix(".html")
+        with contextlib.suppress(MemwatchError, OSError):
+            self.report(page, force=self._options.force)
+            self.page = page
+        return [self._path] if self.page is None else [self._path, self.page]
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Record every call of a function, a coroutine function included; the profile reads its last call.
@@ -151,6 +191,8 @@ def profile(
     intercept: str = "auto",
     replay: bool = False,
     limit_bytes: int | str | Mapping[str, int | str] | None = None,
+    schedule: Schedule | None = None,
+    keep: str = "all",
 ) -> Profile:
     """Record every allocation of a block, its life and who holds it.
 
@@ -164,13 +206,18 @@ def profile(
         replay: record what replaying the ops needs. It keeps the inputs of the block and holds storages, so
             autograd sums gradients out of place: the same values, other versions, a higher peak.
         limit_bytes: raise at the op that lifts the live bytes of any one device above this limit (bytes, or text as
-            `"2 GiB"`), or those of a device above its own: `{"cuda": "20 GiB"}`.
+            `"2 GiB"`), or those of a device above its own: `{"cuda": "20 GiB"}`. In a step that is not recorded
+            nothing is raised.
+        schedule: which steps are recorded, from `memwatch.schedule`; `step()` ends a step, and where the program never
+            calls it the step of the first optimizer does. Between recorded steps the exact live curve goes on.
+        keep: `"all"` keeps what is recorded; `"peaks"` only the steps that set a new peak or fail.
 
     Returns:
         A context manager and decorator; after the block it reads the capture.
 
     Raises:
-        MemwatchError: a block is already open, `intercept` is unknown, or memwatch does not know this torch.
+        MemwatchError: a block is already open, an option is unknown or does not go with another, or memwatch does not
+            know this torch.
         MemoryLimitError: inside the block, at the op that went above `limit_bytes`.
     """
     require_known_torch()
@@ -183,5 +230,7 @@ def profile(
             intercept=intercept,
             replay=replay,
             limits=read_limits(limit_bytes),
+            schedule=schedule,
+            keep=keep,
         )
     )

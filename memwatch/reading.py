@@ -8,7 +8,8 @@ import numpy as np
 
 from memwatch.analysis import ByDevice, UnknownDeviceError
 from memwatch.analysis.compare import Comparison, compare
-from memwatch.analysis.observer import not_memory, observer_effects, unrecorded
+from memwatch.analysis.last_seconds import last_seconds
+from memwatch.analysis.observer import not_memory, observer_effects, unrecorded, unrecorded_steps
 from memwatch.analysis.other_threads import other_threads
 from memwatch.capture import Capture
 from memwatch.capture import load as load_capture
@@ -158,12 +159,17 @@ class Reading:
     @property
     def notes(self) -> list[tuple[str, str]]:
         """What memwatch could not see, and what changed because it observed the program: (kind, sentence)."""
-        recorded = [] if self.meta.get("complete", True) else [("unfinished", _UNFINISHED)]
+        recorded = [] if self.meta.get("complete", True) else [("unfinished", self._unfinished)]
+        recorded += [("steps", text) for text in (unrecorded_steps(self._tables.facts),) if text]
         recorded += [(note.kind, note.text) for note in self.capture.notes]
         found = (("unseen", unrecorded(self._tables.facts)), ("not memory", not_memory(self._tables.facts)))
         recorded += [("threads", text) for text in other_threads(self._tables.facts)]
         recorded += [(kind, effect.text) for kind, effect in found if effect is not None]
         return recorded + [("observer", effect.text) for effect in observer_effects(self._tables.facts)]
+
+    @property
+    def _unfinished(self) -> str:
+        return " ".join(filter(None, (_UNFINISHED, last_seconds(self._tables.facts))))
 
     def part(
         self,
@@ -188,6 +194,10 @@ class Reading:
     def live_at(self, event: int) -> pd.DataFrame:
         """Return the storages alive just after row `event` of the timeline."""
         return self._tables.live_at(event)
+
+    def held_at(self, event: int) -> pd.DataFrame:
+        """Return what was live just after row `event` of the timeline and who held it, as `at_peak` does."""
+        return self._tables.held_at(event)
 
     def stack(self, stack: int) -> list[tuple[str, int, str, bool]]:
         """Return the frames of a call stack, innermost first.

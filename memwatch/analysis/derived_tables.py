@@ -67,7 +67,7 @@ class DerivedTables:
     @cached_property
     def at_peak(self) -> pd.DataFrame:
         """The table `at_peak`."""
-        return storages.at_peak(self.facts, self._holders, self.live_at(self.facts.curve.peak_event))
+        return self.held_at(self.facts.curve.peak_event)
 
     @cached_property
     def saved(self) -> pd.DataFrame:
@@ -92,6 +92,10 @@ class DerivedTables:
     def live_at(self, event: int) -> pd.DataFrame:
         """Return the rows of `storages` that were alive just after timeline row `event`."""
         return storages.storages(self.facts, np.flatnonzero(self.facts.alive_at(event)))
+
+    def held_at(self, event: int) -> pd.DataFrame:
+        """Return what the table `at_peak` would be if the peak were just after timeline row `event`."""
+        return storages.held_at(self.facts, self._holders, self.live_at(event), event)
 
     def part(
         self, name: str, columns: Collection[str], rows: IntArray | None = None, *, coded: bool = False

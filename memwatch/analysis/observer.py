@@ -72,6 +72,17 @@ def unrecorded(facts: Facts) -> ObserverEffect | None:
     return ObserverEffect((), nbytes, text)
 
 
+def unrecorded_steps(facts: Facts) -> str:
+    """Return a sentence about the steps of which no op was recorded, empty where there are none."""
+    count, lost = len(facts.steps), int((~facts.steps.recorded).sum())
+    if not lost:
+        return ""
+    return (
+        f"{lost:,} of {count:,} steps were not recorded, as the schedule or `keep` says: their peaks are the "
+        "allocator's own, and what they made and used is not known"
+    )
+
+
 def not_memory(facts: Facts) -> ObserverEffect | None:
     """Return a note if there were fake or meta tensors: they take no memory; an estimate counts nothing else."""
     if facts.capture.meta.get("estimate"):

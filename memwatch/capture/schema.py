@@ -30,7 +30,7 @@ from memwatch.capture.references import (
 from memwatch.capture.table import Reference, Table
 from memwatch.own_code import CodeOwner
 
-FORMAT_VERSION: Final = 6
+FORMAT_VERSION: Final = 7
 """Raised with every change of a recorded table; a file of another format is refused."""
 
 NONE: Final = -1
@@ -297,6 +297,18 @@ RECORDED: Final = (
         ("time_ns", "int", "unix time, nanoseconds"),
         ("name", "int", "string id: `step` for a mark, `AdamW.step` for an optimizer's step", TEXT),
         ("end_op", "int", "number of ops started at its end (the same as `op` for a mark)", OPS_STARTED),
+    ),
+    _table(
+        "step_curve",
+        "One row per step and device, of recorded steps and of others; only where a schedule or `keep` chose steps.",
+        ("step", "int", "number of the step, from 0"),
+        ("device", "int", "string id of the device", TEXT),
+        ("start_ns", "int", "unix time at which it began, nanoseconds"),
+        ("end_ns", "int", "unix time of the mark that ended it, nanoseconds"),
+        ("peak_bytes", "int", "most live bytes in it, by the allocator's own events"),
+        ("floor_bytes", "int", "least live bytes in it"),
+        ("end_live_bytes", "int", "live bytes when it ended"),
+        ("recorded", "int", "1 if all its ops are in the capture", FLAG),
     ),
     _table(
         "process",

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 def recording_of(options: argparse.Namespace, capture: str | os.PathLike[str]) -> Profile:
     """Return the recording of this process into a file, not yet open."""
-    from memwatch.profile import profile
+    from memwatch.profile import Sampled, profile
 
     return profile(
         capture,
         stacks=not options.no_stacks,
         replay=options.replay,
         limit_bytes=_limits(options.limit),
+        schedule=Sampled(options.every or 0, options.first or 0) if options.every or options.first else None,
     )
 
 

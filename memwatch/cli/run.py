@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from memwatch.children.asking import ask_children, files_of_children
 from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line, memwatch_command
+from memwatch.cli.numbers import positive
 from memwatch.cli.output import say
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
 from memwatch.cli.rank_summary import leave_summary
@@ -40,7 +41,10 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
-    own = "[-o FILE] [-f] [-q] [--html[=PATH]] [--no-stacks] [--replay] [--children] [--limit [DEVICE=]SIZE]"
+    own = (
+        "[-o FILE] [-f] [-q] [--html[=PATH]] [--no-stacks] [--replay] [--children] [--limit [DEVICE=]SIZE] "
+        "[--every N] [--first N]"
+    )
     parser.usage = f"memwatch run {own} {PROGRAM_USAGE}"
     parser.add_argument(
         "-o",
@@ -66,6 +70,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="stop the program at the op that lifts live bytes of a device above this, such as 2GiB or cuda:0=8GiB; "
         "may be given for several devices",
+    )
+    parser.add_argument(
+        "--every",
+        type=positive,
+        metavar="N",
+        help="record one step of N; of the others the allocator's curve alone. A step ends with the optimizer's",
+    )
+    parser.add_argument(
+        "--first", type=positive, metavar="N", help="record the first N steps, whatever --every says"
     )
     add_program(parser)
 
@@ -106,8 +119,15 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         remark = "" if options.replay else unbuilt_remark()
         merge_children = _merge_command(again, capture) if options.children else ""
         _say_at_exit(recording, _Wrote(capture, page), commands, merge_children, remark)
-    write_page = functools.partial(recording.report, page, force=options.force) if page is not None else None
+    write_page = (
+        functools.partial(_write_page, recording, page, force=options.force) if page is not None else None
+    )
     return _run_inside(recording, run, capture.absolute(), write_page)
+
+
+def _write_page(recording: Profile, page: Path, *, force: bool) -> None:
+    if recording.page != page:  # else it was written when memory ran out
+        recording.report(page, force=force)
 
 
 def _run_inside(
@@ -122,7 +142,7 @@ def _run_inside(
         raised = hide_own_frames(error)
     if os.getpid() == process:  # a child that the program forked leaves the recording to its parent
         try:
-            _close(recording)
+            _close(recording, raised)
             leave_summary(recording, capture)
             if then is not None:
                 then()
@@ -135,11 +155,14 @@ def _run_inside(
     return 0 if raised is None else raised
 
 
-def _close(recording: Profile) -> None:
-    """End the recording. If it could not be written to its file (a full disk), print its summary at least."""
+def _close(recording: Profile, raised: BaseException | None) -> None:
+    """End the recording, which adds to the error of an allocator what was live.
+
+    If it could not be written to its file, as on a full disk, print its summary at least.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "memwatch: ", RuntimeWarning)  # the same is raised as an error
-        recording.__exit__(None, None, None)
+        recording.__exit__(None if raised is None else type(raised), raised, None)
     if recording.failure is not None:
         sys.stderr.write(recording.summary(color=False) + "\n")
 

@@ -7,6 +7,14 @@ from __future__ import annotations
 
 from memwatch.devices.adapter import Adapter
 from memwatch.devices.choice import adapter_of, devices_in_use
-from memwatch.devices.out_of_memory import is_out_of_memory
+from memwatch.devices.out_of_memory import NOTE_KIND, asked_bytes, is_of_host, is_out_of_memory
 
-__all__ = ["Adapter", "adapter_of", "devices_in_use", "is_out_of_memory"]
+__all__ = [
+    "NOTE_KIND",
+    "Adapter",
+    "adapter_of",
+    "asked_bytes",
+    "devices_in_use",
+    "is_of_host",
+    "is_out_of_memory",
+]

@@ -84,6 +84,7 @@ class CallContext(Protocol):
         thread: whose module calls are seen: the block's, or one of autograd's while a region runs again in it.
         recomputing: the graph task in which a checkpointed region runs again in that thread, -2 while none does.
         saves_inputs: whether a checkpoint keeps the inputs of a region now: no node needs them.
+        is_asleep: whether the step that runs is not recorded.
     """
 
     top: tuple[int, int]
@@ -92,6 +93,7 @@ class CallContext(Protocol):
     thread: int
     recomputing: int
     saves_inputs: bool
+    is_asleep: bool
 
     @property
     def recomputes_by_hand(self) -> Callable[[], bool]:

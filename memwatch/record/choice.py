@@ -9,6 +9,7 @@ from memwatch._torch.modes import require_modes
 from memwatch._torch.storages import IDENTITY_IS_ADDRESS
 from memwatch.errors import MemwatchError
 from memwatch.record import native, python
+from memwatch.record.steps.schedule import KEEPS
 
 if TYPE_CHECKING:
     from memwatch.record.backend import Backend
@@ -38,6 +39,7 @@ class Choice:
         faster = native.remark_once() if self.backend is python.BACKEND and not options.replay else ""
         self.remarks = [("recorder", faster)] if faster else []
         self.is_estimate = is_fake_mode_on()
+        _require_steps(options, is_estimate=self.is_estimate)
         # to ask whether the key works registers kernels for every op, which takes a second: not for "mode"
         if intercept == "key" and not self.backend.key_works():
             raise MemwatchError("the dispatch key does not work in this torch; use profile(intercept='mode')")
@@ -46,6 +48,21 @@ class Choice:
         )
         if self.by_mode:
             require_modes()
+
+
+def _require_steps(options: Options, *, is_estimate: bool) -> None:
+    """Raise a MemwatchError where steps cannot be chosen so, or not together with other options."""
+    if options.keep not in KEEPS:
+        raise MemwatchError(f"keep={options.keep!r} is unknown; use 'all' or 'peaks'")
+    if options.schedule is not None and not callable(options.schedule):
+        raise MemwatchError(
+            f"schedule={options.schedule!r} is no schedule; use memwatch.schedule(wait=..., active=...)"
+        )
+    if options.chooses_steps and options.replay:
+        raise MemwatchError("replay=True needs every op of the block; leave out schedule and keep")
+    if options.chooses_steps and (is_estimate or not options.allocator):
+        what = "an estimate under a FakeTensorMode has none" if is_estimate else "leave out allocator=False"
+        raise MemwatchError(f"a schedule, and keep='peaks', need the allocator's events; {what}")
 
 
 def _backend(*, for_replay: bool) -> Backend:

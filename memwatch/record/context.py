@@ -27,7 +27,7 @@ from memwatch.record.parameters import REFERENCES_OF_OTHERS
 from memwatch.record.patches import Patches
 from memwatch.record.recompute import NOTHING, Recomputes, recomputes_by_hand
 from memwatch.record.role_ends import RoleEnds
-from memwatch.record.roles import INPUT, Roles
+from memwatch.record.roles import INPUT, NAMES, STEPPED, Roles
 from memwatch.record.tables.parts import tensors_in
 from memwatch.record.tables.rows import Rows
 
@@ -99,7 +99,7 @@ class Context:
         self.graph_task = NO_TASK
         self.recomputing = NOTHING
         self.recomputes_by_hand = recomputes_by_hand
-        self.saves_inputs = False
+        self.saves_inputs = self.is_asleep = False
         self.home = self.thread = _thread()
         self.calls = Rows()
         self.steps = Rows()
@@ -179,6 +179,25 @@ class Context:
             handle.remove()
         self._handles.clear()
 
+    def sleep(self) -> None:
+        """See nothing but the ends of optimizer steps: the step that begins is not recorded."""
+        if current_graph_task_id() == NO_TASK:
+            self.backward_ended()
+        self.is_asleep = True
+        if module_call() is self._call_impl:
+            set_module_call(self._beneath)
+
+    def wake(self) -> None:
+        """See module calls and optimizer steps again, and what modules and optimizers have got meanwhile."""
+        self.is_asleep = False
+        if module_call() is self._beneath:
+            set_module_call(self._call_impl)
+        with self._harmless:
+            for role, tensor, words, module in (*self.owners.in_roles(), *self.gradients.in_role()):
+                if words and role != STEPPED:
+                    self.roles.note_watched(tensor, role, module, NAMES[role], *words)
+            self.role_ends.look(sys._getframe(1))
+
     def place(self) -> tuple[int, int]:
         """Return the running module and the running call stack."""
         module, outer = self.top
@@ -215,7 +234,7 @@ class Context:
             self.calls += (module, start_op, self._op_counter[0], depth)
 
     def _step_starts(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self.is_its_thread or is_tracing():
+        if not self.is_its_thread or self.is_asleep or is_tracing():
             return
         caller = sys._getframe(1)
         self._step_code = caller.f_code
@@ -232,6 +251,10 @@ class Context:
 
     def _step_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.is_its_thread or is_tracing():
+            return
+        if self.is_asleep:
+            if self._on_step_end is not None:
+                self._on_step_end(optimizer)
             return
         self.forget_failed_steps(sys._getframe(1))
         while self.running:

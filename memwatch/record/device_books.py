@@ -9,7 +9,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from memwatch.device_names import is_host
-from memwatch.devices import adapter_of, devices_in_use
+from memwatch.devices import NOTE_KIND, adapter_of, devices_in_use
 from memwatch.devices.reserved import reserved_in
 from memwatch.words.allocators import reserved_text
 
@@ -50,7 +50,7 @@ class DeviceBooks:
                     self._out_of_memory[name] = count
                     held = reserved_in(adapter_of(name).segments(name))
                     if held.segments:
-                        self._note("out of memory", f"{name}: when memory ran out {reserved_text(held)}")
+                        self._note(NOTE_KIND, f"{name}: when memory ran out {reserved_text(held)}")
 
     def end(self) -> None:
         """Read what is reserved when the block ends."""
@@ -59,6 +59,11 @@ class DeviceBooks:
             "reserved_bytes": {name: adapter_of(name).reserved_bytes(name) for name in devices},
             "segments": {name: _extents(name) for name in devices},
         }
+
+    @property
+    def entry_bytes(self) -> ByDevice:
+        """What was allocated when the block was entered."""
+        return self._entry.get("entry_allocated_bytes", {})
 
     @property
     def meta(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import os
 
     from memwatch.record.limits import DeviceLimits
+    from memwatch.record.steps.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -23,3 +24,10 @@ class Options:
     replay: bool = False
     limits: DeviceLimits | None = None
     force: bool = False
+    schedule: Schedule | None = None
+    keep: str = "all"
+
+    @property
+    def chooses_steps(self) -> bool:
+        """Whether not every step is kept."""
+        return self.schedule is not None or self.keep != "all"

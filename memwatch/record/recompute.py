@@ -218,7 +218,9 @@ class Recomputes:
 
     def _is_here(self) -> bool:
         """Return True where ops are seen, unless a compiler writes down what runs."""
-        return (threading.get_ident() == self._thread or self.sees_this_thread()) and not is_tracing()
+        if self._context.is_asleep or is_tracing():
+            return False
+        return threading.get_ident() == self._thread or self.sees_this_thread()
 
 
 _UNKNOWN: Final = _Region(NONE, NONE)

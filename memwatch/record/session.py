@@ -10,11 +10,11 @@ import platform
 import sys
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memwatch._torch.autograd import NO_TASK, current_graph_task_id
 from memwatch._torch.overrides import disable_torch_function
 from memwatch._version import __version__
 from memwatch.capture.file import CaptureWriter
@@ -29,21 +29,21 @@ from memwatch.record.books import Books
 from memwatch.record.choice import Choice
 from memwatch.record.clock import Clock, ticks
 from memwatch.record.device_books import DeviceBooks
+from memwatch.record.flush_pace import FLUSH_S, FlushPace
 from memwatch.record.holders.sampler import HolderSampler
 from memwatch.record.interception.compiled import CompiledCalls
 from memwatch.record.interception.tracing import JitTracing
-from memwatch.record.last_flush import LastFlush
 from memwatch.record.notes import Notes
-from memwatch.record.patches import Patches
 from memwatch.record.process import ProcessSampler
+from memwatch.record.resizes import PatchedResize
 from memwatch.record.saved.hooks import SavedTensorHooks
+from memwatch.record.steps.sleeper import Sleeper
+from memwatch.record.steps.steps import Steps, entry_bytes
 from memwatch.record.tables.op_counter import new_op_counter
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.stacks import Stacks
-from memwatch.record.tables.storages import NEVER
 from memwatch.record.tables.strings import Strings
 from memwatch.record.timer import Timer
-from memwatch.record.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -53,13 +53,6 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
     from memwatch.record.options import Options
 
-FLUSH_OPS: Final = 10_000
-FLUSH_S: Final = 0.5
-PATIENCE: Final = 4
-"""Few ops wait for so many turns of the timer: a killed run loses no more than two seconds, and less than these ops."""
-RETRY_OPS: Final = 100
-WINDOW_OPS: Final = 20_000
-"""A window's events are held by torch, kilobytes for an op, until it ends."""
 _running: list[Session] = []
 _entering: Final = threading.RLock()  # a signal's handler may enter a block too
 
@@ -78,7 +71,6 @@ class Session:
         self._notes = notes = Notes(counter, choice.remarks)
         self.could_not_record = notes.could_not_record
         self._device_books = DeviceBooks(notes.note)
-        self.op_failed = self._device_books.op_failed
         self.strings = strings = Strings()
         block = Block(strings, counter, self._clock, choice.is_estimate, notes.note, thread_names=[])
         self._stacks = Stacks(strings, context.CALL_CODE, enabled=options.stacks)
@@ -100,23 +92,31 @@ class Session:
         self._process = ProcessSampler(notes.note)
         self._holders: HolderSampler | None = None
         self._want_holders = options.holders
-        events = (
-            choice.backend.allocator_events(block) if options.allocator and not choice.is_estimate else None
-        )
+        hears = options.allocator and not choice.is_estimate
+        events = choice.backend.allocator_events(block) if hears else None
         self._allocator = None if events is None else AllocatorChannel(events, counter, notes.note)
+        flush = weakref.WeakMethod(self._flush)
+        self._pace = FlushPace(counter, self._clock, self._allocator, flush, to_file=options.path is not None)
         self._timer = Timer(FLUSH_S, self._flush_by_timer)
         self._threads = StartedThreads(block.thread_names, events, self._timer.start)
-        self._written_strings = self._window_start = self._flushed = self._due_op = 0
-        self._last_flush, self._last_write = (LastFlush(counter, self._clock) for _ in range(2))
         self._flushing = threading.Lock()
         self._undo: list[Callable[[], None]] = []
-        self._patches = Patches()
-        self._pid = os.getpid()
-        called_back = (self._saved, self.context, self.interceptor)
-        functions = [function for part in called_back for function in part.python_functions]
+        self._written_strings, self._pid = 0, os.getpid()
+        run = (self.arguments or self.ops).run
+        self._sleeper = Sleeper(self.storages, self.interceptor, self._saved, self.context, run)
+        self._steps = self._chosen_steps(options)
+        parts = (self._saved, self.context, self.interceptor)
+        functions = [function for part in parts for function in part.python_functions]
         self._compiled = CompiledCalls(
             self._compiled_starts, self._compiled_ended, self.context.place, functions
         )
+
+    def _chosen_steps(self, options: Options) -> Steps | None:
+        if not options.chooses_steps:
+            return None
+        flush = weakref.WeakMethod(self._pace.flush_now)
+        parts = (self._sleeper, flush, self.storages, self.op_counter, self._clock)
+        return Steps(options.schedule, *parts, keeps_peaks=options.keep == "peaks")
 
     def start(self) -> None:
         """Switch everything on; on any failure switch off what was on."""
@@ -132,7 +132,8 @@ class Session:
             self._notes.note_missing()
             self._recording.begin(self._meta(complete=False))
             self._switch_on(self.context.start, self.context.stop)
-            self._patch_resize()
+            resizes = PatchedResize(self.storages)
+            self._switch_on(resizes.start, resizes.stop)
             books = Books(self.storages, self.context)
             self._switch_on(books.start, books.stop)
             self._switch_on(self._saved.start, self._saved.stop)
@@ -141,8 +142,8 @@ class Session:
                     functools.partial(self._allocator.start, self._add_events), self._allocator.stop
                 )
             self._device_books.begin()
-            self._schedule(FLUSH_OPS)
-            if self._writer is not None:
+            self._pace.start(self.ops.flush_at)
+            if self._writer is not None or self._steps is not None:
                 self._timer.start()
             self._switch_on(self._threads.start, self._threads.stop)
             self._switch_on(self._process.start, self._process.stop)
@@ -151,13 +152,16 @@ class Session:
                     self.storages, self._packer, self.context, self.strings, self.op_counter
                 )
                 self._switch_on(self._holders.start, self._holders.stop)
-                tell, holders = self.context.tell_of_iterations, self._holders
-                self._switch_on(functools.partial(tell, holders.step_ended, holders.root_called), tell)
+            if self._holders is not None or self._steps is not None:
+                tell = self.context.tell_of_iterations
+                root_called = None if self._holders is None else self._holders.root_called
+                self._switch_on(functools.partial(tell, self._optimizer_stepped, root_called), tell)
             self._switch_on(self._compiled.start, self._compiled.stop)
-            run = self.ops.run if self.arguments is None else self.arguments.run
-            self._switch_on(lambda: self.interceptor.start(run), self.interceptor.stop)
-            tracing = JitTracing(self._stand_aside, functools.partial(self._go_on, run))
+            self._switch_on(self._sleeper.start, self.interceptor.stop)
+            tracing = JitTracing(self._stand_aside, self._sleeper.go_on)
             self._switch_on(tracing.start, tracing.stop)
+            if self._steps is not None:
+                self._steps.begin(entry_bytes(self.storages, self._device_books.entry_bytes, self.strings))
         except BaseException:
             self._switch_off()
             self._timer.stop()
@@ -173,6 +177,7 @@ class Session:
     def _switch_off(self) -> None:
         if self in _running:
             _running.remove(self)
+        self._sleeper.put_back()
         while self._undo:
             self._undo.pop()()
 
@@ -193,8 +198,15 @@ class Session:
                 f"leave it in that thread, not in {threading.get_ident()}"
             )
 
-    def stop(self) -> Recording:
-        """Switch everything off and return what was recorded."""
+    def stop(self, *, failed: bool = False) -> Recording:
+        """Switch everything off and return what was recorded.
+
+        Args:
+            failed: whether an exception ends the block: its last step is kept then.
+        """
+        if self._steps is not None:
+            self._steps.end(failed=failed)
+            self.storages.wake()
         try:
             with disable_torch_function():
                 self.context.look_again()
@@ -224,52 +236,34 @@ class Session:
 
     def mark_step(self) -> None:
         """Mark the start of a new iteration."""
-        self.context.steps += (self.op_counter[0], ticks(), self.strings("step"), self.op_counter[0])
-        self._process.sample()
-        if self._holders is not None:
-            self._holders.iteration_marked()
+        if not self._sleeper.is_asleep:
+            self.context.steps += (self.op_counter[0], ticks(), self.strings("step"), self.op_counter[0])
+            if self._steps is None:  # else steps may be many, and the timer samples
+                self._process.sample()
+            if self._holders is not None:
+                self._holders.iteration_marked()
+        if self._steps is not None:
+            self._steps.mark()
 
-    def _patch_resize(self) -> None:
-        self._patches.put(torch.UntypedStorage, "resize_", self._resize)
-        self._undo.append(self._patches.take_off)
+    def _optimizer_stepped(self, optimizer: object) -> None:
+        if self._holders is not None and not self._sleeper.is_asleep:
+            self._holders.step_ended(optimizer)
+        if self._steps is not None:
+            self._steps.optimizer_stepped(optimizer)
 
-    def _resize(self, resize: Callable[..., Any], storage: torch.UntypedStorage, nbytes: int) -> Any:
-        result = resize(storage, nbytes)
-        self.storages.resized(storage)
-        return result
-
-    def _schedule(self, in_ops: int) -> None:
-        self._last_flush.is_now()
-        self._due_op = self.op_counter[0] + in_ops
-        self._look_again()
-
-    def _look_again(self) -> None:
-        in_ticks = int(FLUSH_S / (self._clock.ns_per_tick * 1e-9))
-        self.ops.flush_at(self._due_op, ticks() + in_ticks if self._writer else NEVER)
+    def op_failed(self) -> None:
+        """Note what devices hold, and that the step that runs is worth keeping."""
+        self._device_books.op_failed()
+        if self._steps is not None:
+            self._steps.op_failed()
 
     def flush_due(self) -> None:
         """Write the rows that are due."""
-        if self.op_counter[0] < self._due_op and not self._last_flush.is_long_ago(PATIENCE * FLUSH_S):
-            self._look_again()
-            return
-        with uninterrupted():
-            self._flush_window()
-
-    def _flush_window(self) -> None:
-        allocator, op = self._allocator, self.op_counter[0]
-        full = op - self._window_start >= WINDOW_OPS or self._writer is not None
-        due = allocator is not None and allocator.running and full
-        ended = due and allocator is not None and allocator.cut()
-        if ended:
-            self._window_start = op
-        if ended or current_graph_task_id() == NO_TASK or op - self._flushed >= FLUSH_OPS:
-            self._flushed = op
-            self._flush()
-        self._schedule(RETRY_OPS if due and not ended else FLUSH_OPS)
+        self._pace.due()
 
     def _compiled_starts(self) -> bool:
         """Be out of the way of compiled code, if it runs in the thread of the block; return whether it does."""
-        here = self.context.is_its_thread and self.interceptor.pause()
+        here = self.context.is_its_thread and not self._sleeper.is_asleep and self.interceptor.pause()
         if here:
             self.context.pause()
         return here
@@ -281,12 +275,7 @@ class Session:
     def _stand_aside(self) -> None:
         """Record nothing while torch.jit traces: the tracer would write down the ops of the recorder too."""
         self._notes.note("traced", "torch.jit traced a function: only the allocator saw what that used")
-        self.interceptor.stop()
-        self._saved.pause()
-
-    def _go_on(self, run: Any) -> None:
-        self._saved.resume()
-        self.interceptor.start(run)
+        self._sleeper.stand_aside()
 
     def backward_begins(self) -> bool:
         """Return True if storages are watched from birth in backward too, not by the allocator's events alone."""
@@ -300,14 +289,9 @@ class Session:
 
     def _flush_by_timer(self) -> None:
         self._process.sample()
-        if self._writer is not None and not self._last_write.is_long_ago(PATIENCE * FLUSH_S):
-            return
-        if self._allocator is not None:
-            self._allocator.cut_from_elsewhere()
-        self._flush()  # what it raises, the next flush raises again in the program's thread
+        self._pace.by_timer()
 
     def _flush(self) -> None:
-        self._last_write.is_now()
         with self._flushing:
             # what refers to rows of another table is taken before it: the program goes on meanwhile
             sources = {
@@ -338,12 +322,18 @@ class Session:
 
     def _add_events(self, rows: IntArray) -> None:
         with self._flushing:
-            self._write({"allocator": rows})
+            if self._steps is not None:
+                self._steps.hear(rows)
+            else:
+                self._write({"allocator": rows})
 
     def _write(self, rows: dict[str, Any]) -> None:
+        notes = self._notes.unwritten()
+        if self._steps is not None:
+            rows, notes = self._steps.sift(rows), self._steps.placed(notes)
         strings = self.strings.texts[self._written_strings :]
         self._written_strings += len(strings)
-        self._recording.add(rows, strings, self._notes.unwritten())
+        self._recording.add(rows, strings, notes)
 
     def _meta(self, *, complete: bool) -> dict[str, Any]:
         return {

@@ -101,6 +101,12 @@ def peak_instant(reading: Reading) -> PeakInstant:
         return PeakInstant(0, 0, -1, "", "", "", "")
     event = int(live_bytes.argmax())
     row = reading.part("timeline", ["time_ns", "op", "storage"], [event]).iloc[0]
+    steps = reading.steps
+    if not steps["recorded"].all():
+        step = int(steps["start_ns"].searchsorted(row["time_ns"], side="right")) - 1
+        if step >= 0 and not steps["recorded"].iloc[step]:
+            told = f"In step {step}, which was not recorded"
+            return PeakInstant(event, int(row["time_ns"]), -1, "", "", "", "", otherwise=told)
     op = int(row["op"])
     is_known = op in reading.part("ops", ()).index
     if not is_known and is_recorded(reading, "ops"):

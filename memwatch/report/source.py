@@ -138,6 +138,9 @@ class Reading(Protocol):
     def live_at(self, event: int) -> pd.DataFrame:
         """Return the storages alive just after a row of the timeline."""
 
+    def held_at(self, event: int) -> pd.DataFrame:
+        """Return what was live just after row `event` of the timeline, in the columns of `at_peak`."""
+
     def stack(self, stack_id: int) -> Sequence[Frame]:
         """Return the frames of a call stack, innermost first."""
 

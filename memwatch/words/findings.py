@@ -22,6 +22,7 @@ HEADLINES: Final[dict[str, str]] = {
     "twice": "keeps {nbytes} of a tensor that autograd saves in another dtype or layout too",
     "buckets": "keeps {nbytes} of gradients twice, in `.grad` and in its buckets",
     "autocast": "keeps {nbytes} of converted weights after their use, until the region of autocast ends",
+    "growth": "keeps {nbytes} that grew from step to step",
     "float32": "keeps {nbytes} of float32 copies of tensors in a lower precision",
 }
 """What a holder does, by kind of finding."""
@@ -87,6 +88,13 @@ TOGETHER: Final = "{headline}; {advice}; the peak would fall to {together} with 
 FINDING: Final = "{holder}, {advice}"
 HOLDER_AT: Final = "{holder} at {site}{remark}"
 ALSO_HELD: Final = "{holder} (also held by {others})"
+
+GROWTH: Final = (
+    "grows by {rate} per step since step {step}{made}, by {nbytes} in all; {advice}; "
+    "the peak would fall to {alone}"
+)
+MADE_AT: Final = ", at {line}"
+UNSEEN_GROWTH: Final = "memory that no recorded step made"
 
 GRADIENTS: Final = "`.grad` of the parameters"
 GRAPH_WITHOUT_BACKWARD: Final = "the autograd graph of a forward without backward"

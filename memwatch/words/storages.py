@@ -7,6 +7,7 @@ from typing import Final
 _OUTSIDE_OPS: Final = "made outside every recorded op"
 _CALL_NOT_IMPORTED: Final = "its call is not in the memory snapshot"
 _MADE_IN_THREAD: Final = "made in thread {thread}"
+_MADE_IN_STEP: Final = "made in step {step}, which was not recorded"
 _WORKSPACE: Final = "workspace of {op}"
 _IN_MODULE: Final = "{what} in `{module}`"
 _AT: Final = "{what} at {place}"
@@ -39,13 +40,16 @@ def made_name(op_name: str, module: str, place: str, *, is_workspace: bool) -> s
     return _AT.format(what=what, place=place) if place else what
 
 
-def unmade_name(thread: str, *, has_ops: bool) -> str:
+def unmade_name(thread: str, step: int, *, has_ops: bool) -> str:
     """Return what memory is called of which neither op nor place is known.
 
     Args:
         thread: name of the thread that allocated it, empty for the block's own.
+        step: the step that made it, if it was not recorded, else -1.
         has_ops: whether ops were recorded at all.
     """
     if thread:
         return _MADE_IN_THREAD.format(thread=thread)
+    if step >= 0:
+        return _MADE_IN_STEP.format(step=step)
     return _OUTSIDE_OPS if has_ops else _CALL_NOT_IMPORTED

@@ -70,3 +70,34 @@ def test_a_limit_of_one_device(native):
         memwatch.profile(limit_bytes={"pretend:0": 8 * MIB}),
     ):
         kept.append(make(5 * MIB))
+
+
+@NATIVE
+def test_memory_that_runs_out_at_any_allocation_changes_nothing_of_the_program(native):
+    """At the n-th allocation, for every n: torch's error as it is without memwatch, a note, and the same tensors."""
+    os.environ["MEMWATCH_NATIVE"] = native
+
+    def work(kept):
+        for _ in range(6):
+            kept.append(make(12 * MIB))
+
+    for count in range(6):
+        errors = []
+        for observed in (False, True):
+            kept = []
+            torch.accelerator.empty_cache()
+            pretend.set_limit(0, (12 * count + 2) * MIB)
+            run = memwatch.profile()(work) if observed else work
+            with pytest.raises(torch.OutOfMemoryError) as raised:
+                run(kept)
+            assert len(kept) == count
+            errors.append(raised.value)
+            pretend.set_limit(0, 1 << 40)
+            kept.clear()  # the error keeps the call, which has the list
+        plain, seen = errors
+        assert type(seen) is type(plain)
+        assert str(seen) == str(plain)
+        (note,) = seen.__notes__
+        live = f"{12 * count}.00 MiB were live on {DEVICE}" if count else "nothing of this block was live"
+        assert note.startswith(f"memwatch: {live}")
+        assert "when memory ran out, and 12.00 MiB more were asked for" in note

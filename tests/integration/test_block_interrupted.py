@@ -49,7 +49,7 @@ def alarm():
 def test_no_interrupt_is_lost(intercept, native, alarm, monkeypatch, tmp_path):
     """Each of many interrupts reaches the program, none is swallowed, and the capture stays whole."""
     monkeypatch.setenv("MEMWATCH_NATIVE", native)
-    monkeypatch.setattr("memwatch.record.session.FLUSH_OPS", FLUSH_EVERY_OPS)
+    monkeypatch.setattr("memwatch.record.flush_pace.FLUSH_OPS", FLUSH_EVERY_OPS)
     swallowed = []
     monkeypatch.setattr("sys.unraisablehook", swallowed.append)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))

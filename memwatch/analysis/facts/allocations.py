@@ -16,6 +16,7 @@ import numpy as np
 from memwatch.analysis.facts.blocks import Blocks, block_at, pair_events
 from memwatch.analysis.facts.deaths import LIVES, deaths_seen, end_blocks, last_deaths, part_from_successors
 from memwatch.analysis.facts.identity import first_on_block, unify_storages
+from memwatch.analysis.facts.step_curve import step_curve
 from memwatch.capture.schema import NONE, ORIGINS
 from memwatch.device_names import CPU, META
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import Columns, IntArray
 
 BY_OP, BASELINE, EXTERNAL, UNOBSERVED, BY_THREAD = range(len(ORIGINS))
-WORKSPACE = len(ORIGINS)
+WORKSPACE, UNRECORDED = len(ORIGINS), len(ORIGINS) + 1
+"""Origins that are not recorded but follow: within one op, and in a step that was not recorded."""
 _DTYPES: Final[dict[str, Any]] = {
     **dict.fromkeys(("storage", "op", "birth_order", "death_order"), np.int32),
     "origin": np.int8,
@@ -97,6 +99,8 @@ def join_allocations(capture: Capture) -> tuple[Capture, Allocations]:
     """
     capture, named, parts = _matched(in_order(capture))
     storages, unnamed = parts
+    for part in parts:
+        _mark_unrecorded(capture, part)
     none = np.full(named + len(unnamed["nbytes"]), NONE, dtype=np.int32)
     names = [int(part[name].max(initial=NONE)) for part in parts for name in _NAMES]
     narrow = np.int16 if max(names) <= np.iinfo(np.int16).max else np.int32
@@ -221,6 +225,16 @@ def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
         "birth_order": birth_order,
         "death_order": death_order,
     }
+
+
+def _mark_unrecorded(capture: Capture, columns: dict[str, Any]) -> None:
+    """Give what was made in steps that are not recorded its origin; no op is known of it."""
+    if not capture.rows("step_curve"):
+        return
+    lost = np.isin(columns["origin"], (UNOBSERVED, WORKSPACE))
+    lost &= step_curve(capture).is_unrecorded(columns["birth_ns"])
+    columns["origin"] = np.where(lost, UNRECORDED, columns["origin"])
+    columns["op"] = np.where(lost, NONE, columns["op"])
 
 
 def _start_ns(capture: Capture) -> int:

@@ -40,12 +40,16 @@ class Biographies:
     last_event: IntArray  # the first event after the end of the last use
     used: NDArray[np.bool_]
     known: NDArray[np.bool_]  # False where nobody saw the uses: no phase is told then
+    lag_known: NDArray[np.bool_]  # False where a step before the first use was not recorded
+    drag_known: NDArray[np.bool_]  # False where one after the last use was not
     _times_ns: Callable[[IntArray | slice], _Times]
 
     def lag_ns(self, rows: IntArray | slice) -> IntArray:
         """Return how long some allocations waited for their first use."""
         times = self._times_ns(rows)
-        return np.where(self.used[rows] & self.known[rows], times.start - times.birth, 0)
+        return np.where(
+            self.used[rows] & self.known[rows] & self.lag_known[rows], times.start - times.birth, 0
+        )
 
     def use_ns(self, rows: IntArray | slice) -> IntArray:
         """Return how long some allocations were in use."""
@@ -55,7 +59,9 @@ class Biographies:
     def drag_ns(self, rows: IntArray | slice) -> IntArray:
         """Return how long some allocations lived on after their last use."""
         times = self._times_ns(rows)
-        return np.where(self.used[rows] & self.known[rows], times.death - times.end, 0)
+        return np.where(
+            self.used[rows] & self.known[rows] & self.drag_known[rows], times.death - times.end, 0
+        )
 
     def void_ns(self, rows: IntArray | slice) -> IntArray:
         """Return how long some allocations lived that no op ever used."""
@@ -64,14 +70,16 @@ class Biographies:
 
     def phase_at(self, event: int, rows: IntArray) -> IntArray:
         """Return the phase of some allocations at an event: an index into PHASE_NAMES, -1 where it is not known."""
-        in_use = np.where(event < self.last_event[rows], USE, DRAG)
-        phase = np.where(event < self.first_event[rows], LAG, in_use)
+        drag, lag = np.where(self.drag_known[rows], DRAG, NONE), np.where(self.lag_known[rows], LAG, NONE)
+        in_use = np.where(event < self.last_event[rows], USE, drag)
+        phase = np.where(event < self.first_event[rows], lag, in_use)
         return np.where(self.known[rows], np.where(self.used[rows], phase, VOID), NONE)
 
 
 def write_biographies(
-    capture: Capture, allocations: Allocations, curve: LiveCurve, bounds: UseBounds
-) -> Biographies:
+    capture: Capture, allocations: Allocations, curve: LiveCurve, bounds: UseBounds,
+    spans_unrecorded: Callable[[IntArray, IntArray], NDArray[np.bool_]],
+) -> Biographies:  # fmt: skip
     """Return the biography of every allocation.
 
     Args:
@@ -79,6 +87,7 @@ def write_biographies(
         allocations: every piece of memory.
         curve: the live curve.
         bounds: first and last op that used each allocation, -1 if none.
+        spans_unrecorded: returns which stretches of time have a part in a step that was not recorded.
     """
     used = bounds.first_op != NONE
     if not capture.rows("ops"):
@@ -91,11 +100,14 @@ def write_biographies(
         return _times(capture, allocations, bounds, used, rows)
 
     times = times_ns(slice(None))
+    known &= used | in_kernel | ~spans_unrecorded(times.birth, times.death)
     return Biographies(
         np.searchsorted(curve.time_ns, times.start, side="left").astype(np.int32),
         np.searchsorted(curve.time_ns, times.end, side="right").astype(np.int32),
         used | in_kernel,
         known,
+        ~spans_unrecorded(times.birth, times.start),
+        ~spans_unrecorded(times.end, times.death),
         times_ns,
     )
 

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.facts.allocations import BASELINE, BY_THREAD, EXTERNAL, UNOBSERVED, WORKSPACE
+from memwatch.analysis.facts.allocations import (
+    BASELINE,
+    BY_THREAD,
+    EXTERNAL,
+    UNOBSERVED,
+    UNRECORDED,
+    WORKSPACE,
+)
 from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.derived_inputs import DerivedInputs
 from memwatch.analysis.facts.idle_inputs import idle_inputs
@@ -295,6 +302,8 @@ def _of_one_iteration(traits: _Traits) -> tuple[str, str]:
     """Return category and rule of what has no role, is not needed in backward, nor in another iteration."""
     if traits.origin in _INPUT_RULES:
         return "input", _INPUT_RULES[traits.origin]
+    if traits.origin == UNRECORDED:
+        return "temporary", "made in a step that was not recorded, and used in a recorded one"
     if traits.origin == UNOBSERVED and not traits.has_op:
         return "temporary", "made where no op was recorded, used by one later"
     return "temporary", _TEMPORARY if traits.is_told else _TEMPORARY_OF_ALL
@@ -333,6 +342,8 @@ def _unnamed_rule(traits: _Traits) -> str:
         return "another thread allocated it; what for was not seen"
     if traits.origin == BASELINE:
         return "the allocator counted it at entry, and no tensor of Python's shows it: C++ holds it"
+    if traits.origin == UNRECORDED:
+        return "allocated in a step that was not recorded, and seen in no recorded one"
     if not traits.has_op:
         return "allocated outside every recorded op (compiled code, C++ or another mode)"
     return "allocated in an op and kept after it; no tensor was seen on it"

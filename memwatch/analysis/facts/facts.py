@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memwatch.analysis.facts.allocations import Allocations, in_order, join_allocations
+from memwatch.analysis.facts.allocations import UNRECORDED, Allocations, in_order, join_allocations
 from memwatch.analysis.facts.at_entry import as_counted_at_entry
 from memwatch.analysis.facts.autocast import autocast_copies
 from memwatch.analysis.facts.biographies import Biographies, write_biographies
@@ -17,12 +17,14 @@ from memwatch.analysis.facts.devices import narrowed
 from memwatch.analysis.facts.iterations import KeptAcross, at, boundaries, kept_across
 from memwatch.analysis.facts.live_curve import LiveCurve, trace_live_curve
 from memwatch.analysis.facts.made_by import MadeBy, made_by
+from memwatch.analysis.facts.marked_steps import by_live_curve
 from memwatch.analysis.facts.module_names import owning_modules, qualified
 from memwatch.analysis.facts.passes import made_to_be_kept, seen_in_lasting, starts_of_passes
 from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
 from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.analysis.facts.reserved import ReservedBytes, reserved_bytes
 from memwatch.analysis.facts.role_times import PastRole, RoleTimes
+from memwatch.analysis.facts.step_curve import StepCurve, step_curve
 from memwatch.analysis.facts.uses import UseBounds, use_bounds
 from memwatch.capture.schema import NONE
 from memwatch.words.places import own_place, place_in_file
@@ -65,6 +67,21 @@ class Facts:
         return self._joined[2]
 
     @cached_property
+    def steps(self) -> StepCurve:
+        """The curve of the steps."""
+        if self._source.rows("step_curve"):
+            return step_curve(self._source, self.device)
+        return by_live_curve(self._source, self.curve)
+
+    @cached_property
+    def _unrecorded_step(self) -> IntArray:
+        """Per allocation: the step that made it, if that was not recorded, else -1."""
+        steps: IntArray = np.full(len(self.allocations), NONE, dtype=np.int32)
+        lost = self.allocations.origin == UNRECORDED
+        steps[lost] = self.steps.at(self.allocations.birth_ns[lost])
+        return steps
+
+    @cached_property
     def reserved(self) -> ReservedBytes | None:
         """What the allocator held, None where it keeps nothing."""
         alive = self.alive_at(self.curve.peak_event)
@@ -96,7 +113,9 @@ class Facts:
     @cached_property
     def biographies(self) -> Biographies:
         """The four phases of every allocation."""
-        return write_biographies(self.capture, self.allocations, self.curve, self.use_bounds)
+        return write_biographies(
+            self.capture, self.allocations, self.curve, self.use_bounds, self.steps.spans_unrecorded
+        )
 
     @cached_property
     def categories(self) -> Categories:
@@ -155,13 +174,13 @@ class Facts:
         has_ops = not self.capture.lacks("ops")
         kinds = (
             roles.role_name.codes, made.op_name.codes, made.stack, made.module_name.codes,
-            self.allocations.thread, roles.category.isin(["workspace"]),
+            self.allocations.thread, self._unrecorded_step, roles.category.isin(["workspace"]),
         )  # fmt: skip
         different, of_kind = np.unique(
             np.column_stack([column[allocations] for column in kinds]), axis=0, return_inverse=True
         )
         told = []
-        for kind, name, stack, module, thread, is_workspace in different.tolist():
+        for kind, name, stack, module, thread, step, is_workspace in different.tolist():
             role_name = roles.role_name.values[kind]
             if role_name:
                 told.append(qualified(role_name, roles.role_module.values[kind], tree))
@@ -172,7 +191,7 @@ class Facts:
                 made_as = made_name(
                     made.op_name.values[name], module_name, place, is_workspace=bool(is_workspace)
                 )
-                told.append(made_as or unmade_name(self.strings[thread], has_ops=has_ops))
+                told.append(made_as or unmade_name(self.strings[thread], step, has_ops=has_ops))
         return [told[number] for number in of_kind.ravel().tolist()]
 
     @cached_property

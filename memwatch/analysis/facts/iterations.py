@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from memwatch.analysis.facts.step_curve import step_curve
 from memwatch.capture.schema import IN_BACKWARD, NONE
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class KeptAcross(NamedTuple):
 
 def boundaries(capture: Capture, places: Places) -> Boundaries:
     """Return when iterations end; nothing where no step, backward or module call tells."""
+    if capture.rows("step_curve"):
+        return at(step_curve(capture).end_ns)
     steps = capture.tables["steps"]
     marks = np.array([name == MARK for name in capture.text(steps["name"])], dtype=bool)
     if marks.any():

@@ -27,7 +27,8 @@ class Finding:
             backward), ``optimizer`` (temporaries of a foreach step), ``workspace`` (of one op), ``recompute`` (of a
             large checkpointed region, all at once), ``twice`` (a saved tensor and a converted copy of it), ``buckets``
             (gradients that DDP keeps beside its buckets), ``autocast`` (converted weights that autocast's cache
-            keeps) or ``float32`` (float32 copies that autograd saves). A `FindingKind`, which is equal to its text.
+            keeps), ``growth`` (every step leaves more behind) or ``float32`` (float32 copies that autograd saves). A
+            `FindingKind`, which is equal to its text.
         nbytes: bytes at the peak that it is about.
         holder: who holds them.
         site: `file:line` to edit, empty if there is none.

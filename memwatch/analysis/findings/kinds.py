@@ -25,6 +25,7 @@ class FindingKind(str, Enum):
     TWICE = "twice"  # a saved tensor and a converted copy of it
     BUCKETS = "buckets"  # gradients that DDP keeps beside its buckets
     AUTOCAST = "autocast"  # converted weights that autocast's cache keeps
+    GROWTH = "growth"  # every step leaves more behind
     FLOAT32 = "float32"  # float32 copies that autograd saves
 
     __str__ = str.__str__

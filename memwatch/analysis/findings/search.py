@@ -17,6 +17,7 @@ from memwatch.analysis.findings.finding import LEAST_RATIO, Finding
 from memwatch.analysis.findings.float32 import find_float32
 from memwatch.analysis.findings.gradient import find_gradient
 from memwatch.analysis.findings.graph import find_graph
+from memwatch.analysis.findings.growth import find_growth
 from memwatch.analysis.findings.idle_gradients import IdleGradients
 from memwatch.analysis.findings.iteration import find_iteration
 from memwatch.analysis.findings.kinds import FindingKind
@@ -66,7 +67,8 @@ def find(facts: Facts, holders: Holders, saved: SavedTensors) -> list[Finding]:
     outcomes = SavedTensorOutcomes(facts, saved)
     evidence = Evidence(facts, holders, saved, outcomes, Loops(facts), IdleGradients(facts))
     least_bytes = max(int(facts.curve.peak_increase_bytes * LEAST_RATIO), 1)
-    return rank(_candidates(evidence, least_bytes), facts, least_bytes)
+    found = rank(_candidates(evidence, least_bytes), facts, least_bytes)
+    return sorted([*found, *find_growth(facts, holders, least_bytes)], key=lambda finding: -finding.nbytes)
 
 
 def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:

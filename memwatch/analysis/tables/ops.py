@@ -11,7 +11,7 @@ import pandas as pd
 from memwatch.analysis.facts.allocations import UNOBSERVED, WORKSPACE
 from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.tables.of_schema import table
-from memwatch.analysis.tables.steps import step_marks
+from memwatch.analysis.tables.steps import step_of
 from memwatch.capture.schema import NONE, PHASES
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ def ops(
     """Return the table `ops`, or some of its rows and columns."""
     recorded, places = facts.capture.tables["ops"], facts.places
     chosen = slice(None) if rows is None else rows
-    marks = facts.capture.tables["steps"]["op"][step_marks(facts)]
     memory = functools.cache(lambda: _memory(facts))
     columns: dict[str, Callable[[], Any]] = {
         "name": lambda: Coded(facts.strings, recorded["name"][chosen]),
@@ -42,7 +41,7 @@ def ops(
         "own_line": lambda: places.own_lines(recorded["stack"][chosen]),
         "function": lambda: places.functions(recorded["stack"][chosen]),
         "stack": lambda: recorded["stack"][chosen],
-        "step": lambda: np.searchsorted(marks, recorded["op"][chosen], side="right"),
+        "step": lambda: step_of(facts, recorded["op"][chosen], recorded["start_ns"][chosen]),
         "start_ns": lambda: facts.since_start(recorded["start_ns"][chosen]),
         "duration_ns": lambda: recorded["end_ns"][chosen] - recorded["start_ns"][chosen],
         "born_bytes": lambda: _born_bytes(facts)[chosen],

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.holders import Holders
     from memwatch.capture.packed import IntArray
 
-_ORIGINS: Final = np.array([*ORIGINS, "workspace"], dtype=object)
+_ORIGINS: Final = np.array([*ORIGINS, "workspace", "unrecorded"], dtype=object)
 
 
 def storages(
@@ -86,28 +86,29 @@ def _shapes(facts: Facts) -> IntArray:
     return shapes
 
 
-def at_peak(facts: Facts, holders: Holders, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the table `at_peak`.
+def held_at(facts: Facts, holders: Holders, rows: pd.DataFrame, event: int) -> pd.DataFrame:
+    """Return the table `at_peak`, of the peak or of another event.
 
     Args:
         facts: what the capture shows.
         holders: who held what.
-        rows: the rows of `storages` that were alive at the peak.
+        rows: the rows of `storages` that were alive just after the event.
+        event: a row of the timeline.
     """
     rows = rows.sort_values("nbytes", ascending=False, kind="stable")
     columns: dict[str, Any] = {column: rows[column] for column in rows.columns}
     columns["share_ratio"] = rows["nbytes"] / max(facts.curve.peak_bytes, 1)
-    phases = facts.biographies.phase_at(facts.curve.peak_event, rows.index.to_numpy())
+    phases = facts.biographies.phase_at(event, rows.index.to_numpy())
     columns["phase"] = with_empty_end([*PHASE_NAMES])[phases]
-    columns |= _holders(facts, holders, rows)
+    columns |= _holders(facts, holders, rows, event)
     return table("at_peak", columns, index=rows.index)
 
 
-def _holders(facts: Facts, holders: Holders, rows: pd.DataFrame) -> dict[str, Any]:
+def _holders(facts: Facts, holders: Holders, rows: pd.DataFrame, event: int) -> dict[str, Any]:
     """Return the columns about holders; empty text where none could be recorded."""
     if facts.capture.lacks("holders"):
         return dict.fromkeys(("holder", "holder_kind", "holder_evidence", "path"), [""] * len(rows))
-    held = holders.describe(rows.index.tolist(), facts.curve.peak_event)
+    held = holders.describe(rows.index.tolist(), event)
     return {
         "holder": [holder.told for holder in held],
         "holder_kind": [holder.kind.value for holder in held],

@@ -108,6 +108,7 @@ class Storages:
         roles: a bit for each role that is noted, of the storages that live.
         dead: weak references whose callback ran, in the order of the deaths, until they are written.
         unseen: kinds of tensors that show no storage.
+        is_asleep: whether no step is recorded now: what is new gets no number.
     """
 
     def __init__(
@@ -122,6 +123,8 @@ class Storages:
         self.deaths = rows()
         self.resizes = Rows()
         self.unseen: set[str] = set()
+        self.is_asleep = False
+        self._resized_asleep: set[int] = set()
         self.ledger = ledger
         self._accounts: dict[int, Account] = {}
         self._limits: dict[int, int] = {}
@@ -173,7 +176,7 @@ class Storages:
             or is_gone(known)
             or (known.__class__ is WatchedTensor and known.address != address_or_zero(tensor))
         ):
-            return self.born(tensor, key, op, origin, ticks())
+            return NONE if self.is_asleep else self.born(tensor, key, op, origin, ticks())
         if known.__class__ is WatchedTensor and self.ledger.hold:
             self.ledger.hold_one(tensor, known)
         return known.number
@@ -273,10 +276,12 @@ class Storages:
             self._limits[device] = NEVER  # once: the program may handle the error and go on
             self._set_watch_bytes(device)
             where = "" if device == self._cpu else f" on {self._strings.texts[device]}"
-            raise MemoryLimitError(
+            error = MemoryLimitError(
                 f"{format_bytes(account.live_bytes)} of tensors are live{where}, more than limit_bytes={limit_bytes}; "
                 "see prof.at_peak for what they are, or raise the limit"
             )
+            error.device = self._strings.texts[device]
+            raise error
 
     def record_deaths(self) -> None:
         """Append the deaths since the last time, as of now."""
@@ -320,6 +325,9 @@ class Storages:
             watched, nbytes = self.live.get(storage_address(storage)), known_bytes(storage.nbytes())
             if watched is None or watched.nbytes == nbytes:
                 return
+            if self.is_asleep:
+                self._resized_asleep.add(watched.key)
+                return
             has_memory = storage.device.type != "meta"
             if not has_memory and not self.estimate:
                 return
@@ -333,6 +341,16 @@ class Storages:
                 self.above_watched(watched.device, max(more_bytes, 0))
         except (NotImplementedError, RuntimeError):
             return
+
+    def wake(self) -> None:
+        """Number what is new again, and append the resizes since."""
+        self.is_asleep = False
+        self.record_deaths()
+        for watched in map(self.live.get, self._resized_asleep):
+            storage = None if watched is None else watched()
+            if storage is not None:
+                self.resized(storage)
+        self._resized_asleep.clear()
 
     def device_id(self, tensor: Tensor) -> int:
         """Return the string id of a tensor's device."""

@@ -33,6 +33,8 @@ from memwatch.words.allocators import reserved_at_peak_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import pandas as pd
+
     from memwatch.leaks import Leak
     from memwatch.planner.plan import Plan
     from memwatch.report.plan.figures import Replayed
@@ -45,6 +47,7 @@ PEAK_EXTRA: Final = (
 )
 """Columns that the table of the peak shows beside those of `at_peak`."""
 
+STEPS_SHOWN: Final = 2_000
 SAVED_ROWS: Final = 20_000
 """Of a longer table of saved tensors, the page shows only those alive at the peak."""
 
@@ -172,11 +175,21 @@ def _overview(reading: Reading) -> dict[str, Any]:
     }
 
 
+def _shown_steps(reading: Reading) -> pd.DataFrame:
+    """Return the steps that the page shows: of many the highest."""
+    steps = reading.steps
+    return steps if len(steps) <= STEPS_SHOWN else steps.nlargest(STEPS_SHOWN, "peak_bytes").sort_index()
+
+
 def _steps(reading: Reading) -> list[dict[str, Any]]:
     start_ns = reading.part("ops", ["start_ns"])["start_ns"]
     return [
-        {"name": str(index), "op": int(row["start_op"]), "time_ns": int(start_ns.get(row["start_op"], 0))}
-        for index, row in reading.steps.iterrows()
+        {
+            "name": str(index),
+            "op": int(row["start_op"]),
+            "time_ns": int(start_ns.get(row["start_op"], 0) if row["recorded"] else row["start_ns"]),
+        }
+        for index, row in _shown_steps(reading).iterrows()
     ]
 
 
@@ -203,8 +216,8 @@ def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str
     modules = reading.modules.copy()
     modules.insert(0, "module", modules.index.astype(str))
     modules["parent"] = module_parents(modules["module"].tolist(), modules["parent"].tolist())
-    steps = reading.steps.copy()
-    steps.insert(0, "step", range(len(steps)))
+    steps = _shown_steps(reading).copy()
+    steps.insert(0, "step", steps.index)
     return {
         "peak": pack_frame(peak, words),
         "saved": pack_frame(saved, words, delta=("storage", "op", "saved_op", "used_op", "released_op")),

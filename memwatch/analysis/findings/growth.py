@@ -1,0 +1,119 @@
+"""Growth: every step leaves more behind than the one before, by the least live bytes of each step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from memwatch.analysis.findings.finding import Finding, short_site
+from memwatch.analysis.findings.kinds import FindingKind
+from memwatch.capture.schema import NONE
+from memwatch.sizes import format_bytes
+from memwatch.words import findings as words
+from memwatch.words.places import own_place
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.facts.step_curve import StepCurve
+    from memwatch.analysis.holders import Holders
+    from memwatch.capture.packed import IntArray
+
+_FEWEST_STEPS: Final = 8
+_PARTS: Final = 8
+_MOST_OF_ONE_PART: Final = 0.5
+"""Growth goes on: a cache that is filled once makes one step of the curve and is none."""
+
+
+class _Growth(NamedTuple):
+    """The steps between which the least live bytes grew, and by how much."""
+
+    first: int
+    last: int
+    nbytes: int
+    predicted_peak_bytes: int
+
+
+def find_growth(facts: Facts, holders: Holders, least_bytes: int) -> list[Finding]:
+    """Return the growth from step to step as a finding, with the line that made most of what stayed.
+
+    Args:
+        facts: what the capture shows.
+        holders: who held what.
+        least_bytes: what is worth telling.
+    """
+    steps = facts.steps
+    growth = _growth(steps)
+    if growth is None or growth.nbytes < least_bytes:
+        return []
+    rows, line = _made_by_most(facts, steps, growth)
+    told = holders.describe(rows[:1].tolist(), _event_after(facts, int(steps.end_ns[growth.last])))
+    holder = told[0].told if told else words.UNSEEN_GROWTH
+    rate_bytes = growth.nbytes / (growth.last - growth.first)
+    advice = words.GROWTH.format(
+        rate=format_bytes(rate_bytes),
+        step=growth.first,
+        nbytes=format_bytes(growth.nbytes),
+        made=words.MADE_AT.format(line=line) if line else "",
+        advice=words.DROP.get(told[0].kind.value, words.DROP_ANY) if told else words.DROP_ANY,
+        alone=format_bytes(growth.predicted_peak_bytes),
+    )
+    return [
+        Finding(
+            kind=FindingKind.GROWTH,
+            nbytes=growth.nbytes,
+            holder=holder,
+            site=told[0].site if told else "",
+            advice=advice,
+            path=told[0].path if told else "",
+            predicted_peak_bytes=growth.predicted_peak_bytes,
+            together_peak_bytes=growth.predicted_peak_bytes,
+            storages=tuple(rows.tolist()),
+            remark=told[0].told.removeprefix(told[0].words) if told else "",
+        )
+    ]
+
+
+def _growth(steps: StepCurve) -> _Growth | None:
+    """Return the growth that goes on until the last whole step; None where there is none."""
+    count = len(steps) - 1  # the last one ends with the block: what it leaves goes with it
+    if count <= _FEWEST_STEPS:
+        return None
+    floors = np.asarray(steps.floor_bytes[:count], dtype=np.int64)
+    lowest_ahead = np.minimum.accumulate(floors[::-1])[::-1]
+    first, last = int(np.flatnonzero(floors == lowest_ahead[0])[-1]), count - 1
+    if not first:  # what the first step makes for good, as an optimizer's state, is no growth
+        first = 1 + int(np.flatnonzero(floors[1:] == lowest_ahead[1])[-1])
+    total = int(lowest_ahead[last] - lowest_ahead[first])
+    if last - first < _FEWEST_STEPS or total <= 0:
+        return None
+    bounds = np.linspace(first, last, _PARTS + 1).astype(int)
+    of_parts = np.diff(lowest_ahead[bounds])
+    if (of_parts <= 0).sum() > 1 or of_parts.max() > _MOST_OF_ONE_PART * total:
+        return None
+    grown = lowest_ahead - lowest_ahead[first]
+    grown[:first] = 0
+    rest_bytes = max(int((steps.peak_bytes[:count] - grown).max()), int(steps.peak_bytes[-1]) - total)
+    return _Growth(first, last, total, rest_bytes)
+
+
+def _made_by_most(facts: Facts, steps: StepCurve, growth: _Growth) -> tuple[IntArray, str]:
+    """Return what was made in the growth and outlives it, of the line that made most of that, and the line."""
+    allocations, made = facts.allocations, facts.made_by
+    start_ns, end_ns = int(steps.end_ns[growth.first]), int(steps.end_ns[growth.last])
+    lives = (allocations.death_ns == NONE) | (allocations.death_ns > end_ns)
+    grew = allocations.counted & lives & (allocations.birth_ns > start_ns) & (allocations.birth_ns <= end_ns)
+    rows = np.flatnonzero(grew & (made.stack != NONE))
+    if not len(rows):
+        return rows, ""
+    names = [
+        own_place(short_site(line), short_site(own))
+        for line, own in zip(made.line.of(rows), made.own_line.of(rows), strict=True)
+    ]
+    lines, of_line = np.unique(np.array(names, dtype=object).astype(str), return_inverse=True)
+    most = int(np.argmax(np.bincount(of_line, weights=allocations.nbytes[rows])))
+    return rows[of_line == most], str(lines[most])
+
+
+def _event_after(facts: Facts, time_ns: int) -> int:
+    return max(int(np.searchsorted(facts.curve.time_ns, time_ns, side="right")) - 1, 0)

@@ -1,0 +1,103 @@
+"""When rows are written: a flush has a price of its own, so it waits for some ops, or for some time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memwatch._torch.autograd import NO_TASK, current_graph_task_id
+from memwatch.record.clock import Clock, ticks
+from memwatch.record.last_flush import LastFlush
+from memwatch.record.tables.storages import NEVER
+from memwatch.record.uninterrupted import uninterrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from weakref import WeakMethod
+
+    from memwatch.record.allocator.channel import AllocatorChannel
+    from memwatch.record.tables.op_counter import OpCounter
+
+FLUSH_OPS: Final = 10_000
+FLUSH_S: Final = 0.5
+PATIENCE: Final = 4
+"""Few ops wait for so many turns of the timer: a killed run loses no more than two seconds, and less than these ops."""
+RETRY_OPS: Final = 100
+WINDOW_OPS: Final = 20_000
+"""A window's events are held by torch, kilobytes for an op, until it ends."""
+
+
+class FlushPace:
+    """Call for a flush when it is worth one, and end the allocator's window before it.
+
+    Args:
+        op_counter: how many ops have started.
+        clock: turns ticks into nanoseconds.
+        allocator: whose window is ended; None where no events are recorded.
+        flush: takes the rows.
+        to_file: whether they go to a file.
+    """
+
+    def __init__(
+        self, op_counter: OpCounter, clock: Clock, allocator: AllocatorChannel | None,
+        flush: WeakMethod[Callable[[], None]], *, to_file: bool,
+    ) -> None:  # fmt: skip
+        self._op_counter, self._clock, self._allocator = op_counter, clock, allocator
+        self._flush_method, self._to_file = flush, to_file
+        self._window_start = self._flushed = self._due_op = 0
+        self._last_flush, self._last_write = (LastFlush(op_counter, clock) for _ in range(2))
+        self._flush_at: Callable[[int, int], None] = lambda op, at_ticks: None
+
+    def start(self, flush_at: Callable[[int, int], None]) -> None:
+        """Begin; `flush_at` has a recorder call `due` after an op, or after some time."""
+        self._flush_at = flush_at
+        self._schedule(FLUSH_OPS)
+
+    def due(self) -> None:
+        """Flush, if enough ops have run since the last time."""
+        if self._op_counter[0] < self._due_op and not self._last_flush.is_long_ago(PATIENCE * FLUSH_S):
+            self._look_again()
+            return
+        with uninterrupted():
+            self._flush_window()
+
+    def by_timer(self) -> None:
+        """Flush from another thread, if the last time was long ago."""
+        if self._to_file and not self._last_write.is_long_ago(PATIENCE * FLUSH_S):
+            return
+        if self._allocator is not None:
+            self._allocator.cut_from_elsewhere()
+        self._flush()  # what it raises, the next flush raises again in the program's thread
+
+    def flush_now(self) -> None:
+        """End the window and flush: a step has ended."""
+        with uninterrupted():
+            if self._allocator is not None:
+                self._allocator.cut()
+            self._flush()
+
+    def _flush(self) -> None:
+        self._last_write.is_now()
+        flush = self._flush_method()
+        if flush is not None:
+            flush()
+
+    def _schedule(self, in_ops: int) -> None:
+        self._last_flush.is_now()
+        self._due_op = self._op_counter[0] + in_ops
+        self._look_again()
+
+    def _look_again(self) -> None:
+        in_ticks = int(FLUSH_S / (self._clock.ns_per_tick * 1e-9))
+        self._flush_at(self._due_op, ticks() + in_ticks if self._to_file else NEVER)
+
+    def _flush_window(self) -> None:
+        allocator, op = self._allocator, self._op_counter[0]
+        full = op - self._window_start >= WINDOW_OPS or self._to_file
+        due = allocator is not None and allocator.running and full
+        ended = due and allocator is not None and allocator.cut()
+        if ended:
+            self._window_start = op
+        if ended or current_graph_task_id() == NO_TASK or op - self._flushed >= FLUSH_OPS:
+            self._flushed = op
+            self._flush()
+        self._schedule(RETRY_OPS if due and not ended else FLUSH_OPS)

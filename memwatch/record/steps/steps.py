@@ -1,0 +1,307 @@
+"""The steps of a block of which not all are recorded: when each ends, which are recorded, and which of these stay.
+
+Between recorded steps no op is seen, and the allocator's events go on. A step whose fate is known only when it has
+ended (it may set a new peak) is *held*: its rows wait in memory, and are kept or left out then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from torch.profiler import ProfilerAction
+
+from memwatch._torch.autograd import NO_TASK, current_graph_task_id
+from memwatch.capture.packed import as_rows
+from memwatch.capture.schema import RECORDED_BY_NAME
+from memwatch.record.clock import Clock, ticks
+from memwatch.record.steps.kept_rows import KeptRows, together
+from memwatch.record.steps.live_events import LiveEvents
+from memwatch.record.steps.step_curve import Ended, StepCurve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from weakref import WeakMethod
+
+    from memwatch.capture.capture import Note
+    from memwatch.capture.packed import IntArray
+    from memwatch.record.steps.schedule import Schedule
+    from memwatch.record.steps.sleeper import Sleeper
+    from memwatch.record.tables.op_counter import OpCounter
+    from memwatch.record.tables.storages import Storages
+
+_WRITE_S: Final = 0.5
+_MOST_MARKS: Final = 2_000
+_FREE_PEAKS: Final = 100
+_RISE_RATIO: Final = 1.01
+"""A program that grows in every step sets as many new peaks: after some of them, only clear ones are kept."""
+_EVENTS: Final = "allocator"
+_CURVE: Final = "step_curve"
+
+
+class _Mark(NamedTuple):
+    """The end of a step, whether all of it was seen, and whether an op failed in it."""
+
+    at_ticks: int
+    recorded: bool
+
+
+class Steps:
+    """Decide what is recorded, and sift what was.
+
+    Args:
+        schedule: what happens in each step; None records all.
+        sleeper: switches the recorders off and on.
+        flush: ends the allocator's window, and hands what was appended to `sift`.
+        storages: the storages that are alive.
+        op_counter: how many ops have started.
+        clock: turns ticks into nanoseconds.
+        keeps_peaks: whether of the recorded steps only those stay that set a new peak or fail.
+    """
+
+    def __init__(  # noqa: PLR0917  # parts of a session, each once
+        self, schedule: Schedule | None, sleeper: Sleeper, flush: WeakMethod[Callable[[], None]], storages: Storages,
+        op_counter: OpCounter, clock: Clock, *, keeps_peaks: bool,
+    ) -> None:  # fmt: skip
+        self._schedule = schedule or (lambda step: ProfilerAction.RECORD)
+        self._keeps_peaks = keeps_peaks
+        self._sleeper, self._flush = sleeper, flush
+        self._storages, self._op_counter, self._clock = storages, op_counter, clock
+        self.number = 0
+        self._slept = self._is_held = self._is_warmup = self._failed = False
+        self._is_marked, self._auto_marks = False, 0
+        self._paced_by: weakref.ref[object] | None = None
+        self._has_ended = False
+        self._heard_ns = 0
+        self._marks: list[_Mark] = []
+        self._switches: list[tuple[int, bool]] = []
+        self._left_out = False
+        self._held: dict[str, list[IntArray]] = {}
+        self._unwritten: dict[str, list[IntArray]] = {}
+        self._entry_count, self._entry = 0, np.zeros((0, 2), dtype=np.int64)
+        self._kept_peaks: dict[int, int] = {}
+        self._kept_count = 0
+        self._events, self._curve, self._rows = LiveEvents(), StepCurve(), KeptRows()
+        self._last_flush = self._last_write = ticks()
+
+    # -- the program's thread ---------------------------------------------------------------------------------------
+
+    def begin(self, live_bytes: Mapping[int, tuple[int, bool]]) -> None:
+        """Begin with the first step, of which the entry is no part.
+
+        Args:
+            live_bytes: by device what is live, and whether its allocator said so.
+        """
+        for device, (nbytes, has_books) in live_bytes.items():
+            self._events.enter(device, nbytes, has_books=has_books)
+        self._entry_count = self._storages.count
+        self._curve.begin(self._clock.to_ns(ticks()), self._events.live_bytes)
+        self._flush_now()
+        self._enter(self._schedule(0))
+
+    def mark(self) -> None:
+        """End a step: the program says so."""
+        is_late = not self._is_marked and self._auto_marks > 0
+        self._is_marked = True
+        if not is_late:
+            self._end_step()
+        elif self._marks:  # the end of the optimizer's step was taken for this one
+            self._marks[-1] = self._marks[-1]._replace(at_ticks=ticks())
+
+    def optimizer_stepped(self, optimizer: object) -> None:
+        """Take the end of the first optimizer's step for that of a step, where the program marks none."""
+        if self._paced_by is None:
+            self._paced_by = weakref.ref(optimizer)
+        if not self._is_marked and self._paced_by() is optimizer and current_graph_task_id() == NO_TASK:
+            self._auto_marks += 1
+            self._end_step()
+
+    def op_failed(self) -> None:
+        """Keep the step that runs."""
+        self._failed = True
+
+    def end(self, *, failed: bool) -> None:
+        """End the last step with the block, which an exception may end."""
+        self._failed |= failed
+        self._has_ended = True
+        self._marks.append(_Mark(ticks(), not self._slept))
+
+    def _end_step(self) -> None:
+        self._storages.record_deaths()
+        action = self._schedule(self.number + 1)
+        self._marks.append(_Mark(ticks(), not self._slept))
+        self.number += 1
+        switches = (
+            self._is_held or self._holds(action) or self._sleeper.is_asleep != (action is ProfilerAction.NONE)
+        )
+        if switches or self._is_due():
+            self._last_flush = ticks()
+            self._flush_now()
+        self._enter(action)
+
+    def _is_due(self) -> bool:
+        waited_ns = self._clock.duration_ns(ticks() - self._last_flush)
+        return waited_ns > _WRITE_S * 1e9 or len(self._marks) > _MOST_MARKS
+
+    def _holds(self, action: ProfilerAction) -> bool:
+        return action is ProfilerAction.WARMUP or (self._keeps_peaks and action is not ProfilerAction.NONE)
+
+    def _enter(self, action: ProfilerAction) -> None:
+        """Begin a step."""
+        self._failed, self._is_held = False, self._holds(action)
+        self._is_warmup = action is ProfilerAction.WARMUP
+        sleeps = action is ProfilerAction.NONE
+        if sleeps and not self._sleeper.is_asleep:
+            self._sleeper.sleep()
+            self._switches.append((ticks(), True))
+        elif self._sleeper.is_asleep and not sleeps:
+            self._switches.append((ticks(), False))
+            self._sleeper.wake()
+        self._slept = sleeps
+
+    def _flush_now(self) -> None:
+        flush = self._flush()
+        if flush is not None:
+            flush()
+
+    # -- any thread that flushes, one at a time ---------------------------------------------------------------------
+
+    def placed(self, notes: list[Note]) -> list[Note]:
+        """Return notes with the numbers that their ops have in the capture."""
+        return [dataclasses.replace(note, op=self._rows.op(note.op)) for note in notes]
+
+    def hear(self, rows: IntArray) -> None:
+        """Take events of the allocator, until the flush that follows them."""
+        self._held.setdefault(_EVENTS, []).append(rows)
+
+    def sift(self, rows: dict[str, Any]) -> dict[str, IntArray]:
+        """Return what is to be written now of what was appended; the rest waits, or is left out.
+
+        Args:
+            rows: new rows by table, times in nanoseconds.
+        """
+        rows = {name: as_rows(table, len(RECORDED_BY_NAME[name].names)) for name, table in rows.items()}
+        if len(rows.get("windows", ())):
+            self._heard_ns = int(rows["windows"][-1, 2])
+        is_last, until_ns = self._has_ended, self._heard_ns
+        for name, table in rows.items():
+            if len(table):
+                self._held.setdefault(name, []).append(table)
+        marks = list(self._marks)  # the program goes on meanwhile
+        ends_ns = [self._clock.to_ns(mark.at_ticks) for mark in marks]
+        count = len(ends_ns) if is_last else sum(end_ns <= until_ns for end_ns in ends_ns)
+        if not self._is_held or count or is_last:
+            ended = marks[:count]
+            del self._marks[:count]
+            told = [Ended(end_ns, mark.recorded) for end_ns, mark in zip(ends_ns, ended, strict=False)]
+            held, self._held = {name: np.concatenate(tables) for name, tables in self._held.items()}, {}
+            for name, table in self._sifted(held, told, until_ns, is_last=is_last).items():
+                self._unwritten.setdefault(name, []).append(table)
+        waited_ns = self._clock.duration_ns(ticks() - self._last_write)
+        if (
+            not is_last
+            and waited_ns < _WRITE_S * 1e9
+            and sum(map(len, self._unwritten.values())) < _MOST_MARKS
+        ):
+            return {}
+        self._last_write = ticks()
+        unwritten, self._unwritten = self._unwritten, {}
+        return _with_joined_windows({name: np.concatenate(tables) for name, tables in unwritten.items()})
+
+    def _sifted(
+        self, rows: dict[str, IntArray], ended: list[Ended], until_ns: int, *, is_last: bool
+    ) -> dict[str, IntArray]:
+        before_bytes = dict(self._events.live_bytes)
+        heard = self._events.measure(self._with_deaths(rows))
+        peaks = {device: self._curve.peak_bytes(device) for device in self._events.live_bytes}
+        for device in np.unique(heard.rows[:, 3]).tolist():
+            peaks[device] = max(peaks.get(device, 0), int(heard.live_bytes[heard.rows[:, 3] == device].max()))
+        keep = not self._is_held or self._stays(peaks)
+        ended = [step._replace(recorded=step.recorded and keep) for step in ended]
+        curve = self._curve.add(heard, before_bytes, self._events.live_bytes, ended)
+        switches = [(self._clock.to_ns(at_ticks), sleeps) for at_ticks, sleeps in list(self._switches)]
+        passed = [each for each in switches if is_last or each[0] <= until_ns]
+        del self._switches[: len(passed)]
+        left_out = [self._left_out, *(sleeps for _, sleeps in passed)]
+        self._left_out = left_out[-1]
+        bounds_ns = np.array([at_ns for at_ns, _ in passed], dtype=np.int64)
+        events = self._events.sift(
+            heard, bounds_ns, np.array(left_out) if keep else np.ones(len(left_out), bool)
+        )
+        if is_last:
+            events = np.concatenate([events, self._events.rest()])
+        alive = self._alive(rows)
+        kept = self._rows.sift(rows, self._op_counter[0], alive, keep=keep)
+        if is_last and not keep:
+            kept = together(kept, self._rows.sift({}, self._op_counter[0], alive, keep=True))
+        self._rows.forget_all_but(watched.number for watched in list(self._storages.live.values()))
+        return {**kept, _EVENTS: events, _CURVE: curve}
+
+    def _alive(self, rows: Mapping[str, IntArray]) -> list[int]:
+        """Return the storages that are alive, from the first on that is in rows or waits."""
+        births, first = rows.get("births"), self._rows.first_waiting
+        firsts = [] if first is None else [first]
+        if births is not None and len(births):
+            firsts.append(int(births[:, 0].min()))
+        return [watched.number for watched in self._storages.newest(min(firsts))] if firsts else []
+
+    def _stays(self, peaks: Mapping[int, int]) -> bool:
+        """Return True for a held step that is kept: it failed, or is higher than all that were kept before."""
+        if self._failed:
+            return True
+        if self._is_warmup:
+            return False
+        ratio = 1.0 if self._kept_count < _FREE_PEAKS else _RISE_RATIO
+        is_new = any(nbytes > ratio * self._kept_peaks.get(device, 0) for device, nbytes in peaks.items())
+        if is_new:
+            self._kept_count += 1
+            self._kept_peaks |= {
+                device: max(peaks[device], self._kept_peaks.get(device, 0)) for device in peaks
+            }
+        return is_new
+
+    def _with_deaths(self, rows: dict[str, IntArray]) -> IntArray:
+        """Return the allocator's rows, and among them the deaths of what was there at entry, which it does not tell."""
+        events = rows.pop(_EVENTS, np.zeros((0, 7), dtype=np.int64))
+        births, deaths = rows.get("births"), rows.get("deaths")
+        if births is not None and not len(self._entry) and self._entry_count:
+            entry = births[: self._entry_count]
+            self._entry = np.column_stack([entry[:, 5], np.where(entry[:, 3] != 0, entry[:, 4], 0)])
+        if deaths is None:
+            return events
+        died = deaths[deaths[:, 0] < len(self._entry)]
+        gone = self._entry[died[:, 0]]
+        heard = self._events.hears_frees_of(gone[:, 0])
+        extra = np.zeros((int((~heard).sum()), events.shape[1]), dtype=np.int64)
+        extra[:, 0], extra[:, 2], extra[:, 3] = died[~heard, 2], -gone[~heard, 1], gone[~heard, 0]
+        together = np.concatenate([events, extra])
+        return together[np.argsort(together[:, 0], kind="stable")]
+
+
+def _with_joined_windows(rows: dict[str, IntArray]) -> dict[str, IntArray]:
+    """Return rows in which one window stands for all that follow each other without a gap: steps are many."""
+    windows = rows.get("windows")
+    if windows is None or not len(windows):
+        return rows
+    first = np.flatnonzero(np.append(True, windows[1:, 1] != windows[:-1, 2]))
+    joined = windows[first]
+    joined[:, [2, 4]] = windows[np.append(first[1:] - 1, -1)][:, [2, 4]]
+    rows["windows"] = joined
+    if _EVENTS in rows:
+        place = np.searchsorted(joined[:, 0], rows[_EVENTS][:, -1], side="right") - 1
+        rows[_EVENTS][:, -1] = np.where(place < 0, rows[_EVENTS][:, -1], joined[np.maximum(place, 0), 0])
+    return rows
+
+
+def entry_bytes(storages: Storages, books: Mapping[str, int], number_of: Callable[[str], int]) -> Any:
+    """Return what is live at entry by device: of an accelerator what its allocator says, else what is known.
+
+    Args:
+        storages: the storages that are there.
+        books: what allocators say, by name of the device.
+        number_of: returns the string id of a name.
+    """
+    found = {device: (storages.ledger.account(device).live_bytes, False) for device in storages.devices}
+    return found | {number_of(name): (nbytes, True) for name, nbytes in books.items()}

@@ -1,0 +1,98 @@
+"""What is said where memory ran out: what was asked for, what was live then, and what would have left room."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memwatch.devices import NOTE_KIND
+from memwatch.report.facts import bytes_by, with_own_lines
+from memwatch.sizes import format_bytes
+from memwatch.words import out_of_memory as words
+from memwatch.words.places import own_place
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from os import PathLike
+
+    import pandas as pd
+
+    from memwatch.report.source import Reading
+
+_ROWS: Final = 4
+
+
+def breakdown(
+    reading: Reading,
+    asked_bytes: int | None,
+    files: Sequence[str | PathLike[str]],
+    *,
+    by_limit: bool,
+    elsewhere: bool,
+) -> str:
+    """Return the breakdown of the moment at which memory ran out, as lines of text.
+
+    Args:
+        reading: the block, as the device sees it that ran out.
+        asked_bytes: what the allocator was asked for, if it said so.
+        files: what was written.
+        by_limit: whether the limit that the program asked for was passed, and no allocator failed.
+        elsewhere: whether memory ran out on a device on which the block had none: the reading is of another.
+    """
+    event, op = _highest(reading) if by_limit else _moment(reading)
+    live = reading.held_at(event)
+    live = live[:0] if elsewhere else live
+    total_bytes = int(live["nbytes"].sum())
+    asked = "" if asked_bytes is None else words.ASKED.format(nbytes=format_bytes(asked_bytes))
+    what = words.ABOVE_LIMIT if by_limit else words.RAN_OUT
+    template = words.NOTHING if elsewhere else words.LIVE
+    lines = [template.format(nbytes=format_bytes(total_bytes), device=reading.device, what=what, asked=asked)]
+    if op is not None:
+        place = own_place(str(op["line"]), str(op["own_line"]))
+        lines.append(words.FAILED.format(op=op["name"], place=words.AT.format(place=place) if place else ""))
+    for label, column in words.BREAKDOWN.items():
+        rows = with_own_lines(live) if column == "line" else live
+        if (rows[column] != "").any():
+            lines += [label, *_rows(bytes_by(rows, column), rows, column)]
+    lines += [text for kind, text in reading.notes if kind == NOTE_KIND]
+    lines += _what_would_help(reading)
+    lines += [words.WROTE.format(file=file) for file in files]
+    return "\n".join(lines)
+
+
+def _highest(reading: Reading) -> tuple[int, None]:
+    return int(reading.part("timeline", ["live_bytes"])["live_bytes"].to_numpy().argmax()), None
+
+
+def _moment(reading: Reading) -> tuple[int, pd.Series[str] | None]:
+    """Return the event at which the last op failed, and that op; the peak, where none did."""
+    failed = reading.part("ops", ["failed"])["failed"].to_numpy().nonzero()[0]
+    if not len(failed):
+        return _highest(reading)
+    columns = ["name", "line", "own_line", "start_ns", "duration_ns"]
+    op = reading.part("ops", columns, [int(failed[-1])]).iloc[0]
+    times_ns = reading.part("timeline", ["time_ns"])["time_ns"]
+    after = int(times_ns.searchsorted(int(op["start_ns"]) + int(op["duration_ns"]), side="right"))
+    return max(after - 1, 0), op
+
+
+def _rows(groups: pd.DataFrame, rows: pd.DataFrame, column: str) -> list[str]:
+    """Return a line for each of the largest groups; of a kind of holder with the largest holder of it."""
+    lines = []
+    for label, group in groups.head(_ROWS).iterrows():
+        told = str(label)
+        if column == "holder_kind":
+            of_kind = bytes_by(rows[rows[column] == label], "holder")
+            holder = str(of_kind.index[0])
+            told = holder if holder.startswith(told) else words.OF_KIND.format(kind=told, holder=holder)
+        lines.append(words.ROW.format(nbytes=format_bytes(group["nbytes"]), what=told))
+    if len(groups) > _ROWS:
+        rest_bytes = groups["nbytes"].iloc[_ROWS:].sum()
+        lines.append(words.REST.format(nbytes=format_bytes(rest_bytes), count=len(groups) - _ROWS))
+    return lines
+
+
+def _what_would_help(reading: Reading) -> list[str]:
+    findings = list(reading.findings)[:_ROWS]
+    if not findings:
+        return [words.NO_FINDING]
+    return [words.FINDINGS, *(words.FINDING.format(finding=finding) for finding in findings)]

@@ -1,0 +1,22 @@
+"""The words where memory ran out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+LIVE: Final = "memwatch: {nbytes} were live on {device} when {what}{asked}"
+NOTHING: Final = "memwatch: nothing of this block was live on the device when {what}{asked}"
+RAN_OUT: Final = "memory ran out"
+ABOVE_LIMIT: Final = "they passed the limit"
+ASKED: Final = ", and {nbytes} more were asked for"
+FAILED: Final = "in {op}{place}"
+AT: Final = " at {place}"
+BREAKDOWN: Final = {"by category:": "category", "by holder:": "holder_kind", "by line:": "line"}
+"""The parts of the breakdown, each with the column that it is by."""
+ROW: Final = "  {nbytes:>10}  {what}"
+REST: Final = "  {nbytes:>10}  {count:,} more"
+OF_KIND: Final = "{kind}, most of it: {holder}"
+FINDINGS: Final = "what would have left room:"
+FINDING: Final = "  {finding}"
+NO_FINDING: Final = "memwatch found nothing in what it recorded that would have left room"
+WROTE: Final = "written: {file}"

@@ -1,0 +1,127 @@
+"""When memory runs out: the program's own error goes on as it is, and says what was live."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import memwatch
+from memwatch.devices import asked_bytes
+
+WAYS = pytest.mark.parametrize("intercept", ["key-native", "mode-native", "key-python"], indirect=True)
+TOO_MUCH = 1 << 60
+FEWEST_BYTES = 1 << 12
+
+
+def step(model, data):
+    """Return the loss of a forward and a backward."""
+    loss = model(data).square().sum()
+    loss.backward()
+    return loss
+
+
+def model_and_data():
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), torch.ones(32, 64)
+
+
+def note_of(error):
+    """Return what memwatch adds to an error."""
+    (note,) = error.__notes__
+    return note
+
+
+@WAYS
+def test_the_error_of_the_allocator_goes_on_with_a_note(intercept, tmp_path):
+    """Type and words are torch's; capture and page are there; the note has bytes, categories, holders and lines."""
+    with pytest.raises(RuntimeError) as plain:
+        torch.empty(TOO_MUCH)
+    path, kept = tmp_path / "run.memwatch", None
+    prof = memwatch.profile(path, intercept=intercept)
+
+    @prof
+    def runs_out():
+        nonlocal kept
+        kept = torch.ones(1 << 18)
+        torch.empty(TOO_MUCH)
+
+    with pytest.raises(RuntimeError) as raised:
+        runs_out()
+    assert type(raised.value) is type(plain.value)
+    assert str(raised.value) == str(plain.value)
+    note = note_of(raised.value)
+    assert "were live on cpu when memory ran out, and 4194304.00 TiB more were asked for" in note
+    assert "in aten.empty.memory_format" in note
+    assert "test_memory_runs_out.py" in note
+    assert "1.00 MiB" in note
+    assert memwatch.load(path).peak_bytes == prof.peak_bytes
+    assert str(path) in note
+    assert prof.page == path.with_suffix(".html")
+    assert "runs_out" in prof.page.read_text()
+    assert kept.numel() == 1 << 18
+
+
+def test_memory_error_of_python_has_the_note():
+    """Whoever raises it."""
+    prof = memwatch.profile()
+
+    @prof
+    def runs_out():
+        kept = torch.ones(1000)
+        raise MemoryError("too much" * len(kept.shape))
+
+    with pytest.raises(MemoryError, match="too much") as raised:
+        runs_out()
+    assert "were live on cpu when memory ran out" in note_of(raised.value)
+
+
+def test_other_errors_have_no_note(tmp_path):
+    """Only memory is memwatch's subject; no page is written."""
+    prof = memwatch.profile(tmp_path / "run.memwatch")
+    with pytest.raises(ValueError, match="other") as raised, prof:
+        raise ValueError("other")
+    assert not getattr(raised.value, "__notes__", [])
+    assert prof.page is None
+
+
+def test_a_page_that_is_there_stays(tmp_path):
+    """Only `force` replaces files of others."""
+    page = tmp_path / "run.html"
+    page.write_text("mine")
+    prof = memwatch.profile(tmp_path / "run.memwatch", limit_bytes=FEWEST_BYTES)
+    with pytest.raises(memwatch.MemoryLimitError), prof:
+        torch.ones(FEWEST_BYTES)
+    assert page.read_text() == "mine"
+
+
+def test_an_error_at_every_allocation_of_a_step_leaves_the_program_as_it_was():
+    """A limit at each height of the live curve: the same type, a note, the same parameters, and the next step runs."""
+    torch.manual_seed(0)
+    model, data = model_and_data()
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    with memwatch.profile() as prof:
+        step(model, data)
+    model.zero_grad()
+    highs = sorted(set(prof.timeline["live_bytes"].cummax()))
+    for high_bytes in highs[:-1]:
+        with pytest.raises(memwatch.MemoryLimitError) as raised, memwatch.profile(limit_bytes=high_bytes):
+            step(model, data)
+        assert "when they passed the limit" in note_of(raised.value)
+        assert all(torch.equal(before, now) for before, now in zip(weights, model.parameters()))
+        model.zero_grad()
+    assert len(highs) > 5
+    step(model, data)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("words", "nbytes"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 8 GiB", 5 << 29),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 400 bytes. Error code 12", 400),
+        ("something else", None),
+    ],
+)
+def test_what_was_asked_for_is_what_the_allocator_says(words, nbytes):
+    """Nothing is made up where it says nothing."""
+    assert asked_bytes(RuntimeError(words)) == nbytes
