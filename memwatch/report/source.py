@@ -39,6 +39,10 @@ class Finding(Protocol):
         """What to change, in one sentence."""
 
     @property
+    def storages(self) -> Sequence[int]:
+        """The storages concerned, by index of `Reading.storages`."""
+
+    @property
     def path(self) -> Sequence[str] | str:
         """The chain of references from a root to the memory, an edge per item or per line."""
 
@@ -125,7 +129,7 @@ class Reading(Protocol):
         *,
         coded: bool = False,
     ) -> pd.DataFrame:
-        """Return some columns and rows of `ops`, `storages` or `timeline`; texts as categories if `coded`."""
+        """Return some columns and rows of `ops`, `storages`, `timeline` or `uses`; texts as categories if `coded`."""
 
     def stack(self, stack_id: int) -> Sequence[Frame]:
         """Return the frames of a call stack, innermost first."""

@@ -1,6 +1,6 @@
 // The page of a list of leaks. The document holds all of it; the script only folds entries and switches colours.
-import { listenToFolds } from "./folds.js";
-import { listenToTheme } from "./theme.js";
+import { listenToFolds } from "./folds.ts";
+import { listenToTheme } from "./theme.ts";
 
 listenToTheme(() => {});
 listenToFolds();
