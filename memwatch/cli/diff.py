@@ -1,8 +1,9 @@
 """Compare the peaks of two captures, site by site.
 
-Growth beyond `--fail-above` is a finding: exit code 1.
+Growth beyond `--fail-above` is a finding: exit code 1. With `-o` a page is written, and its path printed.
 
     memwatch diff before.memwatch after.memwatch
+    memwatch diff -o diff.html before.memwatch after.memwatch
     memwatch diff --fail-above 5% main.memwatch branch.memwatch
 """
 
@@ -12,6 +13,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memwatch.cli.files import make_room
 from memwatch.cli.numbers import positive, share
 from memwatch.cli.output import emit
 from memwatch.cli.reading import add_device
@@ -32,6 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-above", type=share, metavar="SHARE", help="largest growth to allow, such as 5%%"
     )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="PATH", help="write the page of the comparison here"
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace the page if it exists")
     parser.add_argument("--json", action="store_true", help="print JSON; sizes in bytes")
     parser.add_argument("-n", "--rows", type=positive, default=15, help="sites to list (default %(default)s)")
     add_device(parser)
@@ -43,6 +49,8 @@ def execute(options: argparse.Namespace) -> int:
     from memwatch.analysis.compare import compare
     from memwatch.capture import load
 
+    if options.output is not None:
+        make_room(options.output, force=options.force)
     old, new = ByDevice(load(options.old)), ByDevice(load(options.new))
     if options.device is None and old.main != new.main:
         raise MemwatchError(
@@ -50,8 +58,24 @@ def execute(options: argparse.Namespace) -> int:
         )
     device = options.device or old.main
     compared = compare(old.tables(device), new.tables(device))
-    emit(_as_json(compared) if options.json else _as_text(compared, options.rows))
+    if options.output is not None:
+        _write_page(compared, options)
+    emit(_told(compared, options))
     return int(options.fail_above is not None and compared.growth_ratio > options.fail_above)
+
+
+def _write_page(compared: Comparison, options: argparse.Namespace) -> None:
+    from memwatch.report import diff_page
+
+    names = [path.name for path in (options.old, options.new)]
+    old, new = names if names[0] != names[1] else map(str, (options.old, options.new))
+    diff_page(compared, options.output, old=old, new=new, force=options.force)
+
+
+def _told(compared: Comparison, options: argparse.Namespace) -> str:
+    if options.json:
+        return _as_json(compared)
+    return _as_text(compared, options.rows) if options.output is None else f"{options.output}\n"
 
 
 def _as_json(compared: Comparison) -> str:

@@ -265,5 +265,6 @@ export class Page {
     this.#curve.repaint();
     if (this.#live) this.#drawFlame(state.get());
     this.#drawPlan?.();
+    void this.#drawStorage(state.get());
   }
 }

@@ -45,8 +45,9 @@ export class Search {
     this.#at = -1;
     $("find-back").toggleAttribute("disabled", !this.#hits.length);
     $("find-on").toggleAttribute("disabled", !this.#hits.length);
-    const counts = [counted(found.storages, "row"), counted(found.cells.length, "cell"), counted(found.lines.length, "line"), counted(found.findings.length, "finding")];
-    $("find-count").textContent = q ? counts.join(", ") : "";
+    const counts: [number, string][] = [[found.storages, "row"], [found.cells.length, "cell"], [found.lines.length, "line"], [found.findings.length, "finding"]];
+    const said = counts.filter(([count]) => count > 0).map(([count, noun]) => counted(count, noun));
+    $("find-count").textContent = q ? said.join(", ") || "nothing found" : "";
   }
 
   #step(by: number): void {
