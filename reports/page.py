@@ -51,6 +51,7 @@ MARKS = """
 
 
 def browser() -> webdriver.Chrome:
+    """Start Chromium."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
     for flag in (*FLAGS, f"--user-data-dir={tempfile.mkdtemp()}"):
@@ -83,6 +84,7 @@ def measure(page: Path, events: int) -> list[str]:
 
 
 def main() -> None:
+    """Print the table."""
     print("# The page in Chromium\n")
     print(
         "`python reports/page.py`: the least of",

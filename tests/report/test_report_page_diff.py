@@ -50,6 +50,6 @@ def test_an_existing_page_is_kept(captures, tmp_path, capsys):
     """Without `-f` no file is replaced."""
     page = tmp_path / "diff.html"
     page.write_text("mine")
-    assert main(["diff", "-o", str(page), *map(str, captures)]) == 2
+    assert main(["diff", "-o", str(page), *map(str, captures)]) == 1
     assert page.read_text() == "mine"
     assert "exists" in capsys.readouterr().err

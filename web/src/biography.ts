@@ -78,7 +78,7 @@ function paint(plot: uPlot, life: Life, uses: number[], phases: Phases, at: numb
     if (to < min! || from > max!) continue;
     block(from, to, 0, 1, `color-mix(in srgb, ${colorOf({ "data-program": phase })} 22%, transparent)`);
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-    ctx.fillStyle = textColor();
+    Object.assign(ctx, { fillStyle: textColor(), textAlign: "left", textBaseline: "alphabetic" });
     if (ctx.measureText(phase).width + 8 * devicePixelRatio < x(to) - x(from)) ctx.fillText(phase, x(from) + 4 * devicePixelRatio, bbox.top + bbox.height - 5 * devicePixelRatio);
   }
   for (const { phase, from, to } of phasesOf(life)) block(from, to, 0.34, 0.28, colorOf({ "data-phase": phase }));

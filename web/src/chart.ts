@@ -54,7 +54,7 @@ export function label(plot: uPlot, text: string, left: number, row: number): voi
   const { ctx, bbox } = plot;
   const scale = devicePixelRatio;
   ctx.save();
-  Object.assign(ctx, { font: `${12 * scale}px system-ui, sans-serif`, fillStyle: textColor() });
+  Object.assign(ctx, { font: `${12 * scale}px system-ui, sans-serif`, fillStyle: textColor(), textBaseline: "alphabetic" });
   const toTheLeft = left + ctx.measureText(text).width + 8 * scale > bbox.left + bbox.width;
   ctx.textAlign = toTheLeft ? "right" : "left";
   ctx.fillText(text, left + (toTheLeft ? -4 : 4) * scale, bbox.top + (11 + 14 * row) * scale);

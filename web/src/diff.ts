@@ -70,6 +70,11 @@ const frame = await Frame.unpack(model.blocks.sites, new Words(await unpackTexts
 drawPeak("old-composition", model, "old_bytes");
 drawPeak("new-composition", model, "new_bytes");
 $("find").addEventListener("input", () => state.set({ q: $<HTMLInputElement>("find").value }, { push: false }));
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || (event.target as Element).closest("input")) return;
+  event.preventDefault();
+  $("find").focus();
+});
 listenToTheme(() => {});
 state.listen(() => show(frame));
 show(frame);

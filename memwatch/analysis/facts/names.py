@@ -49,18 +49,11 @@ class Names(NamedTuple):
     def of(self, allocations: IntArray | slice) -> list[str]:
         """Return what some allocations are called."""
         made, roles, way = self.made, self.roles, self.way
-        columns = _Kind(
-            role_name=roles.role_name.codes,
-            op_name=made.op_name.codes,
-            stack=made.stack,
-            module=made.module_name.codes,
-            thread=self.thread,
-            is_workspace=roles.category.isin(["workspace"]),
-            output_of=way.output_of,
-            saved_by=way.saved_by,
-            saved_in=way.saved_in,
-            is_kept_for_backward=roles.category.isin(["activation", "recomputed"]),
-        )
+        columns = (  # in the order of _Kind
+            roles.role_name.codes, made.op_name.codes, made.stack, made.module_name.codes, self.thread,
+            roles.category.isin(["workspace"]), way.output_of, way.saved_by, way.saved_in,
+            roles.category.isin(["activation", "recomputed"]),
+        )  # fmt: skip
         chosen = np.column_stack([column[allocations] for column in columns])
         different, of_kind = np.unique(chosen, axis=0, return_inverse=True)
         told = [self._told(_Kind(*kind)) for kind in different.tolist()]
