@@ -20,7 +20,8 @@ demo: $(VENV)/.installed  ## train a small GPT, print its summary, write out/gpt
 	-$(VENV)/bin/memwatch build
 	$(VENV)/bin/python examples/gpt.py
 
-test: $(VENV)/.installed-test programs lint  ## everything that must hold
+test: $(VENV)/.installed-test programs lint web/node_modules  ## everything that must hold
+	cd web && npm run check
 	$(VENV)/bin/memwatch build
 	$(VENV)/bin/python tests/accelerator/pretend/building.py
 	$(PYTEST) $(HEAP_TESTS)
@@ -35,6 +36,11 @@ lint: $(VENV)/.installed-test  ## style, types and the direction of imports
 
 page:  ## bundle the script of the HTML page again
 	cd web && npm ci && npm run build
+
+# what checks the page: its compiler, and axe-core for the tests
+web/node_modules: web/package-lock.json
+	cd web && npm ci
+	touch $@
 
 docs: $(VENV)/.installed  ## write docs/tables.md from the schema again
 	$(RUN) memwatch.capture.docs > docs/tables.md

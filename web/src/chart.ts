@@ -6,7 +6,7 @@ import { shortBytes } from "./format.ts";
 export const FONT = "12px system-ui, sans-serif";
 export const BINARY_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 
-export const textColor = (): string => getComputedStyle(document.body).color;
+export const textColor = (): string => named("text");
 
 export function axisOf(more: uPlot.Axis): uPlot.Axis {
   const text = textColor();

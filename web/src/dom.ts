@@ -44,12 +44,21 @@ export function partsBar(parts: Part[], kind = ""): SVGSVGElement {
 
 export const bar = (ratio: number, paint: Record<string, string> = {}) => partsBar([{ from: 0, to: Math.max(0, Math.min(1, ratio)), paint }]);
 
+// To ask for a colour makes the browser lay out the page, so each is asked for once in a theme.
+const colors = new Map<string, string>();
+
+export const forgetColors = (): void => colors.clear();
+
 // Returns the colour that the stylesheet gives an element with these attributes.
 export function colorOf(paint: Record<string, string>): string {
+  const key = JSON.stringify(paint);
+  const known = colors.get(key);
+  if (known !== undefined) return known;
   const probe = el("i", { class: "swatch probe", ...paint });
   document.body.append(probe);
   const color = getComputedStyle(probe).backgroundColor;
   probe.remove();
+  colors.set(key, color);
   return color;
 }
 

@@ -1,6 +1,6 @@
 // Live bytes over time, stacked by group, with the instants marked. uPlot draws; the state says which part.
 import uPlot from "uplot";
-import { axisOf, bytesAxis, label, upright } from "./chart.ts";
+import { axisOf, bytesAxis, label, textColor, upright } from "./chart.ts";
 import type { Colouring } from "./colouring.ts";
 import type { Axis } from "./detail.ts";
 import { $, colorOf, named } from "./dom.ts";
@@ -163,7 +163,7 @@ export class Timeline {
   }
 
   #drawMarks(plot: uPlot): void {
-    const text = getComputedStyle(document.body).color;
+    const text = textColor();
     const { min, max } = plot.scales.x;
     for (const { x, label: words, kind } of this.#wishes.marks(this.axis)) {
       if (x < min! || x > max!) continue;
