@@ -54,10 +54,11 @@ class Names(NamedTuple):
             roles.category.isin(["workspace"]), way.output_of, way.saved_by, way.saved_in,
             roles.category.isin(["activation", "recomputed"]),
         )  # fmt: skip
-        chosen = np.column_stack([column[allocations] for column in columns])
-        different, of_kind = np.unique(chosen, axis=0, return_inverse=True)
-        told = [self._told(_Kind(*kind)) for kind in different.tolist()]
-        return [told[number] for number in of_kind.ravel().tolist()]
+        chosen = [np.asarray(column[allocations], dtype=np.int64) for column in columns]
+        first, of_kind = _different(chosen)
+        rows = zip(*(column[first].tolist() for column in chosen), strict=True)
+        told = [self._told(_Kind(*kind)) for kind in rows]
+        return [told[number] for number in of_kind.tolist()]
 
     def _told(self, kind: _Kind) -> str:
         if self.roles.role_name.values[kind.role_name]:
@@ -73,6 +74,19 @@ class Names(NamedTuple):
         place = own_place(*map(place_in_file, lines))
         made_as = made_name(op_name, module, place, is_workspace=bool(kind.is_workspace))
         return made_as or unmade_name(self.strings[kind.thread], has_ops=self.has_ops)
+
+
+def _different(columns: list[IntArray]) -> tuple[IntArray, IntArray]:
+    """Return the first row of each combination of values (at least -1), and the number of each row's combination.
+
+    A sort of one number a row for each column: of a long run that is a fraction of what a sort of whole rows takes.
+    """
+    number = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values = column + 1
+        number = np.unique(number * (values.max(initial=0) + 1) + values, return_inverse=True)[1]
+    first: IntArray = np.unique(number, return_index=True)[1]
+    return first, number
 
 
 def recorded_names(roles: Categories, tree: ModuleTree, allocations: IntArray | slice) -> list[str]:

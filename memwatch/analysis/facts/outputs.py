@@ -52,11 +52,12 @@ def _outputs(capture: Capture, named: int, parents: list[int]) -> IntArray:
     storage, reader = uses["storage"][read], ops["module"][uses["op"][read]]
     maker = made_in[storage]
     outside = (maker != NONE) & (maker != reader)
-    storage, pairs = storage[outside], np.stack([maker[outside], reader[outside]], axis=1)
-    different, of_pair = np.unique(pairs, axis=0, return_inverse=True)
-    leaves = np.array([not _is_inside(reader, maker, parents) for maker, reader in different.tolist()], bool)
+    count = len(parents) + 1  # -1 is the code outside of all modules
+    pairs = maker[outside].astype(np.int64) * count + (reader[outside] + 1)
+    different, of_pair = np.unique(pairs, return_inverse=True)
+    leaves = [not _is_inside(pair % count - 1, pair // count, parents) for pair in different.tolist()]
     has_left = np.zeros(named, dtype=bool)
-    has_left[storage[leaves[of_pair.ravel()]]] = True
+    has_left[storage[outside][np.array(leaves, dtype=bool)[of_pair]]] = True
     return np.where(has_left, made_in, NONE).astype(np.int32)
 
 
