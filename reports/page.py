@@ -9,6 +9,7 @@ time is that of the page's main thread, which other programs of the machine do n
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import sys
@@ -114,6 +115,10 @@ def main() -> None:
         "openings;",
         CLICKS - 1,
         "instants chosen one after the other.\n",
+    )
+    load = os.getloadavg()[0]
+    print(
+        f"{os.cpu_count()} cores under a load of {load:.0f} while it ran: the times are upper bounds, the CPU is not.\n"
     )
     columns = ("events", "page", "first paint", "first curve", "all drawn", "first instant")
     print("|", " | ".join([*columns, "an instant, least", "median", "slowest", "its CPU"]), "|")
