@@ -34,7 +34,7 @@ lint: $(VENV)/.installed-test  ## style, types and the direction of imports
 	$(VENV)/bin/lint-imports
 
 page:  ## bundle the script of the HTML page again
-	cd web && npm ci && npm run build
+	cd web && npm ci && npm run build  # tsc, then esbuild
 
 docs: $(VENV)/.installed  ## write docs/tables.md and docs/json.md from their schemas again
 	$(RUN) memwatch.capture.docs > docs/tables.md

@@ -184,7 +184,7 @@ class Reading:
         They are to be read: a change may be refused.
 
         Args:
-            table: `ops`, `storages` or `timeline`.
+            table: `ops`, `storages`, `timeline` or `uses`.
             columns: names of columns.
             rows: numbers of rows; by default all.
             coded: whether texts of which many rows have the same are categories of pandas: a small number in each row.

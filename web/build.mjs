@@ -11,7 +11,7 @@ const assets = join(here, "..", "memwatch", "report", "page", "assets");
 
 const result = await esbuild.build({
   absWorkingDir: here,
-  entryPoints: { page: "src/main.js", leaks: "src/leaks.js", ranks: "src/ranks.js" },
+  entryPoints: { page: "src/main.ts", leaks: "src/leaks.ts", diff: "src/diff.ts", ranks: "src/ranks.ts" },
   outdir: assets,
   bundle: true,
   minify: true,

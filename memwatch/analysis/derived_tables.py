@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
-_LONG: Final = {"ops": ops.ops, "storages": storages.storages, "timeline": timeline.timeline}
+_LONG: Final = {
+    "ops": ops.ops, "storages": storages.storages, "timeline": timeline.timeline, "uses": timeline.uses,
+}  # fmt: skip
 
 
 class DerivedTables:
@@ -103,7 +105,7 @@ class DerivedTables:
         """Return some columns, and rows, of a table that has a row for each op, allocation or event.
 
         Args:
-            name: `ops`, `storages` or `timeline`.
+            name: `ops`, `storages`, `timeline` or `uses`.
             columns: the columns.
             rows: the rows; by default all.
             coded: whether texts are categories of pandas, a small number in each row.

@@ -9,7 +9,7 @@ import numpy as np
 
 from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_call_at
-from memwatch.analysis.facts.places import with_empty_end
+from memwatch.analysis.facts.places import op_of_node, with_empty_end
 from memwatch.capture.schema import BACKWARD, NONE
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def find_saved_tensors(facts: Facts) -> SavedTensors:
     used[unpacks["pack"][read][::-1]] = unpacks["op"][read][::-1]  # the first read is written last and stays
     released[unpacks["pack"][~read]] = unpacks["op"][~read]
     of_region = (packs["sequence"] == NONE) | np.isin(packs["sequence"], facts.recomputes.nodes)
-    op = np.where(of_region, NONE, _op_of_node(ops, packs["sequence"]))
+    op = np.where(of_region, NONE, op_of_node(ops, packs["sequence"]))
     some = op != NONE
     name, stack = (np.full(count, NONE, dtype=np.int32) for _ in range(2))
     call = np.where(of_region, NONE, compiled_call_at(facts.capture, packs["time_ns"]))
@@ -111,13 +111,3 @@ def _in_hands_of_node(facts: Facts, packs: Columns, released: IntArray) -> tuple
     later = np.where(taken_over, np.maximum(released, np.minimum(end, freed)), released)
     starts = np.append(ops["start_ns"], np.iinfo(np.int64).max)
     return later, np.where(later > released, starts[np.minimum(later, len(starts) - 1)], released_ns)
-
-
-def _op_of_node(ops: Columns, sequence: IntArray) -> IntArray:
-    """Return the op, of no backward, that ran while the node with each sequence number was the newest; -1 if none."""
-    forward = np.flatnonzero((ops["phase"] != BACKWARD) & (ops["sequence"] != NONE))
-    if not len(forward):
-        return np.full(len(sequence), NONE, dtype=np.int64)
-    numbers, first = np.unique(ops["sequence"][forward], return_index=True)
-    position = np.minimum(np.searchsorted(numbers, sequence), len(numbers) - 1)
-    return np.where(numbers[position] == sequence, forward[first[position]], NONE)

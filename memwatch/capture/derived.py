@@ -36,7 +36,11 @@ DERIVED: Final = (
         ("device", "text", "device, as `cpu` or `cuda:0`"),
         ("category", "text", "one of CATEGORIES"),
         ("rule", "text", "the rule that assigned the category"),
-        ("name", "text", "parameter, state or gradient name, else op and line"),
+        (
+            "name",
+            "text",
+            "what people call it: by its role, by who gave it to whom, or by the op, module and line that made it",
+        ),
         ("tensor", "text", "dtype and shape of the first tensor on it, empty for workspace"),
         (
             "origin",

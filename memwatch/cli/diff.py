@@ -1,8 +1,9 @@
 """Compare the peaks of two captures, site by site.
 
-Growth beyond `--fail-above` is a finding: exit code 1.
+Growth beyond `--fail-above` is a finding: exit code 1. With `-o` a page is written, and its path printed.
 
     memwatch diff before.memwatch after.memwatch
+    memwatch diff -o diff.html before.memwatch after.memwatch
     memwatch diff --fail-above 5% main.memwatch branch.memwatch
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memwatch.cli.files import make_room
 from memwatch.cli.numbers import positive, share
 from memwatch.cli.output import add_json, emit, emit_json
 from memwatch.cli.reading import add_device, read
@@ -31,6 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-above", type=share, metavar="SHARE", help="largest growth to allow, such as 5%%"
     )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="PATH", help="write the page of the comparison here"
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace the page if it exists")
     add_json(parser)
     parser.add_argument("-n", "--rows", type=positive, default=15, help="sites to list (default %(default)s)")
     add_device(parser)
@@ -41,14 +47,26 @@ def execute(options: argparse.Namespace) -> int:
     from memwatch.reading import compare_readings
     from memwatch.report.records import difference_record
 
+    if options.output is not None:
+        make_room(options.output, force=options.force)
     with working("memwatch diff"):
         old, new = read(options.old, options.device), read(options.new, options.device)
         compared = compare_readings(old, new)
+    if options.output is not None:
+        _write_page(compared, options)
     if options.json:
         emit_json(difference_record(compared))
     else:
-        emit(_as_text(compared, options.rows))
+        emit(f"{options.output}\n" if options.output is not None else _as_text(compared, options.rows))
     return int(options.fail_above is not None and compared.growth_ratio > options.fail_above)
+
+
+def _write_page(compared: Comparison, options: argparse.Namespace) -> None:
+    from memwatch.report import diff_page
+
+    names = [path.name for path in (options.old, options.new)]
+    old, new = names if names[0] != names[1] else map(str, (options.old, options.new))
+    diff_page(compared, options.output, old=old, new=new, force=options.force)
 
 
 def _as_text(compared: Comparison, rows: int) -> str:

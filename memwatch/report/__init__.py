@@ -10,9 +10,9 @@ from memwatch.quiet_rich import import_rich
 import_rich()  # before any module of this package
 
 from memwatch.report.page.files import ReportError  # noqa: E402
-from memwatch.report.page.write import html, leak_page  # noqa: E402
+from memwatch.report.page.write import diff_page, html, leak_page  # noqa: E402
 from memwatch.report.plan.figures import PlanMismatchError  # noqa: E402
 from memwatch.report.plan.terminal import plan_summary  # noqa: E402
 from memwatch.report.plan.tradeoff import trade_off  # noqa: E402
 
-__all__ = ["PlanMismatchError", "ReportError", "html", "leak_page", "plan_summary", "trade_off"]
+__all__ = ["PlanMismatchError", "ReportError", "diff_page", "html", "leak_page", "plan_summary", "trade_off"]

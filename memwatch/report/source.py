@@ -39,6 +39,10 @@ class Finding(Protocol):
         """What to change, in one sentence."""
 
     @property
+    def storages(self) -> Sequence[int]:
+        """The storages concerned, by index of `Reading.storages`."""
+
+    @property
     def path(self) -> Sequence[str] | str:
         """The chain of references from a root to the memory, an edge per item or per line."""
 
@@ -133,7 +137,7 @@ class Reading(Protocol):
         *,
         coded: bool = False,
     ) -> pd.DataFrame:
-        """Return some columns and rows of `ops`, `storages` or `timeline`; texts as categories if `coded`."""
+        """Return some columns and rows of `ops`, `storages`, `timeline` or `uses`; texts as categories if `coded`."""
 
     def live_at(self, event: int) -> pd.DataFrame:
         """Return the storages alive just after a row of the timeline."""

@@ -1,7 +1,8 @@
-"""What a piece of memory is called that no role names: after the op that made it, and where that ran."""
+"""What a piece of memory is called: by its role, by who gave it to whom, or by the op that made it."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 _OUTSIDE_OPS: Final = "made outside every recorded op"
@@ -12,6 +13,21 @@ _WORKSPACE: Final = "workspace of {op}"
 _IN_MODULE: Final = "{what} in `{module}`"
 _AT: Final = "{what} at {place}"
 _ATEN: Final = "aten"
+_GRADIENTS: Final = ("gradient", "unsharded gradient")
+_GRADIENT: Final = "`{parameter}` .grad"
+_STATE: Final = "{optimizer} `{slot}` of `{parameter}`"
+_STATE_NAME: Final = re.compile(r"(?P<optimizer>\w+)\.(?P<slot>[^\[]+)\[(?P<parameter>.*)\]", re.DOTALL)
+_UNSHARDED: Final = "all-gathered `{name}`"
+_OUTPUT: Final = "`{module}` output"
+_SAVED_BY: Final = "saved by {op}"
+_OPTIMIZERS: Final = {
+    name.lower(): name
+    for name in (
+        *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "LBFGS", "Muon", "NAdam"),
+        *("RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"),
+    )
+}
+"""How torch spells its optimizers: a recording has them in small letters."""
 
 
 def short_op(op_name: str) -> str:
@@ -20,6 +36,36 @@ def short_op(op_name: str) -> str:
     if len(name) != 2:
         return op_name
     return name[0] if space == _ATEN else f"{space}.{name[0]}"
+
+
+def role_name(role: str, name: str) -> str:
+    """Return what people call memory in a role: "`head.weight` .grad", "Adam `exp_avg` of `head.weight`".
+
+    Args:
+        role: the role, one of ROLES.
+        name: its recorded name: `head.weight`, `adam.exp_avg[head.weight]`.
+    """
+    if role in _GRADIENTS:
+        return _GRADIENT.format(parameter=name)
+    if role == "unsharded parameter":
+        return _UNSHARDED.format(name=name)
+    state = _STATE_NAME.fullmatch(name) if role == "optimizer state" else None
+    if state is None:
+        return name
+    return _STATE.format(
+        **state.groupdict() | {"optimizer": _OPTIMIZERS.get(state["optimizer"], state["optimizer"])}
+    )
+
+
+def output_name(module: str) -> str:
+    """Return what the result of a module is called."""
+    return _OUTPUT.format(module=module)
+
+
+def saved_name(op_name: str, module: str) -> str:
+    """Return what memory is called that an op saved for its backward, in a module where one ran."""
+    what = _SAVED_BY.format(op=short_op(op_name))
+    return _IN_MODULE.format(what=what, module=module) if module else what
 
 
 def made_name(op_name: str, module: str, place: str, *, is_workspace: bool) -> str:

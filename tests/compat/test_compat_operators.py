@@ -151,7 +151,7 @@ def test_names_stay_with_swapped_parameters(intercept):
         torch.utils.swap_tensors(net.weight, nn.Parameter(torch.ones(256, 256)))
         net(torch.ones(2, 256)).sum().backward()
         optimizer.step()
-    assert "grad of weight" in set(prof.storages["name"])
+    assert "`weight` .grad" in set(prof.storages["name"])
 
 
 @pytest.mark.parametrize("intercept", ["mode", "mode-python"], indirect=True)

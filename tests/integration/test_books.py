@@ -156,7 +156,7 @@ def test_whole_parameters_of_fsdp2_and_their_buffers(left_over, rank_of_four):
     assert made_here(parameters["nbytes"], left_over) == [LAYER_BYTES // 4] * 3
     whole = of_category(prof, "unsharded parameter")
     assert set(whole["nbytes"]) == {LAYER_BYTES}
-    assert set(whole["name"]) == {"0.weight", "1.weight", "2.weight"}
+    assert set(whole["name"]) == {f"all-gathered `{layer}.weight`" for layer in range(3)}
     assert set(whole["module"]) == {"0", "1", "2"}
     buffers = of_category(prof, "communication")
     assert set(buffers["nbytes"]) == {LAYER_BYTES}
@@ -166,7 +166,7 @@ def test_whole_parameters_of_fsdp2_and_their_buffers(left_over, rank_of_four):
     assert set(buffers["name"]) == expected
     gradients = of_category(prof, "gradient")
     assert set(gradients["nbytes"]) == {LAYER_BYTES, LAYER_BYTES // 4}
-    assert set(gradients["name"]) == {"grad of 0.weight", "grad of 1.weight", "grad of 2.weight"}
+    assert set(gradients["name"]) == {f"`{layer}.weight` .grad" for layer in range(3)}
     seen = prof.at_peak.groupby("category")["nbytes"].sum()
     assert seen["unsharded parameter"] % LAYER_BYTES == 0
 
@@ -265,7 +265,7 @@ def test_flat_parameters_that_are_gathered(left_over, rank_of_four):
     assert set(whole["nbytes"]) == {LAYER_BYTES}
     shards = of_category(prof, "parameter")
     assert made_here(shards["nbytes"], left_over) == [LAYER_BYTES // 4] * 3
-    assert set(whole["name"]) <= set(shards["name"])
+    assert set(whole["name"]) <= {f"all-gathered `{name}`" for name in shards["name"]}
     assert len(set(whole["name"])) == 3
     assert set(of_category(prof, "communication")["nbytes"]) == {LAYER_BYTES}
 

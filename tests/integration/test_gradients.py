@@ -35,7 +35,7 @@ def test_dropped_before_the_next_op(intercept):
     prof = train(intercept)
     made = prof.storages[prof.storages["category"] == "gradient"]
     assert sorted(made["name"]) == sorted(
-        ["grad of 0.weight", "grad of 0.bias", "grad of 2.weight", "grad of 2.bias"] * 2
+        ["`0.weight` .grad", "`0.bias` .grad", "`2.weight` .grad", "`2.bias` .grad"] * 2
     )
 
 

@@ -104,8 +104,8 @@ def test_two_models_are_told_apart_by_their_variables():
         named = set(prof.storages["name"])
         assert {
             "generator.0.weight",
-            "grad of discriminator.2.bias",
-            "adam.exp_avg[generator.2.weight]",
+            "`discriminator.2.bias` .grad",
+            "Adam `exp_avg` of `generator.2.weight`",
         } <= named
         owned = prof.storages[prof.storages["category"].isin(["parameter", "gradient", "optimizer state"])]
         of_models = owned[owned["name"].str.contains("generator.|discriminator.")]

@@ -233,8 +233,9 @@ def hostile() -> HandMade:
                 site=f"{text}:1",
                 advice=text,
                 path=[text, text],
+                storages=(index,),
             )
-            for text in HOSTILE
+            for index, text in enumerate(HOSTILE)
         ],
         meta={"argv": ["python", *HOSTILE], "versions": {"torch": HOSTILE[0]}},
         holders={index: (f"holder {text}", text, f"root {text}\nedge") for index, text in enumerate(HOSTILE)},

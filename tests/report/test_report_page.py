@@ -81,7 +81,7 @@ def test_a_heading_sorts_and_sorts_back(shown, training):
 
 def test_typing_filters_the_rows(shown, training):
     """The words of the filter may stand in any column, in any order; `column:word` looks in one."""
-    box = shown.driver.find_element("id", "filter")
+    box = shown.driver.find_element("id", "find")
     shown.act(lambda: box.send_keys("p"))
     box.clear()
     shown.go("q=module:blocks.0 activation")
@@ -152,10 +152,10 @@ def test_back_and_forward_walk_through_what_was_shown(shown):
 
 def test_an_address_shows_what_it_says(browser, page, training):
     """A page opened with a fragment shows the same as the one it was copied from."""
-    browser.open(page, "#at=9&tab=live&sort=nbytes:asc&order=line")
+    browser.open(page, "#at=9&tab=live&sort=nbytes:asc&by=line")
     sizes = training.live_at(9)["nbytes"]
     assert [sizes[int(key)] for key in browser.row_keys()] == sorted(size for size in sizes if size)
-    assert browser.js("return document.getElementById('order').value") == "line"
+    assert browser.js("return document.getElementById('by-first').value") == "line"
 
 
 CLICK_CELL = """
@@ -216,10 +216,12 @@ def test_a_storage_shows_its_stack(shown, training):
     text = shown.text("#storage-body")
     assert row["rule"] in text
     assert training.at_peak["holder"][made] in text
-    bars = "[...document.querySelectorAll('.biography rect')]"
-    phases = f"return {bars}.map((rect) => rect.width.baseVal.value)"
-    lengths = [row[f"{phase}_ns"] for phase in ("lag", "use", "drag", "void")]
-    assert shown.js(phases) == pytest.approx([100 * length / sum(lengths) for length in lengths], abs=0.01)
+    life = shown.js("return {...document.querySelector('.biography').dataset}")
+    assert (int(life["first"]), int(life["last"])) == (row["first_use_op"], row["last_use_op"])
+    used = training.uses[training.uses["storage"] == made]["op"].unique()
+    assert [int(op) for op in life["uses"].split()] == sorted(used)
+    words = shown.text("#storage-body .life")
+    assert all(phase in words for phase in ("lag", "use", "drag", "void") if row[f"{phase}_ns"])
     file, line, function, _ = next(frame for frame in training.stack(row["stack"]) if frame[3])
     assert f"{file}:{line}" in text
     assert function in text

@@ -54,7 +54,7 @@ def test_a_million_events_make_a_page_under_six_megabytes(quiet, tmp_path):
     assert page.stat().st_size < MAX_MILLION_EVENTS_BYTES
     quiet.open(page)
     marks = "return performance.getEntriesByType('mark').map((mark) => mark.name)"
-    assert quiet.js(marks) == ["memwatch-first-chart", "memwatch-ready"]
+    assert quiet.js(marks)[:2] == ["memwatch-first-chart", "memwatch-ready"]
     assert quiet.live_bytes() == reading.peak_bytes
     quiet.go("at=654321&zoom=1000000000_1100000000")
     assert quiet.live_bytes() == reading.timeline["live_bytes"].iloc[654_321]
@@ -98,7 +98,7 @@ def test_hostile_names_are_text(quiet, tmp_path):
     quiet.open(page)
     names = quiet.js(SHADOW, "#panel tbody td:first-child")
     assert sorted(names) == sorted(visible(f"name {text}") for text in HOSTILE)
-    for number, word in ((5, "tensor"), (6, "module"), (8, "holder")):
+    for number, word in ((5, "holder"), (6, "tensor"), (7, "module")):
         assert sorted(quiet.column(number)) == sorted(visible(f"{word} {text}") for text in HOSTILE)
     lines = "[...document.querySelectorAll('#panel tbody td:nth-child(9) .clip')]"
     spelled = sorted(visible(f"{text}:{index}")[:2000] for index, text in enumerate(HOSTILE))

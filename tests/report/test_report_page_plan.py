@@ -252,10 +252,10 @@ def test_a_filter_looks_into_folded_modules(quiet, page):
 
 def test_the_icicle_puts_the_root_module_on_top(quiet, page, planned):
     """In the order by module the root's cell is as large as its row in the tree, and lists the same storages."""
-    quiet.open(page, "#order=module")
+    quiet.open(page, "#by=module")
     tops = "document.querySelector('#flame g.frame').__data__.data.children.map((cell) => cell.name)"
     cell = quiet.js(f"return {tops}").index("model")  # beside it stands what other tests left in the process
-    quiet.open(page, f"#order=module&cell={cell}")
+    quiet.open(page, f"#by=module&cell={cell}")
     modules = planned.reading.modules
     assert quiet.live_bytes() == modules["inclusive_bytes"]["model"]
     labels = quiet.js(TEXTS, "#flame .d3-flame-graph-label")

@@ -132,6 +132,7 @@ def test_findings_and_notes_end_the_summary(training):
             site="train.py:41",
             advice="Drop it.",
             path=["a", "b"],
+            storages=(0,),
         )
     ]
     reading.notes = [("compiled", "Two frames were compiled.")]

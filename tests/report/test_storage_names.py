@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import memwatch
-from memwatch.words.storages import made_name, short_op
+from memwatch.words.storages import made_name, role_name, short_op
 
 
 @pytest.mark.parametrize(
@@ -32,16 +32,50 @@ def test_what_is_not_known_is_left_out():
     assert made_name("", "", "", is_workspace=True) == ""
 
 
-def test_names_tell_op_module_and_line():
-    """An activation is called after its op, the module that it ran in, and the line; a workspace after its op."""
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GELU())
+@pytest.mark.parametrize(
+    ("role", "recorded", "told"),
+    [
+        ("parameter", "head.weight", "head.weight"),
+        ("gradient", "head.weight", "`head.weight` .grad"),
+        ("optimizer state", "adamw.exp_avg[qkv.weight]", "AdamW `exp_avg` of `qkv.weight`"),
+        ("optimizer state", "lion.momentum[qkv.weight]", "lion `momentum` of `qkv.weight`"),
+        ("unsharded parameter", "layers.3.weight", "all-gathered `layers.3.weight`"),
+        ("unsharded gradient", "layers.3.weight", "`layers.3.weight` .grad"),
+        ("input", "input of Sequential", "input of Sequential"),
+    ],
+)
+def test_what_is_in_a_role_is_called_as_people_call_it(role, recorded, told):
+    """A gradient is a parameter's `.grad`, a state its optimizer's, a whole parameter of FSDP all-gathered."""
+    assert role_name(role, recorded) == told
+
+
+def test_names_tell_who_made_it_and_for_whom():
+    """What code outside of a module reads is its output; what is saved within is named after the op that saved it."""
+
+    class Squares(nn.Module):
+        def forward(self, x):
+            return (x.sin() * 2).square().sum()
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GELU(), Squares())
     x = torch.randn(2, 3, 16, 16)
     with memwatch.profile() as prof:
         y = model(x)
-    names = prof.storages.set_index("category")["name"]
-    assert any(
-        name.startswith("convolution in `0` at test_storage_names.py:") for name in names[["activation"]]
-    )
-    assert any(name.startswith("workspace of convolution in `0` at ") for name in names[["workspace"]])
-    assert any(name.startswith("gelu in `1` at test_storage_names.py:") for name in prof.storages["name"])
+        z = y + 1
+    names = set(prof.storages["name"])
+    assert {"0.weight", "`0` output", "`1` output", "`2` output"} <= names
+    assert "saved by pow in `2`" in names
+    assert any(name.startswith("workspace of convolution in `0` at ") for name in names)
+    outputs = prof.storages[prof.storages["name"] == "`0` output"]
+    assert set(outputs["op_name"]) == {"aten.convolution.default"}
+    del y, z
+
+
+def test_names_claim_no_more_than_was_seen():
+    """What nobody outside of its module has read is called after its op, module and line."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU())
+    with memwatch.profile() as prof, torch.no_grad():
+        y = model(torch.ones(8, 64))
+    names = prof.storages["name"].tolist()
+    assert "`0` output" in names
+    assert any(name.startswith("gelu in `1` at test_storage_names.py:") for name in names)
     del y

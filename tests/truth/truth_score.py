@@ -146,7 +146,7 @@ def owned_names(ran: Ran) -> dict[str, Owned]:
 
 def names_of(name: str) -> str:
     """Return the parameter in the name of a gradient or of optimizer state."""
-    parameter = re.sub(r"^.*\[(.*)\]$", r"\1", name.removeprefix("grad of "))
+    parameter = re.sub(r"^.*`(.*)`( \.grad)?$", r"\1", name)
     return re.sub(r"#\d+", "", parameter)
 
 

@@ -18,7 +18,9 @@ from memwatch.analysis.facts.iterations import KeptAcross, at, boundaries, kept_
 from memwatch.analysis.facts.live_curve import LiveCurve, trace_live_curve
 from memwatch.analysis.facts.made_by import MadeBy, made_by
 from memwatch.analysis.facts.marked_steps import by_live_curve
-from memwatch.analysis.facts.module_names import owning_modules, qualified
+from memwatch.analysis.facts.module_names import owning_modules
+from memwatch.analysis.facts.names import Names, recorded_names
+from memwatch.analysis.facts.outputs import Purposes, purposes
 from memwatch.analysis.facts.passes import made_to_be_kept, seen_in_lasting, starts_of_passes
 from memwatch.analysis.facts.places import Places, Texts, find_places, with_empty_end
 from memwatch.analysis.facts.recomputes import Recomputes
@@ -27,8 +29,6 @@ from memwatch.analysis.facts.role_times import PastRole, RoleTimes
 from memwatch.analysis.facts.step_curve import StepCurve, step_curve
 from memwatch.analysis.facts.uses import UseBounds, use_bounds
 from memwatch.capture.schema import NONE
-from memwatch.words.places import own_place, place_in_file
-from memwatch.words.storages import made_name, unmade_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -165,34 +165,26 @@ class Facts:
     def autocast_copies(self) -> dict[int, str]:
         """The name of the parameter, by the storage of a copy of it that autocast's cache held."""
         rows = np.flatnonzero(self.categories.role.isin(["parameter"]))
-        parameters = dict(zip(self.allocations.storage[rows].tolist(), self.names(rows), strict=True))
+        parameters = dict(
+            zip(self.allocations.storage[rows].tolist(), self.recorded_names(rows), strict=True)
+        )
         return autocast_copies(self.capture, parameters)
 
+    @cached_property
+    def purposes(self) -> Purposes:
+        """Which module returned what, and which op saved what."""
+        return purposes(self.capture, self.allocations, self.places)
+
     def names(self, allocations: IntArray | slice) -> list[str]:
-        """Return what some allocations are called: the name of the role, else op, module and line."""
-        made, roles, tree = self.made_by, self.categories, self.places.module_tree
-        has_ops = not self.capture.lacks("ops")
-        kinds = (
-            roles.role_name.codes, made.op_name.codes, made.stack, made.module_name.codes,
-            self.allocations.thread, self._unrecorded_step, roles.category.isin(["workspace"]),
-        )  # fmt: skip
-        different, of_kind = np.unique(
-            np.column_stack([column[allocations] for column in kinds]), axis=0, return_inverse=True
-        )
-        told = []
-        for kind, name, stack, module, thread, step, is_workspace in different.tolist():
-            role_name = roles.role_name.values[kind]
-            if role_name:
-                told.append(qualified(role_name, roles.role_module.values[kind], tree))
-            else:
-                lines = (made.line.values[stack], made.own_line.values[stack])
-                place = own_place(*map(place_in_file, lines))
-                module_name = made.module_name.values[module]
-                made_as = made_name(
-                    made.op_name.values[name], module_name, place, is_workspace=bool(is_workspace)
-                )
-                told.append(made_as or unmade_name(self.strings[thread], step, has_ops=has_ops))
-        return [told[number] for number in of_kind.ravel().tolist()]
+        """Return what some allocations are called."""
+        tree, has_ops = self.places.module_tree, not self.capture.lacks("ops")
+        thread, made, roles = self.allocations.thread, self.made_by, self.categories
+        step = self._unrecorded_step
+        return Names(self.strings, thread, step, made, roles, self.purposes, tree, has_ops).of(allocations)
+
+    def recorded_names(self, allocations: IntArray | slice) -> list[str]:
+        """Return the recorded names of the roles of some allocations; empty without a role."""
+        return recorded_names(self.categories, self.places.module_tree, allocations)
 
     @cached_property
     def made_by(self) -> MadeBy:

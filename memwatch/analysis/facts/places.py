@@ -101,6 +101,16 @@ def _lines_of_stacks(capture: Capture) -> _Lines:
     return _Lines(list(map(line, rows.tolist())), list(map(line, own.tolist())), functions)
 
 
+def op_of_node(ops: Columns, sequence: IntArray) -> IntArray:
+    """Return the op, of no backward, that ran while the node with each sequence number was the newest; -1 if none."""
+    forward = np.flatnonzero((ops["phase"] != BACKWARD) & (ops["sequence"] != NONE))
+    if not len(forward):
+        return np.full(len(sequence), NONE, dtype=np.int64)
+    numbers, first = np.unique(ops["sequence"][forward], return_index=True)
+    position = np.minimum(np.searchsorted(numbers, sequence), len(numbers) - 1)
+    return np.where(numbers[position] == sequence, forward[first[position]], NONE)
+
+
 def forward_op_of(ops: Columns) -> IntArray:
     """Return, for each backward op, the op of a forward or of a recomputation that made its node; -1 for all others.
 

@@ -154,7 +154,7 @@ class Holders:
         None where it is in that role no more.
         """
         kind, template = _ROLES[role]
-        name = self._facts.names(np.array([allocation]))[0].removeprefix(GRADIENT_PREFIX)
+        name = self._facts.recorded_names(np.array([allocation]))[0].removeprefix(GRADIENT_PREFIX)
         holder = Holder(kind, template.format(name=name), subject=(name,), evidence=_BOOKS)
         storage, op = int(self._facts.allocations.storage[allocation]), int(self._facts.op_of_event[event])
         known = self._facts.role_times.at(storage, role, op)

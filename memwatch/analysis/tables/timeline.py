@@ -37,8 +37,19 @@ def timeline(
     return table("timeline", columns, index=index, wanted=wanted, coded=coded)
 
 
-def uses(facts: Facts) -> pd.DataFrame:
-    """Return the table `uses`."""
-    rows = facts.capture.tables["uses"]
-    access = np.array(ACCESSES, dtype=object)[rows["access"]]
-    return table("uses", {"op": rows["op"], "storage": rows["storage"], "access": access})
+def uses(
+    facts: Facts,
+    rows: IntArray | None = None,
+    wanted: Collection[str] | None = None,
+    *,
+    coded: bool = False,
+) -> pd.DataFrame:
+    """Return the table `uses`, or some of its rows and columns."""
+    recorded, chosen = facts.capture.tables["uses"], slice(None) if rows is None else rows
+    columns = {
+        "op": lambda: recorded["op"][chosen],
+        "storage": lambda: recorded["storage"][chosen],
+        "access": lambda: np.array(ACCESSES, dtype=object)[recorded["access"][chosen]],
+    }
+    index = None if rows is None else pd.Index(rows)
+    return table("uses", columns, index=index, wanted=wanted, coded=coded)

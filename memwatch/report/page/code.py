@@ -23,9 +23,15 @@ class CodeReader:
 
     def line(self, file: str, number: int) -> str:
         """Return one line without its indentation, or empty text if the file changed or cannot be read."""
+        return self.indented(file, number).strip()
+
+    def indented(self, file: str, number: int) -> str:
+        """Return one line as it is written, or empty text if the file changed or cannot be read."""
         if file not in self._trusted:
             self._trusted[file] = self._is_unchanged(file)
-        return linecache.getline(file, number).strip()[:LINE_CHARACTERS] if self._trusted[file] else ""
+        if not self._trusted[file]:
+            return ""
+        return linecache.getline(file, number).expandtabs(4).rstrip()[:LINE_CHARACTERS]
 
     def _is_unchanged(self, file: str) -> bool:
         try:

@@ -29,6 +29,7 @@ SITE_COLUMNS: Final = (
     "module",
     "op_name",
     "line",
+    "own_line",
     "origin",
     "device",
     "stack",

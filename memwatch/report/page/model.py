@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from memwatch.capture.schema import CATEGORIES
 from memwatch.report.facts import (
     PeakInstant,
@@ -18,14 +20,17 @@ from memwatch.report.facts import (
 from memwatch.report.layers import repeated_layers
 from memwatch.report.meta import describe_meta, format_duration
 from memwatch.report.page.code import CodeReader
-from memwatch.report.page.columns import Words, pack_frame
+from memwatch.report.page.columns import Words, pack_frame, pack_ints
 from memwatch.report.page.curve import BINS, live_by_category, peak_keeping_events
 from memwatch.report.page.events import pack_detail
 from memwatch.report.page.leaks import leak_files, leak_model
 from memwatch.report.page.modules import module_parents
+from memwatch.report.page.phases import pack_phases
 from memwatch.report.page.plan import plan_model
 from memwatch.report.page.privacy import PUBLIC_META, PathHider, file_of
-from memwatch.report.page.stacks import pack_stacks
+from memwatch.report.page.sources import pack_sources
+from memwatch.report.page.stacks import own_lines, pack_stacks
+from memwatch.report.page.uses import pack_uses
 from memwatch.report.source import retention_edges
 from memwatch.report.text import visible
 from memwatch.words.allocators import reserved_at_peak_text
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import pandas as pd
+    from numpy.typing import NDArray
 
     from memwatch.leaks import Leak
     from memwatch.planner.plan import Plan
@@ -42,12 +48,15 @@ if TYPE_CHECKING:
 
 MODEL_VERSION: Final = 1
 PEAK_EXTRA: Final = (
-    *("device", "op", "first_use_op", "last_use_op", "stack"),
+    *("device", "op", "first_use_op", "last_use_op", "death_event", "stack"),
     *("lag_ns", "use_ns", "drag_ns", "void_ns"),
 )
 """Columns that the table of the peak shows beside those of `at_peak`."""
 
 STEPS_SHOWN: Final = 2_000
+MODULES_SHOWN: Final = 12
+"""Most modules that a finding names."""
+
 SAVED_ROWS: Final = 20_000
 """Of a longer table of saved tensors, the page shows only those alive at the peak."""
 
@@ -106,7 +115,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
             "layers": "" if layers is None else visible(str(layers)),
         },
         "notes": [[visible(kind), hide(text)] for kind, text in reading.notes],
-        "findings": [_finding(finding, hide) for finding in reading.findings],
+        "findings": [_finding(finding, reading, hide) for finding in reading.findings],
         "together_peak_bytes": _together(reading),
         "plan": plan,
         "leaks": leak_model(extras.leaks, hide) if extras.leaks else None,
@@ -193,11 +202,20 @@ def _steps(reading: Reading) -> list[dict[str, Any]]:
     ]
 
 
-def _finding(finding: Finding, hide: Callable[[str], str]) -> dict[str, Any]:
+def _finding(finding: Finding, reading: Reading, hide: Callable[[str], str]) -> dict[str, Any]:
+    storages = sorted(finding.storages)
+    modules = reading.part("storages", ["module"], storages)["module"].unique().tolist()
     texts = {name: hide(str(getattr(finding, name))) for name in ("kind", "holder", "site", "advice")}
     edges = [hide(edge) for edge in retention_edges(finding.path)]
     predicted_bytes = getattr(finding, "predicted_peak_bytes", None)
-    return {**texts, "nbytes": int(finding.nbytes), "path": edges, "predicted_peak_bytes": predicted_bytes}
+    return {
+        **texts,
+        "nbytes": int(finding.nbytes),
+        "path": edges,
+        "predicted_peak_bytes": predicted_bytes,
+        "storages": pack_ints(storages, delta=True),
+        "modules": [hide(module) for module in modules[:MODULES_SHOWN] if module],
+    }
 
 
 def _together(reading: Reading) -> int | None:
@@ -213,6 +231,7 @@ def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str
     extra = reading.part("storages", PEAK_EXTRA, reading.at_peak.index)
     peak = reading.at_peak.drop(columns="share_ratio").join(extra)
     peak.insert(0, "id", peak.index)
+    peak["death_op"] = _death_ops(reading, peak["death_event"])
     modules = reading.modules.copy()
     modules.insert(0, "module", modules.index.astype(str))
     modules["parent"] = module_parents(modules["module"].tolist(), modules["parent"].tolist())
@@ -224,8 +243,17 @@ def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str
         "modules": pack_frame(modules, words),
         "steps": pack_frame(steps, words),
         "detail": pack_detail(reading, words),
-        "stacks": pack_stacks(reading, stacks, words, code),
+        "phases": pack_phases(reading, words),
+        "uses": pack_uses(reading, peak["id"].tolist()),
+        "stacks": pack_stacks(reading, stacks, words),
+        "sources": pack_sources(own_lines(reading, stacks), words, code),
     }
+
+
+def _death_ops(reading: Reading, death_event: pd.Series[int]) -> NDArray[np.int64]:
+    """Return the op that ran, or had run, when each storage died; -1 for what is alive at the end."""
+    op = reading.part("timeline", ["op"])["op"].to_numpy()
+    return np.where(death_event < 0, -1, op[death_event])
 
 
 def _files(reading: Reading) -> set[str]:

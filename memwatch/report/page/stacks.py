@@ -9,7 +9,6 @@ from memwatch.report.page.columns import Packed, Words, pack_ints
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from memwatch.report.page.code import CodeReader
     from memwatch.report.source import Frame, Reading
 
 
@@ -21,18 +20,15 @@ class Stacks(TypedDict):
     line: Packed
     function: Packed
     user: Packed
-    code: Packed
-    """Source text of the program's own frames."""
-
     stack: Packed
     node: Packed
 
 
-def pack_stacks(reading: Reading, stack_ids: Iterable[int], words: Words, code: CodeReader | None) -> Stacks:
-    """Return the stacks with these ids; with `code`, source text of the program's own lines is included."""
+def pack_stacks(reading: Reading, stack_ids: Iterable[int], words: Words) -> Stacks:
+    """Return the stacks with these ids."""
     nodes: dict[tuple[int, Frame], int] = {}
     innermost: dict[int, int] = {}
-    for stack_id in sorted({int(stack_id) for stack_id in stack_ids if stack_id >= 0}):
+    for stack_id in known(stack_ids):
         node = -1
         for file, line, function, user in reversed(reading.stack(stack_id)):
             node = nodes.setdefault((node, (file, line, function, bool(user))), len(nodes))
@@ -44,12 +40,21 @@ def pack_stacks(reading: Reading, stack_ids: Iterable[int], words: Words, code: 
         line=pack_ints([frame[1] for frame in frames]),
         function=pack_ints(words.codes(frame[2] for frame in frames), kind="text"),
         user=pack_ints([frame[3] for frame in frames]),
-        code=pack_ints(words.codes(_code(frame, code) for frame in frames), kind="text"),
         stack=pack_ints(list(innermost), delta=True),
         node=pack_ints(list(innermost.values()), delta=True),
     )
 
 
-def _code(frame: Frame, code: CodeReader | None) -> str:
-    file, line, _, user = frame
-    return code.line(file, line) if code is not None and user else ""
+def own_lines(reading: Reading, stack_ids: Iterable[int]) -> set[tuple[str, int]]:
+    """Return file and number of each line of the program's own code on these stacks."""
+    return {
+        (file, line)
+        for stack_id in known(stack_ids)
+        for file, line, _, user in reading.stack(stack_id)
+        if user
+    }
+
+
+def known(stack_ids: Iterable[int]) -> list[int]:
+    """Return the different ids, without that of no stack."""
+    return sorted({int(stack_id) for stack_id in stack_ids if stack_id >= 0})

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memwatch.progress import working
+from memwatch.report.page.diff import diff_model
 from memwatch.report.page.files import refuse_existing, write_whole
 from memwatch.report.page.leaks import leak_page_model
 from memwatch.report.page.model import Extras, page_model
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
+    from memwatch.analysis.compare import Comparison
     from memwatch.leaks import Leak
     from memwatch.planner.plan import Plan
     from memwatch.report.plan.figures import Replayed
@@ -94,4 +96,30 @@ def leak_page(
     refuse_existing(target, force=force)
     model = leak_page_model(leaks, title=title, source=source)
     write_whole(target, render("leaks.html.j2", model, script="leaks.js"), force=force)
+    return target
+
+
+def diff_page(
+    compared: Comparison, path: str | os.PathLike[str], *, old: str, new: str, force: bool = False
+) -> Path:
+    """Write the HTML page of two captures: both peaks, and the sites of which they differ.
+
+    Args:
+        compared: from `memwatch.analysis.compare.compare`.
+        path: the file to write.
+        old: what the old capture is called on the page.
+        new: what the new one is called.
+        force: whether an existing file may be replaced.
+
+    Returns:
+        The path written.
+
+    Raises:
+        ReportError: the file exists and `force` is not set, or its folder cannot be written.
+    """
+    target = Path(path)
+    refuse_existing(target, force=force)
+    write_whole(
+        target, render("diff.html.j2", diff_model(compared, old=old, new=new), script="diff.js"), force=force
+    )
     return target

@@ -1,0 +1,100 @@
+"""What allocations are called, in every text, table and page: by their role, by their way, or by who made them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from memwatch.analysis.facts.module_names import qualified
+from memwatch.capture.schema import GRADIENT_PREFIX, NONE
+from memwatch.words.places import own_place, place_in_file
+from memwatch.words.storages import made_name, output_name, role_name, saved_name, unmade_name
+
+if TYPE_CHECKING:
+    from memwatch.analysis.facts.categories import Categories
+    from memwatch.analysis.facts.made_by import MadeBy
+    from memwatch.analysis.facts.module_tree import ModuleTree
+    from memwatch.analysis.facts.outputs import Purposes
+    from memwatch.analysis.facts.places import Texts
+    from memwatch.capture.packed import IntArray
+
+
+class _Kind(NamedTuple):
+    """What decides a name, as numbers. Allocations that agree in all of them are called the same."""
+
+    role_name: int
+    op_name: int
+    stack: int
+    module: int
+    thread: int
+    step: int
+    is_workspace: int
+    output_of: int
+    saved_by: int
+    saved_in: int
+    is_kept_for_backward: int
+
+
+class Names(NamedTuple):
+    """What the names of allocations are made of."""
+
+    strings: Texts
+    thread: IntArray
+    step: IntArray  # that made it, if it was not recorded, else -1
+    made: MadeBy
+    roles: Categories
+    way: Purposes
+    tree: ModuleTree
+    has_ops: bool
+
+    def of(self, allocations: IntArray | slice) -> list[str]:
+        """Return what some allocations are called."""
+        made, roles, way = self.made, self.roles, self.way
+        columns = (  # in the order of _Kind
+            roles.role_name.codes, made.op_name.codes, made.stack, made.module_name.codes, self.thread,
+            self.step, roles.category.isin(["workspace"]), way.output_of, way.saved_by, way.saved_in,
+            roles.category.isin(["activation", "recomputed"]),
+        )  # fmt: skip
+        chosen = [np.asarray(column[allocations], dtype=np.int64) for column in columns]
+        first, of_kind = _different(chosen)
+        rows = zip(*(column[first].tolist() for column in chosen), strict=True)
+        told = [self._told(_Kind(*kind)) for kind in rows]
+        return [told[number] for number in of_kind.tolist()]
+
+    def _told(self, kind: _Kind) -> str:
+        if self.roles.role_name.values[kind.role_name]:
+            recorded = _recorded(self.roles, kind.role_name, self.tree).removeprefix(GRADIENT_PREFIX)
+            return role_name(self.roles.role.values[kind.role_name], recorded)
+        if kind.output_of != NONE and not kind.is_workspace:
+            return output_name(self.tree.names[kind.output_of])
+        if kind.saved_by != NONE and kind.is_kept_for_backward:
+            inside = "" if kind.saved_in == NONE else self.tree.names[kind.saved_in]
+            return saved_name(self.strings[kind.saved_by], inside)
+        lines = (self.made.line.values[kind.stack], self.made.own_line.values[kind.stack])
+        op_name, module = self.made.op_name.values[kind.op_name], self.made.module_name.values[kind.module]
+        place = own_place(*map(place_in_file, lines))
+        made_as = made_name(op_name, module, place, is_workspace=bool(kind.is_workspace))
+        return made_as or unmade_name(self.strings[kind.thread], kind.step, has_ops=self.has_ops)
+
+
+def _different(columns: list[IntArray]) -> tuple[IntArray, IntArray]:
+    """Return the first row of each combination of values (at least -1), and the number of each row's combination.
+
+    A sort of one number a row for each column: of a long run that is a fraction of what a sort of whole rows takes.
+    """
+    number = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values = column + 1
+        number = np.unique(number * (values.max(initial=0) + 1) + values, return_inverse=True)[1]
+    first: IntArray = np.unique(number, return_index=True)[1]
+    return first, number
+
+
+def recorded_names(roles: Categories, tree: ModuleTree, allocations: IntArray | slice) -> list[str]:
+    """Return the recorded names of the roles of some allocations, as `grad of head.weight`; empty without a role."""
+    return [_recorded(roles, kind, tree) for kind in roles.role_name.codes[allocations].tolist()]
+
+
+def _recorded(roles: Categories, kind: int, tree: ModuleTree) -> str:
+    return qualified(roles.role_name.values[kind], roles.role_module.values[kind], tree)

@@ -1,0 +1,93 @@
+// The life of one storage over the ops of the run: born, used, last used, freed, and the phases of the program behind.
+import uPlot from "uplot";
+import { FONT, axisOf, label, textColor, upright } from "./chart.ts";
+import { colorOf, named, type Part } from "./dom.ts";
+import { shortBytes, whole } from "./format.ts";
+import type { Frame } from "./frame.ts";
+import type { Phases } from "./phases.ts";
+
+const HEIGHT_PX = 150;
+const MARGIN = 0.02;
+
+export interface Life {
+  born: number; // ops; -1 for before the block
+  first: number; // -1 for never used
+  last: number;
+  dead: number; // the number of ops for what is alive at the end
+  ops: number;
+}
+
+export function lifeOf(frame: Frame, row: number, ops: number): Life {
+  const op = (name: string) => frame.number(name, row);
+  return { born: op("op"), first: op("first_use_op"), last: op("last_use_op"), dead: op("death_op") < 0 ? ops : Math.max(op("death_op"), op("last_use_op")), ops };
+}
+
+// Returns the phases of a life between two ops: lag, use and drag, or void for what no op used.
+export function phasesOf({ born, first, last, dead }: Life): { phase: string; from: number; to: number }[] {
+  const start = Math.max(born, 0);
+  if (first < 0) return [{ phase: "void", from: start, to: dead }];
+  const parts = [
+    { phase: "lag", from: start, to: first },
+    { phase: "use", from: first, to: last + 1 },
+    { phase: "drag", from: last + 1, to: dead },
+  ];
+  return parts.filter(({ from, to }) => to > from);
+}
+
+// Returns the parts of a small bar for a row of a table: the whole run is its width.
+export function lifeParts(life: Life): Part[] {
+  const whole = Math.max(1, life.ops);
+  return phasesOf(life).map(({ phase, from, to }) => ({ from: from / whole, to: Math.max(to / whole, from / whole + 0.01), paint: { "data-phase": phase } }));
+}
+
+export function lifeWords({ born, first, last, dead, ops }: Life): string {
+  const begin = born < 0 ? "there before the block" : `made by op ${whole(born)}`;
+  const used = first < 0 ? "never used" : first === last ? `used by op ${whole(first)} alone` : `first used by op ${whole(first)}, last by op ${whole(last)}`;
+  return `${begin}; ${used}; ${dead >= ops ? "alive at the end" : `freed after op ${whole(dead)}`}`;
+}
+
+// Draws the chart into a box; `uses` are the ops that used it, as far as they are in the page, `at` is the op shown.
+export function drawBiography(box: HTMLElement, life: Life, uses: number[], phases: Phases, at: number): void {
+  const [start, end] = [Math.max(0, life.born), Math.max(life.dead, life.last + 1)];
+  const room = Math.max(1, (end - start) * 0.25);
+  const range: [number, number] = [Math.max(0, start - room), Math.min(life.ops, end + room)];
+  const pad = (range[1] - range[0] || 1) * MARGIN;
+  const options: uPlot.Options = {
+    width: box.clientWidth || 760,
+    height: HEIGHT_PX,
+    legend: { show: false },
+    cursor: { show: false },
+    scales: { x: { time: false, range: () => [range[0] - pad, range[1] + pad] }, y: { range: () => [0, 1] } },
+    axes: [axisOf({ values: (_, ticks) => ticks.map((op) => (Number.isInteger(op) && op >= 0 ? whole(op) : "")), label: "op", labelSize: 18, labelFont: FONT, size: 30 }), { show: false }],
+    series: [{}, { show: false }],
+    hooks: { draw: [(plot) => paint(plot, life, uses, phases, at)] },
+  };
+  new uPlot(options, [range, [0, 0]], box);
+}
+
+function paint(plot: uPlot, life: Life, uses: number[], phases: Phases, at: number): void {
+  const { ctx, bbox } = plot;
+  const x = (op: number) => Math.max(bbox.left, Math.min(bbox.left + bbox.width, plot.valToPos(op, "x", true)));
+  const block = (from: number, to: number, top: number, height: number, color: string) => {
+    ctx.fillStyle = color;
+    ctx.fillRect(x(from), bbox.top + bbox.height * top, Math.max(x(to) - x(from), devicePixelRatio), bbox.height * height);
+  };
+  ctx.save();
+  const { min, max } = plot.scales.x;
+  for (const { from, to, phase } of phases.all()) {
+    if (to < min! || from > max!) continue;
+    block(from, to, 0, 1, `color-mix(in srgb, ${colorOf({ "data-program": phase })} 22%, transparent)`);
+    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    Object.assign(ctx, { fillStyle: textColor(), textAlign: "left", textBaseline: "alphabetic" });
+    if (ctx.measureText(phase).width + 8 * devicePixelRatio < x(to) - x(from)) ctx.fillText(phase, x(from) + 4 * devicePixelRatio, bbox.top + bbox.height - 5 * devicePixelRatio);
+  }
+  for (const { phase, from, to } of phasesOf(life)) block(from, to, 0.34, 0.28, colorOf({ "data-phase": phase }));
+  for (const op of uses) block(op, op, 0.26, 0.44, textColor());
+  ctx.restore();
+  if (at >= 0) label(plot, "the instant shown", upright(plot, at, { width: 1.5, color: named("peak-mark") }), 0);
+}
+
+// Returns the words and figures of a life that a screen reader reads in place of the chart.
+export function describe(life: Life, nbytes: number): string {
+  return `Life of ${shortBytes(nbytes)} over the ops of the run: ${lifeWords(life)}.`;
+}

@@ -1,0 +1,88 @@
+// The findings of the document, linked with their storages, line, modules and the instant at which they matter most.
+import { unpackInts } from "./codec.ts";
+import type { Detail } from "./detail.ts";
+import { el, link, type Child } from "./dom.ts";
+import { bytes, counted, shortLine } from "./format.ts";
+import type { Frame } from "./frame.ts";
+import type { Instant } from "./instant.ts";
+import type { Finding } from "./model.ts";
+import { isPicked, pick } from "./pick.ts";
+
+export class Findings {
+  readonly #findings: Finding[];
+  readonly #storages: Set<number>[];
+  readonly #entries: HTMLDetailsElement[];
+
+  static async unpack(findings: Finding[]): Promise<Findings> {
+    return new Findings(findings, await Promise.all(findings.map(async ({ storages }) => new Set(await unpackInts(storages)))));
+  }
+
+  constructor(findings: Finding[], storages: Set<number>[]) {
+    this.#findings = findings;
+    this.#storages = storages;
+    this.#entries = [...document.querySelectorAll<HTMLDetailsElement>("details.finding")];
+  }
+
+  storagesOf(finding: number): Set<number> {
+    return this.#storages[finding] ?? new Set();
+  }
+
+  // Returns the findings that are about a storage.
+  about(id: number): number[] {
+    return this.#storages.flatMap((storages, index) => (storages.has(id) ? [index] : []));
+  }
+
+  // Returns links to the findings whose storages a module, or one in it, made or owns.
+  linksOfModule(module: string): HTMLElement[] {
+    const inside = (each: string) => each === module || each.startsWith(`${module}.`) || module === "";
+    return this.#findings.flatMap(({ modules, kind }, index) => (modules.some(inside) ? [this.link(index, kind)] : []));
+  }
+
+  link(index: number, text = this.#findings[index].kind): HTMLElement {
+    return link(`${text} (finding ${index + 1})`, () => this.open(index), { class: "link tag" });
+  }
+
+  open(index: number): void {
+    pick("finding", index);
+    this.#entries[index].open = true;
+    this.#entries[index].scrollIntoView({ block: "center" });
+  }
+
+  // Adds the links below each finding.
+  connect(detail: () => Promise<Detail>, instant: Instant, revealLine: (line: string) => void): void {
+    this.#findings.forEach((finding, index) => {
+      const highest = async () => {
+        const events = await detail();
+        const rows = new Set([...this.#storages[index]].map((id) => events.rowOf(id)));
+        instant.show(events.highestOf(rows));
+      };
+      const parts: Child[] = [
+        link(counted(this.#storages[index].size, "storage"), () => pick("finding", index, { toggle: true }), { class: "link to-storages" }),
+        el("span", { class: "now" }),
+        link("the instant at which they are largest", highest, { class: "link to-instant" }),
+        ...(finding.site ? [link(shortLine(finding.site), () => (pick("line", finding.site), revealLine(finding.site)), { class: "link to-line", title: finding.site })] : []),
+        ...finding.modules.map((module) => link(module, () => pick("module", module), { class: "link to-module" })),
+      ];
+      this.#entries[index].append(el("p", { class: "links" }, ...parts));
+    });
+  }
+
+  // Says of each finding how many of its bytes are in the live set that is shown.
+  show(live: Frame, when: string): void {
+    const sums = this.#storages.map(() => 0);
+    for (let row = 0; row < live.rows; row++) {
+      const id = live.number("id", row);
+      this.#storages.forEach((storages, index) => storages.has(id) && (sums[index] += live.number("nbytes", row)));
+    }
+    this.#entries.forEach((entry, index) => {
+      const now = entry.querySelector<HTMLElement>(".now")!;
+      now.textContent = `${bytes(sums[index])} of them at ${when}`;
+      now.dataset.bytes = String(sums[index]);
+      entry.classList.toggle("picked", isPicked("finding", index));
+    });
+  }
+
+  find(matches: (text: string) => boolean): Element[] {
+    return this.#entries.filter((entry) => matches(entry.textContent!));
+  }
+}

@@ -1,0 +1,135 @@
+// The icicle (upside-down flame graph) of the live set. d3-flame-graph draws it; the state says which cell is zoomed.
+import flamegraph from "d3-flame-graph/src/flamegraph.js";
+import { select } from "d3-selection";
+import type { Colouring } from "./colouring.ts";
+import { $, colorOf, named } from "./dom.ts";
+import { bytes, counted, percent, shortLine, shortOp } from "./format.ts";
+import type { Query } from "./query.ts";
+import type { Cell } from "./tree.ts";
+
+const CELL_PX = 22;
+const LABEL_CHARS = 160;
+const SAID: Record<string, string> = { root: "", op_name: "op ", line: "", own_line: "", holder: "held by ", holder_kind: "held by ", made_phase: "made in ", change: "" };
+
+// d3-flame-graph's own fields of a cell that it has drawn.
+interface Drawn {
+  data: Cell;
+  highlight?: boolean;
+  parent: Drawn | null;
+  children?: Drawn[];
+}
+
+const depth = (cell: Cell): number => 1 + Math.max(0, ...cell.children.map(depth));
+const short = (text: string) => (text.length > LABEL_CHARS ? `${text.slice(0, LABEL_CHARS)}…` : text);
+
+export class Flame {
+  readonly #box = $("flame");
+  readonly #onCell: (path: string) => void;
+  #tree: Cell | undefined;
+  #chart: any;
+  #width = 0;
+
+  constructor(onCell: (path: string) => void) {
+    this.#onCell = onCell;
+    new ResizeObserver(() => this.#resize()).observe(this.#box);
+  }
+
+  show(tree: Cell, colouring: Colouring): void {
+    this.#tree = tree;
+    this.#box.replaceChildren();
+    if (!tree.value) return;
+    this.#width = this.#box.clientWidth;
+    const found = named("found");
+    const root = named("root");
+    const colors = colouring.groups.map((_, group) => colorOf(colouring.paint(group)));
+    const quick = matchMedia("(prefers-reduced-motion: reduce)").matches || document.hidden;
+    this.#chart = flamegraph()
+      .width(this.#width)
+      .height(depth(tree) * CELL_PX)
+      .cellHeight(CELL_PX)
+      .inverted(true)
+      .minFrameSize(1)
+      .transitionDuration(quick ? 0 : 150)
+      .setColorMapper((d: Drawn) => (d.highlight ? found : d.data.level === "root" ? root : colors[d.data.tint]))
+      .setLabelHandler((d: Drawn) => this.describe(d.data))
+      .setSearchMatch((d: Drawn, query: Query) => d.data.level !== "root" && query.matches(d.data.name))
+      .onClick((d: Drawn) => this.#onCell(this.pathOf(d)))
+      .onHover((d: Drawn) => this.#say(d.data));
+    select(this.#box).datum(this.#copy(tree)).call(this.#chart);
+    this.#makeReachable();
+  }
+
+  // d3-flame-graph adds fields to the data it draws, so it gets a copy.
+  #copy(cell: Cell): Cell {
+    const name = cell.level === "line" || cell.level === "own_line" ? shortLine(cell.name) : cell.level === "op_name" ? shortOp(cell.name) : short(cell.name);
+    return { ...cell, name, children: cell.children.map((each) => this.#copy(each)) };
+  }
+
+  #say(cell: Cell): void {
+    $("flame-status").textContent = this.describe(cell);
+  }
+
+  describe({ name, level, value, count }: Cell): string {
+    return `${SAID[level] ?? `${level} `}${short(name)}: ${bytes(value)}, ${percent(value, this.#tree!.value)}, ${counted(count, "storage")}`;
+  }
+
+  pathOf(d: Drawn): string {
+    const path: number[] = [];
+    for (let at = d; at.parent; at = at.parent) path.unshift(at.parent.children!.indexOf(at));
+    return path.join(".");
+  }
+
+  // Returns the cells from the root down to a path such as `0.2.1`.
+  cellsAt(path: string): Cell[] {
+    if (!this.#tree) return [];
+    const cells = [this.#tree];
+    for (const index of path ? path.split(".").map(Number) : []) {
+      const next = cells.at(-1)!.children[index];
+      if (!next) break;
+      cells.push(next);
+    }
+    return cells;
+  }
+
+  zoom(path: string): void {
+    if (!this.#tree?.value) return;
+    let at: any = select(this.#box).datum();
+    at.each((each: any) => Object.assign(each.data, { hide: false, fade: false })); // without this, a jump to another branch keeps marks of the last one
+    for (const index of path ? path.split(".").map(Number) : []) at = at.children?.[index] ?? at;
+    const onClick = this.#chart.onClick();
+    this.#chart.onClick(null); // the zoom comes from the state: it must not set it again
+    this.#chart.zoomTo(at);
+    this.#chart.onClick(onClick);
+    this.#makeReachable();
+  }
+
+  // Highlights what is searched, and returns the cells that are wide enough to be seen.
+  find(query: Query): Element[] {
+    if (!this.#tree?.value) return [];
+    this.#chart.search(query);
+    this.#makeReachable();
+    return select(this.#box).selectAll<SVGGElement, Drawn>("g.frame").filter((d) => Boolean(d.highlight)).nodes();
+  }
+
+  #makeReachable(): void {
+    select(this.#box)
+      .selectAll<SVGGElement, Drawn>("g.frame")
+      .attr("tabindex", 0)
+      .attr("role", "button")
+      .attr("data-level", (d) => d.data.level)
+      .attr("aria-label", (d) => this.describe(d.data))
+      .on("focus", (_, d) => this.#say(d.data))
+      .on("keydown", (event: KeyboardEvent, d) => {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        this.#onCell(this.pathOf(d));
+      });
+  }
+
+  #resize(): void {
+    if (!this.#tree?.value || this.#box.clientWidth === this.#width) return;
+    this.#width = this.#box.clientWidth;
+    this.#chart.width(this.#width).update();
+    this.#makeReachable();
+  }
+}

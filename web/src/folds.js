@@ -1,9 +1,0 @@
-// Buttons that open or close all entries of a section at once.
-
-export function listenToFolds() {
-  for (const button of document.querySelectorAll(".fold-all")) {
-    button.addEventListener("click", () => {
-      for (const each of button.closest("section").querySelectorAll("details")) each.open = button.dataset.open !== "";
-    });
-  }
-}

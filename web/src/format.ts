@@ -1,0 +1,48 @@
+// Sizes and durations in the same words as memwatch.sizes and memwatch.report.meta use.
+
+const UNITS: [string, number][] = [["KiB", 2 ** 10], ["MiB", 2 ** 20], ["GiB", 2 ** 30]];
+const PARTS_OF_A_SECOND: [string, number][] = [["s", 1e9], ["ms", 1e6], ["µs", 1e3]];
+
+export function bytes(count: number): string {
+  const magnitude = Math.abs(count);
+  if (magnitude < 1024) return `${Math.round(count)} B`;
+  for (const [unit, scale] of UNITS) {
+    if (Number((magnitude / scale).toFixed(2)) < 1024) return `${(count / scale).toFixed(2)} ${unit}`;
+  }
+  return `${(count / 2 ** 40).toFixed(2)} TiB`;
+}
+
+export const shortBytes = (count: number): string => bytes(count).replace(/(\.[0-9]*?)0+ /, "$1 ").replace(". ", " ");
+export const signedBytes = (count: number): string => `${count > 0 ? "+" : count < 0 ? "−" : ""}${bytes(Math.abs(count))}`;
+
+export function duration(ns: number): string {
+  if (ns >= 60e9) return `${Math.floor(ns / 60e9)} min ${Math.round((ns % 60e9) / 1e9)} s`;
+  for (const [unit, scale] of PARTS_OF_A_SECOND) {
+    if (ns >= scale) return `${Number((ns / scale).toPrecision(4))} ${unit}`;
+  }
+  return `${Math.round(ns)} ns`;
+}
+
+export const percent = (part: number, all: number): string => `${all ? ((100 * part) / all).toFixed(1) : "0.0"} %`;
+export const whole = (number: number): string => number.toLocaleString("en-US");
+export const orNone = (number: number): string => (number < 0 ? "" : whole(number));
+export const counted = (count: number, noun: string): string => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
+
+// Shortens a long path but keeps its end, the file and the line.
+export function shortLine(line: string): string {
+  const parts = line.split("/");
+  return parts.length > 2 ? `…/${parts.slice(-2).join("/")}` : line;
+}
+
+// Returns file and number of a `file:line`.
+export function placeOf(line: string): { file: string; number: number } | null {
+  const match = /^([^]+):(\d+)$/.exec(line);
+  return match && { file: match[1], number: Number(match[2]) };
+}
+
+// Returns `mul` for `aten.mul.Tensor`.
+export function shortOp(name: string): string {
+  const [space, ...rest] = name.split(".");
+  if (rest.length !== 2) return name;
+  return space === "aten" ? rest[0] : `${space}.${rest[0]}`;
+}

@@ -1,7 +1,0 @@
-// The page of a list of leaks. The document holds all of it; the script only folds entries and switches colours.
-import { listenToFolds } from "./folds.js";
-import { listenToTheme } from "./theme.js";
-
-listenToTheme(() => {});
-listenToFolds();
-document.documentElement.dataset.ready = "yes";

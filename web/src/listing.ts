@@ -1,0 +1,85 @@
+// The section of the program's own lines, with the bytes of each and a heat in the margin.
+import { $, el, link } from "./dom.ts";
+import { bytes, percent } from "./format.ts";
+import type { Frame } from "./frame.ts";
+import type { Finding } from "./model.ts";
+import { isPicked, pick } from "./pick.ts";
+import type { LineBytes, Sources } from "./sources.ts";
+
+const HEATS = 5;
+const OPEN_FILES = 2;
+const NONE: LineBytes = { own: 0, all: 0 };
+
+export class Listing {
+  readonly #sources: Sources;
+  readonly #findings: Finding[];
+  readonly #closed = new Set<string>();
+  readonly #opened = new Set<string>();
+
+  constructor(sources: Sources, findings: Finding[]) {
+    this.#sources = sources;
+    this.#findings = findings;
+  }
+
+  show(frame: Frame, when: string): void {
+    const found = this.#sources.bytesOf(frame);
+    const total = frame.sum("nbytes");
+    const most = Math.max(1, ...[...found.values()].map(({ own }) => own));
+    const files = [...this.#sources.excerpts(found.keys())].map(([file, lines]) => ({ file, lines, own: lines.reduce<number>((sum, number) => sum + (found.get(`${file}:${number}`)?.own ?? 0), 0) }));
+    files.sort((a, b) => b.own - a.own || (a.file < b.file ? -1 : 1));
+    $("source-title").textContent = `Your lines at ${when}`;
+    $("source-body").replaceChildren(
+      ...files.map(({ file, lines, own }, index) => this.#file(file, own, total, index, () => lines.map((number) => this.#line(file, number, found, most)))),
+    );
+    if (!files.length) $("source-body").append(el("p", { class: "muted", text: "No line of the program's own code made what is shown." }));
+  }
+
+  // A file's lines are made when it is opened.
+  #file(file: string, own: number, total: number, index: number, rows: () => Node[]): HTMLElement {
+    const body = el("tbody");
+    const isOpen = this.#opened.has(file) || (index < OPEN_FILES && !this.#closed.has(file));
+    const head = el("thead", {}, el("tr", {}, ...["", "Made here", "With calls", "Line", "Code"].map((text, at) => (at ? el("th", { scope: "col", class: at < 4 ? "number" : "", text }) : el("td", {})))));
+    const box = el("details", { class: "file", open: isOpen }, el("summary", {}, el("code", { text: file }), ` ${bytes(own)}, ${percent(own, total)}`), el("table", { class: "listing", "aria-label": file }, head, body));
+    if (isOpen) body.append(...rows());
+    box.addEventListener("toggle", () => {
+      if (box.open && !body.childElementCount) body.append(...rows());
+      (box.open ? this.#opened : this.#closed).add(file);
+      (box.open ? this.#closed : this.#opened).delete(file);
+    });
+    return box;
+  }
+
+  #line(file: string, number: number | null, found: Map<string, LineBytes>, most: number): Node {
+    if (number === null) return el("tr", { class: "gap" }, el("td", { colspan: 5, text: "⋯" }));
+    const line = `${file}:${number}`;
+    const { own, all } = found.get(line) ?? NONE;
+    const heat = own ? Math.max(1, Math.ceil((HEATS * own) / most)) : 0;
+    const findings = this.#findings.flatMap(({ site, kind }, index) => (site === line ? [link(`${kind}, finding ${index + 1}`, () => pick("finding", index), { class: "link tag" })] : []));
+    return el(
+      "tr",
+      { "data-line": line, "aria-current": isPicked("line", line) ? "true" : null },
+      el("td", { class: "heat", "data-heat": heat }),
+      el("td", { class: "number" }, own ? link(bytes(own), () => pick("line", line, { toggle: true }), { "data-bytes": own, title: "show the storages that this line made" }) : ""),
+      el("td", { class: "number muted", text: all ? bytes(all) : "" }),
+      el("td", { class: "number muted", text: number }),
+      el("td", {}, el("code", { class: "code", text: this.#sources.text(line) }), ...findings),
+    );
+  }
+
+  // Returns the lines that hold what is searched, in files that are open.
+  find(matches: (text: string) => boolean): Element[] {
+    const rows = [...$("source-body").querySelectorAll<HTMLElement>("tr[data-line]")];
+    return rows.filter((row) => matches(row.querySelector("code")!.textContent!) || matches(row.dataset.line!));
+  }
+
+  // Brings a line into view, and opens its file.
+  reveal(line: string): void {
+    const find = () => $("source-body").querySelector<HTMLElement>(`tr[data-line="${CSS.escape(line)}"]`);
+    for (const box of find() ? [] : $("source-body").querySelectorAll("details")) {
+      if (!line.startsWith(`${box.querySelector("code")!.textContent}:`)) continue;
+      box.open = true;
+      box.dispatchEvent(new Event("toggle")); // the browser's own comes later
+    }
+    (find() ?? $("source")).scrollIntoView({ block: "center" });
+  }
+}

@@ -1,0 +1,57 @@
+// What memwatch/report/page/model.py writes into the document.
+import type { Packed } from "./codec.ts";
+import { $ } from "./dom.ts";
+import type { Block } from "./frame.ts";
+import type { PlanModel } from "./plan.ts";
+
+export interface Finding {
+  kind: string;
+  nbytes: number;
+  holder: string;
+  site: string;
+  modules: string[];
+  storages: Packed;
+}
+
+export interface DetailBlock {
+  tick_ns: number;
+  sites: Block;
+  storages: Block;
+  events: Block;
+  other_baseline_bytes: number;
+  left_out: number;
+}
+
+export interface PageModel {
+  totals: { peak_bytes: number; device: string; ops: number | null; events: number; span_ns: number };
+  peak: { event: number; time_ns: number; op: number; text: string };
+  categories: { name: string; nbytes: number }[];
+  overview: { complete: boolean; event: number[]; time_ns: number[]; live_bytes: Record<string, number[]> };
+  steps: { name: string; op: number; time_ns: number }[];
+  saved: { nbytes: number; held_anyway_bytes: number; share_ratio: number | null; tensors: number; listed: number; layers: string };
+  findings: Finding[];
+  plan: PlanModel | null;
+  blocks: {
+    words: string;
+    peak: Block;
+    saved: Block;
+    modules: Block;
+    steps: Block;
+    phases: Block;
+    sources: Block;
+    detail: DetailBlock;
+    stacks: Record<string, Packed>;
+    uses: Record<"storage" | "count" | "op", Packed>;
+  };
+}
+
+// The other devices lie in templates; one of them takes the place of the page's own parts.
+export function modelOf(device: string): PageModel {
+  const templates = [...document.querySelectorAll<HTMLTemplateElement>("template[data-device]")];
+  const other = templates.find((each) => each.dataset.device === device);
+  if (!other) return JSON.parse($("model").textContent!);
+  for (const part of other.content.querySelectorAll<HTMLElement>("[data-part]")) {
+    document.querySelector(`[data-part=${part.dataset.part}]`)!.replaceChildren(...part.cloneNode(true).childNodes);
+  }
+  return JSON.parse(other.content.querySelector("script")!.textContent!);
+}

@@ -1,0 +1,154 @@
+// The charts of a plan: live bytes before and after, and the cost of other budgets. uPlot draws them.
+import uPlot from "uplot";
+import { FONT, axisOf, bytesAxis, label, level, upright } from "./chart.ts";
+import { $, named } from "./dom.ts";
+import { bytes, whole } from "./format.ts";
+import { type Block, Frame, type Words } from "./frame.ts";
+
+const HEIGHT_PX = 260;
+const HEADROOM = 1.15;
+
+interface Figures {
+  budget_bytes: number | null;
+  bound_bytes: number;
+  program_bytes: number;
+}
+
+interface Point {
+  peak_bytes: number;
+  extra_cost_ratio: number;
+  shown: boolean;
+}
+
+export interface PlanModel {
+  figures: Figures;
+  tradeoff: Point[];
+  curves: Block | null;
+}
+
+class Curves {
+  readonly box = $("plan-curves");
+  plot: uPlot | undefined;
+  readonly #frame: Frame;
+  readonly #figures: Figures;
+  #index = 0;
+
+  constructor(frame: Frame, figures: Figures) {
+    this.#frame = frame;
+    this.#figures = figures;
+    this.box.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  draw(): void {
+    this.plot?.destroy();
+    const column = (name: string) => Array.from(this.#frame.columns[name].values);
+    const lives = ["program", "plan"].map((who) => {
+      const steps = column(`${who}_step`);
+      return column(`${who}_bytes`).map((value, row) => (steps[row] < 0 ? null : value));
+    });
+    this.plot = new uPlot(this.#options(), [column("at"), ...lives], this.box);
+  }
+
+  #options(): uPlot.Options {
+    const { budget_bytes: budget, bound_bytes: bound } = this.#figures;
+    const series = ["before", "after"].map((name) => ({
+      stroke: named(name),
+      width: 2,
+      points: { show: false },
+      paths: uPlot.paths.stepped!({ align: 1 }),
+    }));
+    return {
+      width: this.box.clientWidth,
+      height: HEIGHT_PX,
+      legend: { show: false },
+      cursor: { drag: { x: false, y: false }, points: { show: false } },
+      scales: { x: { time: false }, y: { range: (_, min, max) => [Math.min(0, min), (Math.max(max, budget ?? 0) || 1) * HEADROOM] } },
+      axes: [
+        axisOf({ values: (_, ticks) => ticks.map((step) => (Number.isInteger(step) ? whole(step) : "")), label: "step", labelSize: 18, labelFont: FONT, size: 34 }),
+        bytesAxis(),
+      ],
+      series: [{}, ...series],
+      hooks: {
+        setCursor: [(plot) => void (typeof plot.cursor.idx === "number" && (plot.cursor.left ?? -1) >= 0 && this.#say(plot.cursor.idx))],
+        draw: [
+          (plot) => {
+            if (budget !== null) level(plot, budget, "budget");
+            level(plot, bound, "bound");
+          },
+        ],
+      },
+    };
+  }
+
+  #say(index: number): void {
+    this.#index = index;
+    const part = (who: string) => {
+      const step = this.#frame.number(`${who}_step`, index);
+      if (step < 0) return `${who} is done`;
+      return `${who} ${bytes(this.#frame.number(`${who}_bytes`, index))} at step ${whole(step)} (${this.#frame.text(`${who}_what`, index)})`;
+    };
+    $("curves-status").textContent = `${part("program")}; ${part("plan")}`;
+  }
+
+  #key(event: KeyboardEvent): void {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    const far = event.shiftKey ? Math.ceil(this.#frame.rows / 100) : 1;
+    const next = Math.max(0, Math.min(this.#frame.rows - 1, this.#index + by * far));
+    this.plot!.setCursor({ left: this.plot!.valToPos(this.plot!.data[0][next], "x"), top: 20 }, false);
+    this.#say(next);
+  }
+}
+
+class TradeOff {
+  readonly box = $("plan-tradeoff");
+  plot: uPlot | undefined;
+  readonly #points: Point[];
+  readonly #figures: Figures;
+
+  constructor(points: Point[], figures: Figures) {
+    // the program itself is a point too: it has no extra cost
+    this.#points = [...points, { peak_bytes: figures.program_bytes, extra_cost_ratio: 0, shown: false }].sort((a, b) => a.peak_bytes - b.peak_bytes);
+    this.#figures = figures;
+  }
+
+  draw(): void {
+    this.plot?.destroy();
+    const x = this.#points.map((point) => point.peak_bytes);
+    const all = this.#points.map((point) => 100 * point.extra_cost_ratio);
+    const shown = this.#points.map((point) => (point.shown ? 100 * point.extra_cost_ratio : null));
+    const dots = (color: string, size: number) => ({ points: { show: true, size, fill: color, stroke: color } });
+    const { bound_bytes: bound, program_bytes: program } = this.#figures;
+    const right = Math.max(program, x.at(-1)!) * 1.04;
+    const options: uPlot.Options = {
+      width: this.box.clientWidth,
+      height: HEIGHT_PX,
+      legend: { show: false },
+      cursor: { show: false },
+      scales: { x: { time: false, range: () => [0, right] }, y: { range: (_, __, max) => [0, (max || 1) * HEADROOM] } },
+      axes: [
+        bytesAxis({ space: 80, label: "peak increase", labelSize: 18, labelFont: FONT, size: 34 }),
+        axisOf({ values: (_, ticks) => ticks.map((share) => `${share} %`), label: "extra cost", labelSize: 18, labelFont: FONT, size: 56 }),
+      ],
+      series: [{}, { stroke: named("after"), width: 2, ...dots(named("after"), 6) }, { width: 0, ...dots(named("peak-mark"), 11) }],
+      hooks: { draw: [(plot) => this.#bound(plot, bound)] },
+    };
+    this.plot = new uPlot(options, [x, all, shown], this.box);
+  }
+
+  #bound(plot: uPlot, bound: number): void {
+    label(plot, "lower bound", upright(plot, bound, { width: 1.5, color: named("bound"), dash: [6, 4] }), 0);
+  }
+}
+
+export async function planCharts(plan: PlanModel, words: Words): Promise<() => void> {
+  const charts: (Curves | TradeOff)[] = [];
+  if ($("plan-curves") && plan.curves) charts.push(new Curves(await Frame.unpack(plan.curves, words), plan.figures));
+  if ($("plan-tradeoff")) charts.push(new TradeOff(plan.tradeoff, plan.figures));
+  const redraw = () => charts.forEach((chart) => chart.draw());
+  const fit = ({ plot, box }: Curves | TradeOff) => plot && plot.width !== box.clientWidth && plot.setSize({ width: box.clientWidth, height: HEIGHT_PX });
+  redraw();
+  for (const { box } of charts) new ResizeObserver(() => charts.forEach(fit)).observe(box);
+  return redraw;
+}

@@ -1,0 +1,97 @@
+// Groups live storages into the tree that the icicle draws. Modules are nested as in the program.
+import type { Colouring } from "./colouring.ts";
+import { blankOf } from "./dimensions.ts";
+import type { Frame } from "./frame.ts";
+import { around } from "./pick.ts";
+
+type Lineage = (module: string) => string[];
+
+export interface Cell {
+  name: string;
+  level: string;
+  key: string;
+  value: number;
+  count: number;
+  tint: number; // the group of the colouring that has most of its bytes
+  children: Cell[];
+}
+
+interface Node {
+  name: string;
+  level: string;
+  key: string;
+  value: number;
+  count: number;
+  byKey: Map<string, Node>;
+  bytesOf: Map<number, number>;
+}
+
+const node = (level: string, name: string, key: string): Node => ({ name, level, key, value: 0, count: 0, byKey: new Map(), bytesOf: new Map() });
+
+function child(of: Node, level: string, name: string, key: string): Node {
+  let found = of.byKey.get(key);
+  if (!found) of.byKey.set(key, (found = node(level, name, key)));
+  return found;
+}
+
+// Shows `blocks.0` rather than a bare `0`.
+function shortModule(name: string, above: string | undefined): string {
+  const local = above !== undefined && name.startsWith(`${above}.`) ? name.slice(above.length + 1) : name;
+  return /^\d+$/.test(local) ? name.split(".").slice(-2).join(".") : local;
+}
+
+// Returns the nodes below another that a storage passes through at one level.
+function steps(level: string, text: string, lineage: Lineage): { name: string; key: string }[] {
+  if (level !== "module" || text === "") return [{ name: text || blankOf(level), key: `${level}=${text}` }];
+  const path = around(text, lineage);
+  return path.map((name, index) => ({ name: shortModule(name, path[index - 1]), key: `module<${name}` }));
+}
+
+function add(to: Node, tint: number, nbytes: number): void {
+  to.value += nbytes;
+  to.count += 1;
+  to.bytesOf.set(tint, (to.bytesOf.get(tint) ?? 0) + nbytes);
+}
+
+function finish(of: Node): Cell {
+  const children = [...of.byKey.values()].map(finish);
+  children.sort((a, b) => b.value - a.value || (a.key < b.key ? -1 : 1));
+  // a module whose only content is another module shares its cell: `encoder.layers`
+  if (of.level === "module" && children.length === 1 && children[0].level === "module" && of.key.startsWith("module<")) {
+    const only = children[0];
+    return { ...only, name: only.name.startsWith(`${of.name}.`) ? only.name : `${of.name}.${only.name}` };
+  }
+  const [tint] = [...of.bytesOf].reduce((best, entry) => (entry[1] > best[1] ? entry : best), [0, -1]);
+  return { name: of.name, level: of.level, key: of.key, value: of.value, count: of.count, tint, children };
+}
+
+export function buildTree(frame: Frame, levels: string[], name: string, lineage: Lineage, colouring: Colouring): Cell {
+  const root = node("root", name, "root");
+  const there = levels.filter((level) => frame.has(level));
+  const known = new Map<string, { name: string; key: string }[]>();
+  for (let row = 0; row < frame.rows; row++) {
+    const tint = colouring.of(frame, row);
+    const nbytes = frame.number("nbytes", row);
+    let at = root;
+    add(at, tint, nbytes);
+    for (const level of there) {
+      const text = frame.text(level, row);
+      const path = known.get(`${level}=${text}`) ?? known.set(`${level}=${text}`, steps(level, text, lineage)).get(`${level}=${text}`)!;
+      for (const step of path) {
+        at = child(at, level, step.name, step.key);
+        add(at, tint, nbytes);
+      }
+    }
+  }
+  return finish(root);
+}
+
+// Returns the conditions that the rows of a cell fulfil: its own key and those of the cells above it.
+export function matches(frame: Frame, keys: string[], lineage: Lineage): (row: number) => boolean {
+  const tests = keys.filter((key) => key !== "root").map((key): [string, (text: string) => boolean] => {
+    const [, level, sign, wanted] = /^(\w+)([=<])([^]*)$/.exec(key)!;
+    const below = (text: string) => text !== "" && around(text, lineage).includes(wanted);
+    return [level, sign === "=" ? (text) => text === wanted : below];
+  });
+  return (row) => tests.every(([level, test]) => test(frame.text(level, row)));
+}
