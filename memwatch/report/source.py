@@ -50,10 +50,6 @@ class Finding(Protocol):
     def predicted_peak_bytes(self) -> int:
         """What the peak would fall to if this alone were done."""
 
-    @property
-    def storages(self) -> Sequence[int]:
-        """The storages concerned."""
-
 
 class Reading(Protocol):
     """A profile as users read it; the tables are those of `capture.derived.DERIVED`."""
