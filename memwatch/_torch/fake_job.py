@@ -10,6 +10,7 @@
 | torch.nn.parallel.distributed._verify_param_shape_across_processes | VERIFY |
 | torch.distributed._register_comm_hook | register_hook |
 | torch.distributed.device_mesh.DeviceMesh._create_sub_mesh | SUB_MESH |
+| torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty | SHARDING, CHUNK |
 | torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached | PROPAGATOR, PROPAGATE |
 
 An estimate alone imports this file: what it takes of torch.distributed needs a second to import.
@@ -67,6 +68,9 @@ PROPAGATE: Final = _name_if_there(
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached"
 )
 """The method of ShardingPropagator that runs an op on whole fake tensors to learn the shapes of its results."""
+SHARDING: Final[Any] = _if_there("torch.distributed.fsdp._fully_shard._fsdp_param")
+CHUNK: Final = _name_if_there("torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty")
+"""The function of the module SHARDING that cuts a parameter into the shards of all ranks."""
 require_jobs: Final = _job.require
 """Raise MemwatchError, which names what this torch lacks, where a program cannot be estimated."""
 
