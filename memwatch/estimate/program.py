@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 _NO_VALUES: Final = (
     "needs the values of a tensor, and an estimate has none: the sizes that follow depend on them"
 )
+_UNLINKED: Final = "is not linked with support for"
+_NO_DEVICE: Final = (
+    "this torch is built for the host alone; install one with CUDA (no GPU is needed), or let the program run on the "
+    "host, where its tensors have the same sizes"
+)
 _NOT_POSSIBLE: Final = "an estimate runs on fake tensors, which refuse this"
 
 
@@ -134,6 +139,8 @@ def _refusal(error: BaseException) -> str | None:
     if isinstance(error, UNANSWERABLE):
         return f"{where} {_NO_VALUES} ({error.func.name()})"
     text = " ".join(str(error).split())
+    if _UNLINKED in text:
+        return f"{where}: {_NO_DEVICE} ({text})"
     if (
         type(error).__module__.startswith("torch._subclasses")
         or "FakeTensor" in text
