@@ -106,6 +106,11 @@ def answering(on_read: Callable[[Any], None]) -> AbstractContextManager[object]:
     return mode
 
 
+def is_raised_by_fakes(error: BaseException) -> bool:
+    """Return True for an error of a kind that fake tensors alone raise."""
+    return type(error).__module__.startswith("torch._subclasses.")
+
+
 def _is_elsewhere(kwargs: dict[str, Any] | None) -> bool:
     return (kwargs or {}).get("device") not in (None, torch.device("cpu"))
 

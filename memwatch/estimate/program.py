@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from memwatch._torch.fake_job import UNANSWERABLE, answering, require_jobs
+from memwatch._torch.fake_job import UNANSWERABLE, answering, is_raised_by_fakes, require_jobs
 from memwatch._torch.versions import require_known_torch
 from memwatch.errors import MemwatchError
 from memwatch.estimate.job import Job, pretended
@@ -141,11 +141,7 @@ def _refusal(error: BaseException) -> str | None:
     text = " ".join(str(error).split())
     if _UNLINKED in text:
         return f"{where}: {_NO_DEVICE} ({text})"
-    if (
-        type(error).__module__.startswith("torch._subclasses")
-        or "FakeTensor" in text
-        or "tensor subclasses" in text
-    ):
+    if is_raised_by_fakes(error) or "FakeTensor" in text or "tensor subclasses" in text:
         return f"{where}: {_NOT_POSSIBLE} ({type(error).__name__}: {text})"
     return None
 
