@@ -91,9 +91,11 @@ def _replacements(job: Job) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     yield mesh, "__init__", _with_real_ranks(mesh.__init__)
     yield mesh, SUB_MESH, _within(really, getattr(mesh, SUB_MESH))
     # the buckets come in another order then, of the same bytes in all; the order is sent as values
-    yield Reducer, REBUILD, lambda *args: False
-    helper = getattr(data_parallel.DistributedDataParallel, MAKE_REDUCER)
-    yield data_parallel.DistributedDataParallel, MAKE_REDUCER, _with_reduced_buckets(helper)
+    if REBUILD is not None:
+        yield Reducer, REBUILD, lambda *args: False
+    if MAKE_REDUCER is not None:
+        maker = data_parallel.DistributedDataParallel
+        yield maker, MAKE_REDUCER, _with_reduced_buckets(getattr(maker, MAKE_REDUCER))
     # the whole fake tensors on which an op's shapes are tried are nobody's memory
     yield PROPAGATOR, PROPAGATE, _within(without_modes, getattr(PROPAGATOR, PROPAGATE))
     yield SHARDING, CHUNK, Shards

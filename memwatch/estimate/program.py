@@ -66,7 +66,7 @@ def estimate_program(
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(nowhere),
         pretended(job),
-        answering(reads.note),  # type: ignore[arg-type]
+        answering(reads.note),
         left_out(device) as remarks,
         recording,
         counter.watching(),
