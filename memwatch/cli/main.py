@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 VERBS: Final = (
-    "run", "report", "summary", "stats", "tree", "diff", "merge", "leaks", "plan", "replay", "fit", "transform",
-    "import", "mcp", "build",
+    "run", "report", "summary", "stats", "tree", "diff", "merge", "leaks", "plan", "replay", "fit", "estimate",
+    "transform", "import", "mcp", "build",
 )  # fmt: skip
 """The verbs in the order of the help; each is a module of this package with `add_arguments` and `execute`."""
 

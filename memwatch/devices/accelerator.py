@@ -62,6 +62,11 @@ class Accelerator:
         """The least block of c10's caching allocators."""
         return _ROUNDING_BYTES
 
+    @property
+    def alignment_bytes(self) -> int:
+        """Blocks lie side by side, so the sizes decide."""
+        return _ROUNDING_BYTES
+
     def segments(self, name: str) -> list[dict[str, Any]]:
         """Return the segments of a device; none for a backend whose module has no `memory_snapshot`."""
         index = torch.device(name).index or 0

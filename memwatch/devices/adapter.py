@@ -25,6 +25,10 @@ class Adapter(Protocol):
     def rounding_bytes(self) -> int:
         """The sizes of all blocks that the allocator hands out are multiples of this."""
 
+    @property
+    def alignment_bytes(self) -> int:
+        """Every block begins at a multiple of this, so what is left of its last stretch is of no use to others."""
+
     def segments(self, name: str) -> list[dict[str, Any]]:
         """Return the segments of a device with their blocks, as torch lists them; none where it does not."""
 

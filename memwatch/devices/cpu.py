@@ -55,6 +55,11 @@ class Cpu:
         """One: torch's books of the host are of what was asked for."""
         return 1
 
+    @property
+    def alignment_bytes(self) -> int:
+        """What c10 asks malloc for."""
+        return 64
+
     def segments(self, name: str) -> list[dict[str, Any]]:
         """Return none: what malloc keeps is not torch's."""
         return []

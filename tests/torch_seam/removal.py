@@ -126,6 +126,24 @@ def _import_backend() -> dict[str, object]:
     return {}
 
 
+def _estimate() -> dict[str, object]:
+    from memwatch.estimate.program import estimate_program
+
+    estimate_program(lambda: _train)
+    return {}
+
+
+_OF_JOBS = (
+    "torch._subclasses.fake_tensor.D",
+    "torch._subclasses.fake_tensor.unset_fake_temporarily",
+    "torch.distributed._register_comm_hook",
+    "torch.distributed.device_mesh.",
+    "torch.distributed.distributed_c10d.",
+    "torch.distributed.fsdp._fully_shard._fsdp_param.",
+    "torch.distributed.tensor.",
+    "torch.nn.parallel.distributed._verify",
+    "torch.testing.",
+)
 _OF_THE_COMPILER = ("torch._dynamo.", "torch._functorch.", "torch.autograd._engine_run_backward")
 _OF_THE_KEY = ("torch._C._dispatch", "torch._ops", "torch.ops", "torch.library")
 _OF_PROFILES_ALONE = (
@@ -148,6 +166,8 @@ def steps_of(name: str) -> dict[str, Step]:
             "compiled": _profile_compiled,
             "mode": _profile_by("mode", "0"),
         }
+    if name.startswith(_OF_JOBS):
+        return {"estimate": _estimate}
     if name.startswith("torch.distributed.fsdp."):
         return {"fsdp": _profile_with_fsdp}
     steps = {"native mode": _profile_by("mode", "1"), "mode": _profile_by("mode", "0")}

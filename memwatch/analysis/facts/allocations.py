@@ -16,6 +16,7 @@ import numpy as np
 from memwatch.analysis.facts.blocks import Blocks, block_at, pair_events
 from memwatch.analysis.facts.deaths import LIVES, deaths_seen, end_blocks, last_deaths, part_from_successors
 from memwatch.analysis.facts.identity import first_on_block, unify_storages
+from memwatch.analysis.facts.resized_fakes import until_resized
 from memwatch.analysis.facts.step_curve import step_curve
 from memwatch.capture.schema import NONE, ORIGINS
 from memwatch.device_names import CPU, META
@@ -133,6 +134,9 @@ def _matched(capture: Capture) -> tuple[Capture, int, tuple[dict[str, Any], dict
     resized = _match_resizes(capture, blocks, owner)
     blocks = end_blocks(blocks, owner, capture.tables["resizes"], died_ns)
     match = _Match(births, blocks, block_of, owner, resized, died_ns)
+    if capture.meta.get("estimate"):  # recorded without the allocator's events, so there are no other blocks
+        first_ns, later = until_resized(capture.tables["resizes"], births, died_ns)
+        return capture, len(order), (_named_allocations(capture, replace(match, died_ns=first_ns)), later)
     return capture, len(order), (_named_allocations(capture, match), _unnamed_allocations(capture, match))
 
 
@@ -211,8 +215,13 @@ def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
     has_events = np.isin(births["device"], capture.tables["allocator"]["device"])
     reported &= has_events | np.isin(births["device"], _ids(capture, CPU))
     is_estimate = capture.meta.get("estimate")
-    weighs = ~real & ~np.isin(births["device"], _ids(capture, META)) if is_estimate else real
     elsewhere = ~matched & ~at_entry & (reported | (births["origin"] == BASELINE))
+    if is_estimate:  # nobody hears of the birth of a fake tensor: what an op met first was made in the block
+        origin = np.where(elsewhere & ~real, UNOBSERVED, origin)
+        elsewhere &= real
+        weighs = (~real | (births["origin"] == BY_OP)) & ~np.isin(births["device"], _ids(capture, META))
+    else:
+        weighs = real
     origin = np.where(elsewhere, EXTERNAL, origin)
     return {
         "storage": np.arange(named, dtype=np.int32),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 READ, WRITE = (ACCESSES.index(access) for access in ("read", "write"))
 UNSEEN: Final = frozenset({"detach", "lift_fresh", "alias"})
 """Ops that make no bytes; `detach` must stay unseen below autograd: `nn.Parameter` needs its output unwrapped."""
+_BOOKKEEPING: Final = ("profiler", "prim")
+"""Namespaces of ops that compute nothing: marks of profilers, and `prim::device`, which asks a fake tensor for its."""
 _RESIZING: Final = frozenset({"resize_", "resize_as_", "set_", "_resize_output_"})
 _NUMBERS: Final[dict[type, torch.dtype]] = {
     bool: torch.bool,
@@ -123,7 +125,7 @@ def mode_kind(func: Any) -> OpKind | None:
         not isinstance(func, OpOverload)
         or func.is_view
         or base_name_of(func) in UNSEEN
-        or func.namespace == "profiler"
+        or func.namespace in _BOOKKEEPING
     ):
         return None
     return OpKind(func)

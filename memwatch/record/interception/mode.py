@@ -48,6 +48,7 @@ class ModeInterceptor(UncompiledMode):
         self._kinds: dict[int, OpKind | None] = {}
         self._overloads: list[Any] = []
         self._thread = threading.get_ident()
+        self._at_entry: list[Any] = []
         self.python_functions: tuple[Callable[..., Any], ...] = (ModeInterceptor.__torch_dispatch__,)
 
     def start(self, handler: Handler) -> None:
@@ -55,6 +56,7 @@ class ModeInterceptor(UncompiledMode):
         self._handler = handler
         if self._dispatch is not None:  # torch wants a method of the mode
             self.__dict__["__torch_dispatch__"] = MethodType(self._dispatch, self)
+        self._at_entry = [mode for mode in mode_stack() if is_torch_own(mode)]
         self.__enter__()
 
     def stop(self) -> None:
@@ -124,10 +126,11 @@ class ModeInterceptor(UncompiledMode):
         """Leave an op to the subclass of its arguments, after the modes that lie beneath this one.
 
         torch asks no further mode once one declines. So the op starts anew with this mode as the lowest: what
-        the subclass runs within is seen then. Where torch's own modes are on, which are always the lowest, all
-        of it is theirs: they trace.
+        the subclass runs within is seen then. torch's own modes are always the lowest, and torch asks a subclass
+        before them. Where one was pushed in the block, all of it is theirs: they trace. A FakeTensorMode that was on
+        when the block was entered makes the tensors of the program.
         """
-        if not beneath:
+        if all(any(mode is known for known in self._at_entry) for mode in beneath):
             return NotImplemented
         if any(is_torch_own(mode) for mode in beneath):
             return func(*args, **kwargs)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from memwatch.capture.schema import NONE
-from memwatch.record.tables.parts import tensor_bytes
+from memwatch.record.tables.parts import plain_parts, tensor_bytes
 from memwatch.record.tables.storages import BASELINE
 
 if TYPE_CHECKING:
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 
 def saved_storage(storages: Storages, tensor: Tensor) -> tuple[int, int, int]:
-    """Return the number of a saved tensor's storage, -1 for none, the string id of its shape, and its bytes."""
-    storage = storages.number_of(tensor, NONE, BASELINE) if tensor.layout is torch.strided else NONE
-    return storage, storages.shape_id(tensor), tensor_bytes(tensor)
+    """Return the number of a saved tensor's storage, -1 for none, the string id of its shape, and its bytes.
+
+    A wrapper, as a DTensor, has no bytes of its own: its first part has them.
+    """
+    part = next(plain_parts(tensor), tensor) if tensor.layout is torch.strided else tensor
+    storage = storages.number_of(part, NONE, BASELINE) if tensor.layout is torch.strided else NONE
+    return storage, storages.shape_id(part), tensor_bytes(part)

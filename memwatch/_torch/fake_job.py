@@ -1,0 +1,121 @@
+"""One rank of a job that is not there: fake tensors that answer reads, fake process groups, no other process.
+
+| torch | here |
+| --- | --- |
+| torch._subclasses.fake_tensor.FakeTensorMode, DataDependentOutputException | answering(on_read) |
+| torch._subclasses.fake_tensor.DynamicOutputShapeException and others | UNANSWERABLE |
+| torch._subclasses.fake_tensor.unset_fake_temporarily | really() |
+| torch.testing._internal.distributed.fake_pg.FakeStore | FakeStore |
+| torch.distributed.distributed_c10d._new_process_group_helper | MAKE_GROUP |
+| torch.nn.parallel.distributed._verify_param_shape_across_processes | VERIFY |
+| torch.distributed._register_comm_hook | register_hook |
+| torch.distributed.device_mesh.DeviceMesh._create_sub_mesh | SUB_MESH |
+| torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty | SHARDING, CHUNK |
+| torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached | PROPAGATOR, PROPAGATE |
+
+An estimate alone imports this file: what it takes of torch.distributed needs a second to import.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from memwatch._torch.lookup import NoSuchClass, Part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+_job: Final = Part("a program cannot be estimated")
+_Mode: Final[Any] = _job.take("torch._subclasses.fake_tensor.FakeTensorMode", NoSuchClass)
+_ReadsValue: Final[Any] = _job.take("torch._subclasses.fake_tensor.DataDependentOutputException", NoSuchClass)
+_ShapeOfValues: Final[Any] = _job.take(
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException", NoSuchClass
+)
+really: Final[Callable[[], AbstractContextManager[Any]]] = _job.required(
+    "torch._subclasses.fake_tensor.unset_fake_temporarily"
+)
+"""A guard: ops inside make real tensors."""
+UNANSWERABLE: Final = (_ShapeOfValues, _ReadsValue)
+"""What an op raises whose result cannot be told without values; `func` is the op."""
+
+_HAS_GROUPS: Final = torch.distributed.is_available()
+
+
+def _if_there(path: str) -> Any:
+    return _job.take(path, None) if _HAS_GROUPS else None
+
+
+def _name_if_there(path: str) -> str:
+    _if_there(path)
+    return path.rpartition(".")[2]
+
+
+FakeStore: Final[Any] = _if_there("torch.testing._internal.distributed.fake_pg.FakeStore")
+"""A store that keeps nothing; importing it registers the backend named fake."""
+MAKE_GROUP: Final = _name_if_there("torch.distributed.distributed_c10d._new_process_group_helper")
+"""The function of distributed_c10d that makes every process group."""
+VERIFY: Final = _name_if_there("torch.nn.parallel.distributed._verify_param_shape_across_processes")
+"""The function with which DistributedDataParallel compares the shapes of all ranks, by their values."""
+SUB_MESH: Final = _name_if_there("torch.distributed.device_mesh.DeviceMesh._create_sub_mesh")
+"""The method of DeviceMesh that reads a table of ranks."""
+register_hook: Final[Any] = _if_there("torch.distributed._register_comm_hook")
+"""Register what a Reducer does with a full bucket."""
+PROPAGATOR: Final[Any] = _if_there("torch.distributed.tensor._sharding_prop.ShardingPropagator")
+PROPAGATE: Final = _name_if_there(
+    "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached"
+)
+"""The method of ShardingPropagator that runs an op on whole fake tensors to learn the shapes of its results."""
+SHARDING: Final[Any] = _if_there("torch.distributed.fsdp._fully_shard._fsdp_param")
+CHUNK: Final = _name_if_there("torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty")
+"""The function of the module SHARDING that cuts a parameter into the shards of all ranks."""
+require_jobs: Final = _job.require
+"""Raise MemwatchError, which names what this torch lacks, where a program cannot be estimated."""
+
+_READS_NUMBER: Final = "aten::_local_scalar_dense"
+_ORDER: Final = "aten::randperm"
+
+
+def answering(on_read: Callable[[Any], None]) -> AbstractContextManager[object]:
+    """Return a FakeTensorMode in which a read of a value is answered by zero.
+
+    Zero keeps training going: `GradScaler` finds no infinity, and no assertion of a finite loss fails. An order of
+    indices (`randperm`, as samplers of a DataLoader make it) is real: the program reads all of it.
+
+    Args:
+        on_read: called with the op of each read.
+    """
+    has_gpu = torch.accelerator.is_available()  # asked before the program is told that there is one
+
+    class Answering(_Mode):  # type: ignore[misc]  # the base is looked up
+        avoid_device_init = not has_gpu
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.name().partition(".")[0] == _ORDER and not _is_elsewhere(kwargs):
+                with really():
+                    return func(*args, **(kwargs or {}))
+            try:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            except _ReadsValue:
+                on_read(func)
+                return _zero(args[0].dtype) if func.name() == _READS_NUMBER else False
+
+    mode: AbstractContextManager[object] = Answering(allow_non_fake_inputs=True)
+    return mode
+
+
+def is_raised_by_fakes(error: BaseException) -> bool:
+    """Return True for an error of a kind that fake tensors alone raise."""
+    return type(error).__module__.startswith("torch._subclasses.")
+
+
+def _is_elsewhere(kwargs: dict[str, Any] | None) -> bool:
+    return (kwargs or {}).get("device") not in (None, torch.device("cpu"))
+
+
+def _zero(dtype: torch.dtype) -> bool | int | float | complex:
+    if dtype is torch.bool:
+        return False
+    return 0j if dtype.is_complex else 0.0 if dtype.is_floating_point else 0

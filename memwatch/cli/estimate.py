@@ -1,0 +1,80 @@
+"""Estimate the peak of a training program that may fit nowhere, as one rank of a job of any size.
+
+The beginning of the program runs on fake tensors, which have sizes and no memory. It needs neither a GPU nor other
+processes: `init_process_group` finds a job of --world-size ranks at once, and collectives do nothing. The run ends
+after a few steps of the optimizer. Sizes of tensors are counted; what is modelled stands apart.
+
+    memwatch estimate --world-size 256 train.py --epochs 1
+    memwatch estimate --device cuda -o train.memwatch --html train.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memwatch.cli.files import make_room
+from memwatch.cli.numbers import positive
+from memwatch.cli.output import emit
+from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
+from memwatch.cli.traceback import hide_own_frames
+from memwatch.errors import MemwatchError
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this verb."""
+    own = "[--world-size N] [--rank R] [--steps N] [--device TYPE] [-o FILE] [-f] [--html[=PATH]]"
+    parser.usage = f"memwatch estimate {own} {PROGRAM_USAGE}"
+    parser.add_argument(
+        "--world-size",
+        type=positive,
+        metavar="N",
+        help="ranks of the job; default as many as the program asks for",
+    )
+    parser.add_argument(
+        "--rank", type=int, default=0, metavar="R", help="the rank that is estimated, default 0"
+    )
+    parser.add_argument(
+        "--steps", type=positive, default=3, metavar="N", help="end the run after N steps, default 3"
+    )
+    parser.add_argument(
+        "--device", metavar="TYPE", help="cuda: the program finds a GPU, though there is none"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write the capture, which all other verbs read"
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
+    parser.add_argument("--html", action="store_true", help="write the page too; default CAPTURE.html")
+    add_program(parser)
+
+
+def execute(options: argparse.Namespace) -> int | BaseException:
+    """Print the estimate; return 0, or the exception of the program."""
+    # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
+    from memwatch.estimate.job import Job
+    from memwatch.estimate.program import estimate_program
+    from memwatch.estimate.words import text_of
+
+    program = chosen_program(options)
+    capture = None if options.output is None else Path(options.output).absolute()
+    page = Path(options.page or (capture or Path(f"{program.name}.estimate")).with_suffix(".html")).absolute()
+    for path in filter(None, (capture, page if options.html else None)):
+        make_room(path, force=options.force)
+    job = Job(options.rank, options.world_size)
+    try:
+        if capture is not None:
+            capture.unlink(missing_ok=True)
+        found = estimate_program(
+            program.load, job=job, steps=options.steps, device=options.device, path=capture
+        )
+    except MemwatchError:
+        raise
+    except BaseException as error:
+        return hide_own_frames(error)
+    if options.html:
+        found.reading.report(page, force=options.force)
+    emit(text_of(found))
+    return 0

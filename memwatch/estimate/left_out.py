@@ -1,0 +1,60 @@
+"""What an estimated program shall not do, or does in another way: write checkpoints, start workers, ask a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import patch
+
+import torch
+from torch.utils.data import DataLoader
+
+from memwatch.devices.pretended import pretended_accelerator
+from memwatch.errors import MemwatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_SAVED: Final = "torch.save wrote nothing: fake tensors have no values"
+_WORKERS: Final = "a DataLoader made its batches in this process: workers could not send fake tensors"
+_NO_WORKERS: Final = {
+    "num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "timeout": 0, "pin_memory": False,
+    "multiprocessing_context": None, "worker_init_fn": None,
+}  # fmt: skip
+_POSITIONAL: Final = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler")
+"""Arguments of a DataLoader that are given by position; those after them rarely are."""
+
+
+@contextlib.contextmanager
+def left_out(device: str | None) -> Iterator[dict[str, None]]:
+    """Keep the program inside from files and workers; yield the sentences about what it did differently.
+
+    Args:
+        device: a kind of accelerator that the program shall find.
+
+    Raises:
+        MemwatchError: it is none that can be pretended.
+    """
+    if device not in (None, "cpu", "cuda"):
+        raise MemwatchError(f"--device {device} cannot be pretended; give cpu or cuda")
+    remarks: dict[str, None] = {}
+
+    def save(*args: Any, **kwargs: Any) -> None:
+        remarks[_SAVED] = None
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(torch, "save", save))
+        stack.enter_context(patch.object(DataLoader, "__init__", _in_process(DataLoader.__init__, remarks)))
+        if device == "cuda":
+            stack.enter_context(pretended_accelerator())
+        yield remarks
+
+
+def _in_process(initialize: Callable[..., None], remarks: dict[str, None]) -> Callable[..., None]:
+    def initialize_loader(loader: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("num_workers") or len(args) > len(_POSITIONAL):
+            remarks[_WORKERS] = None
+        initialize(loader, *args[: len(_POSITIONAL)], **{**kwargs, **_NO_WORKERS})
+
+    return initialize_loader

@@ -1,0 +1,155 @@
+"""Run the beginning of a program on fake tensors, as one rank of its job, and record what they would take."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from memwatch._torch.fake_job import UNANSWERABLE, answering, is_raised_by_fakes, require_jobs
+from memwatch._torch.versions import require_known_torch
+from memwatch.errors import MemwatchError
+from memwatch.estimate.job import Job, pretended
+from memwatch.estimate.left_out import left_out
+from memwatch.estimate.result import Estimate
+from memwatch.fit.program_trial import Enough
+from memwatch.own_code import is_program_code
+from memwatch.profile import profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.optim import Optimizer
+
+_NO_VALUES: Final = (
+    "needs the values of a tensor, and an estimate has none: the sizes that follow depend on them"
+)
+_UNLINKED: Final = "is not linked with support for"
+_NO_DEVICE: Final = (
+    "this torch is built for the host alone; install one with CUDA (no GPU is needed), or let the program run on the "
+    "host, where its tensors have the same sizes"
+)
+_NOT_POSSIBLE: Final = "an estimate runs on fake tensors, which refuse this"
+
+
+def estimate_program(
+    load: Callable[[], Callable[[], None]],
+    *,
+    job: Job = Job(),  # noqa: B008  # frozen
+    steps: int = 3,
+    device: str | None = None,
+    path: str | os.PathLike[str] | None = None,
+) -> Estimate:
+    """Return what the tensors of a program would take, from its start until a few steps of its optimizer.
+
+    Args:
+        load: makes the process look as if Python had just started on the program, and returns the program.
+        job: the rank that the program believes to be.
+        steps: steps of the first optimizer after which the run is ended.
+        device: a kind of accelerator that the program shall find, though there is none: `"cuda"`.
+        path: write the capture to this file; None keeps it in memory.
+
+    Raises:
+        MemwatchError: the program needs values that fake tensors do not have.
+        Exception: what the program itself raised.
+    """
+    require_known_torch()
+    require_jobs()
+    reads, counter = Reads(), _Steps(steps)
+    recording = profile(path)
+    program = load()
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        pretended(job),
+        answering(reads.note),
+        left_out(device) as remarks,
+        recording,
+        counter.watching(),
+    ):
+        try:
+            program()
+        except Enough:
+            pass
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
+        except Exception as error:
+            sentence = _refusal(error)
+            if sentence is None:
+                raise
+            raise MemwatchError(sentence) from error
+    return Estimate(recording, job, counter.count, tuple(reads.places), tuple(remarks))
+
+
+class Reads:
+    """The lines of the program that read a value, each once."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, int] = {}
+
+    def note(self, op: Any) -> None:
+        """Count a read at the line of the program that runs."""
+        frame = sys._getframe(1)
+        place = next(
+            (
+                f"{each.f_code.co_filename}:{line}"
+                for each, line in traceback.walk_stack(frame)
+                if is_program_code(each.f_code.co_filename)
+            ),
+            "",
+        )
+        self.places[place] = self.places.get(place, 0) + 1
+
+
+class _Steps:
+    """Ends the program after some steps of its first optimizer."""
+
+    def __init__(self, wanted: int) -> None:
+        self.count = 0
+        self._wanted = wanted
+        self._first: Optimizer | None = None
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Count steps inside."""
+        hook = register_optimizer_step_post_hook(self._stepped)
+        try:
+            yield
+        finally:
+            hook.remove()
+            self._first = None
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._first is None:
+            self._first = optimizer
+        if optimizer is self._first:
+            self.count += 1
+            if self.count >= self._wanted:
+                raise Enough
+
+
+def _refusal(error: BaseException) -> str | None:
+    """Return a sentence for what fake tensors cannot do; None for an error of the program's own."""
+    where = _line_of(error)
+    if isinstance(error, UNANSWERABLE):
+        return f"{where} {_NO_VALUES} ({error.func.name()})"
+    text = " ".join(str(error).split())
+    if _UNLINKED in text:
+        return f"{where}: {_NO_DEVICE} ({text})"
+    if is_raised_by_fakes(error) or "FakeTensor" in text or "tensor subclasses" in text:
+        return f"{where}: {_NOT_POSSIBLE} ({type(error).__name__}: {text})"
+    return None
+
+
+def _line_of(error: BaseException) -> str:
+    lines = [
+        f"{frame.f_code.co_filename}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if is_program_code(frame.f_code.co_filename)
+    ]
+    return lines[-1] if lines else "the program"

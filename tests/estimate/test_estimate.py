@@ -1,0 +1,189 @@
+"""An estimate runs the beginning of a program on fake tensors: what it counts, answers, leaves out and puts back."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import memwatch
+from memwatch.errors import MemwatchError
+from memwatch.estimate.job import Job
+from memwatch.estimate.program import estimate_program
+from memwatch.estimate.words import text_of
+
+TRAINING = """
+    import torch
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    for _ in range(1000):
+        loss = model(torch.ones(2, 8)).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+READS = """
+        if torch.isnan(loss) or loss.item() != 0:
+            raise ValueError(loss)
+        assert loss.tolist() == 0.0
+"""
+
+
+def estimate(source, **options):
+    """Return the estimate of a program."""
+    gc.collect()  # fake tensors of an earlier program would be there at entry
+    code = compile(textwrap.dedent(source), "train.py", "exec")
+    return estimate_program(lambda: lambda: exec(code, {"__name__": "__main__"}), **options)
+
+
+def test_the_peak_is_what_the_tensors_would_take():
+    """More than this machine has: two tensors of 4 TiB and half of another."""
+    found = estimate("import torch; a = torch.ones(1 << 40); b = a + 1; del a; c = b[: 1 << 39] * 2")
+    assert found.tensor_bytes == 8 << 40
+    assert found.rounding_bytes == 0
+
+
+def test_what_the_allocator_rounds_up_is_modelled_apart():
+    """Three tensors of 4 bytes take three blocks of 64."""
+    found = estimate("import torch; kept = [torch.ones(1) for _ in range(3)]")
+    assert (found.tensor_bytes, found.rounding_bytes, found.block_bytes) == (12, 3 * 60, 64)
+
+
+def test_a_resize_frees_and_makes_memory_of_fake_tensors():
+    """As FSDP2 frees and gathers its whole parameters: one of the two is there at any time."""
+    program = """
+        import torch
+        a, b = torch.ones(1000), torch.ones(10)
+        a.untyped_storage().resize_(0)
+        c = torch.ones(1000)
+        {last}
+    """
+    assert estimate(program.format(last="")).tensor_bytes == 4040
+    assert estimate(program.format(last="a.untyped_storage().resize_(4000)")).tensor_bytes == 8040
+
+
+def test_what_is_made_of_values_counts():
+    """torch.tensor is no op: its result is met by the op that reads it."""
+    assert estimate("import torch; a = torch.tensor([1.0, 2.0]); b = a + 1").tensor_bytes == 16
+
+
+def test_the_run_ends_after_some_steps_of_the_optimizer():
+    assert estimate(TRAINING, steps=2).steps == 2
+
+
+def test_a_program_that_ends_by_itself_made_fewer_steps():
+    assert estimate(TRAINING.replace("1000", "2")).steps == 2
+
+
+def test_reads_of_values_are_answered_by_zero_and_named():
+    """A logged loss, a check for NaN and a scaler of gradients go on as in a run that goes well."""
+    found = estimate(TRAINING + READS)
+    assert found.steps == 3
+    assert len(found.reads) == 2
+    assert found.reads[0] in " ".join(text_of(found).split())
+
+
+def test_sizes_that_depend_on_values_are_refused_with_the_line():
+    with pytest.raises(MemwatchError, match=r"^train.py:3 needs the values .*aten::nonzero"):
+        estimate("import torch\nx = torch.ones(3)\nx.nonzero()")
+
+
+def test_what_fake_tensors_refuse_is_refused_with_the_line():
+    with pytest.raises(MemwatchError, match=r"^train.py:3: .*numpy"):
+        estimate("import torch\nx = torch.ones(3)\nx.numpy()")
+
+
+def test_a_device_that_this_torch_cannot_use_is_refused_with_what_to_do():
+    if torch.cuda.is_available() or torch.version.cuda is not None:
+        estimate("import torch; torch.ones(3).to('cuda')", device="cuda")
+        return
+    with pytest.raises(MemwatchError, match=r"^train.py:1: this torch is built for the host alone; install"):
+        estimate("import torch; torch.ones(3).to('cuda')", device="cuda")
+
+
+def test_the_program_finds_the_device_that_is_pretended():
+    """Only inside, and its tensors are in the figures of that device."""
+    before = torch.cuda.is_available()
+    program = "import torch; assert torch.cuda.is_available(); a = torch.ones(25, device='cuda:0')"
+    found = estimate(program, device="cuda")
+    assert torch.cuda.is_available() == before
+    assert (found.reading.device, found.tensor_bytes, found.block_bytes) == ("cuda:0", 100, 512)
+
+
+@pytest.mark.parametrize("raised", ["ValueError('wrong')", "SystemExit(3)"])
+def test_an_error_of_the_program_is_its_own(raised):
+    with pytest.raises((ValueError, SystemExit)) as caught:
+        estimate(f"raise {raised}")
+    assert str(caught.value) in raised
+
+
+def test_no_file_of_values_is_written(tmp_path):
+    """A checkpoint of a real run is not replaced by one without values."""
+    path = tmp_path / "model.pt"
+    found = estimate(f"import torch; torch.save(torch.ones(3), {str(path)!r})")
+    assert not path.exists()
+    assert ["torch.save" in remark for remark in found.remarks] == [True]
+
+
+def test_a_loader_reads_its_data_in_order_here():
+    """Its workers could not send fake tensors; each index is drawn once though there are no values."""
+    found = estimate("""
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+        seen = []
+        class Data(Dataset):
+            def __len__(self):
+                return 10
+            def __getitem__(self, index):
+                seen.append(index)
+                return torch.ones(4)
+        batches = list(DataLoader(Data(), batch_size=5, shuffle=True, num_workers=2, pin_memory=True))
+        assert sorted(seen) == list(range(10)) and len(batches) == 2
+    """)
+    assert any("DataLoader" in remark for remark in found.remarks)
+
+
+def test_everything_is_put_back():
+    """Nothing of the pretended job is left in the process."""
+
+    def state():
+        functions = [torch.save, DataLoader.__init__, torch.multiprocessing.spawn, sys.excepthook]
+        return [*functions, dict(os.environ), torch.distributed.is_initialized()]
+
+    before = state()
+    estimate("import torch; torch.distributed.init_process_group('gloo')", job=Job(1, 4))
+    assert state() == before
+
+
+def test_a_job_finds_its_ranks():
+    """The environment, the arguments of the program and `spawn` lead to the rank that was asked for."""
+    program = """
+        import os, torch
+        from torch import distributed
+        def work(rank, world):
+            distributed.init_process_group("nccl", rank=rank, world_size=world)
+            assert (distributed.get_rank(), distributed.get_world_size()) == (2, 4)
+            distributed.all_reduce(torch.ones(3))
+            distributed.barrier()
+            kept.append(torch.ones(25))
+        kept = []
+        torch.multiprocessing.spawn(work, (4,), nprocs=4)
+    """
+    assert estimate(program, job=Job(2, 4)).tensor_bytes == 100
+    assert estimate(program, job=Job(2)).tensor_bytes == 100
+
+
+def test_a_rank_that_is_not_there_is_refused():
+    with pytest.raises(MemwatchError, match="rank 4 is not in a job of 4; the last is 3"):
+        Job(4, 4)
+
+
+def test_a_capture_is_written(tmp_path):
+    """The other verbs read it, as they read one of a run."""
+    found = estimate(TRAINING, path=tmp_path / "a.memwatch")
+    assert memwatch.load(tmp_path / "a.memwatch").peak_bytes == found.tensor_bytes
