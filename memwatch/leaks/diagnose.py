@@ -26,7 +26,7 @@ from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.known_retainers import state_edges, state_storages
 from memwatch.leaks.loops import Loops
 from memwatch.leaks.registry import registers_itself
-from memwatch.leaks.second_holder import has_latest, past_latest
+from memwatch.leaks.second_holder import has_latest, latest_references
 from memwatch.leaks.series import series_of
 from memwatch.leaks.survivor import Holding, Survivor
 
@@ -203,7 +203,8 @@ class HolderSearch:
     ) -> Iterator[Explained]:
         """Yield the survivors, those of one pass by a container that keeps them beside a latest value."""
         found = [(survivor, chain) for survivor, chain in explained if survivor is not None]
-        tree = None if self._per_call else past_latest(reached, found)
+        latest = set() if self._per_call else latest_references(found)
+        tree = reached.without(latest) if latest else None
         for survivor, chain in found:
             position = chain[-1]
             if tree is None or not has_latest(survivor) or not tree.reaches(position):

@@ -152,9 +152,7 @@ def leak_of(
     site, caller = _site(group)
     keeps_graph = any(map(_through_graph, group))
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
-    remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph)
-    if grows and shown.kind is LeakKind.RETAINED and not keeps_graph:
-        remedy = Remedy.GROWING_TENSOR
+    remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph, grows=grows)
     return Leak(
         kind=shown.kind,
         nbytes=nbytes,
@@ -178,8 +176,12 @@ def leak_of(
     )
 
 
-def _remedy_of_group(remedy: Remedy, shown: Survivor, group: list[Survivor], *, keeps_graph: bool) -> Remedy:
+def _remedy_of_group(
+    remedy: Remedy, shown: Survivor, group: list[Survivor], *, keeps_graph: bool, grows: bool
+) -> Remedy:
     """Return the remedy of a path, or a better one that only the tensors at its end show."""
+    if grows and shown.kind is LeakKind.RETAINED and not keeps_graph:
+        return Remedy.GROWING_TENSOR
     if remedy in _OF_CONTAINERS and shown.registers_itself:
         return Remedy.REGISTRY
     if shown.kind is LeakKind.RETAINED and _mostly_views(group):

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final
 from memwatch.edges import EdgeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
-    from memwatch.heap.search import Tree
-    from memwatch.leaks.diagnose import Reached
+    from memwatch.leaks.known_retainers import Positions
     from memwatch.leaks.survivor import Survivor
 
 LATEST: Final = frozenset(
@@ -40,16 +39,14 @@ def has_latest(survivor: Survivor) -> bool:
     return survivor.cut is not None and survivor.cut.edge.kind in LATEST
 
 
-def past_latest(reached: Reached, explained: Sequence[tuple[Survivor, list[int]]]) -> Tree | None:
-    """Return what is reached without the references to latest values, or None if there is none among them.
+def latest_references(explained: Iterable[tuple[Survivor, list[int]]]) -> Positions:
+    """Return the references to latest values.
 
     Args:
-        reached: what the roots reach.
-        explained: the survivors, each with its path from a root as positions in the snapshot.
+        explained: survivors, each with its path from a root as positions in the snapshot.
     """
-    latest = {
+    return {
         (chain[survivor.cut.end - 1], chain[survivor.cut.end])
         for survivor, chain in explained
         if survivor.cut is not None and has_latest(survivor)
     }
-    return reached.without(latest) if latest else None
