@@ -85,7 +85,7 @@ SUITES = (
         "sdist",
         ("opt_einsum_fx", "opt_einsum", "scipy", "sympy"),
     ),
-    Suite("kornia==0.9.0", (*_METRICS, "tests/metrics/test_ssim_metric.py"), _KORNIA, ("kornia_rs",)),
+    Suite("kornia==0.9.0", _METRICS, _KORNIA, ("kornia_rs",)),
     Suite("zuko==1.6.0", ("tests/test_nn.py", "tests/test_utils.py", "tests/test_mixtures.py"), "sdist"),
     Suite(
         "pytorch-ignite==0.5.5",
