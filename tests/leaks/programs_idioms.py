@@ -218,8 +218,7 @@ def leak_returned_to_a_pool():
 
 
 def clean_returned_to_a_pool():
-    buffer = POOL.pop() if POOL else Buffer(POOL)
-    del buffer
+    POOL.append(POOL.pop() if POOL else Buffer([]))
 
 
 class View:
