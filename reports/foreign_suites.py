@@ -1,20 +1,22 @@
-"""Run test suites of other libraries, which nobody wrote for memwatch, under `--memwatch-leaks=all`.
+"""Run tests of other libraries, which nobody wrote for memwatch, under `--memwatch-leaks=all`.
 
-Installs the libraries into a temporary folder with pip, runs each suite plainly and checked, and prints a table.
-Run: python reports/foreign_suites.py > reports/foreign_suites.md
+Installs the libraries into a folder with pip, runs some test files of each plainly and checked, and prints a table, and
+the causes that the plugin tells. Run: python reports/foreign_suites.py [FOLDER] [LIBRARY...]
 """
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
+
+REPOSITORY = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
@@ -23,22 +25,89 @@ class Suite:
 
     Attributes:
         name: on PyPI, with its version.
-        tests: the folder or files to run, inside the installed package or the source distribution.
-        source: True if the tests are in the source distribution only.
+        tests: the folders or files to run, relative to where they lie.
+        where: "wheel" if the tests are in the installed package, "sdist" if in the source distribution, or else the
+            address of a git repository and the commit of it.
+        needs: other libraries that it imports.
     """
 
     name: str
     tests: tuple[str, ...]
-    source: bool = False
+    where: str = "wheel"
+    needs: tuple[str, ...] = ()
+
+    @property
+    def library(self) -> str:
+        """The name without the version."""
+        return self.name.partition("==")[0]
 
 
+_GEOOPT = "https://github.com/geoopt/geoopt 07598cd"
+_KORNIA = "https://github.com/kornia/kornia b4f5a78a1"
+_METRICS = (
+    "tests/metrics/test_accuracy.py",
+    "tests/metrics/test_mean_iou.py",
+    "tests/metrics/test_psnr_metric.py",
+)
 SUITES = (
     Suite("einops==0.8.2", ("einops/tests",)),
     Suite("entmax==1.3", ("entmax",)),
-    Suite("torch-optimizer==0.3.0", ("tests",), source=True),
-    Suite("linear_operator==0.6.1", ("test/functions", "test/utils"), source=True),
+    Suite("torch-optimizer==0.3.0", ("tests",), "sdist", ("pytorch-ranger",)),
+    Suite(
+        "linear_operator==0.6.1", ("test/functions", "test/utils"), "sdist", ("jaxtyping", "mpmath", "scipy")
+    ),
+    Suite(
+        "gpytorch==1.15.2",
+        (
+            "test/likelihoods/test_gaussian_likelihood.py",
+            "test/likelihoods/test_bernoulli_likelihood.py",
+            "test/variational/test_natural_variational_distribution.py",
+            "test/variational/test_variational_strategy.py",
+        ),
+        "sdist",
+        ("linear_operator", "jaxtyping", "mpmath", "scipy", "scikit-learn", "joblib", "threadpoolctl"),
+    ),
+    Suite(
+        "torchsde==0.2.6",
+        ("tests/test_brownian_path.py", "tests/test_brownian_tree.py"),
+        "sdist",
+        ("scipy", "trampoline", "parameterized"),
+    ),
+    Suite(
+        "geoopt==0.5.0",
+        ("tests/test_utils.py", "tests/test_tensor_api.py", "tests/test_adam.py"),
+        _GEOOPT,
+        ("scipy",),
+    ),
+    Suite(
+        "e3nn==0.6.0",
+        ("tests/nn/activation_test.py", "tests/nn/batchnorm_test.py", "tests/nn/dropout_test.py"),
+        "sdist",
+        ("opt_einsum_fx", "opt_einsum", "scipy", "sympy"),
+    ),
+    Suite("kornia==0.9.0", _METRICS, _KORNIA, ("kornia_rs",)),
+    Suite("zuko==1.6.0", ("tests/test_nn.py", "tests/test_utils.py", "tests/test_mixtures.py"), "sdist"),
+    Suite(
+        "pytorch-ignite==0.5.5",
+        (
+            "tests/ignite/handlers/test_ema_handler.py",
+            "tests/ignite/contrib/engines/test_tbptt.py",
+            "tests/ignite/handlers/test_early_stopping.py",
+        ),
+        "sdist",
+        ("pytest-mock",),
+    ),
+    Suite(
+        "skorch==1.4.0",
+        ("skorch/tests/callbacks/test_lr_scheduler.py", "skorch/tests/callbacks/test_regularization.py"),
+        needs=("scikit-learn", "scipy", "joblib", "threadpoolctl", "tabulate", "flaky"),
+    ),
 )
-NEEDED = ("jaxtyping", "mpmath", "parameterized", "pytorch-ranger", "scipy", "wadler-lindig")
+TITLE = "# Suites of other libraries under `--memwatch-leaks=all`"
+HEAD = (
+    "| suite | passed plainly | failed plainly | new failures | accused of a leak | causes | kept | cycles "
+    "| plain, CPU s | checked, CPU s | ratio |"
+)
 
 
 def pip(*arguments: str) -> None:
@@ -46,18 +115,25 @@ def pip(*arguments: str) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def fetch(suite: Suite, folder: Path) -> list[str]:
-    """Install a library and return the paths of its tests."""
-    installed = folder / "installed"
-    pip("install", "--no-deps", "--upgrade", "--target", str(installed), suite.name)
-    if not suite.source:
-        return [str(installed / part) for part in suite.tests]
-    pip("download", "--no-deps", "--no-binary", ":all:", "--dest", str(folder), suite.name)
-    name, version = suite.name.split("==")
-    (archive,) = folder.glob(f"{name}-{version}.tar.gz")
-    with tarfile.open(archive) as file:
-        file.extractall(folder, filter="data")
-    return [str(folder / archive.name.removesuffix(".tar.gz") / part) for part in suite.tests]
+def fetch(suite: Suite, folder: Path) -> Path:
+    """Install a library, and return the folder to which the paths of its tests are relative."""
+    installed = folder / suite.library
+    if not installed.exists():
+        pip("install", "--no-deps", "--target", str(installed), suite.name, *suite.needs)
+    if suite.where == "wheel":
+        return installed
+    sources = folder / "src" / suite.library
+    if suite.where == "sdist" and not sources.exists():
+        pip("download", "--no-deps", "--no-binary", ":all:", "--dest", str(sources), suite.name)
+        (archive,) = sources.glob("*.tar.gz")
+        with tarfile.open(archive) as file:
+            file.extractall(sources, filter="data")
+    elif not sources.exists():
+        address, commit = suite.where.split()
+        subprocess.run(["git", "clone", "--quiet", address, str(sources / "repository")], check=True)
+        subprocess.run(["git", "-C", str(sources / "repository"), "checkout", "--quiet", commit], check=True)
+    (root,) = (path for path in sources.iterdir() if path.is_dir())
+    return root
 
 
 @dataclass(frozen=True)
@@ -67,38 +143,59 @@ class Outcome:
     passed: int
     failed: set[str]
     accused: set[str]
+    causes: str
     kept: int
     cycles: int
-    duration_s: float
+    cpu_s: float
 
 
-def run(paths: list[str], folder: Path, *options: str) -> Outcome:
+def run(suite: Suite, root: Path, folder: Path, *options: str) -> Outcome:
     """Run tests and read what pytest printed; a verbose run lists every test of a cause."""
-    root = os.path.commonpath(paths) if len(paths) > 1 else str(Path(paths[0]).parent)
-    command = [sys.executable, "-m", "pytest", "-v", "-n", "2", "-p", "no:cacheprovider", "-rfE", "--tb=no"]
+    path = [folder / suite.library, root, REPOSITORY, REPOSITORY / "plugins"]
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(folder / "installed"), str(Path(root).parent)]),
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
         "EINOPS_TEST_BACKENDS": "numpy,torch",
         "OMP_NUM_THREADS": "1",
     }
-    begin = time.perf_counter()
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "-p",
+        "no:cacheprovider",
+        "-rfE",
+        "--tb=no",
+        "-W",
+        "ignore",
+    ]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        [*command, "-c", os.devnull, f"--rootdir={root}", "-W", "ignore", *options, *paths],
+        [*command, "-c", os.devnull, f"--rootdir={root}", *options, *suite.tests],
         capture_output=True,
         text=True,
         env=environment,
         cwd=root,
         check=False,
     )
-    accused = set(re.findall(r"^LEAK (\S+)", done.stdout, re.MULTILINE))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return outcome_of(done.stdout, cpu_s)
+
+
+def outcome_of(text: str, cpu_s: float) -> Outcome:
+    """Read what pytest printed."""
+    accused = set(re.findall(r"^LEAK (\S+)", text, re.MULTILINE))
+    causes = re.search(r"^(Leaks: \d+ test.*?)(?=^\w|^=)", text + "\n=", re.MULTILINE | re.DOTALL)
     return Outcome(
-        _number(r"(\d+) passed", done.stdout),
-        accused | set(re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)),
+        _number(r"(\d+) passed", text),
+        accused | set(re.findall(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)),
         accused,
-        _number(r"Kept by caches.*\((\d+)\)", done.stdout),
-        _number(r"Not counted: (\d+) cycles", done.stdout),
-        time.perf_counter() - begin,
+        causes[1] if causes else "",
+        _number(r"Kept by caches.*\((\d+)\)", text),
+        _number(r"Not counted: (\d+) cycles", text),
+        cpu_s,
     )
 
 
@@ -107,51 +204,40 @@ def _number(pattern: str, text: str) -> int:
     return int(found[1]) if found else 0
 
 
-def row(suite: Suite, folder: Path) -> str:
-    """Run one suite both ways and return its line of the table."""
-    paths = fetch(suite, folder)
-    plain = run(paths, folder, "--no-memwatch")
-    checked = run(paths, folder, "--memwatch-leaks=all")
-    for node in sorted(checked.failed - plain.failed):
-        print(f"{'LEAK' if node in checked.accused else 'NEW FAILURE'} {node}", file=sys.stderr)
+def row(name: str, plain: Outcome, checked: Outcome) -> str:
+    """Return the line of the table of one suite."""
     cells = (
-        suite.name.replace("==", " "),
+        name.replace("==", " "),
         plain.passed,
         len(plain.failed),
-        checked.passed,
-        len(checked.failed),
-        len(checked.failed - plain.failed),
+        len(checked.failed - plain.failed - checked.accused),
         len(checked.accused),
+        _number(r"Leaks: \d+ tests?, (\d+)", checked.causes),
         checked.kept,
         checked.cycles,
-        f"{plain.duration_s:.0f}",
-        f"{checked.duration_s:.0f}",
+        f"{plain.cpu_s:.1f}",
+        f"{checked.cpu_s:.1f}",
+        f"{checked.cpu_s / plain.cpu_s:.2f}",
     )
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def main() -> None:
-    """Print the table."""
-    chosen = [suite for suite in SUITES if len(sys.argv) < 2 or suite.name.partition("==")[0] in sys.argv[1:]]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        pip("install", "--no-deps", "--target", str(folder / "installed"), *NEEDED)
-        rows = [row(suite, folder) for suite in chosen]
-    print("# Suites of other libraries under `--memwatch-leaks=all`\n")
-    print(
-        "Every test runs once, and what it leaves behind is judged. A new failure is a test "
-        "that passes without memwatch and fails with it. *Kept* is what caches took in, *cycles* those that pytest, "
-        "mock, an import or torch itself closes: both are listed by the plugin and accuse nobody. Two workers. "
-        "Those accused in torch-optimizer are: its tests call `backward(create_graph=True)`, and so leave the "
-        "graph of every step behind for ever, as torch itself warns. "
-        "Written by `reports/foreign_suites.py`.\n"
-    )
-    print(
-        "| suite | passed plainly | failed plainly | passed checked | failed checked | new failures "
-        "| accused of a leak | kept | cycles | plain, s | checked, s |"
-    )
-    print("| --- |" + " --- |" * 10)
-    print("\n".join(rows))
+    """Print the table, and the causes."""
+    chosen = sys.argv[2:]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(sys.argv[1] if len(sys.argv) > 1 else temporary)
+        print(f"{TITLE}\n\n{HEAD}\n| --- |" + " --- |" * 10)
+        causes = []
+        for suite in SUITES:
+            if chosen and suite.library not in chosen:
+                continue
+            root = fetch(suite, folder)
+            plain = run(suite, root, folder, "--no-memwatch")
+            checked = run(suite, root, folder, "--memwatch-leaks=all")
+            print(row(suite.name, plain, checked), flush=True)
+            causes += [f"## {suite.name}\n\n```\n{checked.causes.strip()}\n```\n"] * bool(checked.causes)
+    print("\n" + "\n".join(causes))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memwatch.edges import EdgeKind, VertexKind
-from memwatch.leaks.cut import HOOKS_SUFFIX, is_hook_number, is_saved_by_ctx
+from memwatch.leaks.cut import HOOKS_SUFFIX, is_hook_number, is_saved_by_ctx, is_torchs_file
 from memwatch.leaks.kinds import LeakKind
 from memwatch.words.advice import Remedy
 
@@ -63,6 +63,7 @@ _RETAINED: Final[Mapping[EdgeKind, Remedy]] = {
     EdgeKind.KEY: Remedy.VALUE,
     EdgeKind.MEMBER: Remedy.MEMBER,
     EdgeKind.BUFFER: Remedy.BUFFER,
+    EdgeKind.SUBMODULE: Remedy.SUBMODULE,
     EdgeKind.ATTRIBUTE: Remedy.ATTRIBUTE,
     EdgeKind.REFERENCE: Remedy.ITERATOR,
     EdgeKind.GLOBAL: Remedy.GLOBAL,
@@ -96,9 +97,14 @@ _HOOK_TABLES: Final = frozenset(
     {EdgeKind.TENSOR_HOOKS, EdgeKind.ACCUMULATE_HOOKS, EdgeKind.NODE_HOOKS, EdgeKind.NODE_PREHOOKS}
 )
 _ENTRIES: Final = frozenset({EdgeKind.ITEM, EdgeKind.VALUE, EdgeKind.MEMBER})
-_WAITING_CALL: Final = (
-    "_WorkItem"  # what an executor of `concurrent.futures` keeps of a call that has not begun
-)
+_BY_REFERENCE: Final[Mapping[tuple[EdgeKind, str], Remedy]] = {
+    (EdgeKind.REFERENCE, "cycle"): Remedy.ENDLESS_LOOP,  # of itertools, whose list no attribute shows
+}
+_BY_OWNER: Final[Mapping[str, Remedy]] = {
+    "_WorkItem": Remedy.EXECUTOR,  # what an executor of `concurrent.futures` keeps of a call that has not begun
+    "LogRecord": Remedy.LOG_RECORD,
+}
+"""How a reference works, by the name of the class that has it."""
 
 
 def remedy_for(
@@ -132,6 +138,8 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
     if any(edge.kind is EdgeKind.CLASS_ATTRIBUTE and _is_cache(edge.target) for edge in path):
         return Remedy.CACHED_METHOD
     along_path = [[edge] for edge in path]
+    if _first(_mechanism, [holder]) is Remedy.TRACEBACK:  # a long path leaves out the exception that has it
+        return _first(_mechanism, [path])
     return _first(_mechanism, [holder]) or _first(_retained, [holder]) or _first(_mechanism, along_path)
 
 
@@ -163,20 +171,22 @@ def _mechanism(edge: Edge) -> Remedy | None:
 def _mechanism_of(kind: EdgeKind, owner: Vertex) -> Remedy | None:
     if kind is EdgeKind.ATTRIBUTE and owner.kind is VertexKind.CTX:
         return Remedy.CTX_ATTRIBUTE
-    if owner.name == _WAITING_CALL:
-        return Remedy.EXECUTOR
+    if (kind, owner.name) in _BY_REFERENCE:
+        return _BY_REFERENCE[kind, owner.name]
     if owner.thread:
         return Remedy.THREAD
     if kind in _VARIABLES and owner.kind in _SUSPENDED:
         return Remedy.GENERATOR
     if owner.kind is VertexKind.PARTIAL:
         return Remedy.PARTIAL
-    return Remedy.LOG_RECORD if owner.name == "LogRecord" else None
+    return _BY_OWNER.get(owner.name)
 
 
 def _retained(edge: Edge) -> Remedy | None:
     if edge.kind is EdgeKind.ARGUMENT and edge.name is None:
         return None  # what the caller of a check passed in; the reference inside it says more
+    if edge.kind is EdgeKind.CLOSURE_CELL and is_torchs_file(edge):
+        return None  # a function that torch made: who keeps it can be changed
     return _table_of_torch(edge, state=True) or _RETAINED.get(edge.kind)
 
 

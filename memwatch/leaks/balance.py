@@ -11,45 +11,39 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from memwatch.edges import EdgeKind
+from memwatch.leaks.second_holder import LATEST, has_latest
 
 if TYPE_CHECKING:
     from memwatch.leaks.diagnose import Diagnosis
     from memwatch.leaks.ledger import Change
     from memwatch.leaks.survivor import Survivor
 
-_REPLACES: Final = frozenset(
-    {
-        EdgeKind.GLOBAL,
-        EdgeKind.ATTRIBUTE,
-        EdgeKind.CLASS_ATTRIBUTE,
-        EdgeKind.BUFFER,
-        EdgeKind.PARAMETER,
-        EdgeKind.GRAD,
-        EdgeKind.CLOSURE_CELL,
-        EdgeKind.CONTEXT_VARIABLE,
-        EdgeKind.THREAD_LOCAL,
-        EdgeKind.VALUE,
-        EdgeKind.LOCAL,
-        EdgeKind.ARGUMENT,
-    }
-)
-"""References of which one name has one value."""
+_REPLACES: Final = LATEST | {EdgeKind.VALUE}
 
 
 def unbalanced(diagnosis: Diagnosis, change: Change) -> list[Survivor]:
     """Return the survivors of a pass that did not take the place of a dead storage.
 
-    What no root reaches took nobody's place. What is exempt has its own places.
+    What no root reaches took nobody's place. What is exempt has its own places, or new ones: a window that fills
+    drops nothing. So values of one name come before it.
     """
     told = {id(survivor.storage) for survivor in diagnosis.survivors}
     dead = Counter(made.size for made in change.died)
+    kept = [each for each in diagnosis.retained if each.storage.grew]
+    left = [each for each in diagnosis.retained if not each.storage.grew]
+    left = [
+        survivor for survivor in left if not (_is_latest(survivor) and _take(dead, survivor, exactly=True))
+    ]
     dead -= Counter(made.size for made in change.born if id(made) not in told)
-    refs = {id(made.ref) for made in change.died}
-    kept = [each for each in diagnosis.retained if any(id(ref) in refs for ref in each.storage.sources)]
-    left = sorted((each for each in diagnosis.retained if each not in kept), key=_replaces, reverse=True)
+    left.sort(key=_replaces, reverse=True)
     left = [survivor for survivor in left if not _take(dead, survivor, exactly=True)]
     left = [survivor for survivor in left if not (_has_entries(survivor) and _take(dead, survivor))]
     return kept + left + diagnosis.unreachable
+
+
+def _is_latest(survivor: Survivor) -> bool:
+    """Return True for the one value of a name itself, not for what its graph or its entries keep."""
+    return has_latest(survivor) and survivor.steps[-1] is survivor.cut
 
 
 def _replaces(survivor: Survivor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
@@ -36,6 +37,7 @@ _NAMELESS: Final = frozenset(
 )
 """References that are the same in any container: what leads to the container tells one from the other."""
 
+_NUMBERS: Final = re.compile(r"\d+")
 _PACKAGES: Final = ("site-packages", "dist-packages")
 _DIGITS: Final = 8
 
@@ -52,7 +54,9 @@ def cause_of(kind: LeakKind, cut: Edge | None, edges: Sequence[Edge], cycle_leng
         cycle_length: how many of the edges are the cycle.
     """
     part = _held_from(cut, edges) if kind is LeakKind.RETAINED else _looped(cut, edges[:cycle_length])
-    digest = hashlib.sha256(repr((kind.value, part)).encode("utf-8", "backslashreplace"))
+    # whether gc can free a loop depends on what else is on it: the edit that ends it is the same
+    what = LeakKind.RETAINED if kind is LeakKind.RETAINED else LeakKind.CYCLE
+    digest = hashlib.sha256(repr((what.value, part)).encode("utf-8", "backslashreplace"))
     return CAUSE.format(digest=digest.hexdigest()[:_DIGITS])
 
 
@@ -79,6 +83,8 @@ def _looped(cut: Edge | None, cycle: Sequence[Edge]) -> Hashable:
     functions = sorted({repr(place) for edge in cycle for place in _functions(edge)})
     if functions:
         return cut.kind.name, cut.name, tuple(functions)
+    if cut.kind is EdgeKind.ATTRIBUTE and cut.line is not None:  # the line that assigns it, for any subclass
+        return cut.kind.name, cut.name, _portable(cut.file)
     return _edge(cut)
 
 
@@ -100,6 +106,8 @@ def _vertex(vertex: Vertex | None) -> Hashable:
     if vertex is None:
         return None
     name = "" if vertex.kind is VertexKind.CONTAINER else vertex.name
+    if vertex.kind is VertexKind.MODULE:  # one that each call makes has a number in its name
+        name = _NUMBERS.sub("*", name)
     return vertex.kind.name, name, _portable(vertex.file), _vertex(vertex.inner)
 
 

@@ -92,7 +92,12 @@ def _is_torchs(edge: Edge) -> bool:
     if (edge.name or "").endswith(HOOKS_SUFFIX):
         return True
     private = edge.owner is not None and edge.owner.name.startswith("_")
-    return private and edge.file is not None and code_owner(edge.file) is CodeOwner.TORCH
+    return private and is_torchs_file(edge)
+
+
+def is_torchs_file(edge: Edge) -> bool:
+    """Return True for a reference that a file of torch makes."""
+    return edge.file is not None and code_owner(edge.file) is CodeOwner.TORCH
 
 
 def is_saved_by_ctx(edge: Edge) -> bool:

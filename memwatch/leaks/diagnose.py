@@ -26,6 +26,7 @@ from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.known_retainers import state_edges, state_storages
 from memwatch.leaks.loops import Loops
 from memwatch.leaks.registry import registers_itself
+from memwatch.leaks.second_holder import has_latest, latest_references
 from memwatch.leaks.series import series_of
 from memwatch.leaks.survivor import Holding, Survivor
 
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from memwatch.leaks.exemptions import Exemptions
     from memwatch.leaks.known_retainers import Positions
     from memwatch.leaks.new_storages import NewStorage
+
+
+Explained = tuple["Survivor", list[int]]
+"""A survivor, and its path from a root as positions in the snapshot."""
 
 
 @dataclass(slots=True)
@@ -153,6 +158,7 @@ class HolderSearch:
         self._owners.clear()
         reached = Reached(snapshot, self._exempt)
         loops: Loops | None = None
+        explained: list[tuple[Survivor | None, list[int]]] = []
         tensors = snapshot.instances(torch.Tensor)
         old = set(snapshot.positions(ids_behind(t for t in tensors if not snapshot.is_young(t))))
         for made in self._storages:
@@ -160,16 +166,21 @@ class HolderSearch:
             if position < 0 or (not made.certain and position in old):
                 continue
             if reached.past_state.reaches(position):
-                diagnosis.add(self.explain_retained(snapshot, reached.past_state.path(position), made))
+                chain = reached.past_state.path(position)
+                explained.append((self.explain_retained(snapshot, chain, made), chain))
             elif reached.through_state.reaches(position):
-                if position not in reached.legitimate:
-                    diagnosis.add(self.explain_retained(snapshot, reached.through_state.path(position), made))
+                if made.grew or position not in reached.legitimate:
+                    chain = reached.through_state.path(position)
+                    explained.append((self.explain_retained(snapshot, chain, made), chain))
             elif not reached.everyone.reaches(position):
                 loops = loops or Loops(snapshot, reached.everyone)
                 loop, chain = loops.find(position)
                 if not loop and not deep:
                     return None
                 diagnosis.add(explain_unreachable(snapshot, loop, chain, made), reachable=False)
+        for survivor, chain in self._by_container(snapshot, reached, explained):
+            self._learn(snapshot, survivor, chain)
+            diagnosis.add(survivor)
         if self._elders:
             diagnosis.elders = list(self._beside(snapshot, reached.past_state))
         return diagnosis
@@ -187,6 +198,28 @@ class HolderSearch:
                 place = str(storage.device), key
                 yield Holding(place, (edge.name, edge.position), storage_bytes(storage))
 
+    def _by_container(
+        self, snapshot: Snapshot, reached: Reached, explained: Iterable[tuple[Survivor | None, list[int]]]
+    ) -> Iterator[Explained]:
+        """Yield the survivors, those of one pass by a container that keeps them beside a latest value."""
+        found = [(survivor, chain) for survivor, chain in explained if survivor is not None]
+        latest = set() if self._per_call else latest_references(found)
+        tree = reached.without(latest) if latest else None
+        for survivor, chain in found:
+            position = chain[-1]
+            if tree is None or not has_latest(survivor) or not tree.reaches(position):
+                yield survivor, chain
+                continue
+            other_chain = tree.path(position)
+            other = self.explain_retained(snapshot, other_chain, survivor.storage)
+            is_better = other is not None and not has_latest(other)
+            yield (other, other_chain) if other is not None and is_better else (survivor, chain)
+
+    def _learn(self, snapshot: Snapshot, survivor: Survivor, chain: list[int]) -> None:
+        cut = survivor.cut
+        if cut and all(map(snapshot.is_old, chain[1 : cut.start + 1])):
+            self._known.learn_way([snapshot.objects[place] for place in chain[: cut.start + 1]])
+
     def explain_retained(self, snapshot: Snapshot, chain: list[int], made: NewStorage) -> Survivor | None:
         """Explain a storage by the path from a root, or return None if that is exempt."""
         objects = [snapshot.objects[place] for place in chain]
@@ -199,8 +232,6 @@ class HolderSearch:
         key = (_identity(snapshot, chain[cut.start]), series_of(cut.edge)) if cut else None
         if cut:
             self._owners.add(chain[cut.start])
-        if cut and all(map(snapshot.is_old, chain[1 : cut.start + 1])):
-            self._known.learn_way(objects[: cut.start + 1])
         words = _tensor_words(objects)
         survivor = Survivor(made, key, _to_tensor(steps), cut, words, nbytes=made.bytes_now())
         survivor.is_view = _is_view(objects, survivor.nbytes)
@@ -242,6 +273,10 @@ class Reached:
         """All roots, those of the test runner and of what the caller holds included."""
         exempt = self._snapshot.positions(self._exempt.objects)
         return search(self._snapshot, [*self._snapshot.root_groups(runner=True), exempt])
+
+    def without(self, cut: Positions) -> Tree:
+        """Return what the program's roots reach past what is legitimate and past some references."""
+        return self._from_program(self._own | self._state | cut)
 
     def _from_program(self, cut: Positions) -> Tree:
         snapshot = self._snapshot

@@ -222,7 +222,8 @@ class _GrowthSearch:
             for _ in range(PERIOD):
                 self._call()
                 self._looks.append(self._look(elders=True))
-            return self._leaks_at(growth(self._looks, earlier, every_run=False))
+            calls = len(self._changes) - self._schedule.warmup
+            return self._leaks_at(growth(self._looks, earlier, every_run=False, calls=calls))
         if look is not None and self._went_on_alike(measured):
             return self._leaks_by_birth(look, measured)
         last = len(self._changes)
@@ -264,11 +265,13 @@ class _GrowthSearch:
         last, runs = self._looks[-1], len(self._looks) - 1
         last.tell_kinds(per_call=True)
         leaks = []
-        for each in grown:
+        for each in [part for holder in grown for part in holder.by_kind()]:
             every = max(1, round(runs / each.count)) if each.count else 1
             nbytes = max(1, each.nbytes * every // runs)
             count = each.count * every // runs
-            leak = leak_of(each.survivors, nbytes, count, per_call=True, end_s=self._end_s)
+            leak = leak_of(
+                each.survivors, nbytes, count, per_call=True, end_s=self._end_s, grows=not each.count
+            )
             leaks.append(replace(leak, every=every))
         return largest_first(leaks)
 

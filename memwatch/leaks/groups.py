@@ -56,14 +56,32 @@ def leaks_of(
     for group in chosen:
         runs = len(_runs(group)) if per_call else 1
         nbytes = sum(survivor.storage.nbytes for survivor in group)
-        leak = leak_of(group, nbytes // runs, len(group) // runs, per_call=per_call, end_s=end_s)
+        grows = all(survivor.storage.grew for survivor in group)
+        leak = leak_of(group, nbytes // runs, len(group) // runs, per_call=per_call, end_s=end_s, grows=grows)
         leaks.append(replace(leak, every=max(1, round(len(measured) / runs))) if per_call else leak)
     return largest_first(leaks)
 
 
 def largest_first(leaks: Iterable[Leak]) -> list[Leak]:
-    """Return leaks in the order in which they are told."""
-    return sorted(leaks, key=lambda leak: -leak.nbytes)
+    """Return leaks in the order in which they are told, those that one line of code makes at one holder as one.
+
+    A table by name that holds a list for each parameter is such a holder.
+    """
+    told: dict[object, list[Leak]] = {}
+    for number, leak in enumerate(leaks):
+        key = number if leak.site is None else (leak.kind, leak.device, leak.cause, leak.site, leak.every)
+        told.setdefault(key, []).append(leak)
+    return sorted(map(_together, told.values()), key=lambda leak: -leak.nbytes)
+
+
+def _together(leaks: Sequence[Leak]) -> Leak:
+    first = max(leaks, key=lambda leak: leak.nbytes)
+    return replace(
+        first,
+        nbytes=sum(leak.nbytes for leak in leaks),
+        count=sum(leak.count for leak in leaks),
+        held_s=max(leak.held_s for leak in leaks),
+    )
 
 
 def _growing(groups: list[list[Survivor]], periods: Sequence[Collection[int]]) -> list[list[Survivor]]:
@@ -98,7 +116,13 @@ def _runs(group: list[Survivor]) -> set[int]:
 
 
 def leak_of(
-    group: list[Survivor], nbytes: int, count: int, *, per_call: bool, end_s: float | None = None
+    group: list[Survivor],
+    nbytes: int,
+    count: int,
+    *,
+    per_call: bool,
+    end_s: float | None = None,
+    grows: bool = False,
 ) -> Leak:
     """Return the leak of some survivors that one edit would free.
 
@@ -108,6 +132,7 @@ def leak_of(
         count: its storages, likewise; at least one is told.
         per_call: True if the figures are per call.
         end_s: clock when the check began to look, in seconds; by default now.
+        grows: True if what leaks is one tensor that becomes larger.
     """
     # what the first measured run left has been held longest, by the reference that stays
     proven = [survivor for survivor in group if survivor.storage.run == min(_runs(group))]
@@ -127,7 +152,7 @@ def leak_of(
     site, caller = _site(group)
     keeps_graph = any(map(_through_graph, group))
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
-    remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph)
+    remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph, grows=grows)
     return Leak(
         kind=shown.kind,
         nbytes=nbytes,
@@ -151,8 +176,12 @@ def leak_of(
     )
 
 
-def _remedy_of_group(remedy: Remedy, shown: Survivor, group: list[Survivor], *, keeps_graph: bool) -> Remedy:
+def _remedy_of_group(
+    remedy: Remedy, shown: Survivor, group: list[Survivor], *, keeps_graph: bool, grows: bool
+) -> Remedy:
     """Return the remedy of a path, or a better one that only the tensors at its end show."""
+    if grows and shown.kind is LeakKind.RETAINED and not keeps_graph:
+        return Remedy.GROWING_TENSOR
     if remedy in _OF_CONTAINERS and shown.registers_itself:
         return Remedy.REGISTRY
     if shown.kind is LeakKind.RETAINED and _mostly_views(group):

@@ -106,13 +106,15 @@ class Ledger:
             elif (more := made.bytes_now() - self._bytes.get(key, made.nbytes)) != 0:
                 self._bytes[key] = made.bytes_now()
                 if more > 0:
-                    change.grown.append(replace(made, nbytes=more, run=run, certain=True))
+                    change.grown.append(replace(made, nbytes=more, run=run, certain=True, grew=True))
         self._grown += change.grown
+        dead = {id(made.ref) for made in change.died}
         born = watched or NewStorages()
         for storage in storages_behind(self._young.survivors()):
             born.add(storage, run, certain=is_from_block(storage))
         for key, made in list(born.by_id.items()):
             if made.alive and key not in self._known:  # which the living alone are left in
+                made.grew = any(id(source) in dead for source in made.sources)
                 self._known[key] = made
                 self._bytes.pop(key, None)
                 change.born.append(made)

@@ -50,6 +50,7 @@ class NewStorage:
         time_s: clock when it was first seen, in seconds.
         caller: the line that called the function of that line, if the program's own code did.
         sources: smaller storages that it was made of, if its making was seen.
+        grew: True if it took the place of a smaller one that it was made of, as by `torch.cat`.
     """
 
     ref: weakref.ref[torch.UntypedStorage]
@@ -61,6 +62,7 @@ class NewStorage:
     time_s: float
     caller: Site | None = None
     sources: tuple[weakref.ref[torch.UntypedStorage], ...] = ()
+    grew: bool = False
 
     @property
     def alive(self) -> bool:

@@ -37,6 +37,21 @@ class Growth:
     nbytes: int
     count: int
 
+    def by_kind(self) -> list[Growth]:
+        """Return the growth of each kind of leak: of loops through one reference, gc may free some alone."""
+        kinds = Counter(survivor.kind for survivor in self.survivors)
+        if len(kinds) == 1:
+            return [self]
+        parts = []
+        for kind, count in kinds.items():
+            survivors = [survivor for survivor in self.survivors if survivor.kind is kind]
+            share = sum(survivor.nbytes for survivor in survivors) / sum(
+                each.nbytes for each in self.survivors
+            )
+            of_count = round(self.count * count / len(self.survivors))
+            parts.append(Growth(survivors, round(self.nbytes * share), of_count))
+        return parts
+
 
 class _Behind:
     """What each reference of each holder led to at one look."""
@@ -51,15 +66,19 @@ class _Behind:
             self.by_place[held.place] += 1
 
 
-def growth(looks: Sequence[Diagnosis], earlier: Sequence[Diagnosis], *, every_run: bool) -> list[Growth]:
+def growth(
+    looks: Sequence[Diagnosis], earlier: Sequence[Diagnosis], *, every_run: bool, calls: int = 0
+) -> list[Growth]:
     """Find the holders that grew, among those of the last look.
 
     Args:
         looks: one look before some runs and one after each.
         earlier: the same of runs long before, if any: what only went up and down since then did not grow.
         every_run: True to count only holders that have more storages after every run, not only after all of them.
+        calls: how many runs there were in all. A holder that took as much in each as it does now has at least half of
+            that; one that has less was emptied in between.
     """
-    comparison = _Comparison(looks, earlier, every_run=every_run)
+    comparison = _Comparison(looks, earlier, every_run=every_run, calls=calls)
     grown = []
     for place, survivors in _by_place(looks[-1]).items():
         slots: set[Name] = {survivor.holding.slot for survivor in survivors}
@@ -78,16 +97,19 @@ def growth(looks: Sequence[Diagnosis], earlier: Sequence[Diagnosis], *, every_ru
 class _Comparison:
     """Looks in a row, compared."""
 
-    def __init__(self, looks: Sequence[Diagnosis], earlier: Sequence[Diagnosis], *, every_run: bool) -> None:
+    def __init__(
+        self, looks: Sequence[Diagnosis], earlier: Sequence[Diagnosis], *, every_run: bool, calls: int
+    ) -> None:
         self._points = [_Behind(look) for look in looks]
         self._before = [_Behind(look) for look in earlier]
         self._every_run = every_run
+        self._periods = calls / max(1, len(looks) - 1)
 
     def slot_rises(self, slot: Slot) -> bool:
         """Return True if one reference leads to more storages, or to a larger one after every run."""
         sizes, earlier_sizes = ([point.nbytes[slot] for point in series] for series in self._series)
         counts, earlier_counts = ([point.counts[slot] for point in series] for series in self._series)
-        grows = _rises(sizes) and _is_above(sizes, earlier_sizes) and sizes[0] > 0
+        grows = _rises(sizes) and _is_above(sizes, earlier_sizes) and sizes[0] > 0 and self._lasts(sizes)
         return grows or (counts[0] > 0 and self._more(counts, earlier_counts))
 
     def is_new(self, slot: Slot) -> bool:
@@ -117,7 +139,11 @@ class _Comparison:
 
     def _more(self, counts: Sequence[int], earlier: Sequence[int]) -> bool:
         is_rising = _rises(counts) if self._every_run else counts[-1] > counts[0]
-        return is_rising and _is_above(counts, earlier)
+        return is_rising and _is_above(counts, earlier) and self._lasts(counts)
+
+    def _lasts(self, amounts: Sequence[int]) -> bool:
+        """Return True if a holder has what it would have, had it grown like this all the time; half is enough."""
+        return 2 * amounts[-1] >= (amounts[-1] - amounts[0]) * self._periods
 
 
 def _by_place(look: Diagnosis) -> dict[Place, list[Survivor]]:

@@ -11,6 +11,7 @@ class Remedy(Enum):
 
     VIEW = auto()
     VIEW_WITH_GRAPH = auto()
+    GROWING_TENSOR = auto()
     HOOK_PER_CALL = auto()
     HOOK_OF_SELF = auto()
     NODE_HOOK = auto()
@@ -23,6 +24,7 @@ class Remedy(Enum):
     NUMPY = auto()
     SHARED_MEMORY = auto()
     FUNCTORCH = auto()
+    ENDLESS_LOOP = auto()
     CTX_ATTRIBUTE = auto()
     EXCEPTION_ARGS = auto()
     EXCEPTION = auto()
@@ -58,6 +60,7 @@ class Remedy(Enum):
     MEMBER = auto()
     BUFFER = auto()
     ATTRIBUTE = auto()
+    SUBMODULE = auto()
     ITERATOR = auto()
     GLOBAL = auto()
     ARGUMENT = auto()
@@ -80,6 +83,10 @@ SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.VIEW_WITH_GRAPH: (
         "what is kept is a view, and with it its graph and the whole of a much larger storage: keep "
         "`.detach().clone()` of it, or a number (`.item()`)"
+    ),
+    Remedy.GROWING_TENSOR: (
+        "one tensor becomes larger and larger (`torch.cat`, `resize_`): keep its newest part "
+        "(`value[-n:].clone()`), or reset it after use"
     ),
     Remedy.HOOK_PER_CALL: (
         "each call registers one more hook, and none is removed: call `handle.remove()` after use, or register "
@@ -122,6 +129,10 @@ SENTENCES: Final[dict[Remedy, str]] = {
     ),
     Remedy.FUNCTORCH: (
         "a tensor from inside a torch.func transform keeps what it wraps: return it from the function instead"
+    ),
+    Remedy.ENDLESS_LOOP: (
+        "`itertools.cycle` keeps all that its iterator has given: loop over the loader anew for each epoch "
+        "(`while True: yield from loader`)"
     ),
     Remedy.CTX_ATTRIBUTE: "do not store tensors as attributes of `ctx`: use `ctx.save_for_backward`",
     Remedy.EXCEPTION_ARGS: (
@@ -215,6 +226,10 @@ SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.BUFFER: "the buffer keeps what it is assigned: assign `value.detach()`",
     Remedy.ATTRIBUTE: (
         "the object keeps the tensor: delete the attribute after use, or store a number (`.item()`)"
+    ),
+    Remedy.SUBMODULE: (
+        "the module keeps each submodule and parameter that is registered with it: use one again, or delete it "
+        "after use (`del parent[name]`, `delattr(parent, name)`)"
     ),
     Remedy.ITERATOR: "the iterator or container keeps what it was given: drop it after use",
     Remedy.GLOBAL: "the module keeps the tensor: delete the name after use, or store a number",

@@ -6,8 +6,10 @@ import programs_autograd
 import programs_data
 import programs_facts
 import programs_frameworks
+import programs_idioms
 import programs_objects
 import programs_python
+import programs_recipes
 import programs_services
 import programs_training
 
@@ -16,8 +18,10 @@ MODULES = (
     programs_data,
     programs_facts,
     programs_frameworks,
+    programs_idioms,
     programs_objects,
     programs_python,
+    programs_recipes,
     programs_services,
     programs_training,
 )

@@ -112,7 +112,7 @@ def leak_weak_dictionary_value():
 
 
 def clean_weak_dictionary_value():
-    PER_OBJECT[KEY] = tensor()
+    PER_OBJECT[RESOURCE] = tensor()
 
 
 def leak_view_of_big():

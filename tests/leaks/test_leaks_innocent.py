@@ -11,6 +11,7 @@ import torch
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 
 sys.path.insert(0, str(Path(__file__).parent))
+import programs_innocent_recipes as recipes
 from programs_innocent import INNOCENT, MODEL, PARKS_ONCE, make_optimizer
 
 
@@ -34,6 +35,24 @@ def test_no_further_call_adds_anything(program):
 def test_one_pass_leaves_nothing_behind(program):
     """What a decorated function returns, and living models' state, is no leak, on the first call either."""
     check_leaks()(program)()
+
+
+def all_recipes():
+    for recipe in recipes.INNOCENT:
+        recipe()
+
+
+def test_recipes_that_keep_as_much_as_they_drop_are_innocent():
+    """By further calls and, once each has something to replace, by one pass of each."""
+    assert [str(leak) for leak in find_leaks(all_recipes)] == []
+    for recipe in recipes.INNOCENT:
+        check_leaks()(recipe)()
+
+
+def test_what_is_emptied_now_and_then_is_no_leak():
+    """It has less than it would have if it had grown like this all the time."""
+    assert [str(leak) for leak in find_leaks(recipes.emptied_on_every(9))] == []
+    recipes.LOGGED.clear()
 
 
 HEAD = """

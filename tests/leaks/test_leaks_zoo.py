@@ -1,0 +1,86 @@
+"""All leak programs at once: further calls and one pass accuse the same causes, and every twin is silent."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
+from memwatch.words.advice import advice
+
+sys.path.insert(0, str(Path(__file__).parent))
+import programs_idioms
+import programs_recipes
+from all_programs import PROGRAMS
+from expected_remedies import REMEDIES
+
+NEW = [*programs_idioms.PROGRAMS, *programs_recipes.PROGRAMS]
+STATE_THAT_GROWS = {"adapters", "module_list", "optimizer_state"}
+"""Parameters and optimizer state of living models: one pass cannot tell growth from a model that is being built."""
+
+
+def leaks_of_one_pass(fn):
+    try:
+        check_leaks()(fn)()
+    except TensorLeakError as error:
+        return error.leaks
+    return []
+
+
+def all_leaks():
+    for program in PROGRAMS:
+        program.leak()
+
+
+def all_twins(programs=PROGRAMS):
+    for program in programs:
+        program.clean()
+
+
+@pytest.fixture(scope="module")
+def leaks():
+    """Return what further calls of all programs leak, and what one pass does."""
+    torch.set_num_threads(1)
+    all_leaks()  # so that every container is there
+    return find_leaks(all_leaks, runs=2), leaks_of_one_pass(all_leaks)
+
+
+def of(program, leaks):
+    """Return the leaks that are the program's, by what must be said of them."""
+    file = Path(sys.modules[program.leak.__module__].__file__).name
+    mine = [leak for leak in leaks if leak.kind == program.kind and file in str(leak)]
+    return [leak for leak in mine if all(word in leak.holder for word in program.words)]
+
+
+@pytest.mark.parametrize("program", NEW, ids=str)
+def test_a_leak_is_told_with_its_holder_and_its_advice(program, leaks):
+    """Amid all the others, by further calls and, but for state of models, by one pass."""
+    by_calls, by_pass = (of(program, found) for found in leaks)
+    assert by_calls
+    assert by_pass or program.name in STATE_THAT_GROWS
+    wanted = [advice(REMEDIES[program.name], with_graph=with_graph) for with_graph in (False, True)]
+    for told in filter(None, (by_calls, by_pass)):
+        assert any(leak.advice in wanted for leak in told), "\n".join(map(str, told))
+
+
+def test_further_calls_and_one_pass_accuse_the_same_causes(leaks):
+    """Those that what other programs drop excuses in the common pass are accused in a pass of their own."""
+    by_calls, by_pass = ({(leak.kind, leak.cause): leak for leak in found} for found in leaks)
+    assert [str(by_pass[cause]) for cause in by_pass.keys() - by_calls.keys()] == []
+    missing = {cause: by_calls[cause] for cause in by_calls.keys() - by_pass.keys()}
+    programs = [program for program in PROGRAMS if of(program, missing.values())]
+    told = {(leak.kind, leak.cause) for program in programs for leak in leaks_of_one_pass(program.leak)}
+    untold = [leak for cause, leak in missing.items() if cause not in told]
+    assert {program.name for program in programs if of(program, untold)} == STATE_THAT_GROWS
+
+
+def test_every_twin_is_silent():
+    """By one pass of each, and by further calls of those that no other test calls again."""
+    for _ in range(4):  # windows are full, and every value has one to replace
+        all_twins()
+    accused = {program.name: leaks_of_one_pass(program.clean) for program in PROGRAMS}
+    assert {name: list(map(str, found)) for name, found in accused.items() if found} == {}
+    assert [str(leak) for leak in find_leaks(all_twins, NEW, runs=2)] == []
