@@ -41,7 +41,8 @@ def register(shell: Any) -> None:
                 f"%%memwatch: {options.name!r} is no name of a variable; such as: %%memwatch prof"
             )
         with profile(replay=options.replay) as recorded:
-            shell.run_cell(cell)  # it shows the error of a cell itself
+            # it shows the error of a cell itself; the value of the last line, unless `;` ends it
+            shell.run_cell(cell, silent=cell.rstrip().endswith(";"))
         shell.user_ns[options.name] = recorded
         return recorded
 

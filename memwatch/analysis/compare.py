@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
+from memwatch.analysis.texts import TEXT
+
 if TYPE_CHECKING:
     from memwatch.analysis.derived_tables import DerivedTables
 
@@ -73,7 +75,7 @@ def _by_site(tables: DerivedTables) -> pd.DataFrame:
         name if category in _NAMED else _site(op_name, line, function) or name
         for category, name, op_name, line, function in rows
     ]
-    keys = [peak["category"], peak["module"], pd.Series(site, index=peak.index, name="site", dtype="str")]
+    keys = [peak["category"], peak["module"], pd.Series(site, index=peak.index, name="site", dtype=TEXT)]
     groups = peak["nbytes"].groupby(keys, sort=False)
     counted: pd.DataFrame = pd.concat({"bytes": groups.sum(), "count": groups.size()}, axis=1)
     return counted

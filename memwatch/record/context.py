@@ -27,7 +27,7 @@ from memwatch.record.parameters import REFERENCES_OF_OTHERS
 from memwatch.record.patches import Patches
 from memwatch.record.recompute import NOTHING, Recomputes, recomputes_by_hand
 from memwatch.record.role_ends import RoleEnds
-from memwatch.record.roles import INPUT, NAMES, STEPPED, Roles
+from memwatch.record.roles import INPUT, STEPPED, Roles
 from memwatch.record.tables.parts import tensors_in
 from memwatch.record.tables.rows import Rows
 
@@ -195,7 +195,7 @@ class Context:
         with self._harmless:
             for role, tensor, words, module in (*self.owners.in_roles(), *self.gradients.in_role()):
                 if words and role != STEPPED:
-                    self.roles.note_watched(tensor, role, module, NAMES[role], *words)
+                    self.roles.note_watched(tensor, role, module, *words)
             self.role_ends.look(sys._getframe(1))
 
     def place(self) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
+from memwatch.analysis.texts import TEXT
 from memwatch.capture.capture import NOT_RECORDED
 from memwatch.capture.schema import EVIDENCE, KEPT_ON_PURPOSE
 from memwatch.words.places import own_place
@@ -130,8 +131,8 @@ def _peak_of_allocation(reading: Reading, event: int, row: pd.Series[int]) -> Pe
 
 def with_own_lines(rows: pd.DataFrame) -> pd.DataFrame:
     """Return storages whose `line` begins with the program's own line where it lies in a library."""
-    places = map(own_place, rows["line"], rows["own_line"])
-    named: pd.DataFrame = rows.assign(line=list(places))
+    places = list(map(own_place, rows["line"], rows["own_line"]))
+    named: pd.DataFrame = rows.assign(line=pd.Series(places, index=rows.index, dtype=TEXT))
     return named
 
 

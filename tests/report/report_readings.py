@@ -9,8 +9,13 @@ import numpy as np
 import pandas as pd
 
 from memwatch.analysis.facts.reserved import ReservedBytes
+from memwatch.analysis.texts import TEXT
 from memwatch.capture.derived import DERIVED_BY_NAME, PANDAS_DTYPE
 from memwatch.capture.schema import CATEGORIES
+
+
+def _index_dtype(index):
+    return TEXT if isinstance(next(iter(index), None), str) else None
 
 
 def table(name: str, columns: dict, index=None) -> pd.DataFrame:
@@ -22,8 +27,9 @@ def table(name: str, columns: dict, index=None) -> pd.DataFrame:
         c.name: columns.get(c.name, [0 if c.name.endswith(("_bytes", "calls")) else neutral[c.kind]] * rows)
         for c in spec
     }
-    frame = pd.DataFrame(filled, index=index)
-    return frame.astype({c.name: PANDAS_DTYPE[c.kind] for c in spec})
+    frame = pd.DataFrame({name: pd.Series(list(values), dtype=object) for name, values in filled.items()})
+    frame.index = frame.index if index is None else pd.Index(index, dtype=_index_dtype(index))
+    return frame.astype({c.name: TEXT if c.kind == "text" else PANDAS_DTYPE[c.kind] for c in spec})
 
 
 @dataclass

@@ -265,12 +265,12 @@ def test_the_icicle_puts_the_root_module_on_top(quiet, page, planned):
 
 def test_phases_and_holders_at_the_peak_split_it(quiet, page, planned):
     """The icicle by phase and the columns of the table hold what `at_peak` says."""
-    quiet.open(page, "#order=phase")
+    quiet.open(page, "#by=life")
     cells = "[...document.querySelectorAll('#flame g.frame[data-level=phase]')]"
     drawn = dict(quiet.js(f"return {cells}.map((g) => [g.__data__.data.name, g.__data__.data.value])"))
     assert drawn == planned.reading.at_peak.groupby("phase")["nbytes"].sum().to_dict()
     at_peak = planned.reading.at_peak
-    phases, holders = quiet.column(7), quiet.column(8)
+    phases, holders = quiet.column(11), quiet.column(5)
     for key, phase, holder in zip(map(int, quiet.row_keys()), phases, holders, strict=True):
         assert (phase, holder) == (at_peak["phase"][key], at_peak["holder"][key])
 
@@ -296,8 +296,16 @@ def test_findings_say_what_the_peak_would_fall_to(quiet, tmp_path):
 def test_findings_of_other_tools_need_no_prediction(quiet, tmp_path):
     """A finding without a predicted peak is shown without one."""
     reading = report_readings.from_lives([{"nbytes": 100, "born": 1}])
-    plain = {"kind": "drag", "nbytes": 100, "holder": "x", "site": "a.py:1", "advice": "drop it", "path": ""}
-    reading.findings = [SimpleNamespace(**plain)]
+    plain = {
+        "kind": "drag",
+        "nbytes": 100,
+        "holder": "x",
+        "site": "a.py:1",
+        "advice": "drop it",
+        "path": "",
+        "storages": (),
+    }
+    reading.findings = [SimpleNamespace(**plain, storages=())]
     quiet.open(html(reading, tmp_path / "page.html"))
     assert quiet.js(TEXTS, ".finding .predicted") == []
     assert "drop it" in quiet.text("#findings")

@@ -18,7 +18,7 @@ from memwatch.analysis.facts.allocations import (
     UNOBSERVED,
     UNRECORDED,
     WORKSPACE,
-)
+)  # fmt: skip
 from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.derived_inputs import DerivedInputs
 from memwatch.analysis.facts.idle_inputs import idle_inputs
@@ -79,12 +79,8 @@ _OUTLIVES: Final = "it was {name}, but no more by op {op}, and the program keeps
 _COLLECTIVES = ("c10d.", "_c10d_functional.", "c10d_functional.")
 """How the names of the ops begin by which processes communicate."""
 _KEPT: Final = "kept from one iteration into the next; no module and no optimizer owns it"
-_WRITTEN_INPUT: Final = (
-    "an argument of the outermost module call, kept from one iteration into the next and written"
-)
-_IDLE_INPUT: Final = (
-    "an argument of the outermost module call, kept over whole iterations in which nothing uses it"
-)
+_WRITTEN_INPUT: Final = "an argument of the outermost module call, kept into the next iteration and written"
+_IDLE_INPUT: Final = "an argument of the outermost module call, kept over iterations in which nothing uses it"
 _KEPT_ACROSS_PASSES: Final = (
     "kept from one pass of the program's loop into the next, in a container or an object"
 )

@@ -9,6 +9,7 @@ import pandas as pd
 
 from memwatch.analysis.facts.places import with_empty_end
 from memwatch.analysis.tables.of_schema import table
+from memwatch.analysis.texts import TEXT
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def modules(facts: Facts, at_peak: pd.DataFrame, saved: SavedTensors) -> pd.Data
     np.add.at(calls, facts.capture.tables["calls"]["module"], 1)
     parent_names = with_empty_end(tree.names)[np.array(parents, dtype=np.int64)]
     words = {"class_name": tree.classes, "parent": parent_names}
-    index = pd.Index(tree.names, name="module", dtype="str")
+    index = pd.Index(tree.names, name="module", dtype=TEXT)
     rows = table("modules", {**words, "calls": calls, **columns}, index=index)
     in_tree_order: pd.DataFrame = rows.iloc[tree.parents_first]
     return in_tree_order

@@ -8,10 +8,13 @@ import numpy as np
 import pandas as pd
 
 from memwatch.analysis.facts.coded import Coded
+from memwatch.analysis.texts import TEXT
 from memwatch.capture.derived import DERIVED_BY_NAME, PANDAS_DTYPE
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from memwatch.capture.table import Kind
 
 
 def table(
@@ -34,7 +37,7 @@ def table(
     copy = None if wanted is None else False
     frame: pd.DataFrame = pd.DataFrame(
         {
-            column.name: _series(columns[column.name], PANDAS_DTYPE[column.kind], index, copy, coded=coded)
+            column.name: _series(columns[column.name], _dtype(column.kind), index, copy, coded=coded)
             for column in DERIVED_BY_NAME[name].columns
             if wanted is None or column.name in wanted
         },
@@ -42,6 +45,10 @@ def table(
         copy=copy,
     )
     return frame
+
+
+def _dtype(kind: Kind) -> Any:
+    return TEXT if kind == "text" else PANDAS_DTYPE[kind]
 
 
 def _series(column: Any, dtype: Any, index: Any, copy: bool | None, *, coded: bool) -> Any:

@@ -275,13 +275,19 @@ class Storages:
         if account.live_bytes > limit_bytes:
             self._limits[device] = NEVER  # once: the program may handle the error and go on
             self._set_watch_bytes(device)
-            where = "" if device == self._cpu else f" on {self._strings.texts[device]}"
-            error = MemoryLimitError(
-                f"{format_bytes(account.live_bytes)} of tensors are live{where}, more than limit_bytes={limit_bytes}; "
-                "see prof.at_peak for what they are, or raise the limit"
-            )
-            error.device = self._strings.texts[device]
-            raise error
+            raise self._above_limit(
+                device, limit_bytes
+            )  # no variable here: a traceback would keep its own error
+
+    def _above_limit(self, device: int, limit_bytes: int) -> MemoryLimitError:
+        where = "" if device == self._cpu else f" on {self._strings.texts[device]}"
+        live = format_bytes(self._accounts[device].live_bytes)
+        error = MemoryLimitError(
+            f"{live} of tensors are live{where}, more than limit_bytes={limit_bytes}; "
+            "see prof.at_peak for what they are, or raise the limit"
+        )
+        error.device = self._strings.texts[device]
+        return error
 
     def record_deaths(self) -> None:
         """Append the deaths since the last time, as of now."""

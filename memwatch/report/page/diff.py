@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch.analysis.texts import TEXT
 from memwatch.capture.schema import CATEGORIES
 from memwatch.report.page.columns import Words, pack_frame
 from memwatch.report.text import visible
@@ -27,7 +28,7 @@ def diff_model(compared: Comparison, *, old: str, new: str) -> dict[str, Any]:
     """
     words, sites = Words(visible), compared.sites.reset_index()
     by_category = sites.groupby("category")[["old_bytes", "new_bytes"]].sum()
-    texts = {name: sites[name].astype("str") for name in ("category", "module", "site")}
+    texts = {name: sites[name].astype(TEXT) for name in ("category", "module", "site")}
     return {
         "model": MODEL_VERSION,
         "old": visible(old),

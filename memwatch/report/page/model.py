@@ -233,7 +233,7 @@ def _blocks(reading: Reading, words: Words, code: CodeReader | None) -> dict[str
     peak.insert(0, "id", peak.index)
     peak["death_op"] = _death_ops(reading, peak["death_event"])
     modules = reading.modules.copy()
-    modules.insert(0, "module", modules.index.astype(str))
+    modules.insert(0, "module", modules.index)
     modules["parent"] = module_parents(modules["module"].tolist(), modules["parent"].tolist())
     steps = _shown_steps(reading).copy()
     steps.insert(0, "step", steps.index)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 
+from memwatch.analysis.texts import TEXT
 from memwatch.report.page.columns import pack_frame
 
 if TYPE_CHECKING:
@@ -36,5 +37,5 @@ def pack_sources(lines: Iterable[tuple[str, int]], words: Words, code: CodeReade
         (file, number + by) for file, number in wanted for by in range(-AROUND, AROUND + 1) if number + by > 0
     }
     told = [] if code is None else [(*each, text) for each in sorted(near) if (text := code.indented(*each))]
-    table = pd.DataFrame(told, columns=["file", "line", "text"])
-    return pack_frame(table.astype({"file": "str", "line": "int64", "text": "str"}), words, delta=("line",))
+    table = pd.DataFrame(told, columns=["file", "line", "text"], dtype=object)
+    return pack_frame(table.astype({"file": TEXT, "line": "int64", "text": TEXT}), words, delta=("line",))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pandas as pd
 
+from memwatch.analysis.texts import TEXT
 from memwatch.planner.peak import program_peak, simulate
 from memwatch.planner.schedule import StepKind
 
@@ -50,11 +51,11 @@ def plan_curves(plan: Plan, places: Places, bins: int = BINS) -> pd.DataFrame | 
             "program_bytes": _at(before, program_step),
             "program_what": pd.Series(
                 [str(places.of(graph.op_names[step])) if step >= 0 else "" for step in program_step.tolist()],
-                dtype="str",
+                dtype=TEXT,
             ),
             "plan_step": plan_step,
             "plan_bytes": _at(after, plan_step),
-            "plan_what": pd.Series([plan_words(step) for step in plan_step.tolist()], dtype="str"),
+            "plan_what": pd.Series([plan_words(step) for step in plan_step.tolist()], dtype=TEXT),
         }
     )
     return curves

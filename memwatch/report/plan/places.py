@@ -30,7 +30,7 @@ class Places:
         self._known: dict[Hashable, Place] = {}
         if reading is not None:
             ops = reading.ops
-            columns = (ops[name].astype(str).tolist() for name in ("name", "module", "phase"))
+            columns = (ops[name].astype(object).tolist() for name in ("name", "module", "phase"))
             self._known = {
                 op: Place(_short(name), module, phase)
                 for op, name, module, phase in zip(ops.index.tolist(), *columns, strict=True)
