@@ -305,7 +305,7 @@ def test_findings_of_other_tools_need_no_prediction(quiet, tmp_path):
         "path": "",
         "storages": (),
     }
-    reading.findings = [SimpleNamespace(**plain, storages=())]
+    reading.findings = [SimpleNamespace(**plain)]
     quiet.open(html(reading, tmp_path / "page.html"))
     assert quiet.js(TEXTS, ".finding .predicted") == []
     assert "drop it" in quiet.text("#findings")

@@ -133,13 +133,34 @@ def _estimate() -> dict[str, object]:
     return {}
 
 
+def _estimate_values() -> dict[str, object]:
+    from memwatch._torch.fake import reads_values
+
+    reads_values()
+    return {}
+
+
+def _compile_by_inductor() -> dict[str, object]:
+    from memwatch._torch.inductor import compiled_by_inductor, decompositions
+
+    decompositions()
+    compiled_by_inductor(torch.fx.symbolic_trace(torch.nn.Identity()), is_backward=False)
+    return {}
+
+
+_OF_INDUCTOR = ("torch._inductor.", "torch._guards.")
+_OF_VALUES = (
+    "torch._subclasses.fake_tensor.UnsupportedFakeTensorException",
+    "torch._subclasses.fake_tensor.UnsupportedOperatorException",
+    "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
+)
 _OF_JOBS = (
     "torch._subclasses.fake_tensor.D",
     "torch._subclasses.fake_tensor.unset_fake_temporarily",
     "torch.distributed._register_comm_hook",
     "torch.distributed.device_mesh.",
     "torch.distributed.distributed_c10d.",
-    "torch.distributed.fsdp._fully_shard._fsdp_param.",
+    "torch.distributed.fsdp._fully_shard._fsdp_param",
     "torch.distributed.tensor.",
     "torch.nn.parallel.distributed._verify",
     "torch.testing.",
@@ -166,6 +187,10 @@ def steps_of(name: str) -> dict[str, Step]:
             "compiled": _profile_compiled,
             "mode": _profile_by("mode", "0"),
         }
+    if name.startswith(_OF_INDUCTOR):
+        return {"inductor": _compile_by_inductor}
+    if name in _OF_VALUES:
+        return {"values": _estimate_values}
     if name.startswith(_OF_JOBS):
         return {"estimate": _estimate}
     if name.startswith("torch.distributed.fsdp."):

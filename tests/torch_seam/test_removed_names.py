@@ -17,6 +17,7 @@ _COMPILER = (
     "torch._dynamo.",
     "torch._functorch.",
     "torch.autograd._engine_run_backward",
+    "torch._inductor.",
 )  # asked last: the server imports the compiler for them, once
 AS_WELL = (
     "torch._C._profiler._get_approximate_time",
