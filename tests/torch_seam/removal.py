@@ -165,7 +165,15 @@ _OF_JOBS = (
     "torch.nn.parallel.distributed._verify",
     "torch.testing.",
 )
+_IMPORTED_BY_JOBS = (
+    "torch._inductor.compile_fx",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.testing._internal.distributed.fake_pg",
+)
 _OF_THE_COMPILER = ("torch._dynamo.", "torch._functorch.", "torch.autograd._engine_run_backward")
+ASKED_LAST = (*_OF_THE_COMPILER, *_OF_INDUCTOR, *_OF_VALUES, *_OF_JOBS)
+"""Names whose steps import torch's compiler: it is imported once for them, after all others."""
 _OF_THE_KEY = ("torch._C._dispatch", "torch._ops", "torch.ops", "torch.library")
 _OF_PROFILES_ALONE = (
     *_OF_THE_KEY,
@@ -268,6 +276,8 @@ def _warm_up_compiler() -> None:
     """Import torch's compiler and let it compile once, which is slow too; the names of it are to be asked last."""
     _run_compiled()
     torch._dynamo.reset()
+    for module in _IMPORTED_BY_JOBS:
+        importlib.import_module(module)
     gc.collect()
     _FREEZE()
 
@@ -285,7 +295,7 @@ def _answer() -> None:
     has_compiler = False
     for line in sys.stdin:
         name = line.strip()
-        if name.startswith(_OF_THE_COMPILER) and not has_compiler:
+        if name.startswith(ASKED_LAST) and not has_compiler:
             has_compiler = True
             _warm_up_compiler()
         sys.stdout.write(_forked(name))

@@ -10,15 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from removal import ASKED_LAST
 
 _ROOT = Path(__file__).resolve().parents[2]
 _TAKEN = re.compile(r'"(torch(?:\.\w+)*\.\w+)"')
-_COMPILER = (
-    "torch._dynamo.",
-    "torch._functorch.",
-    "torch.autograd._engine_run_backward",
-    "torch._inductor.",
-)  # asked last: the server imports the compiler for them, once
 AS_WELL = (
     "torch._C._profiler._get_approximate_time",
     "torch._C._profiler._ApproximateClockToUnixTimeConverter",
@@ -26,7 +21,7 @@ AS_WELL = (
 """Names without which memwatch does as well, so no note says that they are missing: torch 2.11 has them not."""
 NAMES = sorted(
     {name for path in _ROOT.glob("memwatch/_torch/*.py") for name in _TAKEN.findall(path.read_text())},
-    key=lambda name: (name.startswith(_COMPILER), name),
+    key=lambda name: (name.startswith(ASKED_LAST), name),
 )
 
 
