@@ -164,7 +164,7 @@ def _close(recording: Profile, raised: BaseException | None) -> None:
         warnings.filterwarnings("ignore", "memwatch: ", RuntimeWarning)  # the same is raised as an error
         recording.__exit__(None if raised is None else type(raised), raised, None)
     if recording.failure is not None:
-        sys.stderr.write(recording.summary(color=False) + "\n")
+        sys.stderr.write(recording.summary(color=False, following="") + "\n")
 
 
 def _default_name(program: Program, place: JobPlace) -> str:

@@ -21,6 +21,8 @@ from memwatch.report.facts import (
 )
 from memwatch.report.meta import describe_meta
 from memwatch.sizes import format_bytes
+from memwatch.words.places import short_place
+from memwatch.words.storages import short_op
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -182,7 +184,10 @@ def format_stats(figures: Mapping[str, Any], *, width: int | None = None, color:
 
 
 def _totals(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
-    where = f"at op {figures['peak_op']} {figures['peak_op_name']} {figures['peak_line']}"
+    place = short_place(figures["peak_line"])
+    where = (
+        f"at op {figures['peak_op']}, {short_op(figures['peak_op_name'])}{f' at {place}' if place else ''}"
+    )
     peak = f"{format_bytes(figures['peak_bytes'])} {where if figures['peak_op'] >= 0 else ''}"
     made = f"{figures['allocations']:,} of {format_bytes(figures['allocated_bytes'])}"
     return [
@@ -190,7 +195,7 @@ def _totals(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("baseline", format_bytes(figures["baseline_bytes"])),
         ("peak increase", format_bytes(figures["peak_increase_bytes"])),
         ("only for backward", _share(figures["only_for_backward_ratio"])),
-        ("holders", evidence_text(figures["holder_evidence_bytes"]).removeprefix("Holders: ")),
+        ("holders", evidence_text(figures["holder_evidence_bytes"])),
         ("ops", _known(figures["ops"])),
         ("allocations", made),
         ("workspaces", _known(figures["workspaces"], "{:,} of these")),
@@ -240,6 +245,6 @@ def _draw_top(rows: list[dict[str, Any]], line: int) -> Table:
             format_bytes(row["nbytes"]),
             f"{row['count']:,}",
             format_bytes(row["largest_bytes"]),
-            tail(row["name"], line - 32),
+            tail(short_place(row["name"]), line - 32),
         )
     return table
