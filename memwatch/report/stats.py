@@ -25,7 +25,7 @@ from memwatch.words.places import short_place
 from memwatch.words.storages import short_op
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from rich.console import RenderableType
 
@@ -179,7 +179,8 @@ def format_stats(figures: Mapping[str, Any], *, width: int | None = None, color:
     ]
     for title, key in (("Lines that allocated most", "top_lines"), ("Ops that allocated most", "top_ops")):
         if figures[key] or figures["ops"] is not None:
-            parts += ["", Text(title, style="bold"), _draw_top(figures[key], line_width(width))]
+            told = short_op if key == "top_ops" else short_place
+            parts += ["", Text(title, style="bold"), _draw_top(figures[key], told, line_width(width))]
     return to_text(*parts, width=width, color=color)
 
 
@@ -235,7 +236,7 @@ def _draw_histogram(histogram: list[list[int]]) -> Table:
     return table
 
 
-def _draw_top(rows: list[dict[str, Any]], line: int) -> Table:
+def _draw_top(rows: list[dict[str, Any]], told: Callable[[str], str], line: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("Bytes", "Count", "Largest"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -245,6 +246,6 @@ def _draw_top(rows: list[dict[str, Any]], line: int) -> Table:
             format_bytes(row["nbytes"]),
             f"{row['count']:,}",
             format_bytes(row["largest_bytes"]),
-            tail(short_place(row["name"]), line - 32),
+            tail(told(row["name"]), line - 32),
         )
     return table

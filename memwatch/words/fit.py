@@ -44,7 +44,7 @@ NOT_BITWISE: Final = "the way that is kept gives results that differ from the pl
 ESTIMATED: Final = "planned from an estimate: peaks are without workspace, and no step was timed"
 
 TOO_LARGE: Final = (
-    "a limit of {limit} on {device} is not reachable: the lowest of {tried} is {lowest} ({way})"
+    "a limit of {limit} on {device} is not reachable: the lowest of {tried} ways is {lowest} ({way})"
 )
 BASELINE: Final = "{baseline} are alive before the step begins ({parts})"
 OPTIMIZER: Final = "the peak is in the optimizer's step, which has {increase} above the {baseline} of before"

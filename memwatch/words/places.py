@@ -43,18 +43,16 @@ def short_place(site: str) -> str:
         A file of the current folder relative to it, a package's file from the package on, a cell of this notebook as
         IPython calls it (`Cell In[3], line 4`), and any other file without its folders.
     """
-    return _short_place(site, os.getcwd())
+    file, _, line = site.rpartition(":")
+    cell = _notebook_cell(file)  # its number changes when the same cell runs again
+    return CELL.format(cell=cell, line=line) if cell else _short_path(site, os.getcwd())
 
 
 @functools.lru_cache(maxsize=4096)
-def _short_place(site: str, folder: str) -> str:
-    file, colon, line = site.rpartition(":")
-    if not colon or not os.path.isabs(file):
-        return site
-    cell = _notebook_cell(file)
-    if cell:
-        return CELL.format(cell=cell, line=line)
+def _short_path(site: str, folder: str) -> str:
     path = PurePath(site)
+    if not path.is_absolute():
+        return site
     if path.is_relative_to(folder):
         return str(path.relative_to(folder))
     at = _package_at(path)

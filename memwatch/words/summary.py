@@ -13,7 +13,7 @@ NO_FINDING: Final = "Findings: none that would lower the peak by {share} or more
 MORE_FINDINGS: Final = "{count:,} more: prof.findings"
 NOTES: Final = "What memwatch could not see, or did differently"
 MORE_NOTES: Final = "{count:,} more: prof.notes"
-NEXT_CALL: Final = 'Next: prof.report("peak.html") writes a page with every storage, its line and its holder'
+NEXT_CALL: Final = 'Next: prof.report("peak.html"), a page with every storage and its holder'
 NEXT_COMMAND: Final = "Next: {command}"
 
 KNOWN_BY: Final = "How that is known: {evidence}"
