@@ -41,8 +41,18 @@ def register(shell: Any) -> None:
                 f"%%memwatch: {options.name!r} is no name of a variable; such as: %%memwatch prof"
             )
         with profile(replay=options.replay) as recorded:
-            shell.run_cell(cell)  # it shows the error of a cell itself
+            _run_cell(shell, cell)
         shell.user_ns[options.name] = recorded
         return recorded
 
     shell.register_magic_function(memwatch, magic_kind="cell")
+
+
+def _run_cell(shell: Any, cell: str) -> None:
+    """Run the body of a cell, with the cell's own number and lines in errors and reports; IPython shows its error."""
+    has_magic = cell.startswith("%%")
+    shell.execution_count -= 1  # the whole cell is counted already, so its body would be called the next one
+    try:
+        shell.run_cell(cell if has_magic else f"# %%memwatch\n{cell}")
+    finally:
+        shell.execution_count += 1
