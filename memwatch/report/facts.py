@@ -143,7 +143,8 @@ def bytes_by_line(rows: pd.DataFrame) -> pd.DataFrame:
     whole = [own_place(*place) for place in places]
     short = {told: short_own_place(*place) for told, place in zip(whole, places, strict=True)}
     grouped = bytes_by(rows.assign(line=whole), "line")  # two files may have one short name
-    return grouped.rename(index=lambda told: short.get(told) or told)
+    told: pd.DataFrame = grouped.rename(index=lambda place: short.get(place) or place)
+    return told
 
 
 def saved_for_backward(reading: Reading) -> SavedForBackward:

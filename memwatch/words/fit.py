@@ -29,6 +29,9 @@ NAMES: Final[dict[str, str]] = {
 }
 """A way in a few words, by kind."""
 
+LIMIT: Final = "Limit {limit}"
+FITS: Final = "Limit {limit}: the fastest way that fits is {way}, with a peak of {peak}"
+
 FIRST_AND_LAST: Final = "{first} ... {last}"
 """Modules by name, from the first to the last of them."""
 
