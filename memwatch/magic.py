@@ -49,10 +49,11 @@ def register(shell: Any) -> None:
 
 
 def _run_cell(shell: Any, cell: str) -> None:
-    """Run the body of a cell, with the cell's own number and lines in errors and reports; IPython shows its error."""
+    """Run the body of a cell, in lines that are counted from that of the magic; IPython shows its error."""
     has_magic = cell.startswith("%%")
-    shell.execution_count -= 1  # the whole cell is counted already, so its body would be called the next one
-    try:
-        shell.run_cell(cell if has_magic else f"# %%memwatch\n{cell}")
-    finally:
-        shell.execution_count += 1
+    text = cell if has_magic else f"# %%memwatch\n{cell}"
+    if not has_magic and cell.rstrip().endswith(";"):
+        text += "\nNone"  # IPython looks for the `;` in the whole cell, at whose end there is none
+    shell.run_cell(text)
+    # IPython counted the whole cell already, so it took the body for the next one
+    shell.compile.cache(shell.transform_cell(text), shell.displayhook.prompt_count, raw_code=text)
