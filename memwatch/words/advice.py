@@ -86,7 +86,7 @@ SENTENCES: Final[dict[Remedy, str]] = {
     ),
     Remedy.GROWING_TENSOR: (
         "one tensor becomes larger and larger (`torch.cat`, `resize_`): keep its newest part "
-        "(`value[-n:].clone()`), or reset it after use"
+        "(`value[-100:].clone()`), or reset it after use"
     ),
     Remedy.HOOK_PER_CALL: (
         "each call registers one more hook, and none is removed: call `handle.remove()` after use, or register "

@@ -17,8 +17,8 @@ NEXT_CALL: Final = 'Next: prof.report("peak.html"), a page with every storage an
 NEXT_COMMAND: Final = "Next: {command}"
 
 KNOWN_BY: Final = "How that is known: {evidence}"
-SEARCHED: Final = "To see it, memwatch searched {count:,} times while the program ran: {time} in all"
-CUT_SHORT: Final = "; {count:,} searches came to their limit and may have missed some"
+SEARCHED: Final = "To see it, memwatch made {count:,} searches while the program ran: {time} in all"
+CUT_SHORT: Final = "; {count:,} of them came to their limit and may have missed some"
 
 ONLY_FOR_BACKWARD: Final = "Kept only for backward: "
 SAVED_ANYWAY: Final = "; backward also reads {nbytes} that would be alive without it"
