@@ -41,9 +41,19 @@ def register(shell: Any) -> None:
                 f"%%memwatch: {options.name!r} is no name of a variable; such as: %%memwatch prof"
             )
         with profile(replay=options.replay) as recorded:
-            # it shows the error of a cell itself; the value of the last line, unless `;` ends it
-            shell.run_cell(cell, silent=cell.rstrip().endswith(";"))
+            _run_cell(shell, cell)
         shell.user_ns[options.name] = recorded
         return recorded
 
     shell.register_magic_function(memwatch, magic_kind="cell")
+
+
+def _run_cell(shell: Any, cell: str) -> None:
+    """Run the body of a cell, in lines that are counted from that of the magic; IPython shows its error."""
+    has_magic = cell.startswith("%%")
+    text = cell if has_magic else f"# %%memwatch\n{cell}"
+    if not has_magic and cell.rstrip().endswith(";"):
+        text += "\nNone"  # IPython looks for the `;` in the whole cell, at whose end there is none
+    shell.run_cell(text)
+    # IPython counted the whole cell already, so it took the body for the next one
+    shell.compile.cache(shell.transform_cell(text), shell.displayhook.prompt_count, raw_code=text)

@@ -19,6 +19,7 @@ from memwatch.cli.reading import add_device, read
 from memwatch.device_names import is_host
 from memwatch.progress import working
 from memwatch.sizes import format_bytes
+from memwatch.words.storages import short_op
 
 if TYPE_CHECKING:
     import argparse
@@ -73,7 +74,7 @@ def _as_text(compared: Comparison, rows: int) -> str:
     from rich.table import Table
     from rich.text import Text
 
-    from memwatch.report.console import name, tail, to_text
+    from memwatch.report.console import head, line_width, name, tail, to_text
 
     grown = compared.new_peak_bytes - compared.old_peak_bytes
     share = f" ({100 * compared.growth_ratio:+.1f} %)" if compared.old_peak_bytes else ""
@@ -92,10 +93,15 @@ def _as_text(compared: Comparison, rows: int) -> str:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading, cells in figures.items():  # where the line is short, words give way and not figures
         table.add_column(heading, justify="right", no_wrap=True, min_width=max(map(len, cells)))
+    room = line_width(None) - sum(2 + max(map(len, (heading, *cells))) for heading, cells in figures.items())
+    categories, modules, _ = (list(texts) for texts in zip(*shown.index, strict=True))
+    room -= max(map(len, (*categories, "Category"))) + 4
+    for_module = min(max(map(len, (*modules, "Module"))), room // 2)
     for heading in ("Category", "Module", "Site"):
         table.add_column(heading, no_wrap=True, overflow="ellipsis")
     for (category, module, site), *cells in zip(shown.index, *figures.values(), strict=True):
-        table.add_row(*cells, name(category), tail(module, 30), tail(site, 60))
+        told = head(_short_site(site), room - for_module)
+        table.add_row(*cells, name(category), tail(module, for_module), told)
     rest = changed["delta_bytes"].iloc[rows:]
     more = [Text(f"{len(rest):,} more sites: {_signed(rest.sum())}", style="dim")] if len(rest) else []
     return to_text(headline, "", table, *more)
@@ -103,3 +109,9 @@ def _as_text(compared: Comparison, rows: int) -> str:
 
 def _signed(nbytes: int) -> str:
     return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"
+
+
+def _short_site(site: str) -> str:
+    """Return `addmm in Linear.forward` for an op with its namespace and overload; other names as they are."""
+    op_name, space, function = site.partition(" ")
+    return f"{short_op(op_name)}{space}{function}" if space else site

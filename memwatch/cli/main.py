@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._version import __version__
 from memwatch.cli.program_arguments import parse
@@ -21,6 +23,30 @@ VERBS: Final = (
     "transform", "import", "mcp", "build",
 )  # fmt: skip
 """The verbs in the order of the help; each is a module of this package with `add_arguments` and `execute`."""
+
+_BRACKETS: Final = re.compile(r"\[(?:[^\[\]]|\[[^\[\]]*\])*\]")
+"""An option of a usage line, which is not broken."""
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help in lines as wide as the terminal; examples, which are indented, stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(
+            part if part.startswith(" ") else textwrap.fill(" ".join(part.split()), width)
+            for part in text.split("\n\n")
+        )
+
+    def _format_usage(self, usage: str | None, *arguments: Any) -> str:
+        text = super()._format_usage(usage, *arguments)
+        if usage is None:
+            return text
+        whole = _BRACKETS.sub(lambda option: option[0].replace(" ", "\0"), text.strip())
+        lines = textwrap.fill(
+            whole, self._width, subsequent_indent=" " * len("usage: "), break_on_hyphens=False
+        )
+        return lines.replace("\0", " ") + "\n\n"
+
 
 Execute = Callable[[argparse.Namespace], "int | BaseException"]
 """Runs a verb. Returns the exit code or, for a verb that ran a program, the exception that the program raised."""
@@ -55,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="memwatch",
         description=inspect.getdoc(importlib.import_module("memwatch.cli")),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         epilog="exit codes: 0 fine, 1 a finding or bad input, 2 wrong usage",
         allow_abbrev=False,
     )
@@ -74,7 +100,7 @@ def _add_verb(
         verb,
         help=text.splitlines()[0],
         description=text,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     module.add_arguments(parser)

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memwatch.cli.files import make_room
+from memwatch.cli.next_step import command_line, memwatch_command
 from memwatch.cli.numbers import positive
 from memwatch.cli.output import add_json, emit, emit_json, say
 from memwatch.cli.reading import add_device, read
+from memwatch.words.summary import NEXT_COMMAND
 
 if TYPE_CHECKING:
     import argparse
@@ -72,6 +74,9 @@ def execute(options: argparse.Namespace) -> int:
         emit_json(plan_record(found))
     else:
         emit(plan_summary(found, reading=reading))
+        if options.output is not None:
+            command = command_line(*memwatch_command(), "replay", options.capture, "--plan", options.output)
+            emit(f"\n{NEXT_COMMAND.format(command=command)}\n")
     if options.output is not None:
         found.save(options.output)
     return code

@@ -118,7 +118,13 @@ def execute(options: argparse.Namespace) -> int | BaseException:
             )
         remark = "" if options.replay else unbuilt_remark()
         merge_children = _merge_command(again, capture) if options.children else ""
-        _say_at_exit(recording, _Wrote(capture, page), commands, merge_children, remark)
+        _say_at_exit(
+            recording,
+            _Wrote(capture, page, command_line(*again, "report", capture)),
+            commands,
+            merge_children,
+            remark,
+        )
     write_page = (
         functools.partial(_write_page, recording, page, force=options.force) if page is not None else None
     )
@@ -164,7 +170,7 @@ def _close(recording: Profile, raised: BaseException | None) -> None:
         warnings.filterwarnings("ignore", "memwatch: ", RuntimeWarning)  # the same is raised as an error
         recording.__exit__(None if raised is None else type(raised), raised, None)
     if recording.failure is not None:
-        sys.stderr.write(recording.summary(color=False) + "\n")
+        sys.stderr.write(recording.summary(color=False, following="") + "\n")
 
 
 def _default_name(program: Program, place: JobPlace) -> str:
@@ -183,6 +189,7 @@ class _Wrote(NamedTuple):
 
     capture: Path
     page: Path | None
+    report_command: str
 
     def text(self, children: int) -> str:
         """Return what was written, by how many children too."""
@@ -208,7 +215,9 @@ def _say_at_exit(
                 say(each)
             children = len(files_of_children(wrote.capture)) if merge_children else 0
             say(wrote.text(children))
-            following = [*commands, *([merge_children] if children else [])]
+            written = [wrote.report_command] if recording.page is not None else []  # as where memory ran out
+            following = [command for command in commands if command not in written]
+            following += [merge_children] if children else []
             if following:
                 say("next, type")
                 sys.stderr.writelines(f"    {command}\n" for command in following)

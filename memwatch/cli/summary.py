@@ -11,20 +11,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memwatch.cli.next_step import command_line, memwatch_command
 from memwatch.cli.numbers import positive
 from memwatch.cli.output import add_json, emit, emit_json
 from memwatch.cli.reading import add_device, read
 from memwatch.progress import working
+from memwatch.words.summary import NEXT_COMMAND
 
 if TYPE_CHECKING:
     import argparse
+
+    from memwatch.reading import Reading
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
     parser.add_argument("capture", type=Path, help="a file that `memwatch run` wrote")
     parser.add_argument(
-        "-n", "--rows", type=positive, default=8, help="most rows in each table (default %(default)s)"
+        "-n", "--rows", type=positive, help="most rows in each table (default: what fits 60 lines, 8 at most)"
     )
     add_json(parser)
     add_device(parser)
@@ -35,10 +39,22 @@ def execute(options: argparse.Namespace) -> int:
     from memwatch.report.records import summary_record
 
     with working("memwatch summary"):
-        reading, rows = read(options.capture, options.device), options.rows
-        made = summary_record(reading, rows=rows) if options.json else reading.summary(rows=rows)
+        reading = read(options.capture, options.device)
+        made = summary_record(reading, **_rows(options)) if options.json else _text(reading, options)
     if isinstance(made, str):
         emit(made)
     else:
         emit_json(made)
     return 0
+
+
+def _rows(options: argparse.Namespace) -> dict[str, int]:
+    return {} if options.rows is None else {"rows": options.rows}
+
+
+def _text(reading: Reading, options: argparse.Namespace) -> str:
+    """Return the summary, with the command that shows the most about it last."""
+    verb = "plan" if reading.capture.rows("arguments") else "report"
+    device = () if options.device is None else ("--device", options.device)
+    command = command_line(*memwatch_command(), verb, *device, options.capture)
+    return reading.summary(following=NEXT_COMMAND.format(command=command), **_rows(options))

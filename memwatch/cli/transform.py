@@ -32,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("capture", type=Path, help="a file that `memwatch run` wrote")
     parser.add_argument("format", choices=FORMATS, help="the format to write")
     parser.add_argument(
-        "--table", choices=sorted(DERIVED_BY_NAME), default="at_peak", help="the table of the csv"
+        "--table",
+        choices=sorted(DERIVED_BY_NAME),
+        default="at_peak",
+        metavar="TABLE",
+        help=f"the table of the csv: {', '.join(sorted(DERIVED_BY_NAME))} (default %(default)s)",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file; default standard output")
     parser.add_argument("-f", "--force", action="store_true", help="replace the file if it exists")

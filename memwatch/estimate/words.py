@@ -24,7 +24,7 @@ def text_of(estimate: Estimate) -> str:
         run=_run(estimate),
         notes=[*_reads(estimate), *estimate.remarks],
     )
-    return f"{head}\n{reading.summary(rows=_ROWS)}"
+    return f"{head}\n{reading.summary(rows=_ROWS, following='')}"
 
 
 def _run(estimate: Estimate) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from memwatch.report.facts import bytes_by, peak_instant
 from memwatch.sizes import format_bytes
 from memwatch.words import fit as words
+from memwatch.words.storages import short_op
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,8 +40,8 @@ def obstacle(reading: Reading, lowest: Measurement, limit_bytes: int) -> str:
         return words.OPTIMIZER.format(increase=increase, baseline=baseline)
     workspace = int(shares.get("workspace", 0))
     if lowest.peak_bytes is not None and lowest.peak_bytes - workspace <= limit_bytes and workspace:
-        return words.WORKSPACE.format(op=at.op_name, workspace=format_bytes(workspace))
-    return words.ACTIVATIONS.format(op=at.op_name or "the step", parts=_largest(shares))
+        return words.WORKSPACE.format(op=short_op(at.op_name), workspace=format_bytes(workspace))
+    return words.ACTIVATIONS.format(op=short_op(at.op_name) or "the step", parts=_largest(shares))
 
 
 def _largest(shares: pd.Series[int]) -> str:

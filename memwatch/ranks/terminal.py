@@ -13,6 +13,7 @@ from memwatch.report.console import CATEGORY_STYLE, clip, head, name, to_text
 from memwatch.sizes import format_bytes
 from memwatch.words.places import place_in_file
 from memwatch.words.ranks import IDLE, UNKNOWN_FIGURES
+from memwatch.words.storages import made_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -88,7 +89,8 @@ def _processes(ranks: Job, rows: int) -> Table:
 def _where(row: pd.Series[Any]) -> Text:
     if not row["peak_bytes"]:
         return name(IDLE, style="dim")
-    return head(f"{row['peak_op']} {place_in_file(row['peak_line'])}".strip(), 60)
+    place = place_in_file(row["peak_line"])
+    return head(made_name(row["peak_op"], "", place, is_workspace=False), 60)
 
 
 def _categories(spreads: list[Any]) -> Table:

@@ -116,6 +116,16 @@ def tail(text: str, width: int) -> Text:
     return name(shown if len(shown) <= width else ELLIPSIS + shown[len(shown) - width + 1 :])
 
 
+def middle(text: str, width: int) -> Text:
+    """Return a name that keeps its beginning and its end when it is too long: what it is, and where it was made."""
+    shown = visible(text)
+    width = max(width, 8)
+    if len(shown) > width:
+        at_end = (width - 1) // 2
+        shown = shown[: width - 1 - at_end] + ELLIPSIS + shown[len(shown) - at_end :]
+    return name(shown)
+
+
 def bar(ratio: float, width: int, style: str = "") -> Text:
     """Return a share as a bar; a share above 0 has at least one block."""
     filled = round(max(0.0, min(1.0, ratio)) * width)

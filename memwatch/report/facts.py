@@ -10,7 +10,8 @@ import pandas as pd
 from memwatch.analysis.texts import TEXT
 from memwatch.capture.capture import NOT_RECORDED
 from memwatch.capture.schema import EVIDENCE, KEPT_ON_PURPOSE
-from memwatch.words.places import own_place
+from memwatch.words.places import own_place, short_own_place
+from memwatch.words.storages import short_op
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,12 +48,20 @@ class PeakInstant:
     """What is said where neither an op nor a line is known."""
 
     def __str__(self) -> str:
-        """The op, its module and its line, for people."""
+        """The op, its module and its line with the whole path, for people."""
+        return self._told(own_place(self.line, self.own_line))
+
+    def short(self) -> str:
+        """Return the op, its module and its line, as short as a person says it."""
+        return self._told(short_own_place(self.line, self.own_line))
+
+    def _told(self, place: str) -> str:
         if self.op < 0:
-            return f"Allocation at {own_place(self.line, self.own_line)}" if self.line else self.otherwise
-        module = f" in {self.module}" if self.module else ""
-        line = f" at {own_place(self.line, self.own_line)}" if self.line else ""
-        return f"Op {self.op}, {self.op_name} ({self.phase}){module}{line}"
+            return f"Allocation at {place}" if place else self.otherwise
+        module = f" in `{self.module}`" if self.module else ""
+        return (
+            f"Op {self.op}, {short_op(self.op_name)}{module} ({self.phase}){f' at {place}' if place else ''}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +101,7 @@ def evidence_text(nbytes: Mapping[str, int]) -> str:
         return ""
     known, guessed = round(100 * (seen + structure) / total), round(100 * inferred / total)
     unseen = max(0, 100 - known - guessed)
-    return f"Holders: {known} % seen or from torch's books, {guessed} % inferred, {unseen} % not seen"
+    return f"{known} % seen or from torch's books, {guessed} % inferred, {unseen} % not seen"
 
 
 def peak_instant(reading: Reading) -> PeakInstant:
@@ -129,11 +138,15 @@ def _peak_of_allocation(reading: Reading, event: int, row: pd.Series[int]) -> Pe
     return PeakInstant(event, time_ns, -1, "", str(line), "", "", str(own_line), otherwise)
 
 
-def with_own_lines(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return storages whose `line` begins with the program's own line where it lies in a library."""
-    places = list(map(own_place, rows["line"], rows["own_line"]))
-    named: pd.DataFrame = rows.assign(line=pd.Series(places, index=rows.index, dtype=TEXT))
-    return named
+def bytes_by_line(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return `bytes_by` lines, told by the program's own line where the work is done in a library."""
+    places = list(zip(rows["line"], rows["own_line"], strict=True))
+    whole = [own_place(*place) for place in places]
+    short = {told: short_own_place(*place) for told, place in zip(whole, places, strict=True)}
+    lines: pd.Series[str] = pd.Series(whole, index=rows.index, dtype=TEXT)
+    grouped = bytes_by(rows.assign(line=lines), "line")  # two files may have one short name
+    told: pd.DataFrame = grouped.rename(index=lambda place: short.get(place) or place)
+    return told
 
 
 def saved_for_backward(reading: Reading) -> SavedForBackward:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from memwatch.report.console import clip, to_text
 from memwatch.sizes import format_bytes
+from memwatch.words import fit as words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,12 +40,20 @@ def ways_text(
     Returns:
         The text, ending with a newline.
     """
-    head = Text("Limit ").append(format_bytes(limit_bytes), style="bold")
+    head = Text(_headline(ways, limit_bytes), style="bold")
     parts: list[RenderableType] = [head, "", _table(ways), *(Text(clip(note)) for note in notes)]
     if code:
         parts += ["", Text("Without memwatch.fit, write before the training loop:", style="bold"), ""]
     # lines of code are not broken, so that they can be pasted
     return to_text(*parts, width=width, color=color) + code
+
+
+def _headline(ways: pd.DataFrame, limit_bytes: int) -> str:
+    limit, kept = format_bytes(limit_bytes), ways[ways["kept"]]
+    if kept.empty or kept["peak_bytes"].iloc[0] < 0:
+        return words.LIMIT.format(limit=limit)
+    way, peak = kept["way"].iloc[0], format_bytes(int(kept["peak_bytes"].iloc[0]))
+    return words.FITS.format(limit=limit, way=way, peak=peak)
 
 
 def _table(ways: pd.DataFrame) -> Table:

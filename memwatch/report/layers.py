@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from memwatch.report.facts import saved_for_backward
+from memwatch.report.facts import HELD_ANYWAY, saved_for_backward
 from memwatch.sizes import format_bytes
+from memwatch.words.summary import LAYERS
 
 if TYPE_CHECKING:
     from memwatch.report.source import Reading
@@ -26,7 +28,7 @@ class Layers:
     class_name: str
     count: int
     saved_bytes: float
-    """Bytes that one of them has saved for backward at the peak. The median: the layer in which the peak lies is
+    """Bytes that one of them keeps at the peak for backward alone. The median: the layer in which the peak lies is
     different."""
 
     inclusive_bytes: float
@@ -37,10 +39,13 @@ class Layers:
 
     def __str__(self) -> str:
         """One sentence for people."""
-        saved, share = format_bytes(self.saved_bytes), 100 * self.share_of_twice_ratio
-        return (
-            f"Each of the {self.count} {self.name} ({self.class_name}) adds {saved} for backward; "
-            f"with {2 * self.count} of them it would be about {share:.0f} % of the peak"
+        return LAYERS.format(
+            count=self.count,
+            name=self.name,
+            class_name=self.class_name,
+            nbytes=format_bytes(self.saved_bytes),
+            twice=2 * self.count,
+            share=f"{100 * self.share_of_twice_ratio:.0f} %",
         )
 
 
@@ -53,14 +58,13 @@ def repeated_layers(reading: Reading) -> Layers | None:
     Returns:
         The layers, or None where no two numbered modules of one class save anything.
     """
-    modules = reading.modules
-    rows = zip(
-        modules.index, modules["class_name"], modules["saved_bytes"], modules["inclusive_bytes"], strict=True
-    )
+    modules, saved_bytes = reading.modules, _only_for_backward(reading)
+    rows = zip(modules.index, modules["class_name"], modules["inclusive_bytes"], strict=True)
     groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for name, class_name, saved_bytes, inclusive_bytes in rows:
+    for name, class_name, inclusive_bytes in rows:
         if numbered := _NUMBERED.fullmatch(name):
-            groups.setdefault((numbered[1] or "", class_name), []).append((saved_bytes, inclusive_bytes))
+            member = (saved_bytes[name], inclusive_bytes)
+            groups.setdefault((numbered[1] or "", class_name), []).append(member)
     repeated = {key: group for key, group in groups.items() if len(group) > 1}
     medians = {
         key: tuple(median(column) for column in zip(*group, strict=True)) for key, group in repeated.items()
@@ -73,3 +77,16 @@ def repeated_layers(reading: Reading) -> Layers | None:
     twice = now.nbytes - now.held_anyway_bytes + count * saved
     share_ratio = twice / (now.peak_bytes + count * max(inclusive, saved))
     return Layers(f"{key[0]}.*" if key[0] else "*", key[1], count, saved, inclusive, share_ratio)
+
+
+def _only_for_backward(reading: Reading) -> Counter[str]:
+    """Return the bytes at the peak that are there for backward alone, by the module that saved them and those above."""
+    saved, peak = reading.saved, reading.at_peak
+    alone = peak["nbytes"][~peak["category"].isin(HELD_ANYWAY)]
+    rows = saved[saved["at_peak"] & saved["storage"].isin(alone.index)].drop_duplicates("storage")
+    sums: Counter[str] = Counter()
+    for module, nbytes in zip(rows["module"], alone.loc[rows["storage"]].tolist(), strict=True):
+        parts = module.split(".")
+        for count in range(1, len(parts) + 1):
+            sums[".".join(parts[:count])] += nbytes
+    return sums

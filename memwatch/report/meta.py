@@ -14,7 +14,14 @@ SHOWN_ELSEWHERE: Final = frozenset(
     {*VERSIONS, "argv", "start_ns", "started_s", "end_ns", "complete"}
     | {"entry_allocated_bytes", "entry_reserved_bytes", "rounding_bytes", "segments"}
 )
-LABELS: Final = {"intercept": "ops seen by", "reserved_bytes": "reserved by allocators"}
+LABELS: Final = {
+    "holder_samples_ns": "holder samples took",
+    "intercept": "ops seen by",
+    "reserved_bytes": "reserved by allocators",
+}
+
+DURATIONS: Final = ("holder_samples_ns",)
+"""Entries that are nanoseconds."""
 
 SIZES: Final = ("reserved_bytes",)
 """Entries that are bytes by device."""
@@ -42,12 +49,15 @@ def describe_meta(meta: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("complete", state),
         ("versions", versions),
     ]
-    rest = [
-        (LABELS.get(key, key.replace("_", " ")), _sizes(meta[key]) if key in SIZES else _text(meta[key]))
-        for key in meta
-        if key not in SHOWN_ELSEWHERE
-    ]
+    rest = [_described(key, meta[key]) for key in meta if key not in SHOWN_ELSEWHERE]
     return [(label, text) for label, text in lines + rest if text]
+
+
+def _described(key: str, value: object) -> tuple[str, str]:
+    label = LABELS.get(key, key.replace("_", " "))
+    if key in SIZES:
+        return label, _sizes(value)
+    return label, format_duration(value) if key in DURATIONS and isinstance(value, int) else _text(value)
 
 
 def _command(argv: object) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from memwatch.devices import NOTE_KIND
-from memwatch.report.facts import bytes_by, with_own_lines
+from memwatch.report.facts import bytes_by, bytes_by_line
 from memwatch.sizes import format_bytes
 from memwatch.words import out_of_memory as words
-from memwatch.words.places import own_place
+from memwatch.words.places import short_own_place
+from memwatch.words.storages import short_op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,12 +48,16 @@ def breakdown(
     template = words.NOTHING if elsewhere else words.LIVE
     lines = [template.format(nbytes=format_bytes(total_bytes), device=reading.device, what=what, asked=asked)]
     if op is not None:
-        place = own_place(str(op["line"]), str(op["own_line"]))
-        lines.append(words.FAILED.format(op=op["name"], place=words.AT.format(place=place) if place else ""))
+        place = short_own_place(str(op["line"]), str(op["own_line"]))
+        lines.append(
+            words.FAILED.format(
+                op=short_op(str(op["name"])), place=words.AT.format(place=place) if place else ""
+            )
+        )
     for label, column in words.BREAKDOWN.items():
-        rows = with_own_lines(live) if column == "line" else live
-        if (rows[column] != "").any():
-            lines += [label, *_rows(bytes_by(rows, column), rows, column)]
+        if (live[column] != "").any():
+            groups = bytes_by_line(live) if column == "line" else bytes_by(live, column)
+            lines += [label, *_rows(groups, live, column)]
     lines += [text for kind, text in reading.notes if kind == NOTE_KIND]
     lines += _what_would_help(reading)
     lines += [words.WROTE.format(file=file) for file in files]

@@ -21,9 +21,11 @@ from memwatch.report.facts import (
 )
 from memwatch.report.meta import describe_meta
 from memwatch.sizes import format_bytes
+from memwatch.words.places import short_place
+from memwatch.words.storages import short_op
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from rich.console import RenderableType
 
@@ -177,12 +179,16 @@ def format_stats(figures: Mapping[str, Any], *, width: int | None = None, color:
     ]
     for title, key in (("Lines that allocated most", "top_lines"), ("Ops that allocated most", "top_ops")):
         if figures[key] or figures["ops"] is not None:
-            parts += ["", Text(title, style="bold"), _draw_top(figures[key], line_width(width))]
+            told = short_op if key == "top_ops" else short_place
+            parts += ["", Text(title, style="bold"), _draw_top(figures[key], told, line_width(width))]
     return to_text(*parts, width=width, color=color)
 
 
 def _totals(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
-    where = f"at op {figures['peak_op']} {figures['peak_op_name']} {figures['peak_line']}"
+    place = short_place(figures["peak_line"])
+    where = (
+        f"at op {figures['peak_op']}, {short_op(figures['peak_op_name'])}{f' at {place}' if place else ''}"
+    )
     peak = f"{format_bytes(figures['peak_bytes'])} {where if figures['peak_op'] >= 0 else ''}"
     made = f"{figures['allocations']:,} of {format_bytes(figures['allocated_bytes'])}"
     return [
@@ -190,7 +196,7 @@ def _totals(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("baseline", format_bytes(figures["baseline_bytes"])),
         ("peak increase", format_bytes(figures["peak_increase_bytes"])),
         ("only for backward", _share(figures["only_for_backward_ratio"])),
-        ("holders", evidence_text(figures["holder_evidence_bytes"]).removeprefix("Holders: ")),
+        ("holders", evidence_text(figures["holder_evidence_bytes"])),
         ("ops", _known(figures["ops"])),
         ("allocations", made),
         ("workspaces", _known(figures["workspaces"], "{:,} of these")),
@@ -230,7 +236,7 @@ def _draw_histogram(histogram: list[list[int]]) -> Table:
     return table
 
 
-def _draw_top(rows: list[dict[str, Any]], line: int) -> Table:
+def _draw_top(rows: list[dict[str, Any]], told: Callable[[str], str], line: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("Bytes", "Count", "Largest"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -240,6 +246,6 @@ def _draw_top(rows: list[dict[str, Any]], line: int) -> Table:
             format_bytes(row["nbytes"]),
             f"{row['count']:,}",
             format_bytes(row["largest_bytes"]),
-            tail(row["name"], line - 32),
+            tail(told(row["name"]), line - 32),
         )
     return table

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memwatch.analysis.findings.finding import LEAST_RATIO, short_site
-from memwatch.report.console import CATEGORY_STYLE, bar, clip, head, line_width, name, tail, to_text
+from memwatch.analysis.findings.finding import LEAST_RATIO
+from memwatch.report.console import CATEGORY_STYLE, bar, clip, head, line_width, middle, name, tail, to_text
 from memwatch.report.facts import (
     bytes_by,
+    bytes_by_line,
     evidence_bytes,
     evidence_text,
     is_recorded,
     peak_instant,
     recomputed,
     saved_for_backward,
-    with_own_lines,
 )
 from memwatch.report.layers import repeated_layers
 from memwatch.report.meta import format_duration
 from memwatch.report.plan.places import Places
 from memwatch.report.plan.terminal import plan_parts
 from memwatch.sizes import format_bytes
+from memwatch.words import summary as words
 from memwatch.words.allocators import reserved_at_peak_text
 from memwatch.words.findings import holder_at
+from memwatch.words.places import short_place
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pandas as pd
     from rich.console import RenderableType
 
@@ -36,8 +41,15 @@ if TYPE_CHECKING:
     from memwatch.report.source import Reading
 
 BAR_WIDTH: Final = 30
-FIGURES_WIDTH: Final = 22
+FIGURES_WIDTH: Final = 20
 """Characters that a size and a share take of a line."""
+GAP: Final = 2
+"""Blanks between columns."""
+SCREEN_LINES: Final = 60
+"""Lines of a summary, where nobody asks for a number of rows."""
+ROWS: Final = 8
+FEWEST_ROWS: Final = 2
+INDENT: Final = 4
 
 
 def summary(
@@ -47,7 +59,8 @@ def summary(
     result: Replayed | None = None,
     width: int | None = None,
     color: bool | None = None,
-    rows: int = 8,
+    rows: int | None = None,
+    following: str | None = None,
 ) -> str:
     """Return a screenful of text: what the peak is made of, and how a plan lowers it.
 
@@ -57,7 +70,8 @@ def summary(
         result: result of `memwatch.replay` on the plan.
         width: characters in a line; by default the terminal's, or COLUMNS.
         color: whether to colour; by default only on a terminal, and never with NO_COLOR.
-        rows: most rows in each table.
+        rows: most rows in each table; by default as many as fit a screen.
+        following: the line that says what to do next; by default a call in Python, "" for none.
 
     Returns:
         The text, ending with a newline.
@@ -66,30 +80,43 @@ def summary(
         PlanMismatchError: the result belongs to another plan.
     """
     line = line_width(width)
+    counts = range(ROWS, FEWEST_ROWS - 1, -1) if rows is None else (rows,)
+    text = ""
+    for count in counts:
+        parts = _parts(reading, count, line)
+        if plan is not None:
+            parts += ["", *plan_parts(plan, result, Places(reading), count, line)]
+        if len(reading.notes):
+            parts += ["", words.NOTES, *_notes(reading, count)]
+        if following != "":
+            parts += ["", Text(following or words.NEXT_CALL, style="dim")]
+        text = to_text(*(_title(part) for part in parts), width=line, color=color)
+        if text.count("\n") <= SCREEN_LINES:
+            break
+    return text
+
+
+def _parts(reading: Reading, rows: int, line: int) -> list[RenderableType]:
     parts: list[RenderableType] = [_headline(reading), ""]
     if len(reading.at_peak):
         parts += _made_of(reading, rows, line)
     if reading.findings:
-        parts += ["", "Findings: each would lower the peak", _findings(reading, rows)]
+        parts += ["", words.FINDINGS, *_findings(reading, rows)]
     elif (reading.at_peak["holder"] != "").any():
-        parts += ["", f"Findings: none that would lower the peak by {LEAST_RATIO * 100:.0f} % or more"]
-    if plan is not None:
-        parts += ["", *plan_parts(plan, result, Places(reading), rows, line)]
-    if reading.notes:
-        parts += ["", "What memwatch could not see, or did differently", *_notes(reading)]
-    return to_text(*(_title(part) for part in parts), width=line, color=color)
+        parts += ["", words.NO_FINDING.format(share=f"{LEAST_RATIO * 100:.0f} %")]
+    return parts
 
 
 def _made_of(reading: Reading, rows: int, line: int) -> list[RenderableType]:
     parts: list[RenderableType] = [_categories(reading), ""]
-    parts += ["Largest storages at the peak", _storages(reading, rows, line), ""]
+    parts += [words.STORAGES, _storages(reading, rows, line), ""]
     if (reading.modules["inclusive_bytes"] > 0).any():
-        parts += ["Modules at the peak, with their children", _modules(reading, rows, line), ""]
-    parts += ["Lines that made what is alive at the peak", _lines(reading, rows, line), ""]
+        parts += [words.MODULES, _modules(reading, rows, line), ""]
+    parts += [words.LINES, _lines(reading, rows, line), ""]
     if (reading.at_peak["holder"] != "").any():
-        parts += ["Who holds it at the peak", _holders(reading, rows, line), _looks(reading), ""]
+        parts += [words.HOLDERS, _holders(reading, rows, line), _looks(reading), ""]
     if is_recorded(reading, "saved tensors"):
-        parts += [_saved(reading), *_recomputed(reading)]
+        parts += [*_saved(reading), *_recomputed(reading)]
     return [*parts, _phases(reading)] if is_recorded(reading, "uses") else parts
 
 
@@ -104,7 +131,7 @@ def _headline(reading: Reading) -> Text:
     entered, grown = format_bytes(reading.baseline_bytes), format_bytes(reading.peak_increase_bytes)
     text.append(f" = {entered} at entry + {grown} increase ({clip(reading.device, 40)})\n")
     when = f", {format_duration(at.time_ns)} after entry" if is_recorded(reading, "times") else ""
-    text.append(clip(f"{at}{when}"))
+    text.append(clip(f"{at.short()}{when}"))
     return text.append_text(_reserved(reading)).append_text(_other_devices(reading))
 
 
@@ -155,14 +182,20 @@ def _categories(reading: Reading) -> Table:
 
 
 def _storages(reading: Reading, rows: int, line: int) -> Table:
-    room = line - FIGURES_WIDTH - 18
     table = _table("Bytes>", "Share>", "Category", "Name", "Tensor")
-    for _, row in reading.at_peak.head(rows).iterrows():
+    largest = reading.at_peak.head(rows)
+    room = line - FIGURES_WIDTH - _longest(largest["category"]) - 2 * GAP
+    for_tensor = min(_longest(largest["tensor"]), max(room - _longest(largest["name"]), room * 2 // 5))
+    for _, row in largest.iterrows():
         category = name(row["category"], CATEGORY_STYLE.get(row["category"], ""))
-        cells = (category, tail(row["name"], room * 3 // 5), head(row["tensor"], room * 2 // 5))
+        cells = (category, middle(row["name"], room - for_tensor), head(row["tensor"], for_tensor))
         table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), *cells)
     _add_rest(table, reading.at_peak["nbytes"].iloc[rows:], reading)
     return table
+
+
+def _longest(texts: Iterable[str]) -> int:
+    return max(map(len, texts), default=0)
 
 
 def _add_rest(table: Table, rest: pd.Series[int], reading: Reading) -> None:
@@ -188,9 +221,9 @@ def _modules(reading: Reading, rows: int, line: int) -> Table:
 
 def _lines(reading: Reading, rows: int, width: int) -> Table:
     table = _table("Bytes>", "Share>", "Line", "Storages>")
-    groups = bytes_by(with_own_lines(reading.at_peak), "line")
+    groups = bytes_by_line(reading.at_peak)
     for line, row in groups.head(rows).iterrows():
-        where = tail(str(line), width - FIGURES_WIDTH - 10)
+        where = tail(str(line), width - FIGURES_WIDTH - 12)
         table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), where, f"{row['count']:,}")
     _add_rest(table, groups["nbytes"].iloc[rows:], reading)
     return table
@@ -198,39 +231,44 @@ def _lines(reading: Reading, rows: int, width: int) -> Table:
 
 def _holders(reading: Reading, rows: int, line: int) -> Table:
     """Return bytes by kind of holder, and of each kind the largest holder with the bytes that it has itself."""
-    table = _table("Bytes>", "Share>", "Storages>", "Kind", "Largest of these")
-    room = line - FIGURES_WIDTH - 32
+    table = _table("Bytes>", "Share>", "Kind", "Largest of these")
     peak = reading.at_peak
-    for kind, row in bytes_by(peak, "holder_kind").head(rows).iterrows():
+    groups = bytes_by(peak, "holder_kind")
+    room = line - FIGURES_WIDTH - _longest(groups.index[:rows]) - GAP
+    for kind, row in groups.head(rows).iterrows():
         largest = bytes_by(peak[peak["holder_kind"] == kind], "holder")["nbytes"]
         told = "".join(map(str, largest.index[:1]))
         if len(largest) > 1:
             told = f"{format_bytes(largest.iloc[0])}: {told}"
-        words = (f"{row['count']:,}", head(str(kind), 18), head(told, room))
-        table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), *words)
+        cells = (name(str(kind)), head(told, room))
+        table.add_row(format_bytes(row["nbytes"]), _share(row["nbytes"], reading), *cells)
+    _add_rest(table, groups["nbytes"].iloc[rows:], reading)
     return table
 
 
 def _phases(reading: Reading) -> Text:
     sums = bytes_by(reading.at_peak, "phase")["nbytes"]
-    idle = [f"; {name} {format_bytes(sums[name])}" for name in ("lag", "drag", "void") if sums.get(name, 0)]
-    if sums.get("", 0):
-        idle.append(f"; not known {format_bytes(sums[''])}")
+    idle = [
+        words.IDLE[phase].format(nbytes=format_bytes(sums[phase]))
+        for phase in words.IDLE
+        if sums.get(phase, 0)
+    ]
     if any(kind == "threads" for kind, _ in reading.notes):
-        idle.append(" (other threads ran: their uses are not seen)")
-    return Text(f"In use at the peak: {_share(sums.get('use', 0), reading)}{''.join(idle)}")
+        idle.append(words.OTHER_THREADS)
+    return Text("; ".join([words.IN_USE.format(share=_share(sums.get("use", 0), reading)), *idle]))
 
 
-def _saved(reading: Reading) -> Text:
+def _saved(reading: Reading) -> list[Text]:
     saved = saved_for_backward(reading)
+    if not saved.nbytes:
+        return []
     only = saved.nbytes - saved.held_anyway_bytes
-    text = Text("Saved for backward: ")
-    text.append(f"{100 * saved.share_ratio:.1f} % of the peak", style="bold")
-    text.append(f" ({format_bytes(only)}) is there only for backward")
+    text = Text(words.ONLY_FOR_BACKWARD)
+    text.append(f"{100 * saved.share_ratio:.1f} % of the peak ({format_bytes(only)})", style="bold")
     if saved.held_anyway_bytes:
-        text.append(f"; {format_bytes(saved.held_anyway_bytes)} more is saved but lives anyway")
+        text.append(words.SAVED_ANYWAY.format(nbytes=format_bytes(saved.held_anyway_bytes)))
     layers = repeated_layers(reading)
-    return text if layers is None else text.append("\n").append(clip(str(layers)))
+    return [text] if layers is None else [text, Text(clip(str(layers)))]
 
 
 def _recomputed(reading: Reading) -> list[Text]:
@@ -238,35 +276,38 @@ def _recomputed(reading: Reading) -> list[Text]:
     if again is None:
         return []
     share, instead = _share(again.at_peak_bytes, reading), format_bytes(again.instead_bytes)
-    text = Text("Computed again in backward: ")
-    text.append(f"{format_bytes(again.at_peak_bytes)} at the peak", style="bold")
-    return [text.append(f" ({share}); to keep it all from forward on would take up to {instead}")]
+    text = Text(words.RECOMPUTED)
+    text.append(f"{share} of the peak ({format_bytes(again.at_peak_bytes)})", style="bold")
+    return [text.append(words.INSTEAD.format(nbytes=instead))]
 
 
-def _findings(reading: Reading, rows: int) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(overflow="fold")
+def _findings(reading: Reading, rows: int) -> list[RenderableType]:
+    """Return a headline for each finding, and what to do under it."""
+    parts: list[RenderableType] = []
     for finding in list(reading.findings)[:rows]:
-        held = holder_at(finding.holder, short_site(finding.site), getattr(finding, "remark", ""))
-        words = Text(clip(f"{finding.kind}: {held}"), style="bold")
-        words.append(f"\n{clip(finding.advice)}", style="not bold")
-        table.add_row(format_bytes(finding.nbytes), words)
+        held = holder_at(finding.holder, short_place(finding.site), getattr(finding, "remark", ""))
+        headline = Table.grid(padding=(0, GAP, 0, 0))
+        told = Text(clip(f"{finding.kind}: {held}"), style="bold", overflow="fold")
+        headline.add_row(Text(format_bytes(finding.nbytes), no_wrap=True), told)
+        parts.append(headline)
+        parts.append(Padding(Text(clip(finding.advice), overflow="fold"), (0, 0, 0, INDENT)))
     if len(reading.findings) > rows:
-        table.add_row("", Text(f"{len(reading.findings) - rows:,} more", style="dim"))
-    return table
+        more = words.MORE_FINDINGS.format(count=len(reading.findings) - rows)
+        parts.append(Text(more, style="dim"))
+    return parts
 
 
 def _looks(reading: Reading) -> Text:
     count, time_ns = int(reading.meta.get("holder_samples", 0)), int(reading.meta.get("holder_samples_ns", 0))
     cut = int(reading.meta.get("holder_samples_cut", 0))
-    limit = f"; {cut:,} of them came to their limit and may have missed some" if cut else ""
-    known = evidence_text(evidence_bytes(reading))
-    return Text(
-        f"{known}\nFound by looking {count:,} times, which took {format_duration(time_ns)}{limit}",
-        style="dim",
-    )
+    known = words.KNOWN_BY.format(evidence=evidence_text(evidence_bytes(reading)))
+    took = words.SEARCHED.format(count=count, time=format_duration(time_ns))
+    limit = words.CUT_SHORT.format(count=cut) if cut else ""
+    return Text(f"{known}\n{took}{limit}", style="dim")
 
 
-def _notes(reading: Reading) -> list[Text]:
-    return [Text(clip(f"- {kind}: {text}"), overflow="fold") for kind, text in reading.notes]
+def _notes(reading: Reading, rows: int) -> list[Text]:
+    notes = [Text(clip(f"- {kind}: {text}"), overflow="fold") for kind, text in reading.notes[:rows]]
+    if len(reading.notes) > rows:
+        notes.append(Text(words.MORE_NOTES.format(count=len(reading.notes) - rows), style="dim"))
+    return notes

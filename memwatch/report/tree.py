@@ -12,6 +12,7 @@ from memwatch.report.console import to_text
 from memwatch.report.facts import BLANK
 from memwatch.report.text import visible
 from memwatch.sizes import format_bytes
+from memwatch.words.places import short_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -100,4 +101,4 @@ def _draw(node: Node, total_bytes: int, rows: int) -> Tree:
 def _label(name: str, nbytes: int, total_bytes: int) -> Text:
     share = 100 * nbytes / (total_bytes or 1)
     label = Text(f"{format_bytes(nbytes)}  {share:.1f} %  ", no_wrap=True, overflow="ellipsis")
-    return label.append(visible(name), style="bold")
+    return label.append(visible(short_place(name)), style="bold")

@@ -29,6 +29,9 @@ NAMES: Final[dict[str, str]] = {
 }
 """A way in a few words, by kind."""
 
+LIMIT: Final = "Limit {limit}"
+FITS: Final = "Limit {limit}: the fastest way that fits is {way}, with a peak of {peak}"
+
 FIRST_AND_LAST: Final = "{first} ... {last}"
 """Modules by name, from the first to the last of them."""
 
@@ -44,7 +47,7 @@ NOT_BITWISE: Final = "the way that is kept gives results that differ from the pl
 ESTIMATED: Final = "planned from an estimate: peaks are without workspace, and no step was timed"
 
 TOO_LARGE: Final = (
-    "a limit of {limit} on {device} is not reachable: the lowest of {tried} is {lowest} ({way})"
+    "a limit of {limit} on {device} is not reachable: the lowest of {tried} ways is {lowest} ({way})"
 )
 BASELINE: Final = "{baseline} are alive before the step begins ({parts})"
 OPTIMIZER: Final = "the peak is in the optimizer's step, which has {increase} above the {baseline} of before"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.edges import EdgeKind, VertexKind
 from memwatch.words.edges import OF_OWNER, edge_phrase, names_owner, phrase_without_owner
+from memwatch.words.storages import role_name, short_op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,17 +52,16 @@ SUSPENDED: Final[dict[VertexKind, str]] = {
     VertexKind.ASYNC_GENERATOR: "suspended async generator `{name}`",
 }
 
-PARAMETER: Final = "parameter `{name}`"
-STEPPED_PARAMETER: Final = "an optimizer, as the parameter `{name}` that no module has any more"
-BUFFER: Final = "buffer `{name}`"
-OPTIMIZER_STATE: Final = "optimizer state `{name}`"
-GRADIENT: Final = "attribute .grad of `{name}`"
-UNSHARDED_PARAMETER: Final = "whole parameter `{name}` of FSDP"
-UNSHARDED_GRADIENT: Final = "gradient of the whole parameter `{name}` of FSDP"
-COMMUNICATION: Final = "{name}"
+ROLES: Final[dict[str, str]] = {
+    "parameter": "parameter `{name}`",
+    "stepped parameter": "an optimizer, as the parameter `{name}` that no module has any more",
+    "buffer": "buffer `{name}`",
+    "unsharded gradient": "gradient of the whole parameter `{name}` of FSDP",
+}
+"""Roles that say who holds the memory; of the others, the name of the memory says it."""
 AUTOCAST_COPY: Final = "autocast's cache of converted weights, as a copy of `{name}`"
-SAVED: Final = "saved for the backward of {op}"
-SAVED_FOR_MODULE: Final = "saved for the backward of {op} on behalf of `{module}`"
+SAVED: Final = "saved by {op}"
+SAVED_FOR_MODULE: Final = "saved by {op} in `{module}`"
 SOME_OP: Final = "an op"
 REGION_INPUT: Final = "a checkpoint, which runs its region again from it in backward"
 REGION_INPUT_OF: Final = "a checkpoint called by `{module}`, which runs its region again from it in backward"
@@ -72,7 +72,7 @@ REGION_RESULT: Final = (
 REGION_GRADIENT: Final = "a checkpoint, which was given it as the gradient of its region"
 RECOMPUTED: Final = "a checkpoint, which ran {op} again and keeps its result until backward reads it"
 RECOMPUTED_IN: Final = (
-    "a checkpoint, which ran {op} of `{module}` again and keeps its result until backward reads it"
+    "a checkpoint, which ran {op} in `{module}` again and keeps its result until backward reads it"
 )
 KERNEL: Final = "the kernel of {op}"
 RUNNING_OP: Final = "the running op {op}, whose result it is"
@@ -80,11 +80,11 @@ READING_OP: Final = "the running op {op}, whose argument it is"
 NOT_SEEN: Final = "not seen"
 NOT_SEEN_MADE_BEFORE: Final = "not seen; made before the block"
 NOT_SEEN_MADE_BY: Final = "not seen; made by {op}"
-TOO_SMALL: Final = "not looked for: it is less than 0.1 % of the increase"
+TOO_SMALL: Final = "too small to look for: less than 0.1 % of the increase"
 MADE_BY_THREAD: Final = "not seen; made by thread `{thread}`"
 
-GRADIENT_IN_FLIGHT: Final = "gradient in flight in the autograd engine, made by {op}"
-GRADIENT_IN_FLIGHT_OF: Final = "gradient in flight in the autograd engine, made by {op} for `{module}`"
+GRADIENT_IN_FLIGHT: Final = "gradient in flight, made by {op}"
+GRADIENT_IN_FLIGHT_OF: Final = "gradient in flight, made by {op} in `{module}`"
 VALUE_OF_STEP: Final = "a value within the optimizer's step, made by {op}"
 CPP_CALLED: Final = "a call into C++ that runs, made by {op}"
 
@@ -93,7 +93,7 @@ INFERRED: Final = "{holder} (inferred: {rule})"
 INFERENCES: Final[dict[str, str]] = {
     "earlier": "seen so earlier, and it may have let go since",
     "later": "seen so later",
-    "twin": "as another one that this line made was held",
+    "twin": "seen so of another tensor that this line made",
     "within region": "made when its region ran again, and alive while the backward of that runs",
     "made with": "born while torch made it, and alive after that",
     "returned": "seen in a call that has returned, and the object may live on",
@@ -106,6 +106,17 @@ INFERENCES: Final[dict[str, str]] = {
     "within step": "made and dropped within the step",
 }
 """The rules that infer a holder, by `Inference`."""
+
+
+def role_holder(role: str, name: str) -> str:
+    """Return who holds memory in a role, given the recorded name of it: `adam.exp_avg[head.weight]`."""
+    template = ROLES.get(role)
+    return role_name(role, name) if template is None else template.format(name=name)
+
+
+def told_by_op(template: str, op_name: str, module: str = "", thread: str = "") -> str:
+    """Return a holder that is told by an op, as people call it, and the module or thread that it ran in."""
+    return template.format(op=short_op(op_name), module=module, thread=thread)
 
 
 def variable_phrase(head: Edge, accessors: Sequence[Edge] = ()) -> str:

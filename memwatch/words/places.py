@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from pathlib import Path, PurePath
 from typing import Final
 
 IN_LIBRARY: Final = "{own}, in {package} ({file})"
 """The program's own line, and the library in which the work is done."""
+CELL: Final = "{cell}, line {line}"
+"""A line of a notebook's cell, which IPython calls `Cell In[3]`."""
 FORMER_MODULE: Final = "{name} (former)"
 """The name of a module that is no part of its parent any more: another has its place, or none."""
 _PACKAGES: Final = ("site-packages", "dist-packages")
@@ -25,8 +29,53 @@ def place(file: str | None, line: int | None) -> str:
 
 
 def place_in_file(site: str) -> str:
-    """Return `file.py:12` of a path and a line, without the folders."""
-    return PurePath(site).name
+    """Return `file.py:12` of a path and a line, without the folders; of a notebook's cell what IPython calls it."""
+    return PurePath(short_place(site)).name
+
+
+def short_place(site: str) -> str:
+    """Return a `file:line` as a person says it: the capture has the whole path.
+
+    Args:
+        site: `/home/me/train.py:12`.
+
+    Returns:
+        A file of the current folder relative to it, a package's file from the package on, a cell of this notebook as
+        IPython calls it (`Cell In[3], line 4`), and any other file without its folders.
+    """
+    file, _, line = site.rpartition(":")
+    cell = _notebook_cell(file)  # its number changes when the same cell runs again
+    return CELL.format(cell=cell, line=line) if cell else _short_path(site, os.getcwd())
+
+
+@functools.lru_cache(maxsize=4096)
+def _short_path(site: str, folder: str) -> str:
+    path = PurePath(site)
+    if not path.is_absolute():
+        return site
+    if path.is_relative_to(folder):
+        return str(path.relative_to(folder))
+    at = _package_at(path)
+    return path.name if at is None else str(PurePath(*path.parts[at:]))
+
+
+def _notebook_cell(file: str) -> str:
+    """Return what the running IPython calls a cell, given the name it compiled the cell by; empty for other files."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    format_name = getattr(getattr(shell, "compile", None), "format_code_name", None)  # of IPython 8 and later
+    named = None if format_name is None else format_name(file)
+    return " ".join(named) if named else ""
+
+
+def _package_at(path: PurePath) -> int | None:
+    """Return the position of an installed package among the parts of a path; None for other files."""
+    return next((at + 1 for at, part in enumerate(path.parts[:-1]) if part in _PACKAGES), None)
+
+
+def short_own_place(line: str, own_line: str) -> str:
+    """Return `own_place` with short places."""
+    return own_place(line, short_place(own_line)) if own_line not in ("", line) else short_place(line)
 
 
 @functools.cache
@@ -40,6 +89,6 @@ def own_place(line: str, own_line: str) -> str:
     if not own_line or own_line == line:
         return line
     path = PurePath(line)
-    at = next((at for at, part in enumerate(path.parts[:-1]) if part in _PACKAGES), None)
-    package = path.parent.name if at is None else path.parts[at + 1].partition(".")[0]
+    at = _package_at(path)
+    package = path.parent.name if at is None else path.parts[at].partition(".")[0]
     return IN_LIBRARY.format(own=own_line, package=package, file=path.name)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.sizes import format_bytes
 from memwatch.words.leaks import MARK_FOR_LINES, failure_sentence, sizes_of
+from memwatch.words.storages import short_op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +55,7 @@ def top_lines(rows: Sequence[dict[str, Any]], indent: str = "  ") -> list[str]:
     for row in rows:
         where = row["stack"][0] if row["stack"] else row["line"] or "(no line)"
         plural = "s"[: row["count"] != 1]
-        made = f"{row['count']} storage{plural}, {row['op']}"
+        made = f"{row['count']} storage{plural}, {short_op(row['op'])}"
         lines.append(f"{indent}{format_bytes(row['nbytes']):>12}  {where}  ({made})")
         lines += [f"{indent}{'':>12}    from {frame}" for frame in row["stack"][1:]]
     return lines

@@ -33,10 +33,12 @@ def test_a_plan_is_printed_kept_and_measured(replayable, tmp_path, capsys, monke
     assert main(["plan", str(replayable), "--budget", "70%", "-o", str(kept)]) == 0
     plan = load_plan(kept)
     assert plan.peak_increase_bytes <= 0.7 * plan.program_peak_increase_bytes
-    said = capsys.readouterr().out.splitlines()
+    *said, blank, following = capsys.readouterr().out.splitlines()
     told = plan_summary(plan, reading=memwatch.load(replayable)).splitlines()
     assert said[0] == told[0]
     assert len(said) == len(told)
+    assert not blank
+    assert following.endswith(f"replay {replayable} --plan {kept}")
     assert main(["replay", str(replayable), "--plan", str(kept), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["peak_increase_bytes"] == plan.peak_increase_bytes

@@ -114,11 +114,11 @@ def test_what_waits_in_a_list_for_its_use_is_not_held():
 
 
 def test_the_largest_of_a_kind_stands_behind_a_colon():
-    """A holder's words are no noun in every case: "by saved for the backward of" is no English."""
+    """A holder's words are no noun in every case: "by saved by" is no English."""
     net = nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, 2 * WIDE), nn.Tanh())
     with memwatch.profile() as prof:
         net(torch.ones(8 * WIDE, WIDE)).sum().backward()
-    assert "iB: saved for the backward" in prof.summary(color=False, width=160)
+    assert "iB: saved by " in prof.summary(color=False, width=160)
 
 
 def test_a_module_is_known_by_the_end_of_its_name_that_is_its_alone():

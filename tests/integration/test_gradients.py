@@ -43,7 +43,7 @@ def test_dropped_before_the_next_op(intercept):
 def test_added_up_before_the_peak(intercept):
     """What `.grad` held at a sample amid a backward is told from that on by torch's own books."""
     rows = gradient_rows(train(intercept), SECOND_WEIGHT_BYTES)
-    assert list(rows["holder"]) == ["attribute .grad of `2.weight`"]
+    assert list(rows["holder"]) == ["`2.weight` .grad"]
     assert list(rows["holder_evidence"]) == ["structure"]
 
 

@@ -49,6 +49,13 @@ def test_a_cell_shows_its_summary_and_leaves_its_profile(executed):
     assert shown == again
 
 
+def test_a_line_of_a_cell_is_called_as_the_notebook_shows_it(executed):
+    """By the number of the cell; its lines are counted from that of the magic, in the traceback of an error too."""
+    (printed,) = executed[3]
+    assert "exp (forward) at Cell In[2], line 3," in printed["text"]
+    assert ", line 3" in re.sub(r"\x1b\[[0-9;]*m", "", "".join(executed[4][0]["traceback"]))
+
+
 def test_a_summary_is_text_in_a_notebook_too(executed):
     """`prof.summary()` returns its text there, as anywhere; nothing is shown but what is printed."""
     (printed,) = executed[3]

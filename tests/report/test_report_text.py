@@ -12,10 +12,12 @@ import pytest
 import report_readings
 
 from memwatch.analysis.facts.reserved import ReservedBytes
+from memwatch.report.console import middle
 from memwatch.report.stats import format_stats, stats
 from memwatch.report.terminal import summary
 from memwatch.report.tree import peak_tree, tree
 from memwatch.sizes import format_bytes, parse_bytes
+from memwatch.words.storages import short_op
 
 
 def sizes(text: str) -> list[int]:
@@ -33,7 +35,7 @@ def test_the_total_comes_first(training):
     assert first == f"Peak {peak} = {base} at entry + {grown} increase (cpu)"
     event = training.timeline["live_bytes"].argmax()
     op = training.timeline["op"].iloc[event]
-    assert second.startswith(f"Op {op}, {training.ops['name'][op]} ")
+    assert second.startswith(f"Op {op}, {short_op(training.ops['name'][op])} ")
     assert training.ops["line"][op].rpartition("/")[2] in second
 
 
@@ -48,7 +50,7 @@ def test_every_category_of_the_peak_is_listed(training):
 
 def test_holders_and_idle_bytes_are_said(training):
     """Each kind of holder stands with its bytes at the peak; bytes in use and not in use are told apart."""
-    text = summary(training, width=120, color=False)
+    text = summary(training, width=120, color=False, rows=20)
     kinds = training.at_peak[training.at_peak["holder_kind"] != ""].groupby("holder_kind")["nbytes"].sum()
     assert len(kinds) > 2
     for kind, nbytes in kinds.items():
@@ -71,6 +73,23 @@ def test_lines_keep_to_the_width(training, width):
     assert max(map(len, text.splitlines())) <= width
     if width >= 80:
         assert not re.search(r"^ *[\d.]+ ?[KMG]?i?…", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("findings", [0, 2, 40])
+def test_the_summary_fits_a_screen_and_ends_with_the_next_call(training, monkeypatch, findings):
+    """At most 60 lines of 80 characters, however much there is to tell; the last says what to type next."""
+    monkeypatch.setattr(type(training), "findings", training.findings[:1] * findings)
+    lines = summary(training, width=80, color=False).splitlines()
+    assert len(lines) <= 60
+    assert 'prof.report("' in lines[-1]
+    assert "memwatch plan" in summary(training, color=False, following="memwatch plan x").splitlines()[-1]
+
+
+def test_a_name_that_is_too_long_keeps_what_it_is_and_where_it_was_made():
+    """The op at the front and the line at the end outlive a cut; a name that fits is whole."""
+    told = "addmm in `transformer.blocks.11.attention.out` at train.py:24"
+    assert middle(told, 24).plain == "addmm in `tr…train.py:24"
+    assert middle(told, 100).plain == told
 
 
 def test_columns_and_no_color_are_honoured(training, monkeypatch):
@@ -136,7 +155,7 @@ def test_findings_and_notes_end_the_summary(training):
         )
     ]
     reading.notes = [("compiled", "Two frames were compiled.")]
-    text = summary(reading, width=100, color=False)
+    text = summary(reading, width=100, color=False, following="")
     assert "2.00 KiB  drag: `xs`, argument of `f` at train.py:41" in text
     assert "Drop it." in text
     assert text.endswith("- compiled: Two frames were compiled.\n")

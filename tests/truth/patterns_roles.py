@@ -55,7 +55,7 @@ def gradients_logged_as_numbers():
     return gradients_logged(lambda grad: grad.norm().item())
 
 
-@pattern(*RISE, Fact(WEIGHT, "gradient", "loss", r"\.grad of `weight`", only=True))
+@pattern(*RISE, Fact(WEIGHT, "gradient", "loss", r"`weight` \.grad", only=True))
 def gradients_in_a_list_that_are_still_in_place():
     net = linear()
     with memwatch.profile() as prof:
@@ -66,7 +66,7 @@ def gradients_in_a_list_that_are_still_in_place():
     return Ran(prof, {"net": net})
 
 
-@pattern(*RISE, Fact(WEIGHT, "gradient", "loss", r"\.grad of `weight`", only=True))
+@pattern(*RISE, Fact(WEIGHT, "gradient", "loss", r"`weight` \.grad", only=True))
 def gradient_taken_out_and_put_back():
     net = linear()
     with memwatch.profile() as prof:

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import memwatch
 
-SAVED = r"saved for the backward of (?!aten\.(rand|zeros|ones|empty|arange|full))"
+SAVED = r"saved by (?!(rand|zeros|ones|empty|arange|full))"
 """autograd's graph holds it, for an op that has a backward."""
 RESULT = r"the running op"
 UNNAMED = rf"evaluation stack|unnamed value|no variable names|call into C\+\+ that runs|{RESULT}"
 GRADIENT = rf"gradient in flight|call into C\+\+ that runs|{RESULT}"
 """A value that only the running backward has."""
-GRAD = r"\.grad of"
+GRAD = r"` \.grad"
 KERNEL = r"the kernel of"
 STEP = rf"within the optimizer's step|{UNNAMED}|local variable of `_(single|multi)"
 LIBRARY = "a line of an installed package"

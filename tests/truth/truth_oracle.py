@@ -21,7 +21,7 @@ from truth_witness import Witness, running
 VARIABLE = re.compile(r"`([^`]+)`, (?:local variable|argument) of `([^`]+)`")
 GLOBAL = re.compile(r"global `([^`]+)` of module `?([\w.]+)`?")
 STACK = re.compile(r"on the evaluation stack of `([^`]+)`|the running call of `([^`]+)`")
-BACKWARD = "in the autograd engine"
+BACKWARD = "gradient in flight"
 MOST_OBJECTS = 50_000
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memwatch.analysis.findings.finding import short_site
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import HolderKind
 from memwatch.sizes import format_bytes
 from memwatch.words import findings as words
+from memwatch.words.places import short_place
 
 if TYPE_CHECKING:
     from memwatch.analysis.holders import Holder
@@ -43,7 +43,7 @@ def advise(
     advice = _what_to_do(kind, holder)
     if kind in (FindingKind.DRAG, FindingKind.OUTPUT) and last_used and not holder.foreign:
         advice = words.LAST_USED.format(advice=advice, site=last_used)
-    if kind is FindingKind.GRAPH and made_at not in ("", short_site(holder.site)):
+    if kind is FindingKind.GRAPH and made_at not in ("", short_place(holder.site)):
         advice = words.FORWARD_AT.format(advice=advice, site=made_at)
     alone, together = format_bytes(alone_bytes), format_bytes(together_bytes)
     if alone_bytes < peak_bytes:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from memwatch.words import findings as words
+from memwatch.words.places import short_place
 
 if TYPE_CHECKING:
     from memwatch.analysis.findings.kinds import FindingKind
@@ -53,10 +53,5 @@ class Finding:
 
     def __str__(self) -> str:
         """Return one line: the variable, what it keeps, what to do and what that would bring."""
-        held = words.holder_at(self.holder, short_site(self.site), self.remark)
+        held = words.holder_at(self.holder, short_place(self.site), self.remark)
         return words.FINDING.format(holder=held, advice=self.advice)
-
-
-def short_site(site: str) -> str:
-    """Return `file:line` with the file relative to the current directory, if it lies inside."""
-    return site.removeprefix(os.getcwd() + os.sep)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.findings.finding import Finding, short_site
+from memwatch.analysis.findings.finding import Finding
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.capture.schema import NONE
 from memwatch.sizes import format_bytes
 from memwatch.words import findings as words
-from memwatch.words.places import own_place
+from memwatch.words.places import short_own_place
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
@@ -107,7 +107,7 @@ def _made_by_most(facts: Facts, steps: StepCurve, growth: _Growth) -> tuple[IntA
     if not len(rows):
         return rows, ""
     names = [
-        own_place(short_site(line), short_site(own))
+        short_own_place(line, own)
         for line, own in zip(made.line.of(rows), made.own_line.of(rows), strict=True)
     ]
     lines, of_line = np.unique(np.array(names, dtype=object).astype(str), return_inverse=True)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from memwatch.analysis.findings.advice import advise
-from memwatch.analysis.findings.finding import Finding, short_site
+from memwatch.analysis.findings.finding import Finding
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.findings.lag import without_gathered
 from memwatch.analysis.findings.lower_peak import spared_bytes
 from memwatch.capture.schema import NONE
 from memwatch.words import findings as words
-from memwatch.words.places import own_place
+from memwatch.words.places import short_own_place
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
@@ -123,13 +123,13 @@ def _merged(reported: list[_Spared]) -> list[_Spared]:
 
 def _last_used(candidate: Candidate, facts: Facts) -> str:
     op = int(facts.use_bounds.last_op[candidate.allocations[-1]])
-    return "" if op == NONE else own_place(short_site(facts.op_line(op)), short_site(facts.own_line(op)))
+    return "" if op == NONE else short_own_place(facts.op_line(op), facts.own_line(op))
 
 
 def _made_at(candidate: Candidate, facts: Facts) -> str:
     """Return the line that made most of the bytes."""
     rows = candidate.allocations
-    lines = [own_place(short_site(line), short_site(own)) for line, own in zip(
+    lines = [short_own_place(line, own) for line, own in zip(
         facts.made_by.line[rows], facts.made_by.own_line[rows], strict=True
     )]  # fmt: skip
     sums: Counter[str] = Counter()

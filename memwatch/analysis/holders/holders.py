@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 _ROLES: Final = {
-    "parameter": (HolderKind.PARAMETER, words.PARAMETER),
-    "stepped parameter": (HolderKind.PARAMETER, words.STEPPED_PARAMETER),
-    "buffer": (HolderKind.BUFFER, words.BUFFER),
-    "optimizer state": (HolderKind.OPTIMIZER_STATE, words.OPTIMIZER_STATE),
-    "gradient": (HolderKind.GRADIENT, words.GRADIENT),
-    "unsharded parameter": (HolderKind.UNSHARDED_PARAMETER, words.UNSHARDED_PARAMETER),
-    "unsharded gradient": (HolderKind.COMMUNICATION, words.UNSHARDED_GRADIENT),
-    "bucket": (HolderKind.COMMUNICATION, words.COMMUNICATION),
-    "communication": (HolderKind.COMMUNICATION, words.COMMUNICATION),
-    "reducer memory": (HolderKind.COMMUNICATION, words.COMMUNICATION),
+    "parameter": HolderKind.PARAMETER,
+    "stepped parameter": HolderKind.PARAMETER,
+    "buffer": HolderKind.BUFFER,
+    "optimizer state": HolderKind.OPTIMIZER_STATE,
+    "gradient": HolderKind.GRADIENT,
+    "unsharded parameter": HolderKind.UNSHARDED_PARAMETER,
+    "unsharded gradient": HolderKind.COMMUNICATION,
+    "bucket": HolderKind.COMMUNICATION,
+    "communication": HolderKind.COMMUNICATION,
+    "reducer memory": HolderKind.COMMUNICATION,
 }
 """Roles that name their holder by themselves."""
 _BOOKS: Final = HolderEvidence.STRUCTURE
@@ -144,7 +144,7 @@ class Holders:
             for column in (facts.made_by.op_name, facts.made_by.line, facts.made_by.module_name)
         )
         template = words.RECOMPUTED_IN if module else words.RECOMPUTED
-        text = template.format(op=op_name, module=module)
+        text = words.told_by_op(template, op_name, module)
         holder = Holder(HolderKind.CHECKPOINT, text, line, subject=(op_name, module), evidence=_BOOKS)
         return holder if facts.recomputes.is_over(run, op) else holder.inferred(Inference.LATER)
 
@@ -153,9 +153,8 @@ class Holders:
 
         None where it is in that role no more.
         """
-        kind, template = _ROLES[role]
         name = self._facts.recorded_names(np.array([allocation]))[0].removeprefix(GRADIENT_PREFIX)
-        holder = Holder(kind, template.format(name=name), subject=(name,), evidence=_BOOKS)
+        holder = Holder(_ROLES[role], words.role_holder(role, name), subject=(name,), evidence=_BOOKS)
         storage, op = int(self._facts.allocations.storage[allocation]), int(self._facts.op_of_event[event])
         known = self._facts.role_times.at(storage, role, op)
         if known is InRole.ENDED:
@@ -175,7 +174,7 @@ class Holders:
         roots = [root for root in self.graph_roots(allocation, op) if root.evidence is HolderEvidence.SEEN]
         return Holder(
             HolderKind.AUTOGRAD_NODE,
-            template.format(op=node or words.SOME_OP, module=module),
+            words.told_by_op(template, node or words.SOME_OP, module),
             line,
             roots[0].path if roots else "",
             subject=(node, module),

@@ -40,7 +40,7 @@ class Unseen:
         if int(facts.curve.time_ns[event]) > int(self._ops["end_ns"][op]):
             return None  # it has returned
         op_name, line = str(facts.made_by.op_name[allocation]), str(facts.made_by.line[allocation])
-        text, seen = words.RUNNING_OP.format(op=op_name), HolderEvidence.SEEN
+        text, seen = words.told_by_op(words.RUNNING_OP, op_name), HolderEvidence.SEEN
         return Holder(HolderKind.RUNNING_OP, text, line, subject=(op_name,), evidence=seen)
 
     def _reading_op(self, allocation: int, event: int) -> Holder | None:
@@ -51,7 +51,7 @@ class Unseen:
         if int(facts.allocations.storage[allocation]) not in self._storages_given_to(op):
             return None
         op_name = facts.op_name(op)
-        text, seen = words.READING_OP.format(op=op_name), HolderEvidence.SEEN
+        text, seen = words.told_by_op(words.READING_OP, op_name), HolderEvidence.SEEN
         return Holder(HolderKind.RUNNING_OP, text, facts.op_line(op), subject=(op_name,), evidence=seen)
 
     def _storages_given_to(self, op: int) -> set[int]:
@@ -67,7 +67,7 @@ class Unseen:
         op, made = int(facts.op_of_event[event]), int(allocations.op[allocation])
         op_name, line = str(facts.made_by.op_name[allocation]), str(facts.made_by.line[allocation])
         if int(allocations.origin[allocation]) == WORKSPACE:
-            text, books = words.KERNEL.format(op=op_name), HolderEvidence.STRUCTURE
+            text, books = words.told_by_op(words.KERNEL, op_name), HolderEvidence.STRUCTURE
             return Holder(HolderKind.KERNEL, text, line, subject=(op_name,), evidence=books)
         known = self._inferred(allocation, made, op) or self._reading_op(allocation, event)
         known = known or self._in_no_variable(allocation, made, op)
@@ -86,7 +86,7 @@ class Unseen:
         elif int(allocations.origin[allocation]) == BASELINE:
             text = words.NOT_SEEN_MADE_BEFORE
         op_name, line = str(facts.made_by.op_name[allocation]), str(facts.made_by.line[allocation])
-        told = text.format(op=op_name, thread=thread)
+        told = words.told_by_op(text, op_name, thread=thread)
         return Holder(kind, told, line, subject=(op_name, thread), evidence=HolderEvidence.NONE)
 
     def _inferred(self, allocation: int, made: int, op: int) -> Holder | None:
@@ -112,7 +112,7 @@ class Unseen:
             text, rule = words.CPP_CALLED, Inference.WITHIN_CPP
         if not text:
             return None
-        told = text.format(op=op_name, module=module)
+        told = words.told_by_op(text, op_name, module)
         subject, inferred = (rule, op_name, module), HolderEvidence.INFERRED
         return Holder(kind, told, line, subject=subject, evidence=inferred, inference=rule)
 

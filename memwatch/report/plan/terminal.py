@@ -78,7 +78,7 @@ def _headline(figures: PlanFigures) -> Text:
     text = Text("Plan: peak increase ")
     text.append(format_bytes(figures.plan_bytes), style="bold green")
     text.append(f", {100 * figures.share_ratio:.1f} % of the program's; ")
-    text.append(f"extra cost {100 * figures.extra_cost_ratio:.1f} %", style="bold")
+    text.append(f"{100 * figures.extra_cost_ratio:.1f} % more to compute", style="bold")
     if figures.extra_time_ratio is not None:
         text.append(f", {100 * figures.extra_time_ratio:.1f} % by the times of the recorded ops")
     if figures.moved_bytes:

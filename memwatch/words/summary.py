@@ -1,0 +1,40 @@
+"""The words of the summary: its headings, and what its figures mean."""
+
+from __future__ import annotations
+
+from typing import Final
+
+STORAGES: Final = "Largest storages at the peak"
+MODULES: Final = "Modules at the peak, with their children"
+LINES: Final = "Lines that made what is alive at the peak"
+HOLDERS: Final = "Who holds it at the peak"
+FINDINGS: Final = "Findings: what to change, and how far the peak would fall"
+NO_FINDING: Final = "Findings: none that would lower the peak by {share} or more"
+MORE_FINDINGS: Final = "{count:,} more: prof.findings"
+NOTES: Final = "What memwatch could not see, or did differently"
+MORE_NOTES: Final = "{count:,} more: prof.notes"
+NEXT_CALL: Final = 'Next: prof.report("peak.html"), a page with every storage and its holder'
+NEXT_COMMAND: Final = "Next: {command}"
+
+KNOWN_BY: Final = "How that is known: {evidence}"
+SEARCHED: Final = "To see it, memwatch made {count:,} searches while the program ran: {time} in all"
+CUT_SHORT: Final = "; {count:,} of them came to their limit and may have missed some"
+
+ONLY_FOR_BACKWARD: Final = "Kept only for backward: "
+SAVED_ANYWAY: Final = "; backward also reads {nbytes} that would be alive without it"
+LAYERS: Final = (
+    "Each of the {count} modules `{name}` ({class_name}) keeps {nbytes} of it; with {twice} of them it would be about "
+    "{share} of the peak"
+)
+RECOMPUTED: Final = "Computed again in backward: "
+INSTEAD: Final = "; keeping all of it from forward on would take up to {nbytes}"
+
+IN_USE: Final = "In use at the peak: {share}"
+IDLE: Final = {
+    "lag": "not used yet (lag): {nbytes}",
+    "drag": "not used any more (drag): {nbytes}",
+    "void": "never used (void): {nbytes}",
+    "": "use not known: {nbytes}",
+}
+"""What is not in use, by the phase of its life."""
+OTHER_THREADS: Final = "what other threads used is not seen"
