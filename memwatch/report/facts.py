@@ -145,8 +145,8 @@ def bytes_by_line(rows: pd.DataFrame) -> pd.DataFrame:
     short = {told: short_own_place(*place) for told, place in zip(whole, places, strict=True)}
     lines: pd.Series[str] = pd.Series(whole, index=rows.index, dtype=TEXT)
     grouped = bytes_by(rows.assign(line=lines), "line")  # two files may have one short name
-    told: pd.DataFrame = grouped.rename(index=lambda place: short.get(place) or place)
-    return told
+    told = [short.get(place) or place for place in grouped.index]
+    return grouped.set_axis(pd.Index(told, dtype=TEXT), axis="index")
 
 
 def saved_for_backward(reading: Reading) -> SavedForBackward:
