@@ -214,7 +214,11 @@ def load(path: str | os.PathLike[str]) -> Capture:
         CaptureError: there is no such file, it is no capture, it is damaged, or another version of memwatch wrote it.
     """
     with _opened(path) as database:
-        return _read(database)
+        recorded = _read(database)
+    with _telling_what_is_wrong(
+        pathlib.Path(path)
+    ):  # the file is free again: a program that writes it waits no longer
+        return checked(*recorded)
 
 
 def read_tables(path: str | os.PathLike[str]) -> dict[str, ChunkedTable]:
@@ -232,12 +236,25 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
     source = pathlib.Path(path)
     if not source.is_file():
         raise CaptureError(f"{source} is not a file; record one with `memwatch run -o {source} script.py`")
+    with (
+        _telling_what_is_wrong(source),
+        contextlib.closing(sqlite3.connect(source, timeout=_BUSY_S)) as database,
+    ):
+        _check_format(database, source)
+        database.execute("BEGIN")  # one snapshot for all tables, while the program may still be writing
+        _check_length(database)
+        yield database
+
+
+@contextlib.contextmanager
+def _telling_what_is_wrong(source: pathlib.Path) -> Iterator[None]:
+    """Turn what a damaged file raises into one error that says so.
+
+    Raises:
+        CaptureError: the file is damaged.
+    """
     try:
-        with contextlib.closing(sqlite3.connect(source, timeout=_BUSY_S)) as database:
-            _check_format(database, source)
-            database.execute("BEGIN")  # one snapshot for all tables, while the program may still be writing
-            _check_length(database)
-            yield database
+        yield
     except (
         DamagedCaptureError, sqlite3.Error, ValueError, TypeError, OverflowError, LookupError
     ) as error:  # fmt: skip
@@ -271,7 +288,10 @@ def _check_length(database: sqlite3.Connection) -> None:
         raise ValueError(f"it has {length_bytes} of {pages * page_bytes} bytes")
 
 
-def _read(database: sqlite3.Connection) -> Capture:
+def _read(
+    database: sqlite3.Connection,
+) -> tuple[dict[str, ChunkedTable], list[str], dict[str, Any], list[Note]]:
+    """Return the tables, texts, metadata and notes of a file, as they were written."""
     tables = _read_tables(database)
     strings: dict[int, str] = {
         int(number): text_of(text) for number, text in database.execute("SELECT id, text FROM strings")
@@ -287,7 +307,7 @@ def _read(database: sqlite3.Connection) -> Capture:
         Note(op, text_of(kind), text_of(text))
         for op, kind, text in database.execute("SELECT op, kind, text FROM notes ORDER BY rowid")
     ]
-    return checked(tables, texts, meta, notes)
+    return tables, texts, meta, notes
 
 
 def _read_tables(database: sqlite3.Connection) -> dict[str, ChunkedTable]:
