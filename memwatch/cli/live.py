@@ -50,10 +50,14 @@ def _watch(options: argparse.Namespace, output: ProgramOutput | None) -> int:
     from memwatch.live.watch import Watch
 
     watch = Watch(options.capture, options.device, may_be_missing=output is not None)
-    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+    if not _is_terminal():
         return _print_lines(watch)
     _show(watch, output)
     return 0
+
+
+def _is_terminal() -> bool:
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def _show(watch: Watch, output: ProgramOutput | None) -> None:

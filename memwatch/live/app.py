@@ -88,16 +88,16 @@ class LiveApp(App[None]):
 
     async def _follow(self) -> None:
         """Show what is new, as often as the pace allows; end with the recording."""
-        state = None
-        while state is None or not state.is_last:
+        while True:
             try:
                 view = await asyncio.to_thread(self._watch.look)
             except MemwatchError as error:
                 self.failure = error
                 self.exit()
                 return
-            state = view.state
             self._show(view)
+            if view.state.is_last:
+                return
             await asyncio.sleep(self._pace.wait_s())
 
     def _show(self, view: View) -> None:
