@@ -177,6 +177,8 @@ def _table(*headings: str) -> Table:
     """Return a table without lines; a heading that ends with `>` is of a column of figures."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in headings:
-        justify = "right" if heading.endswith(">") else "left"
-        table.add_column(heading.rstrip(">"), justify=justify, no_wrap=True, overflow="ellipsis")
+        right = heading.endswith(">")
+        table.add_column(
+            heading.rstrip(">"), justify="right" if right else "left", no_wrap=True, overflow="ellipsis"
+        )
     return table
