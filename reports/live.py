@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-TURNS = 4
+TURNS = 3
 PROGRAM = """
 import json, resource, sys, time
 import torch, memwatch

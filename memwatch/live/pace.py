@@ -15,24 +15,25 @@ _NICE: Final = 10
 
 
 class Pace:
-    """Say how long to wait, by the processor time that this process has taken since the last answer.
+    """Say how long to wait before the next reading, so that it is paid for when it is made.
+
+    The next reading is expected to take twice what the last one took: the recording is longer then.
 
     Args:
         processors: how many the machine has; by default those that this process may run on.
     """
 
     def __init__(self, processors: int | None = None) -> None:
-        count = processors or len(os.sched_getaffinity(0))
-        self._share_ratio = SHARE_RATIO * count
+        self._share_ratio = SHARE_RATIO * (processors or len(os.sched_getaffinity(0)))
         self._cpu_s, self._time_s = time.process_time(), time.monotonic()
+        self._last_cpu_s = self._cpu_s
 
     def wait_s(self) -> float:
         """Return the seconds to wait before the next reading."""
         cpu_s, time_s = time.process_time(), time.monotonic()
-        spent_s, passed_s = cpu_s - self._cpu_s, time_s - self._time_s
-        wait_s = max(LEAST_S, spent_s / self._share_ratio - passed_s)
-        self._cpu_s, self._time_s = cpu_s, time_s + wait_s
-        return wait_s
+        last_s, self._last_cpu_s = cpu_s - self._last_cpu_s, cpu_s
+        due_s = (cpu_s - self._cpu_s + 2 * last_s) / self._share_ratio
+        return max(LEAST_S, self._time_s + due_s - time_s)
 
 
 def step_behind_the_program() -> None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from memwatch.analysis import UnknownDeviceError
+from memwatch.capture.file import GrowingCapture
 from memwatch.live.figures import Figures, figures_of
 from memwatch.live.state import State, state_of
-from memwatch.reading import Reading, load
+from memwatch.reading import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +45,7 @@ class Watch:
 
     def __init__(self, capture: Path, device: str | None = None, *, may_be_missing: bool = False) -> None:
         self._capture, self._device = capture, device
+        self._file = GrowingCapture(capture)
         self._may_be_missing = may_be_missing
         self._seen: tuple[int, int] | None = None
         self._meta: Mapping[str, Any] = {}
@@ -80,7 +82,7 @@ class Watch:
 
     def _read(self) -> None:
         seen = self._signature() if self._capture.exists() else None
-        reading: Reading = load(self._capture)
+        reading = Reading(self._file.read())
         self._meta = reading.meta
         try:
             self._figures = figures_of(reading if self._device is None else reading.on(self._device))

@@ -94,6 +94,18 @@ def test_a_file_that_grows_is_read_again(tmp_path):
     assert ended.figures == figures_of(memwatch.load(path))
 
 
+def test_a_new_recording_of_the_same_name_is_read_from_its_start(tmp_path):
+    """Where a program is run again into the same file, nothing of the recording before is left."""
+    path = tmp_path / "a.memwatch"
+    watch = Watch(path)
+    for count in (1 << 16, 1 << 12):
+        path.unlink(missing_ok=True)
+        with memwatch.profile(path):
+            kept = torch.ones(count)
+        assert watch.look().figures == figures_of(memwatch.load(path))
+        del kept
+
+
 def _until(watch, is_so, kept):
     """Run small ops until the view of what was flushed is as wanted."""
     for _ in range(600):
@@ -147,15 +159,19 @@ def test_the_state_goes_by_the_end_and_by_the_process(meta, age_s, state):
 
 
 def test_a_reading_takes_no_more_than_its_share(monkeypatch):
-    """A reading that took 0.2 s of processor time on two processors waits until they had 20 s in all."""
+    """On two processors, what was read and what will be read next stays below 2 % of the time that has passed."""
     now = {"cpu": 0.0, "time": 0.0}
     monkeypatch.setattr(pace.time, "process_time", lambda: now["cpu"])
     monkeypatch.setattr(pace.time, "monotonic", lambda: now["time"])
-    waiting = pace.Pace(processors=2)
-    now.update(cpu=0.2, time=0.5)
-    assert waiting.wait_s() == pytest.approx(9.5)
-    now.update(cpu=0.201, time=10.0)
-    assert waiting.wait_s() == pace.LEAST_S
+    waiting, next_cpu_s = pace.Pace(processors=2), 0.002
+    for _ in range(20):
+        now["cpu"] += next_cpu_s
+        now["time"] += next_cpu_s
+        next_cpu_s *= 1.5
+        wait_s = waiting.wait_s()
+        assert wait_s >= pace.LEAST_S
+        assert now["cpu"] + next_cpu_s <= 0.02 * (now["time"] + wait_s)
+        now["time"] += wait_s
 
 
 def test_a_writer_waits_for_no_reader_that_checks(trained, monkeypatch):
