@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-TURNS = 3
+TURNS = 2
 PROGRAM = """
 import json, resource, sys, time
 import torch, memwatch

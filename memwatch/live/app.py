@@ -167,6 +167,7 @@ def _iterations(figures: Figures, state: State) -> Table:
 
 def _largest(figures: Figures, width: int) -> Table:
     table = _table("bytes>", f"largest of {figures.count:,} live now", "category", "line")
+    table.columns[1].no_wrap = False  # where the line is too narrow, names are cut and nothing else is
     for each in figures.largest:
         row = name(each.name), name(each.category, CATEGORY_STYLE.get(each.category, ""))
         table.add_row(format_bytes(each.nbytes), *row, tail(each.place, width // 4))

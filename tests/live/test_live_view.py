@@ -43,6 +43,8 @@ def test_the_screen_has_the_figures_until_the_user_quits(key, trained):
             line.lstrip().startswith(format_bytes(nbytes)) and category in line for line in shown.splitlines()
         )
     assert alive.nlargest(1, "nbytes")["name"].iloc[0][:20] in shown
+    for nbytes in alive["nbytes"].nlargest(3):
+        assert f"\n{format_bytes(nbytes):>9}  " in shown
     for peak_bytes in reading.steps["peak_bytes"]:
         assert format_bytes(peak_bytes) in shown
     assert has_ended
