@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-TURNS = 2
+TURNS = 1
 PROGRAM = """
 import json, resource, sys, time
 import torch, memwatch

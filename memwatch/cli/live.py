@@ -89,4 +89,4 @@ def _print_lines(watch: Watch) -> int:
         if view.state.is_last:
             return 0
         printed = line
-        time.sleep(pace.wait_s())
+        time.sleep(pace.wait_s(watch.cpu_s))

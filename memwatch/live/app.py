@@ -98,7 +98,7 @@ class LiveApp(App[None]):
             self._show(view)
             if view.state.is_last:
                 return
-            await asyncio.sleep(self._pace.wait_s())
+            await asyncio.sleep(self._pace.wait_s(self._watch.cpu_s))
 
     def _show(self, view: View) -> None:
         self._show_head()

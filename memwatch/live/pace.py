@@ -17,7 +17,7 @@ _NICE: Final = 10
 class Pace:
     """Say how long to wait before the next reading, so that it is paid for when it is made.
 
-    The next reading is expected to take twice what the last one took: the recording is longer then.
+    The time counts from the first reading on: what it took to start is not earned back.
 
     Args:
         processors: how many the machine has; by default those that this process may run on.
@@ -25,15 +25,19 @@ class Pace:
 
     def __init__(self, processors: int | None = None) -> None:
         self._share_ratio = SHARE_RATIO * (processors or len(os.sched_getaffinity(0)))
-        self._cpu_s, self._time_s = time.process_time(), time.monotonic()
-        self._last_cpu_s = self._cpu_s
+        self._start_s: tuple[float, float] | None = None
 
-    def wait_s(self) -> float:
-        """Return the seconds to wait before the next reading."""
+    def wait_s(self, reading_cpu_s: float) -> float:
+        """Return the seconds to wait before the next reading.
+
+        Args:
+            reading_cpu_s: what the last one took; the next may take twice that, for the recording is longer then.
+        """
         cpu_s, time_s = time.process_time(), time.monotonic()
-        last_s, self._last_cpu_s = cpu_s - self._last_cpu_s, cpu_s
-        due_s = (cpu_s - self._cpu_s + 2 * last_s) / self._share_ratio
-        return max(LEAST_S, self._time_s + due_s - time_s)
+        if self._start_s is None:
+            self._start_s = cpu_s, time_s
+        spent_s, passed_s = cpu_s - self._start_s[0], time_s - self._start_s[1]
+        return max(LEAST_S, (spent_s + 2 * reading_cpu_s) / self._share_ratio - passed_s)
 
 
 def step_behind_the_program() -> None:

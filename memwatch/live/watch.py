@@ -41,11 +41,15 @@ class Watch:
         capture: the file.
         device: the device that figures are about; by default the main one of the reading.
         may_be_missing: whether the file may come later.
+
+    Attributes:
+        cpu_s: processor time that the last look took.
     """
 
     def __init__(self, capture: Path, device: str | None = None, *, may_be_missing: bool = False) -> None:
         self._capture, self._device = capture, device
         self._file = GrowingCapture(capture)
+        self.cpu_s = 0.0
         self._may_be_missing = may_be_missing
         self._seen: tuple[int, int] | None = None
         self._meta: Mapping[str, Any] = {}
@@ -58,11 +62,13 @@ class Watch:
             CaptureError: the file cannot be read.
             UnknownDeviceError: the device that was asked for has no bytes.
         """
+        begun_s = time.thread_time()
         view = self.glance()
         if view.state is State.KILLED:
             self._read()  # it may have ended between the last reading and the end of its process
         elif self._changed():
             self._read()
+        self.cpu_s = time.thread_time() - begun_s
         return self.glance()
 
     def glance(self) -> View:

@@ -160,18 +160,17 @@ def test_the_state_goes_by_the_end_and_by_the_process(meta, age_s, state):
 
 def test_a_reading_takes_no_more_than_its_share(monkeypatch):
     """On two processors, what was read and what will be read next stays below 2 % of the time that has passed."""
-    now = {"cpu": 0.0, "time": 0.0}
+    now = {"cpu": 3.0, "time": 0.0}
     monkeypatch.setattr(pace.time, "process_time", lambda: now["cpu"])
     monkeypatch.setattr(pace.time, "monotonic", lambda: now["time"])
-    waiting, next_cpu_s = pace.Pace(processors=2), 0.002
+    waiting, cpu_s, spent_s = pace.Pace(processors=2), 0.002, 0.0
     for _ in range(20):
-        now["cpu"] += next_cpu_s
-        now["time"] += next_cpu_s
-        next_cpu_s *= 1.5
-        wait_s = waiting.wait_s()
+        wait_s = waiting.wait_s(cpu_s)
         assert wait_s >= pace.LEAST_S
-        assert now["cpu"] + next_cpu_s <= 0.02 * (now["time"] + wait_s)
-        now["time"] += wait_s
+        cpu_s *= 1.5
+        spent_s += cpu_s
+        now = {"cpu": 3.0 + spent_s, "time": now["time"] + wait_s}
+        assert spent_s <= 0.02 * now["time"]
 
 
 def test_a_writer_waits_for_no_reader_that_checks(trained, monkeypatch):
