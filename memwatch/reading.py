@@ -9,6 +9,8 @@ import numpy as np
 from memwatch.analysis import ByDevice, UnknownDeviceError
 from memwatch.analysis.compare import Comparison, compare
 from memwatch.analysis.last_seconds import last_seconds
+from memwatch.analysis.latest_iterations import Iteration
+from memwatch.analysis.latest_iterations import latest_iterations as iterations_of
 from memwatch.analysis.observer import not_memory, observer_effects, unrecorded, unrecorded_steps
 from memwatch.analysis.other_threads import other_threads
 from memwatch.capture import Capture
@@ -271,3 +273,8 @@ def compare_readings(old: Reading, new: Reading) -> Comparison:
             f"such as --device {new.device}"
         )
     return compare(old._tables, new._tables)
+
+
+def latest_iterations(reading: Reading, count: int) -> list[Iteration]:
+    """Return the latest iterations of a program that may still run, at most `count`, the earliest of them first."""
+    return iterations_of(reading._tables.facts, count)

@@ -43,6 +43,9 @@ _TABLES: Final = (
     "notes (op INTEGER, kind TEXT, text TEXT)",
     "meta (key TEXT, value TEXT)",
 )
+_CHUNK: Final = ('"table"', '"column"', "rows", "low", "high", "checksum", "data")
+_STARTED: Final = "started_s"
+"""The key of `meta` that tells two recordings apart."""
 SUMMARY: Final = "summary"
 """The key of `meta` for the summary of a rank (`rank_summary.py`): the tables that it is made of say the same."""
 
@@ -213,8 +216,40 @@ def load(path: str | os.PathLike[str]) -> Capture:
     Raises:
         CaptureError: there is no such file, it is no capture, it is damaged, or another version of memwatch wrote it.
     """
+    recorded = _Recorded()
     with _opened(path) as database:
-        return _read(database)
+        recorded.read_on(database)
+    with _telling_what_is_wrong(
+        pathlib.Path(path)
+    ):  # the file is free again: a program that writes it waits no longer
+        parts = recorded.parts()
+        del recorded  # chunks go as their columns are decoded
+        return checked(*parts)
+
+
+class GrowingCapture:
+    """A capture file that is read again while a program writes it; each time what is new is read from the file.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = pathlib.Path(path)
+        self._recorded = _Recorded()
+
+    def read(self) -> Capture:
+        """Return what the file holds now.
+
+        Raises:
+            CaptureError: as `load` does.
+        """
+        with _opened(self._path) as database:
+            if not self._recorded.is_of(database):  # another recording has the name now
+                self._recorded = _Recorded()
+            self._recorded.read_on(database)
+        with _telling_what_is_wrong(self._path):
+            return checked(*self._recorded.parts())
 
 
 def read_tables(path: str | os.PathLike[str]) -> dict[str, ChunkedTable]:
@@ -223,8 +258,10 @@ def read_tables(path: str | os.PathLike[str]) -> dict[str, ChunkedTable]:
     Raises:
         CaptureError: as `load` does.
     """
+    recorded = _Recorded()
     with _opened(path) as database:
-        return _read_tables(database)
+        recorded.read_on(database)
+        return recorded.parts()[0]
 
 
 @contextlib.contextmanager
@@ -232,12 +269,25 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
     source = pathlib.Path(path)
     if not source.is_file():
         raise CaptureError(f"{source} is not a file; record one with `memwatch run -o {source} script.py`")
+    with (
+        _telling_what_is_wrong(source),
+        contextlib.closing(sqlite3.connect(source, timeout=_BUSY_S)) as database,
+    ):
+        _check_format(database, source)
+        database.execute("BEGIN")  # one snapshot for all tables, while the program may still be writing
+        _check_length(database)
+        yield database
+
+
+@contextlib.contextmanager
+def _telling_what_is_wrong(source: pathlib.Path) -> Iterator[None]:
+    """Turn what a damaged file raises into one error that says so.
+
+    Raises:
+        CaptureError: the file is damaged.
+    """
     try:
-        with contextlib.closing(sqlite3.connect(source, timeout=_BUSY_S)) as database:
-            _check_format(database, source)
-            database.execute("BEGIN")  # one snapshot for all tables, while the program may still be writing
-            _check_length(database)
-            yield database
+        yield
     except (
         DamagedCaptureError, sqlite3.Error, ValueError, TypeError, OverflowError, LookupError
     ) as error:  # fmt: skip
@@ -271,34 +321,53 @@ def _check_length(database: sqlite3.Connection) -> None:
         raise ValueError(f"it has {length_bytes} of {pages * page_bytes} bytes")
 
 
-def _read(database: sqlite3.Connection) -> Capture:
-    tables = _read_tables(database)
-    strings: dict[int, str] = {
-        int(number): text_of(text) for number, text in database.execute("SELECT id, text FROM strings")
-    }
-    if max(strings, default=-1) >= len(strings):
-        raise ValueError("its string ids have gaps")
-    texts = [strings.get(number, "") for number in range(max(strings, default=-1) + 1)]
-    meta = {
-        text_of(key): json.loads(text_of(value))
-        for key, value in database.execute("SELECT key, value FROM meta WHERE key != ?", (SUMMARY,))
-    }
-    notes = [
-        Note(op, text_of(kind), text_of(text))
-        for op, kind, text in database.execute("SELECT op, kind, text FROM notes ORDER BY rowid")
-    ]
-    return checked(tables, texts, meta, notes)
+class _Recorded:
+    """What was read of a file so far, as it lies in it: rows are only ever appended, but for those of `meta`."""
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[Any, ...]] = []
+        self._strings: list[tuple[Any, ...]] = []
+        self._notes: list[tuple[Any, ...]] = []
+        self._meta: list[tuple[Any, ...]] = []
+
+    def is_of(self, database: sqlite3.Connection) -> bool:
+        """Return whether what was read so far, if anything, is of the recording in this file."""
+        known = [row for row in self._meta if row[0] == _STARTED]
+        query = "SELECT key, value FROM meta WHERE key = ?"
+        return not known or database.execute(query, (_STARTED,)).fetchall() == known
+
+    def read_on(self, database: sqlite3.Connection) -> None:
+        """Read what is new. It is looked at later: a program that writes the file has to wait meanwhile."""
+        for rows, columns in (
+            (self._chunks, f"chunks.{', chunks.'.join(_CHUNK)}"),
+            (self._strings, "strings.id, strings.text"),
+            (self._notes, "notes.op, notes.kind, notes.text"),
+        ):
+            table = columns.partition(".")[0]
+            query = f"SELECT {columns} FROM {table} WHERE rowid > ? ORDER BY rowid"  # noqa: S608  # names written above
+            rows.extend(database.execute(query, (len(rows),)))
+        self._meta = database.execute("SELECT key, value FROM meta WHERE key != ?", (SUMMARY,)).fetchall()
+
+    def parts(self) -> tuple[dict[str, ChunkedTable], list[str], dict[str, Any], list[Note]]:
+        """Return tables, texts, metadata and notes.
+
+        Raises:
+            ValueError: they do not belong together.
+        """
+        strings = {int(number): text_of(text) for number, text in self._strings}
+        if max(strings, default=-1) >= len(strings):
+            raise ValueError("its string ids have gaps")
+        texts = [strings.get(number, "") for number in range(max(strings, default=-1) + 1)]
+        meta = {text_of(key): json.loads(text_of(value)) for key, value in self._meta}
+        notes = [Note(op, text_of(kind), text_of(text)) for op, kind, text in self._notes]
+        return _tables_of(self._chunks), texts, meta, notes
 
 
-def _read_tables(database: sqlite3.Connection) -> dict[str, ChunkedTable]:
+def _tables_of(recorded: Iterable[Sequence[Any]]) -> dict[str, ChunkedTable]:
     """Return the integer tables: chunks that nobody changed, as many rows in each column of a table."""
     tables = empty_tables()
     waiting: dict[str, list[Chunk]] = {}
-    columns = ("table", "column", "rows", "low", "high", "checksum", "data")
-    chosen = ", ".join(f'"{column}"' for column in columns)
-    for name, column, rows, low, high, checksum, data in database.execute(
-        f"SELECT {chosen} FROM chunks ORDER BY rowid"  # noqa: S608  # names written above
-    ):
+    for name, column, rows, low, high, checksum, data in recorded:
         run = waiting.setdefault(name, [])
         chunk = Chunk(int(rows), int(low), int(high), data)
         if RECORDED_BY_NAME[name].names[len(run)] != column or chunk.rows != (run or [chunk])[0].rows:

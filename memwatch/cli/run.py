@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
     own = (
         "[-o FILE] [-f] [-q] [--html[=PATH]] [--no-stacks] [--replay] [--children] [--limit [DEVICE=]SIZE] "
-        "[--every N] [--first N]"
+        "[--every N] [--first N] [--live]"
     )
     parser.usage = f"memwatch run {own} {PROGRAM_USAGE}"
     parser.add_argument(
@@ -80,13 +80,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--first", type=positive, metavar="N", help="record the first N steps, whatever --every says"
     )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="show the memory on the terminal while the program runs; what the program prints there comes after",
+    )
     add_program(parser)
 
 
 def execute(options: argparse.Namespace) -> int | BaseException:
     """Run and record the program; return the exception that it raised, or 0."""
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
-    from memwatch.profile import unbuilt_remark
+    from memwatch.live.beside import live_view
 
     program, place = chosen_program(options), JobPlace.here()
     capture = named_for(place, options.output or _default_name(program, place))
@@ -106,29 +111,38 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     except SyntaxError as error:
         return hide_own_frames(error)
     capture.unlink(missing_ok=True)
-    recording.__enter__()
-    if not options.quiet:
-        if options.output and place.is_one_of_many and capture != Path(options.output):
-            say(f"rank {place.rank} of {place.world_size} writes {capture}")
-        verbs = ["summary", *([] if page else ["report"]), *(["plan"] if options.replay else [])]
-        commands = [command_line(*again, verb, capture) for verb in verbs]
-        if place.is_one_of_many and f".rank{place.rank}." in capture.name:
-            commands = (
-                [] if place.rank else [*commands, _merge_command(again, capture, f".rank{place.rank}.")]
+    with live_view(capture.absolute(), place) if options.live else contextlib.nullcontext():
+        recording.__enter__()
+        if not options.quiet:
+            _name_next(
+                options,
+                place,
+                recording,
+                _Wrote(capture, page, command_line(*again, "report", capture)),
+                again,
             )
-        remark = "" if options.replay else unbuilt_remark()
-        merge_children = _merge_command(again, capture) if options.children else ""
-        _say_at_exit(
-            recording,
-            _Wrote(capture, page, command_line(*again, "report", capture)),
-            commands,
-            merge_children,
-            remark,
+        write_page = (
+            functools.partial(_write_page, recording, page, force=options.force) if page is not None else None
         )
-    write_page = (
-        functools.partial(_write_page, recording, page, force=options.force) if page is not None else None
-    )
-    return _run_inside(recording, run, capture.absolute(), write_page)
+        return _run_inside(recording, run, capture.absolute(), write_page)
+
+
+def _name_next(
+    options: argparse.Namespace, place: JobPlace, recording: Profile, wrote: _Wrote, again: list[str]
+) -> None:
+    """Say which file a rank writes, and have the next commands printed at exit."""
+    from memwatch.profile import unbuilt_remark
+
+    capture = wrote.capture
+    if options.output and place.is_one_of_many and capture != Path(options.output):
+        say(f"rank {place.rank} of {place.world_size} writes {capture}")
+    verbs = ["summary", *([] if wrote.page else ["report"]), *(["plan"] if options.replay else [])]
+    commands = [command_line(*again, verb, capture) for verb in verbs]
+    if place.is_one_of_many and f".rank{place.rank}." in capture.name:
+        commands = [] if place.rank else [*commands, _merge_command(again, capture, f".rank{place.rank}.")]
+    remark = "" if options.replay else unbuilt_remark()
+    merge_children = _merge_command(again, capture) if options.children else ""
+    _say_at_exit(recording, wrote, commands, merge_children, remark)
 
 
 def _write_page(recording: Profile, page: Path, *, force: bool) -> None:

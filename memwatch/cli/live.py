@@ -1,0 +1,92 @@
+"""Show a capture while it is being written, from another terminal.
+
+The live bytes so far as a curve; what is alive now by category, its largest storages, and the latest iterations with
+their peaks. The program is not touched: the view reads its file, and takes at most 1 % of the machine's time for it.
+Where standard output is no terminal, a line of text is printed whenever the file has grown. It needs the package
+textual: pip install "memwatch[live]".
+
+    memwatch live train.4242.memwatch
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memwatch.cli.output import emit
+from memwatch.cli.reading import add_device
+
+if TYPE_CHECKING:
+    from memwatch.live.program_output import ProgramOutput
+    from memwatch.live.watch import Watch
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this verb."""
+    parser.add_argument("capture", type=Path, help="a file that `memwatch run` writes")
+    parser.add_argument("--program-output", type=Path, help=argparse.SUPPRESS)  # started by `run --live`
+    add_device(parser)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Show the capture until the user quits or, as plain text, until the recording ends; return 0."""
+    from memwatch.live.pace import step_behind_the_program
+    from memwatch.live.program_output import ProgramOutput
+
+    path = options.program_output
+    output = None if path is None else ProgramOutput(path)
+    step_behind_the_program()
+    try:
+        return _watch(options, output)
+    finally:
+        if output is not None:
+            output.print_to_the_end()
+
+
+def _watch(options: argparse.Namespace, output: ProgramOutput | None) -> int:
+    from memwatch.live.watch import Watch
+
+    watch = Watch(options.capture, options.device, may_be_missing=output is not None)
+    if not _is_terminal():
+        return _print_lines(watch)
+    _show(watch, output)
+    return 0
+
+
+def _is_terminal() -> bool:
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
+def _show(watch: Watch, output: ProgramOutput | None) -> None:
+    from memwatch.live.beside import require_textual
+
+    require_textual()
+    watch.look()  # a file that is no capture is told of before the screen is taken
+    from memwatch.live.app import LiveApp
+
+    app = LiveApp(watch) if output is None else LiveApp(
+        watch, interrupt=output.interrupt, has_ended=lambda: output.has_ended
+    )  # fmt: skip
+    app.run()
+    if app.failure is not None:
+        raise app.failure
+
+
+def _print_lines(watch: Watch) -> int:
+    """Print a line whenever there is something new, until the recording ends."""
+    from memwatch.live.lines import line_of
+    from memwatch.live.pace import Pace
+
+    pace, printed = Pace(), ""
+    while True:
+        view = watch.look()
+        line = line_of(view)
+        if line != printed:
+            emit(f"{line}\n")
+        if view.state.is_last:
+            return 0
+        printed = line
+        time.sleep(pace.wait_s(watch.cpu_s))

@@ -1,0 +1,185 @@
+"""The view on a terminal, by Textual: the curve, the categories, the largest storages and the latest iterations."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.table import Table
+from rich.text import Text
+from textual.app import App
+from textual.binding import Binding
+from textual.containers import Horizontal
+from textual.widgets import Footer, Sparkline, Static
+
+from memwatch.errors import MemwatchError
+from memwatch.live.pace import Pace
+from memwatch.report.console import CATEGORY_STYLE, bar, name, tail
+from memwatch.report.meta import format_duration
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from textual.app import ComposeResult
+
+    from memwatch.live.figures import Figures
+    from memwatch.live.state import State
+    from memwatch.live.watch import View, Watch
+
+_BAR_WIDTH = 12
+_CATEGORIES = 7
+_ITERATIONS = 6
+_ENDED_LOOK_S = 0.2
+
+
+class LiveApp(App[None]):
+    """Show a capture until the user quits.
+
+    Args:
+        watch: the capture.
+        interrupt: what Ctrl-C does; by default it quits.
+        has_ended: whether the view shall end by itself; asked a few times a second.
+    """
+
+    TITLE = "memwatch live"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar = [
+        Binding("q", "quit", "quit"),
+        Binding("ctrl+c", "interrupt", "quit", show=False, priority=True),
+    ]
+    CSS = """
+    #head { height: 2; }
+    #curve { height: 3; margin: 0 0 1 0; }
+    #now { height: 8; }
+    #categories { width: 1fr; margin: 0 2 0 0; }
+    #iterations { width: 1fr; }
+    #largest { height: 1fr; margin: 1 0 0 0; }
+    """
+
+    def __init__(
+        self,
+        watch: Watch,
+        *,
+        interrupt: Callable[[], None] | None = None,
+        has_ended: Callable[[], bool] | None = None,
+    ) -> None:
+        super().__init__(ansi_color=True)
+        self._watch, self._interrupt, self._has_ended = watch, interrupt, has_ended
+        self._pace = Pace()
+        self.failure: MemwatchError | None = None
+
+    def compose(self) -> ComposeResult:
+        """Yield the parts of the screen, from the top."""
+        yield Static(id="head")
+        yield Sparkline(id="curve", min_color="ansi_blue", max_color="ansi_bright_red")
+        with Horizontal(id="now"):
+            yield Static(id="categories")
+            yield Static(id="iterations")
+        yield Static(id="largest")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to look."""
+        self.run_worker(self._follow())
+        self.set_interval(1.0, self._show_head)
+        if self._has_ended is not None:
+            self.set_interval(_ENDED_LOOK_S, self._leave_with_the_program)
+
+    async def _follow(self) -> None:
+        """Show what is new, as often as the pace allows; end with the recording."""
+        while True:
+            try:
+                view = await asyncio.to_thread(self._watch.look)
+            except MemwatchError as error:
+                self.failure = error
+                self.exit()
+                return
+            self._show(view)
+            if view.state.is_last:
+                return
+            await asyncio.sleep(self._pace.wait_s(self._watch.cpu_s))
+
+    def _show(self, view: View) -> None:
+        self._show_head()
+        figures = view.figures
+        if figures is None:
+            return
+        # drawn from its least value up: 0 makes it the whole, and each column shows the highest of its values
+        self.query_one("#curve", Sparkline).data = [0, *figures.curve_bytes]
+        self.query_one("#categories", Static).update(_categories(figures))
+        self.query_one("#iterations", Static).update(_iterations(figures, view.state))
+        self.query_one("#largest", Static).update(_largest(figures, self.size.width))
+
+    def _show_head(self) -> None:
+        self.query_one("#head", Static).update(head_of(self._watch.glance()))
+
+    def _leave_with_the_program(self) -> None:
+        if self._has_ended is not None and self._has_ended():
+            self.exit()
+
+    def action_interrupt(self) -> None:
+        """Interrupt the program that this view belongs to; else quit."""
+        if self._interrupt is None:
+            self.exit()
+        else:
+            self._interrupt()
+
+
+def head_of(view: View) -> Text:
+    """Return two lines: the file and its state; what is live, and the peak so far."""
+    state = view.state.value if view.state.is_last else f"{view.state.value}, flushed {view.age_s:.0f} s ago"
+    first = Text.assemble(name(view.name, "bold"), "  ", state)
+    figures = view.figures
+    if figures is None:
+        return first
+    others = f"  (also on {', '.join(figures.others)})" if figures.others else ""
+    return Text.assemble(
+        first,
+        "\n",
+        ("live ", "dim"), f"{format_bytes(figures.live_bytes)} on {figures.device}",
+        (" after ", "dim"), format_duration(figures.now_ns),
+        ("   peak so far ", "dim"), (format_bytes(figures.peak_bytes), "bold"),
+        (" at ", "dim"), format_duration(figures.peak_ns), others,
+    )  # fmt: skip
+
+
+def _categories(figures: Figures) -> Table:
+    table = _table("live now>", "category", "")
+    for category, nbytes in figures.categories[:_CATEGORIES]:
+        style = CATEGORY_STYLE.get(category, "")
+        share_ratio = nbytes / (figures.live_bytes or 1)
+        table.add_row(format_bytes(nbytes), name(category, style), bar(share_ratio, _BAR_WIDTH, style))
+    return table
+
+
+def _iterations(figures: Figures, state: State) -> Table:
+    table = _table("iteration>", "peak>", "time>")
+    for each in reversed(figures.iterations[-_ITERATIONS:]):
+        number = (
+            f"{each.number}" if each.has_ended else "after them" if state.is_last else f"now {each.number}"
+        )
+        table.add_row(number, format_bytes(each.peak_bytes), format_duration(each.duration_ns))
+    if not figures.iterations:
+        table.add_row(Text("none has ended yet", style="dim"))
+    return table
+
+
+def _largest(figures: Figures, width: int) -> Table:
+    table = _table("bytes>", f"largest of {figures.count:,} live now", "category", "line")
+    table.columns[1].no_wrap = False  # where the line is too narrow, names are cut and nothing else is
+    for each in figures.largest:
+        row = name(each.name), name(each.category, CATEGORY_STYLE.get(each.category, ""))
+        table.add_row(format_bytes(each.nbytes), *row, tail(each.place, width // 4))
+    return table
+
+
+def _table(*headings: str) -> Table:
+    """Return a table without lines; a heading that ends with `>` is of a column of figures."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in headings:
+        right = heading.endswith(">")
+        table.add_column(
+            heading.rstrip(">"), justify="right" if right else "left", no_wrap=True, overflow="ellipsis"
+        )
+    return table

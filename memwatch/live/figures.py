@@ -1,0 +1,104 @@
+"""What a live view shows of a reading: the curve so far, and what is alive after the last flushed event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from memwatch.reading import latest_iterations
+from memwatch.report.facts import bytes_by
+from memwatch.words.places import own_place
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+
+    from memwatch.analysis.latest_iterations import Iteration
+    from memwatch.reading import Reading
+
+POINTS: Final = 200
+"""Stretches of equal time in the curve: a column of the terminal shows one or a few."""
+_LARGEST: Final = 40
+_ITERATIONS: Final = 20
+
+
+@dataclass(frozen=True)
+class Storage:
+    """One storage that is alive now."""
+
+    nbytes: int
+    category: str
+    name: str
+    place: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was recorded up to the last flush, of one device.
+
+    Attributes:
+        device: the device.
+        others: further devices that have bytes.
+        now_ns: when the last event was, since the block was entered.
+        live_bytes: what is alive after it.
+        peak_bytes: most live bytes so far.
+        peak_ns: when they were first reached.
+        curve_bytes: the most live bytes in each of some equal stretches of time up to now.
+        categories: what is alive now by category, largest first.
+        largest: the largest storages that are alive now, largest first.
+        count: how many are alive now.
+        iterations: the latest iterations, the last of which still runs.
+    """
+
+    device: str
+    others: Sequence[str]
+    now_ns: int
+    live_bytes: int
+    peak_bytes: int
+    peak_ns: int
+    curve_bytes: Sequence[int]
+    categories: Sequence[tuple[str, int]]
+    largest: Sequence[Storage]
+    count: int
+    iterations: Sequence[Iteration]
+
+
+def figures_of(reading: Reading) -> Figures:
+    """Return what a live view shows of a reading."""
+    line = reading.part("timeline", ["time_ns", "live_bytes"])
+    time_ns, live_bytes = line["time_ns"].to_numpy(), line["live_bytes"].to_numpy()
+    alive, device = reading.live_at(len(line) - 1), reading.device
+    return Figures(
+        device=device,
+        others=[name for name in reading.devices if name != device],
+        now_ns=int(time_ns[-1]),
+        live_bytes=int(live_bytes[-1]),
+        peak_bytes=reading.peak_bytes,
+        peak_ns=int(time_ns[live_bytes.argmax()]),
+        curve_bytes=_highest(time_ns, live_bytes).tolist(),
+        categories=[
+            (str(name), int(nbytes)) for name, nbytes in bytes_by(alive, "category")["nbytes"].items()
+        ],
+        largest=_largest(alive),
+        count=len(alive),
+        iterations=latest_iterations(reading, _ITERATIONS),
+    )
+
+
+def _highest(time_ns: np.ndarray, live_bytes: np.ndarray) -> np.ndarray:
+    """Return the most live bytes in each of `POINTS` stretches; one without an event has what was live at its start."""
+    starts_ns = np.linspace(time_ns[0], time_ns[-1], POINTS, endpoint=False)
+    before = np.maximum(np.searchsorted(time_ns, starts_ns, side="right") - 1, 0)
+    return np.maximum.reduceat(live_bytes, before)
+
+
+def _largest(alive: pd.DataFrame) -> list[Storage]:
+    rows = alive.nlargest(_LARGEST, "nbytes")
+    columns = (rows[name] for name in ("nbytes", "category", "name", "line", "own_line"))
+    return [
+        Storage(int(nbytes), str(category), str(name), own_place(line, own_line))
+        for nbytes, category, name, line, own_line in zip(*columns, strict=True)
+    ]

@@ -1,0 +1,46 @@
+"""How often the live view reads the file: no more than its share of the machine allows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Final
+
+LEAST_S: Final = 1.0
+"""Between two readings at least: the program flushes every half second."""
+SHARE_RATIO: Final = 0.01
+"""The most of the machine's processor time that the view takes."""
+_NICE: Final = 10
+
+
+class Pace:
+    """Say how long to wait before the next reading, so that it is paid for when it is made.
+
+    The time counts from the first reading on: what it took to start is not earned back.
+
+    Args:
+        processors: how many the machine has; by default those that this process may run on.
+    """
+
+    def __init__(self, processors: int | None = None) -> None:
+        self._share_ratio = SHARE_RATIO * (processors or len(os.sched_getaffinity(0)))
+        self._start_s: tuple[float, float] | None = None
+
+    def wait_s(self, reading_cpu_s: float) -> float:
+        """Return the seconds to wait before the next reading.
+
+        Args:
+            reading_cpu_s: what the last one took; the next may take twice that, for the recording is longer then.
+        """
+        cpu_s, time_s = time.process_time(), time.monotonic()
+        if self._start_s is None:
+            self._start_s = cpu_s, time_s
+        spent_s, passed_s = cpu_s - self._start_s[0], time_s - self._start_s[1]
+        return max(LEAST_S, (spent_s + 2 * reading_cpu_s) / self._share_ratio - passed_s)
+
+
+def step_behind_the_program() -> None:
+    """Lower the priority of this process: where processors are scarce, the program goes first."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
