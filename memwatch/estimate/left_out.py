@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import ExitStack
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
 import torch
 from torch.utils.data import DataLoader
 
-from memwatch.devices.pretended import pretended_accelerator
+from memwatch.devices.pretended import pretended_cuda
 from memwatch.errors import MemwatchError
 
 if TYPE_CHECKING:
@@ -24,14 +26,29 @@ _NO_WORKERS: Final = {
 }  # fmt: skip
 _POSITIONAL: Final = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler")
 """Arguments of a DataLoader that are given by position; those after them rarely are."""
+_NO_REFERENCES: Final = SimpleNamespace(getweakrefs=lambda tensor: [])
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What a program did differently.
+
+    Attributes:
+        remarks: sentences, as keys.
+        not_moved: why tensors cannot be moved to CUDA devices; empty if they can.
+    """
+
+    remarks: dict[str, None]
+    not_moved: str
 
 
 @contextlib.contextmanager
-def left_out(device: str | None) -> Iterator[dict[str, None]]:
-    """Keep the program inside from files and workers; yield the sentences about what it did differently.
+def left_out(device: str | None, on_ask: Callable[[None], None]) -> Iterator[LeftOut]:
+    """Keep the program inside from files and workers; yield what is left out.
 
     Args:
         device: a kind of accelerator that the program shall find.
+        on_ask: called when the program asks a GPU for its memory.
 
     Raises:
         MemwatchError: it is none that can be pretended.
@@ -46,9 +63,22 @@ def left_out(device: str | None) -> Iterator[dict[str, None]]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch, "save", save))
         stack.enter_context(patch.object(DataLoader, "__init__", _in_process(DataLoader.__init__, remarks)))
-        if device == "cuda":
-            stack.enter_context(pretended_accelerator())
-        yield remarks
+        reason = stack.enter_context(pretended_cuda(is_found=device == "cuda", on_ask=on_ask))
+        stack.enter_context(patch.object(torch.utils, "swap_tensors", _swapping(torch.utils.swap_tensors)))
+        yield LeftOut(remarks, reason)
+
+
+def _swapping(swap: Callable[..., None]) -> Callable[..., None]:
+    """Return a `swap_tensors`, by which fake parameters are converted and moved, that ignores weak references.
+
+    Real parameters get other data then, whoever refers to them; torch itself refers to fake ones.
+    """
+
+    def swap_fake(*tensors: torch.Tensor) -> None:
+        with patch.object(torch.utils, "weakref", _NO_REFERENCES):
+            swap(*tensors)
+
+    return swap_fake
 
 
 def _in_process(initialize: Callable[..., None], remarks: dict[str, None]) -> Callable[..., None]:

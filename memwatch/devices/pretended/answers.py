@@ -1,0 +1,141 @@
+"""What `torch.cuda` says of the device that is not there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Callable
+
+_ANSWERS: Final[dict[str, Any]] = {
+    "is_initialized": True,
+    "init": None,
+    "synchronize": None,
+    "empty_cache": None,
+    "ipc_collect": None,
+    "is_bf16_supported": True,
+    "is_tf32_supported": True,
+    "can_device_access_peer": True,
+    "get_device_capability": (9, 0),
+    "get_device_name": "pretended",
+    "manual_seed": None,
+    "manual_seed_all": None,
+    "seed": None,
+    "seed_all": None,
+    "set_rng_state": None,
+    "set_rng_state_all": None,
+    "reset_peak_memory_stats": None,
+    "reset_max_memory_allocated": None,
+    "reset_accumulated_memory_stats": None,
+    "set_per_process_memory_fraction": None,
+    "memory_snapshot": (),
+    "memory_summary": "",
+    "utilization": 0,
+}
+_ASKED: Final = (
+    "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "device_memory_used",
+)  # fmt: skip
+"""Questions for bytes; a program that decides by them is told so."""
+_STATE_BYTES: Final = 16
+_LIKE_THE_HOST: Final = ("Stream", "Event", "current_stream", "stream")
+"""Names that torch.cpu has for programs that know no device; they do nothing."""
+
+
+class CurrentDevice:
+    """The index of the device that the program has chosen, which torch's C++ knows too where it is pretended there."""
+
+    def __init__(self, loaded: ctypes.CDLL | None = None) -> None:
+        self._loaded = loaded
+        self._index = 0
+
+    @property
+    def is_known_to_torch(self) -> bool:
+        """Whether ops find the device."""
+        return self._loaded is not None
+
+    def get(self) -> int:
+        """Return the index."""
+        return self._index if self._loaded is None else int(self._loaded.memwatch_device())
+
+    def set(self, device: Any) -> None:
+        """Choose a device as torch.cuda.set_device does: an index, a name or a device; a negative one is ignored."""
+        self.exchange(_index_of(device, self.get()))
+
+    def exchange(self, index: int) -> int:
+        """Choose an index; return the one before."""
+        before = self.get()
+        if index >= 0:
+            self._index = index
+            if self._loaded is not None:
+                self._loaded.memwatch_set_device(index)
+        return before
+
+
+def answers(device: CurrentDevice, *, is_found: bool, on_ask: Callable[[None], None]) -> dict[str, Any]:
+    """Return what stands for functions of torch.cuda, by their names; see `pretended_cuda`."""
+
+    def asked(*args: Any, **kwargs: Any) -> int:
+        on_ask(None)
+        return 0
+
+    def state(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.zeros(_STATE_BYTES, dtype=torch.uint8)
+
+    return {
+        **{name: _saying(answer) for name, answer in _ANSWERS.items()},
+        **dict.fromkeys(_ASKED, asked),
+        "is_available": _saying(is_found),
+        "device_count": _saying(int(is_found)),
+        "memory_stats": lambda *args, **kwargs: defaultdict(int),
+        "get_rng_state": state,
+        "current_device": device.get,
+        "set_device": device.set,
+        "_exchange_device": device.exchange,
+        "_maybe_exchange_device": device.exchange,
+    }
+
+
+def streams(device: CurrentDevice) -> dict[str, Any]:
+    """Return what stands for streams and events, by their names in torch.cuda."""
+    if not device.is_known_to_torch:
+        return {name: getattr(torch.cpu, name) for name in _LIKE_THE_HOST}
+
+    class Stream(torch.Stream):
+        def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
+            return super().__new__(cls, device="cuda", priority=priority)
+
+    class Event(torch.Event):
+        def __new__(cls, enable_timing: bool = False, **kwargs: Any) -> Event:
+            return super().__new__(cls, device="cuda", enable_timing=enable_timing)
+
+    def current_stream(device: Any = None) -> Stream:
+        return Stream()
+
+    def within(stream: Any) -> AbstractContextManager[Any]:
+        return nullcontext(stream)
+
+    return {
+        "Stream": Stream,
+        "Event": Event,
+        "current_stream": current_stream,
+        "default_stream": current_stream,
+        "stream": within,
+        "StreamContext": within,
+        "set_stream": _saying(None),
+    }
+
+
+def _index_of(device: Any, current: int) -> int:
+    if isinstance(device, int):
+        return device
+    index = torch.device(device).index
+    return current if index is None else index
+
+
+def _saying(answer: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: answer

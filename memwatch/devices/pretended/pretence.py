@@ -1,0 +1,69 @@
+"""Pretend a CUDA device: in torch's C++, where this torch is built for the host alone, and in `torch.cuda`."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import torch
+
+from memwatch.devices.pretended import library
+from memwatch.devices.pretended.answers import CurrentDevice, answers, streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_NO_CUDNN = "PyTorch was compiled without cuDNN"
+
+
+@contextlib.contextmanager
+def pretended_cuda(*, is_found: bool, on_ask: Callable[[None], None]) -> Iterator[str]:
+    """Let programs inside put fake tensors on CUDA devices; a device that is there is asked as ever.
+
+    Args:
+        is_found: whether `torch.cuda.is_available()` says that there is one.
+        on_ask: called when the program asks how much memory is in use, which is answered by zero.
+
+    Yields:
+        Why tensors cannot be moved to such devices; empty if they can.
+    """
+    if torch.cuda.is_available():
+        yield ""
+        return
+    with ExitStack() as stack:
+        device, reason = _device(stack)
+        named = answers(device, is_found=is_found, on_ask=on_ask) | streams(device)
+        for name, value in named.items():
+            stack.enter_context(patch.object(torch.cuda, name, value))
+        # autocast and GradScaler switch themselves off where there is no GPU
+        stack.enter_context(
+            patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+        )
+        stack.enter_context(patch.object(torch.Tensor, "pin_memory", _pinned))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message=_NO_CUDNN)
+        yield reason
+
+
+def _device(stack: ExitStack) -> tuple[CurrentDevice, str]:
+    """Have torch's C++ know the device until the stack is closed; return it, and why that was not possible."""
+    if torch.backends.cuda.is_built() or torch.accelerator.is_available():
+        return CurrentDevice(), ""
+    loaded, reason = library.load_or_build()
+    if loaded is None:
+        return CurrentDevice(), reason
+    # the engine counts the devices at the first backward, and would start a thread for each
+    torch.ones(1, requires_grad=True).sum().backward()
+    if loaded.memwatch_begin():
+        stack.callback(loaded.memwatch_end)
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        return CurrentDevice(loaded), ""
+    return CurrentDevice(), ""
+
+
+def _pinned(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
+    """Return a copy, as pinning makes one."""
+    return tensor.clone()
