@@ -12,6 +12,8 @@ from unittest.mock import patch
 import torch
 from torch.utils.data import DataLoader
 
+from memwatch._torch.fake import FakeTensor
+from memwatch._torch.fake_job import FOREACH_TYPES
 from memwatch.devices.pretended import pretended_cuda
 from memwatch.errors import MemwatchError
 
@@ -65,6 +67,8 @@ def left_out(device: str | None, on_ask: Callable[[None], None]) -> Iterator[Lef
         stack.enter_context(patch.object(DataLoader, "__init__", _in_process(DataLoader.__init__, remarks)))
         reason = stack.enter_context(pretended_cuda(is_found=device == "cuda", on_ask=on_ask))
         stack.enter_context(patch.object(torch.utils, "swap_tensors", _swapping(torch.utils.swap_tensors)))
+        FOREACH_TYPES.append(FakeTensor)
+        stack.callback(FOREACH_TYPES.remove, FakeTensor)
         yield LeftOut(remarks, reason)
 
 

@@ -30,8 +30,13 @@ _NO_VALUES: Final = (
 )
 _UNLINKED: Final = "is not linked with support for"
 _NO_DEVICE: Final = "this torch is built for the host alone"
-_NOT_ANSWERED: Final = "Torch not compiled with CUDA enabled"
+_NOT_ANSWERED: Final = (
+    "Torch not compiled with CUDA enabled",
+    "module 'torch._C' has no attribute",
+    "Tried to instantiate dummy base class",
+)
 _NO_GPU: Final = "asks the GPU for what an estimate does not know; leave the line out where torch has no GPU"
+_NO_KERNEL: Final = "from the 'CUDA' backend"
 _NOT_POSSIBLE: Final = "an estimate runs on fake tensors, which refuse this"
 
 
@@ -140,8 +145,10 @@ def _refusal(error: BaseException, not_moved: str) -> str | None:
     text = " ".join(str(error).split())
     if _UNLINKED in text:
         return f"{where}: {_NO_DEVICE} ({not_moved or text})"
-    if _NOT_ANSWERED in text or "_cuda_" in text:
+    if any(each in text for each in _NOT_ANSWERED):
         return f"{where} {_NO_GPU} ({text})"
+    if _NO_KERNEL in text:
+        return f"{where}: {_NOT_POSSIBLE} ({text.partition('. ')[0]})"
     if is_raised_by_fakes(error) or "FakeTensor" in text or "tensor subclasses" in text:
         return f"{where}: {_NOT_POSSIBLE} ({type(error).__name__}: {text})"
     return None

@@ -98,14 +98,6 @@ def test_what_fake_tensors_refuse_is_refused_with_the_line():
         estimate("import torch\nx = torch.ones(3)\nx.numpy()")
 
 
-def test_a_device_that_this_torch_cannot_use_is_refused_with_what_to_do():
-    if torch.cuda.is_available() or torch.version.cuda is not None:
-        estimate("import torch; torch.ones(3).to('cuda')", device="cuda")
-        return
-    with pytest.raises(MemwatchError, match=r"^train.py:1: this torch is built for the host alone; install"):
-        estimate("import torch; torch.ones(3).to('cuda')", device="cuda")
-
-
 def test_the_program_finds_the_device_that_is_pretended():
     """Only inside, and its tensors are in the figures of that device."""
     before = torch.cuda.is_available()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -41,6 +42,10 @@ _ASKED: Final = (
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "device_memory_used",
 )  # fmt: skip
 """Questions for bytes; a program that decides by them is told so."""
+_TOTAL_BYTES: Final = 80 << 30
+_PROPERTIES: Final = {
+    "name": "pretended", "major": 9, "minor": 0, "total_memory": _TOTAL_BYTES, "multi_processor_count": 132,
+}  # fmt: skip
 _STATE_BYTES: Final = 16
 _LIKE_THE_HOST: Final = ("Stream", "Event", "current_stream", "stream")
 """Names that torch.cpu has for programs that know no device; they do nothing."""
@@ -83,6 +88,9 @@ def answers(device: CurrentDevice, *, is_found: bool, on_ask: Callable[[None], N
         on_ask(None)
         return 0
 
+    def free_and_total(*args: Any, **kwargs: Any) -> tuple[int, int]:
+        return _TOTAL_BYTES - asked(), _TOTAL_BYTES
+
     def state(*args: Any, **kwargs: Any) -> torch.Tensor:
         return torch.zeros(_STATE_BYTES, dtype=torch.uint8)
 
@@ -93,6 +101,8 @@ def answers(device: CurrentDevice, *, is_found: bool, on_ask: Callable[[None], N
         "device_count": _saying(int(is_found)),
         "memory_stats": lambda *args, **kwargs: defaultdict(int),
         "get_rng_state": state,
+        "get_device_properties": _saying(SimpleNamespace(**_PROPERTIES)),
+        "mem_get_info": free_and_total,
         "current_device": device.get,
         "set_device": device.set,
         "_exchange_device": device.exchange,
@@ -105,27 +115,33 @@ def streams(device: CurrentDevice) -> dict[str, Any]:
     if not device.is_known_to_torch:
         return {name: getattr(torch.cpu, name) for name in _LIKE_THE_HOST}
 
-    class Stream(torch.Stream):
-        def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
-            return super().__new__(cls, device="cuda", priority=priority)
-
     class Event(torch.Event):
-        def __new__(cls, enable_timing: bool = False, **kwargs: Any) -> Event:
-            return super().__new__(cls, device="cuda", enable_timing=enable_timing)
+        def __new__(cls, *args: Any, **kwargs: Any) -> Event:
+            return super().__new__(cls, device="cuda")
+
+        def elapsed_time(self, end_event: Any) -> float:
+            return 0.0
+
+    class Stream(torch.Stream):
+        def __new__(cls, *args: Any, **kwargs: Any) -> Stream:
+            return super().__new__(cls, device="cuda")
+
+        def record_event(self, event: Any = None) -> Any:
+            return event or Event()
+
+    for kind, names in ((Stream, ("wait_event", "wait_stream")), (Event, ("record", "wait"))):
+        for name in names:
+            setattr(kind, name, _saying(None))
 
     def current_stream(device: Any = None) -> Stream:
         return Stream()
-
-    def within(stream: Any) -> AbstractContextManager[Any]:
-        return nullcontext(stream)
 
     return {
         "Stream": Stream,
         "Event": Event,
         "current_stream": current_stream,
         "default_stream": current_stream,
-        "stream": within,
-        "StreamContext": within,
+        "stream": nullcontext,
         "set_stream": _saying(None),
     }
 

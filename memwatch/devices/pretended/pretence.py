@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 
 import torch
@@ -16,7 +16,8 @@ from memwatch.devices.pretended.answers import CurrentDevice, answers, streams
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_NO_CUDNN = "PyTorch was compiled without cuDNN"
+_NO_CUDNN: Final = "PyTorch was compiled without cuDNN"
+_MARKS: Final = ("range_push", "range_pop", "range_start", "range_end", "mark")
 
 
 @contextlib.contextmanager
@@ -38,11 +39,15 @@ def pretended_cuda(*, is_found: bool, on_ask: Callable[[None], None]) -> Iterato
         named = answers(device, is_found=is_found, on_ask=on_ask) | streams(device)
         for name, value in named.items():
             stack.enter_context(patch.object(torch.cuda, name, value))
+        for name in _MARKS:
+            stack.enter_context(patch.object(torch.cuda.nvtx, name, lambda *args, **kwargs: 0))
         # autocast and GradScaler switch themselves off where there is no GPU
         stack.enter_context(
             patch.object(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
         )
         stack.enter_context(patch.object(torch.Tensor, "pin_memory", _pinned))
+        stack.enter_context(patch.object(torch.Tensor, "record_stream", lambda *args: None))
+        stack.callback(_choose_by_default, torch.get_default_device())
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message=_NO_CUDNN)
         yield reason
@@ -56,7 +61,7 @@ def _device(stack: ExitStack) -> tuple[CurrentDevice, str]:
     if loaded is None:
         return CurrentDevice(), reason
     # the engine counts the devices at the first backward, and would start a thread for each
-    torch.ones(1, requires_grad=True).sum().backward()
+    torch.ones(1, device="cpu", requires_grad=True).sum().backward()
     if loaded.memwatch_begin():
         stack.callback(loaded.memwatch_end)
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
@@ -67,3 +72,9 @@ def _device(stack: ExitStack) -> tuple[CurrentDevice, str]:
 def _pinned(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
     """Return a copy, as pinning makes one."""
     return tensor.clone()
+
+
+def _choose_by_default(device: torch.device) -> None:
+    """Have new tensors be made on a device again; on the host by having no default, which costs nothing."""
+    if torch.get_default_device() != device:
+        torch.set_default_device(None if device.type == "cpu" else device)

@@ -5,7 +5,9 @@
 // and taken away. Nothing here touches memory: fake tensors have none.
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/transformers/attention.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -66,6 +68,27 @@ const void*& behaviour_of(const at::CUDAHooksInterface& hooks) {
 
 const void* behaviour_before = nullptr;
 
+// Which attention a recent GPU runs: without a choice torch takes the one that makes the whole matrix of scores.
+int64_t choose_attention(const at::Tensor& query, const at::Tensor&, const at::Tensor& value,
+                         const std::optional<at::Tensor>& mask, double, bool, std::optional<double>, bool is_grouped) {
+  constexpr int64_t kMath = 0, kFlash = 1, kEfficient = 2;  // of sdp::SDPBackend
+  constexpr int64_t kMostOfFlash = 256;
+  if (query.dim() != 4) {
+    return kMath;
+  }
+  const bool is_half = query.scalar_type() == at::kHalf || query.scalar_type() == at::kBFloat16;
+  const bool fits_flash =
+      is_half && !mask.has_value() && query.sym_size(3) == value.sym_size(3) && query.sym_size(3) <= kMostOfFlash;
+  if (fits_flash && at::globalContext().userEnabledFlashSDP()) {
+    return kFlash;
+  }
+  return !is_grouped && at::globalContext().userEnabledMemEfficientSDP() ? kEfficient : kMath;
+}
+
+void set_attention(at::native::fused_sdp_choice_fn choose) {
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(choose);
+}
+
 }  // namespace
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
@@ -81,10 +104,12 @@ EXPORTED int memwatch_begin() {
   behaviour_before = behaviour;
   behaviour = behaviour_of(*hooks);
   c10::impl::registerDeviceGuard(DeviceType::CUDA, guard);
+  set_attention(choose_attention);
   return 1;
 }
 
 EXPORTED void memwatch_end() {
+  set_attention(nullptr);
   c10::impl::registerDeviceGuard(DeviceType::CUDA, nullptr);
   behaviour_of(at::detail::getCUDAHooks()) = behaviour_before;
   behaviour_before = nullptr;
