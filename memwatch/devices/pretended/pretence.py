@@ -16,7 +16,12 @@ from memwatch.devices.pretended.answers import CurrentDevice, answers, streams
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_NO_CUDNN: Final = "PyTorch was compiled without cuDNN"
+_FALSE_ALARMS: Final = (
+    "PyTorch was compiled without cuDNN",
+    "Attempted to get default timeout for nccl backend",
+    "Accessing the data pointer of FakeTensor",
+)
+"""How warnings begin that are about this torch or about fake tensors, and not about the program."""
 _MARKS: Final = ("range_push", "range_pop", "range_start", "range_end", "mark")
 
 
@@ -49,7 +54,8 @@ def pretended_cuda(*, is_found: bool, on_ask: Callable[[None], None]) -> Iterato
         stack.enter_context(patch.object(torch.Tensor, "record_stream", lambda *args: None))
         stack.callback(_choose_by_default, torch.get_default_device())
         stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", message=_NO_CUDNN)
+        for message in _FALSE_ALARMS:
+            warnings.filterwarnings("ignore", message=message)
         yield reason
 
 
