@@ -136,6 +136,8 @@ def _estimate() -> dict[str, object]:
 _OF_JOBS = (
     "torch._subclasses.fake_tensor.D",
     "torch._subclasses.fake_tensor.unset_fake_temporarily",
+    "torch.distributed.Logger",
+    "torch.optim.optimizer._foreach_supported_types",
     "torch.distributed._register_comm_hook",
     "torch.distributed.device_mesh.",
     "torch.distributed.distributed_c10d.",
