@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 import textwrap
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ import memwatch
 from memwatch.errors import MemwatchError
 from memwatch.estimate.job import Job
 from memwatch.estimate.program import estimate_program
+from memwatch.estimate.record import estimate_record
 from memwatch.estimate.words import text_of
+from memwatch.report.records.schema import EstimateRecord
 
 TRAINING = """
     import torch
@@ -173,6 +177,16 @@ def test_a_job_finds_its_ranks():
 def test_a_rank_that_is_not_there_is_refused():
     with pytest.raises(MemwatchError, match="rank 4 is not in a job of 4; the last is 3"):
         Job(4, 4)
+
+
+def test_the_record_has_the_figures_of_the_estimate():
+    """And the fields that docs/json.md has."""
+    found = estimate(TRAINING + READS, job=Job(1, 4))
+    record = estimate_record(found)
+    assert record.keys() == get_type_hints(EstimateRecord).keys()
+    assert record["tensor_bytes"] == found.tensor_bytes == record["summary"]["peak"]["peak_bytes"]
+    assert (record["rank"], record["world_size"], record["steps"], len(record["reads"])) == (1, 4, 3, 2)
+    json.dumps(record)
 
 
 def test_a_capture_is_written(tmp_path):
