@@ -28,6 +28,7 @@ _NO_WORKERS: Final = {
 }  # fmt: skip
 _POSITIONAL: Final = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler")
 """Arguments of a DataLoader that are given by position; those after them rarely are."""
+_DEVICES_OF_A_HOST: Final = 8
 _NO_REFERENCES: Final = SimpleNamespace(getweakrefs=lambda tensor: [])
 
 
@@ -45,11 +46,12 @@ class LeftOut:
 
 
 @contextlib.contextmanager
-def left_out(device: str | None, on_ask: Callable[[None], None]) -> Iterator[LeftOut]:
+def left_out(device: str | None, num_ranks: int, on_ask: Callable[[None], None]) -> Iterator[LeftOut]:
     """Keep the program inside from files and workers; yield what is left out.
 
     Args:
         device: a kind of accelerator that the program shall find.
+        num_ranks: ranks of the job, which have a device each, on a host of eight.
         on_ask: called when the program asks a GPU for its memory.
 
     Raises:
@@ -58,6 +60,7 @@ def left_out(device: str | None, on_ask: Callable[[None], None]) -> Iterator[Lef
     if device not in (None, "cpu", "cuda"):
         raise MemwatchError(f"--device {device} cannot be pretended; give cpu or cuda")
     remarks: dict[str, None] = {}
+    num_found = min(num_ranks, _DEVICES_OF_A_HOST) if device == "cuda" else 0
 
     def save(*args: Any, **kwargs: Any) -> None:
         remarks[_SAVED] = None
@@ -65,7 +68,7 @@ def left_out(device: str | None, on_ask: Callable[[None], None]) -> Iterator[Lef
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch, "save", save))
         stack.enter_context(patch.object(DataLoader, "__init__", _in_process(DataLoader.__init__, remarks)))
-        reason = stack.enter_context(pretended_cuda(is_found=device == "cuda", on_ask=on_ask))
+        reason = stack.enter_context(pretended_cuda(num_found=num_found, on_ask=on_ask))
         stack.enter_context(patch.object(torch.utils, "swap_tensors", _swapping(torch.utils.swap_tensors)))
         FOREACH_TYPES.append(FakeTensor)
         stack.callback(FOREACH_TYPES.remove, FakeTensor)

@@ -71,7 +71,7 @@ def estimate_program(
         contextlib.redirect_stdout(nowhere),
         pretended(job),
         answering(reads.note),
-        left_out(device, reads.note) as left,
+        left_out(device, job.world_size or 1, reads.note) as left,
         recording,
         counter.watching(),
     ):

@@ -19,9 +19,10 @@ SOURCES = pathlib.Path(memwatch.__file__).parent
 
 
 def test_one_file_names_cuda():
-    """Whatever is special about CUDA stands in its adapter."""
+    """Whatever is special about CUDA stands in its adapter, but for what pretends it."""
     naming = [path for path in SOURCES.rglob("*.py") if "torch.cuda" in path.read_text()]
-    assert naming == [SOURCES / "devices" / "cuda.py"]
+    pretence = SOURCES / "devices" / "pretended"
+    assert [path for path in naming if path.parent != pretence] == [SOURCES / "devices" / "cuda.py"]
 
 
 def test_the_host_is_always_in_use():

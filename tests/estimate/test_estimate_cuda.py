@@ -109,6 +109,23 @@ def test_what_programs_ask_of_a_gpu_is_there():
     assert found.reads == ("train.py:19",)
 
 
+def test_a_program_that_starts_a_rank_for_each_device_finds_its_job():
+    """The rank that is estimated has a device of its own; a host has eight."""
+    program = """
+        import torch
+        from torch import distributed
+        def work(rank, world):
+            torch.cuda.set_device(rank)
+            distributed.init_process_group("nccl", rank=rank, world_size=world, device_id=torch.device("cuda", rank))
+            kept.append(torch.ones(25).cuda())
+        kept = []
+        torch.multiprocessing.spawn(work, (torch.cuda.device_count(),), torch.cuda.device_count())
+    """
+    found = estimate(program, job=Job(3, 4), device="cuda")
+    assert (found.reading.device, found.tensor_bytes) == ("cuda:3", 100)
+    estimate("import torch; assert torch.cuda.device_count() == 8", job=Job(0, 64), device="cuda")
+
+
 def test_what_only_a_gpu_can_is_refused_with_the_line():
     with pytest.raises(MemwatchError, match=r"^train.py:2 asks the GPU .*CUDAGraph"):
         estimate("import torch\ntorch.cuda.CUDAGraph()")

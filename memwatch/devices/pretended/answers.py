@@ -81,7 +81,7 @@ class CurrentDevice:
         return before
 
 
-def answers(device: CurrentDevice, *, is_found: bool, on_ask: Callable[[None], None]) -> dict[str, Any]:
+def answers(device: CurrentDevice, *, num_found: int, on_ask: Callable[[None], None]) -> dict[str, Any]:
     """Return what stands for functions of torch.cuda, by their names; see `pretended_cuda`."""
 
     def asked(*args: Any, **kwargs: Any) -> int:
@@ -97,8 +97,8 @@ def answers(device: CurrentDevice, *, is_found: bool, on_ask: Callable[[None], N
     return {
         **{name: _saying(answer) for name, answer in _ANSWERS.items()},
         **dict.fromkeys(_ASKED, asked),
-        "is_available": _saying(is_found),
-        "device_count": _saying(int(is_found)),
+        "is_available": _saying(num_found > 0),
+        "device_count": _saying(num_found),
         "memory_stats": lambda *args, **kwargs: defaultdict(int),
         "get_rng_state": state,
         "get_device_properties": _saying(SimpleNamespace(**_PROPERTIES)),

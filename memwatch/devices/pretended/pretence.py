@@ -26,11 +26,11 @@ _MARKS: Final = ("range_push", "range_pop", "range_start", "range_end", "mark")
 
 
 @contextlib.contextmanager
-def pretended_cuda(*, is_found: bool, on_ask: Callable[[None], None]) -> Iterator[str]:
+def pretended_cuda(*, num_found: int, on_ask: Callable[[None], None]) -> Iterator[str]:
     """Let programs inside put fake tensors on CUDA devices; a device that is there is asked as ever.
 
     Args:
-        is_found: whether `torch.cuda.is_available()` says that there is one.
+        num_found: how many there are, by `torch.cuda.device_count()`.
         on_ask: called when the program asks how much memory is in use, which is answered by zero.
 
     Yields:
@@ -41,7 +41,7 @@ def pretended_cuda(*, is_found: bool, on_ask: Callable[[None], None]) -> Iterato
         return
     with ExitStack() as stack:
         device, reason = _device(stack)
-        named = answers(device, is_found=is_found, on_ask=on_ask) | streams(device)
+        named = answers(device, num_found=num_found, on_ask=on_ask) | streams(device)
         for name, value in named.items():
             stack.enter_context(patch.object(torch.cuda, name, value))
         for name in _MARKS:
