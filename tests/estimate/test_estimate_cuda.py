@@ -117,12 +117,13 @@ def test_a_program_that_starts_a_rank_for_each_device_finds_its_job():
         def work(rank, world):
             torch.cuda.set_device(rank)
             distributed.init_process_group("nccl", rank=rank, world_size=world, device_id=torch.device("cuda", rank))
-            kept.append(torch.ones(25).cuda())
+            kept.append(torch.ones(25, requires_grad=True, device="cuda"))
+            (kept[0] * 2).sum().backward()
         kept = []
         torch.multiprocessing.spawn(work, (torch.cuda.device_count(),), torch.cuda.device_count())
     """
     found = estimate(program, job=Job(3, 4), device="cuda")
-    assert (found.reading.device, found.tensor_bytes) == ("cuda:3", 100)
+    assert (found.reading.device, found.tensor_bytes) == ("cuda:3", 208)
     estimate("import torch; assert torch.cuda.device_count() == 8", job=Job(0, 64), device="cuda")
 
 

@@ -18,6 +18,9 @@ using c10::DeviceIndex;
 using c10::DeviceType;
 using c10::Stream;
 
+// autograd keeps a stream for each, by its index
+constexpr DeviceIndex kDevices = 127;
+
 thread_local DeviceIndex current = 0;
 
 Stream stream_of(Device device) {
@@ -26,6 +29,7 @@ Stream stream_of(Device device) {
 
 // One queue, in which all work is done at once.
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
+  DeviceIndex deviceCount() const noexcept override { return kDevices; }
   Device getDevice() const override { return Device(DeviceType::CUDA, current); }
   void setDevice(Device device) const override { current = device.index(); }
   void uncheckedSetDevice(Device device) const noexcept override { current = device.index(); }
@@ -53,7 +57,7 @@ struct Hooks final : at::CUDAHooksInterface {
   bool hasCUDA() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return false; }
   void init() const override {}
-  DeviceIndex deviceCount() const override { return 1; }
+  DeviceIndex deviceCount() const override { return kDevices; }
   DeviceIndex getCurrentDevice() const override { return current; }
   const at::Generator& getDefaultGenerator(DeviceIndex) const override { return at::detail::getDefaultCPUGenerator(); }
   at::Generator getNewGenerator(DeviceIndex) const override { return at::detail::createCPUGenerator(); }
