@@ -8,10 +8,12 @@
 | torch.testing._internal.distributed.fake_pg.FakeStore | FakeStore |
 | torch.distributed.distributed_c10d._new_process_group_helper | MAKE_GROUP |
 | torch.nn.parallel.distributed._verify_param_shape_across_processes | VERIFY |
+| torch.distributed.Logger.set_runtime_stats_and_log | Logger, LOG |
 | torch.distributed._register_comm_hook | register_hook |
 | torch.distributed.device_mesh.DeviceMesh._create_sub_mesh | SUB_MESH |
 | torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty | SHARDING, CHUNK |
 | torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached | PROPAGATOR, PROPAGATE |
+| torch.optim.optimizer._foreach_supported_types | FOREACH_TYPES |
 
 An estimate alone imports this file: what it takes of torch.distributed needs a second to import.
 """
@@ -61,6 +63,9 @@ VERIFY: Final = _name_if_there("torch.nn.parallel.distributed._verify_param_shap
 """The function with which DistributedDataParallel compares the shapes of all ranks, by their values."""
 SUB_MESH: Final = _name_if_there("torch.distributed.device_mesh.DeviceMesh._create_sub_mesh")
 """The method of DeviceMesh that reads a table of ranks."""
+Logger: Final[Any] = _if_there("torch.distributed.Logger")
+LOG: Final = _name_if_there("torch.distributed.Logger.set_runtime_stats_and_log")
+"""The method with which DistributedDataParallel logs how long its last steps took."""
 register_hook: Final[Any] = _if_there("torch.distributed._register_comm_hook")
 """Register what a Reducer does with a full bucket."""
 PROPAGATOR: Final[Any] = _if_there("torch.distributed.tensor._sharding_prop.ShardingPropagator")
@@ -71,6 +76,10 @@ PROPAGATE: Final = _name_if_there(
 SHARDING: Final[Any] = _if_there("torch.distributed.fsdp._fully_shard._fsdp_param")
 CHUNK: Final = _name_if_there("torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty")
 """The function of the module SHARDING that cuts a parameter into the shards of all ranks."""
+FOREACH_TYPES: Final[list[type]] = Part("optimizers of an estimate take no lists of tensors at once").take(
+    "torch.optim.optimizer._foreach_supported_types", []
+)
+"""The classes of parameters for which an optimizer on a GPU takes all at once, by default."""
 require_jobs: Final = _job.require
 """Raise MemwatchError, which names what this torch lacks, where a program cannot be estimated."""
 

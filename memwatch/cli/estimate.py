@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from memwatch.cli.files import make_room
 from memwatch.cli.numbers import positive
-from memwatch.cli.output import emit
+from memwatch.cli.output import add_json, emit, emit_json
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
 from memwatch.cli.traceback import hide_own_frames
 from memwatch.errors import MemwatchError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this verb."""
-    own = "[--world-size N] [--rank R] [--steps N] [--device TYPE] [-o FILE] [-f] [--html[=PATH]]"
+    own = "[--world-size N] [--rank R] [--steps N] [--device TYPE] [--json] [-o FILE] [-f] [--html[=PATH]]"
     parser.usage = f"memwatch estimate {own} {PROGRAM_USAGE}"
     parser.add_argument(
         "--world-size",
@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
     parser.add_argument("--html", action="store_true", help="write the page too; default CAPTURE.html")
+    add_json(parser)
     add_program(parser)
 
 
@@ -56,6 +57,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
     from memwatch.estimate.job import Job
     from memwatch.estimate.program import estimate_program
+    from memwatch.estimate.record import estimate_record
     from memwatch.estimate.words import text_of
 
     program = chosen_program(options)
@@ -76,5 +78,8 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         return hide_own_frames(error)
     if options.html:
         found.reading.report(page, force=options.force)
-    emit(text_of(found))
+    if options.json:
+        emit_json(estimate_record(found))
+    else:
+        emit(text_of(found))
     return 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from memwatch.devices.accelerator import Accelerator
+
+namespace: Final[Any] = torch.cuda
+"""torch's module for CUDA, where a device is pretended in it."""
 
 
 class Cuda(Accelerator):

@@ -16,6 +16,7 @@ from memwatch._torch.distributed import MAKE_REDUCER, REBUILD, Reducer
 from memwatch._torch.fake import FakeTensor
 from memwatch._torch.fake_job import (
     CHUNK,
+    LOG,
     MAKE_GROUP,
     PROPAGATE,
     PROPAGATOR,
@@ -23,6 +24,7 @@ from memwatch._torch.fake_job import (
     SUB_MESH,
     VERIFY,
     FakeStore,
+    Logger,
     really,
     register_hook,
 )
@@ -87,6 +89,8 @@ def _replacements(job: Job) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     yield distributed_c10d, MAKE_GROUP, _fake_group(getattr(distributed_c10d, MAKE_GROUP))
     yield multiprocessing, "spawn", _spawn(job)
     yield data_parallel, VERIFY, lambda *args, **kwargs: None
+    if LOG is not None:  # of times, for which a device that is pretended has no clock
+        yield Logger, LOG, lambda logger: None
     mesh = device_mesh.DeviceMesh
     yield mesh, "__init__", _with_real_ranks(mesh.__init__)
     yield mesh, SUB_MESH, _within(really, getattr(mesh, SUB_MESH))

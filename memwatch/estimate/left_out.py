@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import ExitStack
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
 import torch
 from torch.utils.data import DataLoader
 
-from memwatch.devices.pretended import pretended_accelerator
+from memwatch._torch.fake import FakeTensor
+from memwatch._torch.fake_job import FOREACH_TYPES
+from memwatch.devices.pretended import pretended_cuda
 from memwatch.errors import MemwatchError
 
 if TYPE_CHECKING:
@@ -24,14 +28,31 @@ _NO_WORKERS: Final = {
 }  # fmt: skip
 _POSITIONAL: Final = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler")
 """Arguments of a DataLoader that are given by position; those after them rarely are."""
+_DEVICES_OF_A_HOST: Final = 8
+_NO_REFERENCES: Final = SimpleNamespace(getweakrefs=lambda tensor: [])
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What a program did differently.
+
+    Attributes:
+        remarks: sentences, as keys.
+        not_moved: why tensors cannot be moved to CUDA devices; empty if they can.
+    """
+
+    remarks: dict[str, None]
+    not_moved: str
 
 
 @contextlib.contextmanager
-def left_out(device: str | None) -> Iterator[dict[str, None]]:
-    """Keep the program inside from files and workers; yield the sentences about what it did differently.
+def left_out(device: str | None, num_ranks: int, on_ask: Callable[[None], None]) -> Iterator[LeftOut]:
+    """Keep the program inside from files and workers; yield what is left out.
 
     Args:
         device: a kind of accelerator that the program shall find.
+        num_ranks: ranks of the job, which have a device each, on a host of eight.
+        on_ask: called when the program asks a GPU for its memory.
 
     Raises:
         MemwatchError: it is none that can be pretended.
@@ -39,6 +60,7 @@ def left_out(device: str | None) -> Iterator[dict[str, None]]:
     if device not in (None, "cpu", "cuda"):
         raise MemwatchError(f"--device {device} cannot be pretended; give cpu or cuda")
     remarks: dict[str, None] = {}
+    num_found = min(num_ranks, _DEVICES_OF_A_HOST) if device == "cuda" else 0
 
     def save(*args: Any, **kwargs: Any) -> None:
         remarks[_SAVED] = None
@@ -46,9 +68,24 @@ def left_out(device: str | None) -> Iterator[dict[str, None]]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch, "save", save))
         stack.enter_context(patch.object(DataLoader, "__init__", _in_process(DataLoader.__init__, remarks)))
-        if device == "cuda":
-            stack.enter_context(pretended_accelerator())
-        yield remarks
+        reason = stack.enter_context(pretended_cuda(num_found=num_found, on_ask=on_ask))
+        stack.enter_context(patch.object(torch.utils, "swap_tensors", _swapping(torch.utils.swap_tensors)))
+        FOREACH_TYPES.append(FakeTensor)
+        stack.callback(FOREACH_TYPES.remove, FakeTensor)
+        yield LeftOut(remarks, reason)
+
+
+def _swapping(swap: Callable[..., None]) -> Callable[..., None]:
+    """Return a `swap_tensors`, by which fake parameters are converted and moved, that ignores weak references.
+
+    Real parameters get other data then, whoever refers to them; torch itself refers to fake ones.
+    """
+
+    def swap_fake(*tensors: torch.Tensor) -> None:
+        with patch.object(torch.utils, "weakref", _NO_REFERENCES):
+            swap(*tensors)
+
+    return swap_fake
 
 
 def _in_process(initialize: Callable[..., None], remarks: dict[str, None]) -> Callable[..., None]:

@@ -29,10 +29,14 @@ _NO_VALUES: Final = (
     "needs the values of a tensor, and an estimate has none: the sizes that follow depend on them"
 )
 _UNLINKED: Final = "is not linked with support for"
-_NO_DEVICE: Final = (
-    "this torch is built for the host alone; install one with CUDA (no GPU is needed), or let the program run on the "
-    "host, where its tensors have the same sizes"
+_NO_DEVICE: Final = "this torch is built for the host alone"
+_NOT_ANSWERED: Final = (
+    "Torch not compiled with CUDA enabled",
+    "module 'torch._C' has no attribute",
+    "Tried to instantiate dummy base class",
 )
+_NO_GPU: Final = "asks the GPU for what an estimate does not know; leave the line out where torch has no GPU"
+_NO_KERNEL: Final = "from the 'CUDA' backend"
 _NOT_POSSIBLE: Final = "an estimate runs on fake tensors, which refuse this"
 
 
@@ -67,7 +71,7 @@ def estimate_program(
         contextlib.redirect_stdout(nowhere),
         pretended(job),
         answering(reads.note),
-        left_out(device) as remarks,
+        left_out(device, job.world_size or 1, reads.note) as left,
         recording,
         counter.watching(),
     ):
@@ -79,11 +83,11 @@ def estimate_program(
             if error.code not in (None, 0):
                 raise
         except Exception as error:
-            sentence = _refusal(error)
+            sentence = _refusal(error, left.not_moved)
             if sentence is None:
                 raise
             raise MemwatchError(sentence) from error
-    return Estimate(recording, job, counter.count, tuple(reads.places), tuple(remarks))
+    return Estimate(recording, job, counter.count, tuple(reads.places), tuple(left.remarks))
 
 
 class Reads:
@@ -133,14 +137,18 @@ class _Steps:
                 raise Enough
 
 
-def _refusal(error: BaseException) -> str | None:
+def _refusal(error: BaseException, not_moved: str) -> str | None:
     """Return a sentence for what fake tensors cannot do; None for an error of the program's own."""
     where = _line_of(error)
     if isinstance(error, UNANSWERABLE):
         return f"{where} {_NO_VALUES} ({error.func.name()})"
     text = " ".join(str(error).split())
     if _UNLINKED in text:
-        return f"{where}: {_NO_DEVICE} ({text})"
+        return f"{where}: {_NO_DEVICE} ({not_moved or text})"
+    if any(each in text for each in _NOT_ANSWERED):
+        return f"{where} {_NO_GPU} ({text})"
+    if _NO_KERNEL in text:
+        return f"{where}: {_NOT_POSSIBLE} ({text.partition('. ')[0]})"
     if is_raised_by_fakes(error) or "FakeTensor" in text or "tensor subclasses" in text:
         return f"{where}: {_NOT_POSSIBLE} ({type(error).__name__}: {text})"
     return None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 import textwrap
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ import memwatch
 from memwatch.errors import MemwatchError
 from memwatch.estimate.job import Job
 from memwatch.estimate.program import estimate_program
+from memwatch.estimate.record import estimate_record
 from memwatch.estimate.words import text_of
+from memwatch.report.records.schema import EstimateRecord
 
 TRAINING = """
     import torch
@@ -98,14 +102,6 @@ def test_what_fake_tensors_refuse_is_refused_with_the_line():
         estimate("import torch\nx = torch.ones(3)\nx.numpy()")
 
 
-def test_a_device_that_this_torch_cannot_use_is_refused_with_what_to_do():
-    if torch.cuda.is_available() or torch.version.cuda is not None:
-        estimate("import torch; torch.ones(3).to('cuda')", device="cuda")
-        return
-    with pytest.raises(MemwatchError, match=r"^train.py:1: this torch is built for the host alone; install"):
-        estimate("import torch; torch.ones(3).to('cuda')", device="cuda")
-
-
 def test_the_program_finds_the_device_that_is_pretended():
     """Only inside, and its tensors are in the figures of that device."""
     before = torch.cuda.is_available()
@@ -181,6 +177,16 @@ def test_a_job_finds_its_ranks():
 def test_a_rank_that_is_not_there_is_refused():
     with pytest.raises(MemwatchError, match="rank 4 is not in a job of 4; the last is 3"):
         Job(4, 4)
+
+
+def test_the_record_has_the_figures_of_the_estimate():
+    """And the fields that docs/json.md has."""
+    found = estimate(TRAINING + READS, job=Job(1, 4))
+    record = estimate_record(found)
+    assert record.keys() == get_type_hints(EstimateRecord).keys()
+    assert record["tensor_bytes"] == found.tensor_bytes == record["summary"]["peak"]["peak_bytes"]
+    assert (record["rank"], record["world_size"], record["steps"], len(record["reads"])) == (1, 4, 3, 2)
+    json.dumps(record)
 
 
 def test_a_capture_is_written(tmp_path):

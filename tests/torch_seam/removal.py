@@ -157,6 +157,8 @@ _OF_VALUES = (
 _OF_JOBS = (
     "torch._subclasses.fake_tensor.D",
     "torch._subclasses.fake_tensor.unset_fake_temporarily",
+    "torch.distributed.Logger",
+    "torch.optim.optimizer._foreach_supported_types",
     "torch.distributed._register_comm_hook",
     "torch.distributed.device_mesh.",
     "torch.distributed.distributed_c10d.",

@@ -163,8 +163,23 @@ class DifferenceRecord(TypedDict):
     sites: Annotated[list[SiteRecord], "largest change first"]
 
 
+class EstimateRecord(TypedDict):
+    """What a program would take: `memwatch estimate --json`."""
+
+    device: Annotated[str, "the device that the figures are about"]
+    tensor_bytes: Annotated[int, "most bytes of tensors that are alive at once: counted"]
+    rounding_bytes: Annotated[int, "what the peak grows by in whole blocks: modelled"]
+    block_bytes: Annotated[int, "the size of a block"]
+    rank: Annotated[int, "the rank that ran"]
+    world_size: Annotated[int, "ranks of the job, 0 where the program decides"]
+    steps: Annotated[int, "steps that the optimizer made"]
+    reads: Annotated[list[str], "`file:line` of what read a value, and got 0"]
+    remarks: Annotated[list[str], "sentences about what the program did differently"]
+    summary: Annotated[SummaryRecord, "the peak, as of a recorded run"]
+
+
 RECORDS: tuple[type, ...] = (
     SummaryRecord, PeakRecord, GroupRecord, StorageRecord, HeldStorageRecord, FindingRecord, NoteRecord,
-    LiveRecord, TreeRecord, DifferenceRecord, SiteRecord, PlanRecord, ReplayRecord,
+    LiveRecord, TreeRecord, DifferenceRecord, SiteRecord, PlanRecord, ReplayRecord, EstimateRecord,
 )  # fmt: skip
 """All records, in the order of the page of documentation."""

@@ -1,0 +1,27 @@
+"""An estimate as plain values for programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memwatch.report.records import summary_record
+
+if TYPE_CHECKING:
+    from memwatch.estimate.result import Estimate
+    from memwatch.report.records.schema import EstimateRecord
+
+
+def estimate_record(estimate: Estimate) -> EstimateRecord:
+    """Return the figures of an estimate, and the summary of what was recorded."""
+    return {
+        "device": estimate.reading.device,
+        "tensor_bytes": estimate.tensor_bytes,
+        "rounding_bytes": estimate.rounding_bytes,
+        "block_bytes": estimate.block_bytes,
+        "rank": estimate.job.rank,
+        "world_size": estimate.job.world_size or 0,
+        "steps": estimate.steps,
+        "reads": list(estimate.reads),
+        "remarks": list(estimate.remarks),
+        "summary": summary_record(estimate.reading),
+    }
