@@ -1,7 +1,7 @@
 """Show a capture while it is being written, from another terminal.
 
 The live bytes so far as a curve; what is alive now by category, its largest storages, and the latest iterations with
-their peaks. The program is not touched: the view reads its file, and takes at most 1 % of the machine's time for it.
+their peaks. The program is not touched: the view reads its file, and is paced to take 1 % of the processors' time.
 Where standard output is no terminal, a line of text is printed whenever the file has grown. It needs the package
 textual: pip install "memwatch[live]".
 
