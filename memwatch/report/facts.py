@@ -146,7 +146,8 @@ def bytes_by_line(rows: pd.DataFrame) -> pd.DataFrame:
     lines: pd.Series[str] = pd.Series(whole, index=rows.index, dtype=TEXT)
     grouped = bytes_by(rows.assign(line=lines), "line")  # two files may have one short name
     told = [short.get(place) or place for place in grouped.index]
-    return grouped.set_axis(pd.Index(told, dtype=TEXT), axis="index")
+    short_named: pd.DataFrame = grouped.set_axis(pd.Index(told, dtype=TEXT), axis="index")
+    return short_named
 
 
 def saved_for_backward(reading: Reading) -> SavedForBackward:
