@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import gc
 
 import pytest
 import torch
@@ -25,6 +25,12 @@ def step(model, data):
 
 def model_and_data():
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), torch.ones(32, 64)
+
+
+@pytest.fixture
+def no_garbage():
+    """What errors of earlier tests keep is gone, so that every block of the test begins with the same bytes."""
+    gc.collect()
 
 
 def note_of(error):
@@ -96,11 +102,8 @@ def test_a_page_that_is_there_stays(tmp_path):
     assert page.read_text() == "mine"
 
 
-def test_an_error_at_every_allocation_of_a_step_leaves_the_program_as_it_was():
-    """A limit below each large allocation: the same type, a note, the same parameters, and the next step runs.
-
-    Small ones are left out: amid backward the account may lack a gradient of some bytes whose first tensor is gone.
-    """
+def test_an_error_at_every_allocation_of_a_step_leaves_the_program_as_it_was(no_garbage):
+    """A limit at each height of the live curve: the same type, a note, the same parameters, and the next step runs."""
     torch.manual_seed(0)
     model, data = model_and_data()
     weights = [parameter.detach().clone() for parameter in model.parameters()]
@@ -108,16 +111,35 @@ def test_an_error_at_every_allocation_of_a_step_leaves_the_program_as_it_was():
         step(model, data)
     model.zero_grad()
     highs = sorted(set(prof.timeline["live_bytes"].cummax()))
-    large = [high for high, following in itertools.pairwise(highs) if following - high >= FEWEST_BYTES]
-    for high_bytes in large:
+    for high_bytes in highs[:-1]:
         with pytest.raises(memwatch.MemoryLimitError) as raised, memwatch.profile(limit_bytes=high_bytes):
             step(model, data)
         assert "when they passed the limit" in note_of(raised.value)
         assert all(torch.equal(before, now) for before, now in zip(weights, model.parameters()))
         model.zero_grad()
-    assert len(large) > 4
+    assert len(highs) > 5
     step(model, data)
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("holders", [True, False])
+def test_gradients_count_for_a_limit_amid_their_backward(no_garbage, holders):
+    """A gradient's first tensor is gone once it is a parameter's: its bytes count all the same, searched for or not."""
+    model, data = nn.Sequential(*[nn.Linear(128, 128) for _ in range(4)]), torch.ones(2, 128)
+    with memwatch.profile() as prof:
+        step(model, data)
+    model.zero_grad()
+    largest = model[0].weight.nbytes
+    with memwatch.profile(limit_bytes=prof.peak_bytes, holders=holders):
+        step(model, data)
+    model.zero_grad()
+    for high_bytes in range(prof.peak_bytes - 3 * largest, prof.peak_bytes, largest):
+        with (
+            pytest.raises(memwatch.MemoryLimitError),
+            memwatch.profile(limit_bytes=high_bytes, holders=holders),
+        ):
+            step(model, data)
+        model.zero_grad()
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class PythonAccount:
     """The figures of one device; see `memwatch.record.tables.storages.Account`."""
 
-    __slots__ = ("entry_gone_bytes", "live_bytes", "watch_bytes")
+    __slots__ = ("entry_gone_bytes", "handed_on_bytes", "limit_bytes", "live_bytes", "watch_bytes")
 
     def __init__(self) -> None:
-        self.live_bytes = self.entry_gone_bytes = 0
+        self.live_bytes = self.entry_gone_bytes = self.handed_on_bytes = self.limit_bytes = 0
         self.watch_bytes = -1
 
 

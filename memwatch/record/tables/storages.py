@@ -48,12 +48,19 @@ class Account(Protocol):
     Attributes:
         live_bytes: what is alive there now.
         entry_gone_bytes: what has died of the storages that were there at entry.
+        handed_on_bytes: what a backward that runs made and is alive, though the tensor that it was watched by is gone,
+            as that of a gradient. It counts for the limit, and is known to the native recorder alone.
         watch_bytes: a birth that lifts `live_bytes` above this calls `Storages.above_watched`; the first birth does.
+        limit_bytes: one that lifts `live_bytes` and `handed_on_bytes` above this does too.
     """
 
     live_bytes: int
     entry_gone_bytes: int
     watch_bytes: int
+    limit_bytes: int
+
+    @property
+    def handed_on_bytes(self) -> int: ...
 
 
 class Ledger(Protocol):
@@ -253,6 +260,7 @@ class Storages:
         told_from = NEVER if self._on_birth is None else self._told_from.get(device, 0)
         watch_bytes = min(told_from - account.entry_gone_bytes, limit_bytes)
         account.watch_bytes = NEVER if name == META else watch_bytes
+        account.limit_bytes = NEVER if name == META else limit_bytes
         return account
 
     def above_watched(self, device: int, nbytes: int, workspace_bytes: int = 0) -> None:
@@ -272,7 +280,7 @@ class Storages:
         if self._on_birth is not None and high_bytes > self._told_from.get(device, 0):
             self._on_birth(device, nbytes, high_bytes)
         limit_bytes = self._limits[device]
-        if account.live_bytes > limit_bytes:
+        if account.live_bytes + account.handed_on_bytes > limit_bytes:
             self._limits[device] = NEVER  # once: the program may handle the error and go on
             self._set_watch_bytes(device)
             raise self._above_limit(
@@ -281,7 +289,8 @@ class Storages:
 
     def _above_limit(self, device: int, limit_bytes: int) -> MemoryLimitError:
         where = "" if device == self._cpu else f" on {self._strings.texts[device]}"
-        live = format_bytes(self._accounts[device].live_bytes)
+        account = self._accounts[device]
+        live = format_bytes(account.live_bytes + account.handed_on_bytes)
         error = MemoryLimitError(
             f"{live} of tensors are live{where}, more than limit_bytes={limit_bytes}; "
             "see prof.at_peak for what they are, or raise the limit"

@@ -199,7 +199,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<Account, std::shared_ptr<Account>>(module, "Account")
       .def_readwrite("live_bytes", &Account::live_bytes)
       .def_readwrite("entry_gone_bytes", &Account::entry_gone_bytes)
-      .def_readwrite("watch_bytes", &Account::watch_bytes);
+      .def_readonly("handed_on_bytes", &Account::handed_on_bytes)
+      .def_readwrite("watch_bytes", &Account::watch_bytes)
+      .def_readwrite("limit_bytes", &Account::limit_bytes);
   py::class_<Storages, std::shared_ptr<Storages>>(module, "Storages")
       .def(py::init<py::object, py::object>(), py::arg("watched_storage"), py::arg("watched_tensor"))
       .def("keep_for", &Storages::keep_for)

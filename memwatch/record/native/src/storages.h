@@ -45,8 +45,17 @@ constexpr int64_t kNobodyWaits = int64_t{1} << 61;
 
 /// The figures of one device: `Account` of memwatch/record/tables/storages.py.
 struct Account {
-  int64_t live_bytes = 0, entry_gone_bytes = 0;
-  int64_t watch_bytes = -1;
+  int64_t live_bytes = 0, entry_gone_bytes = 0, handed_on_bytes = 0;
+  int64_t watch_bytes = -1, limit_bytes = kNobodyWaits;
+};
+
+/// A storage that backward made, watched by a tensor, under a limit: the tensor may die before the storage, as that of
+/// a gradient does which becomes a parameter's `.grad`.
+struct HandedOn {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  Account* account;
+  int64_t nbytes;
+  bool has_no_tensor = false;
 };
 
 class Storages {
@@ -144,7 +153,9 @@ class Storages {
     if (PyDict_SetItem(table_.live.ptr(), watched_.key.object_of(known.ptr()), reference.ptr()) != 0) {
       throw py::error_already_set();
     }
-    account(watched_.device.of(known.ptr()))->live_bytes += nbytes;
+    Account& there = *account(watched_.device.of(known.ptr()));
+    there.live_bytes += nbytes;
+    forget_handed_on(number_of(known.ptr()));
   }
 
   /// Return the number of the storage of a tensor, none unless it is plain and known.
@@ -185,6 +196,10 @@ class Storages {
       take_off(known.ptr());
       forget_roles(known.ptr());
     }
+    for (auto& [number, made] : handed_on_) {
+      made.account->handed_on_bytes = 0;
+    }
+    handed_on_.clear();
   }
 
   /// Append the birth of the storage of a plain tensor, which lies at the address `key`; return its number.
@@ -228,9 +243,12 @@ class Storages {
                                  .device = device,
                                  .origin = origin,
                                  .shape = shape});
+    if (there.limit_bytes < kNobodyWaits && is_by_tensor(reference.ptr())) {
+      handed_on_.emplace(storage, HandedOn{tensor.storage().getWeakStorageImpl(), &there, weight});
+    }
     if (there.watch_bytes < kNobodyWaits) {
       const int64_t workspace = workspace_bytes();
-      if (there.live_bytes + workspace > there.watch_bytes) {
+      if (there.live_bytes + workspace > there.watch_bytes || is_above_limit(there)) {
         table_.above_watched(device, weight, workspace);
       }
     }
@@ -249,6 +267,7 @@ class Storages {
         record_death(gone.ptr(), op, at);
       } else {  // it stays known, for another tensor may show its storage still
         shrink(gone.ptr());
+        hand_on(number_of(gone.ptr()));
       }
     } while (any_dead());
   }
@@ -353,6 +372,42 @@ class Storages {
     return found;
   }
 
+  /// Count a storage for the limit though the tensor that it was watched by is gone, for as long as it lives.
+  void hand_on(int64_t number) {
+    const auto found = handed_on_.find(number);
+    if (found == handed_on_.end()) {
+      return;
+    }
+    if (found->second.storage.expired()) {
+      handed_on_.erase(found);
+      return;
+    }
+    found->second.has_no_tensor = true;
+    found->second.account->handed_on_bytes += found->second.nbytes;
+  }
+
+  void forget_handed_on(int64_t number) {
+    const auto found = handed_on_.find(number);
+    if (found != handed_on_.end()) {
+      found->second.account->handed_on_bytes -= found->second.has_no_tensor ? found->second.nbytes : 0;
+      handed_on_.erase(found);
+    }
+  }
+
+  /// Return true if what is live is above the limit, what was handed on and is still there included.
+  bool is_above_limit(Account& there) {
+    if (there.live_bytes + there.handed_on_bytes <= there.limit_bytes) {
+      return false;
+    }
+    for (auto made = handed_on_.begin(); made != handed_on_.end();) {
+      HandedOn& each = made->second;
+      const bool is_over = each.has_no_tensor && each.storage.expired();
+      each.account->handed_on_bytes -= is_over ? each.nbytes : 0;
+      made = is_over ? handed_on_.erase(made) : std::next(made);
+    }
+    return there.live_bytes + there.handed_on_bytes > there.limit_bytes;
+  }
+
   void shrink(PyObject* gone) { account(watched_.device.of(gone))->live_bytes -= watched_.nbytes.of(gone); }
 
   static bool is_exactly(PyObject* known, const py::object& type) {
@@ -368,6 +423,7 @@ class Storages {
   std::pair<int64_t, int64_t> last_device_{kNone, kNone};
   std::unordered_map<int64_t, std::shared_ptr<Account>> accounts_;
   std::pair<int64_t, std::shared_ptr<Account>> last_account_{kNone, nullptr};
+  std::unordered_map<int64_t, HandedOn> handed_on_;
   Key shape_;
 };
 
