@@ -22,14 +22,14 @@ demo: $(VENV)/.installed  ## train a small GPT, print its summary, write out/gpt
 
 test: $(VENV)/.installed-test programs lint  ## everything that must hold
 	$(VENV)/bin/memwatch build
-	$(VENV)/bin/python tests/accelerator/pretend/building.py
+	$(VENV)/bin/python tests/libraries.py
 	$(PYTEST) $(HEAP_TESTS)
 	$(PYTEST) --hypothesis-profile=ci tests $(HEAP_TESTS:%=--ignore=%)
 
 lint: $(VENV)/.installed-test  ## style, types and the direction of imports
 	$(RUN) ruff check
 	$(RUN) ruff format --check
-	$(VENV)/bin/clang-format --dry-run -Werror memwatch/record/native/src/* memwatch/planner/native/src/* tests/accelerator/pretend/src/*
+	$(VENV)/bin/clang-format --dry-run -Werror memwatch/record/native/src/* memwatch/planner/native/src/* tests/accelerator/pretend/src/* tests/ranks/src/*
 	$(RUN) mypy
 	$(VENV)/bin/lint-imports
 

@@ -9,14 +9,13 @@ import importlib.util
 from types import ModuleType
 
 import torch
-
-from pretend.building import NAME, library
+from libraries import PRETEND, library
 
 KIND = "pretend"
 
 
 def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(NAME, library())
+    spec = importlib.util.spec_from_file_location(PRETEND, library(PRETEND))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
