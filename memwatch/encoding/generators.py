@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from memwatch._torch.modes import disable_torch_dispatch
 from memwatch.devices import adapter_of
 
 if TYPE_CHECKING:
@@ -24,8 +23,7 @@ def read_states(names: Iterable[str], own: Sequence[torch.Generator]) -> RngStat
         names: devices, for their default generators, and `generator:N` for those of the program's own.
         own: the program's own generators.
     """
-    with disable_torch_dispatch():  # a mode of the program's would see how numpy is handed a tensor
-        return {name: _state(name, own).numpy().copy() for name in names}
+    return {name: _state(name, own).numpy().copy() for name in names}
 
 
 def restore_states(states: RngStates, own: Sequence[torch.Generator]) -> None:
