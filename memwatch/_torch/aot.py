@@ -5,6 +5,7 @@
 | torch._dynamo.backends.common.aot_autograd | aot_autograd |
 | torch._dynamo.backends.debugging.boxed_nop | boxed_nop |
 | torch._functorch.compile_utils.fx_graph_cse | without_repeats |
+| TracingContext.try_get().fw_metadata.saved_tensor_is_graph_input | let_saved_tensors_vary(most) |
 | torch._functorch.partitioners._extract_fwd_bwd_modules | extract_forward_and_backward |
 | torch._functorch.partitioners.default_partition | default_partition |
 | torch._functorch.partitioners.min_cut_rematerialization_partition | min_cut_partition |
@@ -21,6 +22,7 @@ __all__ = [
     "boxed_nop",
     "default_partition",
     "extract_forward_and_backward",
+    "let_saved_tensors_vary",
     "min_cut_partition",
     "without_repeats",
 ]
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
         default_partition,
         min_cut_rematerialization_partition,
     )
+    from torch._guards import TracingContext
 
     extract_forward_and_backward = _extract_fwd_bwd_modules
     min_cut_partition = min_cut_rematerialization_partition
@@ -52,3 +55,17 @@ else:
     """Cut a joint graph in two as torch's own compiler does, within the budgets that the program gives its regions."""
     without_repeats = _backend.required("torch._functorch.compile_utils.fx_graph_cse")
     """Return a graph in which what is computed twice from the same values is computed once."""
+    TracingContext = _backend.required("torch._guards.TracingContext")
+
+
+def let_saved_tensors_vary(most: int) -> None:
+    """Let the forward that is being compiled save other tensors, and more, than its graph says: `most` at most.
+
+    From torch 2.15 on AOTAutograd notes of each tensor that the graph saves whether it is an input, and saves an input
+    that is a view as it is. Nothing else may be saved like that: an output that is a view would keep itself alive. So
+    all are noted as other tensors, which torch before 2.15 takes all of them for.
+    """
+    context = TracingContext.try_get()
+    is_input = getattr(context and context.fw_metadata, "saved_tensor_is_graph_input", None)
+    if is_input is not None:
+        is_input[:] = [False] * most

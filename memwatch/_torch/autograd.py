@@ -174,3 +174,7 @@ def registering_hooks_by(replacement: Callable[[Callable[..., Any], Any, Any], A
 def node_name_in_errors(name: str) -> str:
     """Return the name of a node as torch's error about a saved tensor has it: before 2.13 the whole name."""
     return name if is_older_than(2, 13) else re.sub(r"Backward[0-9]*$", "", name)
+
+
+CANNOT: Final = "can not" if is_older_than(2, 13) else "cannot"
+"""How torch's error about a pack hook spells it."""

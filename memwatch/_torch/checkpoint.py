@@ -7,6 +7,8 @@
 | torch.utils.checkpoint._CheckpointFrame.save_inputs, or _NoopSaveInputs.apply | SAVE_INPUTS (a place and a name) |
 | frame.recompute_fn, frame.recomputed | recompute_function(frame), recomputed_tensors(frame) |
 | torch.utils.checkpoint.CheckpointFunction.forward, .backward | REENTRANT_FORWARD, REENTRANT_BACKWARD |
+| torch.utils.checkpoint._current_user_saved_tensors_hooks | PROGRAM_HOOKS (a place and a name, or None) |
+| pack_hook._checkpoint_internal, pack_hook._user_hooks | program_hooks_of(hooks) |
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from torch.utils import checkpoint
 from memwatch._torch.lookup import Part
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     Place = tuple[Any, str]
+    Hooks = tuple[Callable[..., Any], Callable[..., Any]]
 
 _again: Final = Part("what checkpointing computes again is told as ops of the backward")
 _again.take("torch.utils.checkpoint._run_fn_with_dynamo_disabled", None)
@@ -51,3 +56,16 @@ def recomputed_tensors(frame: Any) -> list[Any]:
 REENTRANT_FORWARD: Final[Place] = (checkpoint.CheckpointFunction, "forward")
 REENTRANT_BACKWARD: Final[Place] = (checkpoint.CheckpointFunction, "backward")
 """The two halves of a region that was checkpointed with reentrance; both are given its node first."""
+
+_PROGRAM_HOOKS: Final = "_current_user_saved_tensors_hooks"
+PROGRAM_HOOKS: Final[Place | None] = (
+    (checkpoint, _PROGRAM_HOOKS) if hasattr(checkpoint, _PROGRAM_HOOKS) else None
+)
+"""Returns the hooks on saved tensors that the program pushed, of which torch 2.15 warns; None if torch never asks."""
+
+
+def program_hooks_of(hooks: Hooks | None) -> Hooks | None:
+    """Return the pair of hooks on saved tensors that the program pushed: a pair of checkpointing knows it."""
+    while hooks is not None and getattr(hooks[0], "_checkpoint_internal", False):
+        hooks = getattr(hooks[0], "_user_hooks", None)
+    return hooks

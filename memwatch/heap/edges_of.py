@@ -27,7 +27,7 @@ import torch
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
-from memwatch.heap.frames import read_locals
+from memwatch.heap.call_edges import frame_edge, suspended_edge, traceback_edge
 from memwatch.heap.names import (
     assignment_place,
     attributes,
@@ -40,7 +40,6 @@ from memwatch.heap.references import copied_items, position_in
 from memwatch.heap.roots import Root, RootKind
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.heap.vertices import (
-    frame_vertex,
     function_vertex,
     instance_of,
     key_text,
@@ -218,48 +217,6 @@ def _partial(chain: Sequence[Any], at: int) -> Named:
     return _plain(owner), 1
 
 
-def _frame(chain: Sequence[Any], at: int) -> Named:
-    frame: FrameType = chain[at]
-    owner, child = frame_vertex(frame), chain[at + 1]
-    if child is frame.f_back:
-        return _at_owner(EdgeKind.CALLER, None, owner), 1
-    for name, value in read_locals(frame).items():
-        if value is child:
-            return _at_owner(EdgeKind.LOCAL, name, owner), 1
-        if type(child) is CellType and _cell_holds(child, value):
-            covered = 2 if _after(chain, at, 2) is not None else 1
-            return _at_owner(EdgeKind.LOCAL, name, owner), covered
-    return _at_owner(EdgeKind.TEMPORARY, None, owner), 1
-
-
-def _cell_holds(cell: CellType, value: object) -> bool:
-    try:
-        return cell.cell_contents is value
-    except ValueError:
-        return False
-
-
-def _suspended(chain: Sequence[Any], at: int) -> Named:
-    generator, child = chain[at], chain[at + 1]
-    frame = getattr(
-        generator, {GeneratorType: "gi_frame", CoroutineType: "cr_frame"}.get(type(generator), "ag_frame")
-    )
-    owner = vertex_of(generator)
-    if frame is None:
-        return _plain(owner), 1
-    if child is frame:
-        return None, 1
-    name = next((name for name, value in read_locals(frame).items() if value is child), None)
-    kind = EdgeKind.LOCAL if name else EdgeKind.TEMPORARY
-    return Edge(kind, name, owner=owner, file=frame.f_code.co_filename, line=frame.f_lineno), 1
-
-
-def _traceback(chain: Sequence[Any], at: int) -> Named:
-    is_call = type(chain[at + 1]) is FrameType
-    kind = EdgeKind.TRACEBACK_CALL if is_call else EdgeKind.TRACEBACK_NEXT
-    return Edge(kind, owner=vertex_of(chain[at])), 1
-
-
 def _exception(chain: Sequence[Any], at: int) -> Named | None:
     error, child = chain[at], chain[at + 1]
     for name in ("__traceback__", "__context__", "__cause__", "args"):
@@ -381,11 +338,11 @@ _NAMERS: Final[dict[type, Callable[[Sequence[Any], int], Named | None]]] = {
     CellType: lambda _chain, _at: (Edge(EdgeKind.CELL_CONTENTS), 1),
     MethodType: _method,
     functools.partial: _partial,
-    FrameType: _frame,
-    GeneratorType: _suspended,
-    CoroutineType: _suspended,
-    AsyncGeneratorType: _suspended,
-    TracebackType: _traceback,
+    FrameType: frame_edge,
+    GeneratorType: suspended_edge,
+    CoroutineType: suspended_edge,
+    AsyncGeneratorType: suspended_edge,
+    TracebackType: traceback_edge,
     BaseException: _exception,
     functools._lru_cache_wrapper: _lru_cache,
     dict: _mapping,

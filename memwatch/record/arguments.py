@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from memwatch._torch.modes import disable_torch_dispatch
 from memwatch._torch.overloads import base_name_of, schema_of
 from memwatch._torch.overrides import disable_torch_function
 from memwatch.capture.schema import NONE
@@ -63,14 +64,14 @@ class ArgumentRecorder:
         operands: list[Operand] = []
         grad = int(torch.is_grad_enabled())
         draws = _draws(kind, args, kwargs)
-        with disable_torch_function():
+        with disable_torch_function(), disable_torch_dispatch():  # no mode of the program's sees us read
             try:
                 call = self._before(number, kind, args, kwargs, operands, draws=draws)
             except Exception as error:  # the program goes on; a plan of it will name this op
                 operands.clear()
                 call = json.dumps([[_refusal(error)], [], []])
         result = self._ops.run(kind, args, kwargs)
-        with disable_torch_function():
+        with disable_torch_function(), disable_torch_dispatch():
             try:
                 made = self._after(number, kind, result, operands, draws=draws)
             except Exception as error:

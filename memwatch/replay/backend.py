@@ -15,7 +15,13 @@ from weakref import finalize
 
 import torch
 
-from memwatch._torch.aot import aot_autograd, boxed_nop, default_partition, min_cut_partition
+from memwatch._torch.aot import (
+    aot_autograd,
+    boxed_nop,
+    default_partition,
+    let_saved_tensors_vary,
+    min_cut_partition,
+)
 from memwatch._torch.aot_graphs import has_region_budget
 from memwatch._torch.dynamo import call_when_given_up, compiling_wrapper
 from memwatch._torch.inductor import decompositions
@@ -135,7 +141,10 @@ class _Compiler:
 
     def forward(self, module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Return the forward, ready to run."""
-        return boxed_nop(module, inputs) if self._graph.joint is None else boxed(self._graph.forward)
+        if self._graph.joint is None:
+            return boxed_nop(module, inputs)
+        let_saved_tensors_vary(self._graph.most_saved)
+        return boxed(self._graph.forward)
 
     def backward(self, module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Return the backward, ready to run."""

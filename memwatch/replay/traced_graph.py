@@ -87,6 +87,12 @@ class TracedGraph:
         self._torchs_backward: tuple[str, ...] = ()
         self._num_tangents = 0
 
+    @property
+    def most_saved(self) -> int:
+        """As many tensors as a forward may save, or more: any way could save every node, and has its number."""
+        assert self.joint is not None
+        return len(self.joint.graph.nodes) + 1
+
     def values(self, args: Sequence[Any]) -> dict[Any, int]:
         """Return the values of the symbolic sizes in a call."""
         return {symbol: int(args[place]) for place, symbol in self._symbols if symbol is not None}

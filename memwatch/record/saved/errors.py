@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
-from memwatch._torch.autograd import node_name_in_errors
+from memwatch._torch.autograd import CANNOT, node_name_in_errors
 from memwatch._torch.tensors import nested_sizes_of, version_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MODIFYING: Final = (
-    "A saved tensor pack hook is modifying its input in place. Tensors provided as input to pack hook cannot be "
+    f"A saved tensor pack hook is modifying its input in place. Tensors provided as input to pack hook {CANNOT} be "
     "modified by in-place operations as this can lead to unexpected side-effects. Please open an issue if you "
     "need to perform in-place operations on the input to a pack hook."
 )

@@ -1,7 +1,8 @@
 """Push the hooks on saved tensors, and take them off, leaving those of the program where they are.
 
 Only the innermost pair of hooks runs, so hooks that the program pushed before the block are called from ours;
-and torch.func refuses to run under any, so it finds ours switched off.
+and torch.func refuses to run under any, so it finds ours switched off. Selective checkpointing warns of the program's
+hooks, and may call them: it is told those that were pushed before ours.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from memwatch._torch.autograd import in_forward_mode, pop_saved_hooks, push_saved_hooks, top_saved_hooks
+from memwatch._torch.checkpoint import PROGRAM_HOOKS, program_hooks_of
 from memwatch.record.patches import Patches
 from memwatch.record.saved import disguise
 
@@ -56,6 +58,8 @@ class SavedTensorHooks:
         push_saved_hooks(*self._hooks)
         self._patches.put(torch.autograd.graph, "disable_saved_tensors_hooks", self._disabling)
         self._patches.put(forward_ad, "enter_dual_level", self._entering_forward_mode)
+        if PROGRAM_HOOKS is not None:
+            self._patches.put(*PROGRAM_HOOKS, self._program_hooks)
         if in_forward_mode():
             self._note_forward_mode()
         self._packer.set_keeper(disguise.put_on(self._packer.disguise))
@@ -82,6 +86,11 @@ class SavedTensorHooks:
     def resume(self) -> None:
         """Push the hooks again."""
         push_saved_hooks(*self._hooks)
+
+    def _program_hooks(self, current: Callable[[], Hooks | None]) -> Hooks | None:
+        """Return the program's hooks where torch asks for them: ours are not the program's."""
+        found = current()
+        return program_hooks_of(self._outer) if found is not None and found[0] is self._hooks[0] else found
 
     def _entering_forward_mode(self, enter: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._note_forward_mode()

@@ -45,7 +45,11 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit:
   try {
     op.redispatchBoxed(keys & below, stack);
   } catch (...) {
-    note(nullptr);
+    {
+      const Locked locked;
+      const py::error_scope raised;  // up to torch 2.12 an error of Python stays set while C++ unwinds
+      note(nullptr);
+    }
     throw;
   }
   note(stack);

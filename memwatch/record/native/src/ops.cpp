@@ -130,6 +130,7 @@ py::object Recorder::perform_boxed(const Kind* kind, c10::OperatorHandle op, tor
     end = ticks();
   } catch (...) {
     if (noted) {
+      const py::error_scope raised;  // up to torch 2.12 an error of Python stays set while C++ unwinds
       after(op, nullptr, call, ticks());
     }
     throw;
