@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import sys
 import tempfile
 from typing import Final
 
 from memwatch.errors import MemwatchError
 
+_COMPILERS: Final = ("c++", "g++", "clang++")
 VARIABLE: Final = "MEMWATCH_CACHE"
 """The environment variable that names another folder, as where the home is read-only or many users share one build."""
 
@@ -34,6 +36,27 @@ def _home() -> str:
     """Return the user's home; where there is none, a path that cannot be written, never one in the current folder."""
     home = os.path.expanduser("~")  # without a home the "~" stays as it is
     return home if os.path.isabs(home) else "/nonexistent"
+
+
+def compiler(what: str, until_then: str) -> str:
+    """Return the C++ compiler: the one that `CXX` names, or the first that is there.
+
+    Args:
+        what: what shall be compiled, for the message.
+        until_then: what holds without it, for the message.
+
+    Raises:
+        MemwatchError: there is none.
+    """
+    named = os.environ.get("CXX")
+    for name in (named,) if named else _COMPILERS:
+        found = shutil.which(name)
+        if found:
+            return found
+    raise MemwatchError(
+        f"{what} was not built: there is no C++ compiler. Install one (on Debian: apt-get install g++), or name yours "
+        f"in the environment variable CXX; {until_then}"
+    )
 
 
 def require_writable(what: str, until_then: str) -> None:

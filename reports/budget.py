@@ -7,6 +7,7 @@ Times are the CPU time of a step, the least of some, beside eager PyTorch's in t
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from budget_programs import PROGRAMS
 from torch._functorch import config
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from memwatch.planner import BudgetError
 from memwatch.replay.measure import measure_peak
@@ -30,7 +31,18 @@ if TYPE_CHECKING:
 
 HERE = pathlib.Path(__file__).parent
 BUDGETS = (100, 80, 60, 40, 25)
+ABSOLUTE = 70
+"""The share of eager PyTorch's peak that is given as a number of bytes."""
 TORCHS_BUDGETS = (1.0, 0.5)
+SAVED_BY_HAND = [
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.convolution.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+]
+"""What a hand-written selective checkpoint saves: products, convolutions and attention."""
+BY_HAND = {"context_fn": functools.partial(create_selective_checkpoint_contexts, SAVED_BY_HAND)}
 TIMED_STEPS = 7
 
 
@@ -81,10 +93,13 @@ def fresh(name: str) -> tuple[nn.Module, Step]:
     return PROGRAMS[name]()
 
 
-def with_budget(name: str, share: int, eager: int, wanted: list[torch.Tensor]) -> str:
+def with_budget(
+    name: str, share: int, eager: int, wanted: list[torch.Tensor], *, as_bytes: bool = False
+) -> str:
     """Return a cell of the table: the peak under the backend, or that the budget was refused."""
     model, step = fresh(name)
-    options = {"budget": f"{share}%", "strict": True, "time_limit_s": 2.0}
+    budget = eager * share // 100 if as_bytes else f"{share}%"
+    options = {"budget": budget, "strict": True, "time_limit_s": 2.0}
     call = torch.compile(model, backend="memwatch", options=options)
     try:
         verdicts = [equal(results(model, step, call), wanted) for _ in range(3)]
@@ -105,7 +120,7 @@ def with_torch(name: str, share: float, eager: int) -> str:
         return cell(model, step, call, eager)
 
 
-def with_checkpoints(name: str, eager: int) -> str:
+def with_checkpoints(name: str, eager: int, options: dict[str, Any]) -> str:
     """Return a cell: the peak with a checkpoint around each block, where the model has a list of them."""
     (model, step), (plain, plain_step) = fresh(name), fresh(name)
     blocks = getattr(model, "blocks", model if isinstance(model, torch.nn.Sequential) else ())
@@ -113,7 +128,7 @@ def with_checkpoints(name: str, eager: int) -> str:
         return ""
     for block in blocks:
         forward = block.forward
-        block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False)
+        block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False, **options)
     ratio = seconds(model, step, model) / seconds(plain, plain_step, plain)
     return f"{100 * peak(model, step, model) / eager:.1f} x{ratio:.2f}"
 
@@ -125,8 +140,9 @@ def row(name: str) -> str:
     eager = peak(model, step, model)
     cells = [name, format_bytes(eager)]
     cells += [with_budget(name, share, eager, wanted) for share in BUDGETS]
+    cells.append(with_budget(name, ABSOLUTE, eager, wanted, as_bytes=True))
     cells += [with_torch(name, share, eager) for share in TORCHS_BUDGETS]
-    cells.append(with_checkpoints(name, eager))
+    cells += [with_checkpoints(name, eager, options) for options in ({}, BY_HAND)]
     return f"| {' | '.join(cells)} |"
 
 
@@ -135,7 +151,12 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     head = ["program", "eager", *(f"memwatch {share} %" for share in BUDGETS)]
-    head += [*(f"aot_eager {share:g}" for share in TORCHS_BUDGETS), "checkpoint per block"]
+    head.append(f"memwatch, {ABSOLUTE} % as bytes")
+    head += [
+        *(f"aot_eager {share:g}" for share in TORCHS_BUDGETS),
+        "checkpoint per block",
+        "selective, by hand",
+    ]
     lines = [
         "# Budgets kept in training\n",
         "Peaks of forward and backward in percent of eager PyTorch's, by the allocator's events. Losses, gradients and",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from memwatch.planner.errors import GraphError
 from memwatch.planner.schedule import StepKind
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Collection
+
     from numpy.typing import NDArray
 
     from memwatch.planner.graph import Graph
+    from memwatch.planner.op import Name
     from memwatch.planner.schedule import Schedule
 
 SMALLEST_MOVE_BYTES = 4096
@@ -26,13 +30,20 @@ def default_bandwidth(graph: Graph) -> float:
     return max(made_bytes, 1.0) / (graph.total_cost or 1.0)
 
 
-def movable_buffers(graph: Graph) -> NDArray[np.bool_]:
+def movable_buffers(graph: Graph, named: Collection[Name] | None = None) -> NDArray[np.bool_]:
     """Return for every buffer whether it may be moved out.
 
     Small buffers are not worth a move. External buffers that the program may not free stay where they are.
+
+    Args:
+        graph: the program.
+        named: the buffers that whoever executes the plan can move; None for all.
     """
     leaves = (graph.buffer_producer >= 0) | graph.buffer_freeable
-    return leaves & (graph.buffer_nbytes >= SMALLEST_MOVE_BYTES)
+    if named is not None:
+        leaves &= np.array([name in named for name in graph.buffer_names], dtype=bool)
+    movable: NDArray[np.bool_] = leaves & (graph.buffer_nbytes >= SMALLEST_MOVE_BYTES)
+    return movable
 
 
 def move_costs(graph: Graph, bandwidth: float | None) -> NDArray[np.float64]:

@@ -101,6 +101,7 @@ def plan_graph(
     time_limit_s: float = 10.0,
     seed: int = 0,
     known: Sequence[Sequence[Name]] = (),
+    movable: frozenset[Name] | None = None,
 ) -> Plan:
     """Return the cheapest schedule of a program that fits a budget.
 
@@ -121,6 +122,7 @@ def plan_graph(
         seed: seed of the random moves.
         known: schedules to start from beside those that the search finds, as names of ops; a name that comes again
             is a recompute.
+        movable: the buffers that may be moved; None for all that the program makes.
 
     Returns:
         The plan.
@@ -131,7 +133,7 @@ def plan_graph(
         OptionError: another argument has a wrong type or is out of its range.
         SizeError: the budget cannot be read.
     """
-    request = PlanRequest(order, recompute, offload, bandwidth, time_limit_s, seed)
+    request = PlanRequest(order, recompute, offload, bandwidth, time_limit_s, seed, movable)
     request.check()
     clock = Clock.of(time_limit_s)
     if graph.num_ops > _LARGEST_IN_PYTHON:
@@ -189,7 +191,7 @@ def _search(
     *,
     known: Sequence[IntArray],
 ) -> PricedSchedule:
-    movable = moving.movable_buffers(graph) if request.offload else None
+    movable = moving.movable_buffers(graph, request.movable) if request.offload else None
     costs = moving.move_costs(graph, request.bandwidth) if request.offload else None
     keeps_order = request.order != "auto"
     model = recompute_model(graph, movable, costs, recompute=request.recompute, keeps_order=keeps_order)

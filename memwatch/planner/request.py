@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from memwatch.planner.graph import Graph
+    from memwatch.planner.op import Name
 
 OrderChoice: TypeAlias = "str | Callable[[Graph], Sequence[int]]"
 
@@ -26,6 +27,7 @@ class PlanRequest:
     bandwidth: float | None = None
     time_limit_s: float = 10.0
     seed: int = 0
+    movable: frozenset[Name] | None = None
 
     def check(self) -> None:
         """Refuse what means nothing: `"no"` is true to Python, and `"a"` would fail in the middle of a search.

@@ -36,6 +36,7 @@ from memwatch.capture.schema import NONE
 from memwatch.record.harmless import Harmless
 from memwatch.record.interception.tracing import is_tracing
 from memwatch.record.patches import Patches
+from memwatch.record.region_inputs import RegionInputs
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import BASELINE
@@ -76,12 +77,13 @@ def recomputes_by_hand() -> bool:
 
 
 class _Region(NamedTuple):
-    """Who called a checkpointed region in forward, and where torch keeps what belongs to it."""
+    """Who called a checkpointed region in forward, what it was given, and where torch keeps what belongs to it."""
 
     module: int
     stack: int
     sequence: int = NONE
     frame: Callable[[], Any] = _nothing
+    inputs: RegionInputs | None = None
 
 
 class _Run(NamedTuple):
@@ -115,6 +117,7 @@ class Recomputes:
         self.sees_this_thread: Callable[[], bool] = lambda: False
         self._could_not_record = could_not_record
         self._harmless = Harmless(could_not_record, _REGION)
+        self._newest = RegionInputs()
         self._has_context = threading.RLock()
         self._patches = Patches()
         # by the function that runs a region again, or by its node
@@ -143,7 +146,8 @@ class Recomputes:
         init(frame, *args, **kwargs)
         with self._harmless:
             if self._is_here() and (function := recompute_function(frame)) is not None:
-                self._regions[function] = self._region(frame=weakref.ref(frame))
+                self._newest = RegionInputs()
+                self._regions[function] = self._region(frame=weakref.ref(frame), inputs=self._newest)
 
     def _save_inputs(self, save_inputs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         is_here = False
@@ -151,6 +155,8 @@ class Recomputes:
             is_here = self._is_here()
         if not is_here:
             return save_inputs(*args, **kwargs)
+        with self._harmless:
+            self._newest.note(args)
         self._context.saves_inputs = True
         try:
             return save_inputs(*args, **kwargs)
@@ -158,6 +164,9 @@ class Recomputes:
             self._context.saves_inputs = False
 
     def _run_again(self, run: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._harmless:
+            region = self._regions.get(function)
+            args = args if region is None or region.inputs is None else region.inputs.put_back(args)
         return self._again(function, run, (function, *args), kwargs)
 
     def _reentrant_forward(self, forward: Callable[..., Any], node: Any, *args: Any, **kwargs: Any) -> Any:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from memwatch.encoding.values import Value
     from memwatch.planner.op import Name
+    from memwatch.replay.moves import Move
     from memwatch.replay.options import BackendOptions
     from memwatch.replay.traced_graph import TracedGraph
 
@@ -113,7 +114,7 @@ class Account:
         budget = self._options.budget
         return isinstance(budget, str) and budget.strip().endswith("%")
 
-    def add(self, graph: TracedGraph) -> list[str]:
+    def add(self, graph: TracedGraph) -> list[str | Move]:
         """Take a graph that was just traced; return the order in which it runs at first.
 
         Raises:

@@ -26,7 +26,8 @@ class BackendOptions:
             PyTorch, which its first step measures. None: the lowest peak that a new order alone can reach.
         order: ``"auto"`` or ``"program"``.
         recompute: whether ops may be computed again.
-        offload: whether buffers may be moved out and back; this backend cannot.
+        offload: whether buffers may be moved out and back: to pinned host memory on an accelerator, to a temporary
+            file on the CPU.
         inner: what runs the planned graphs: ``"eager"``, with the kernels of eager PyTorch and its results bit for
             bit, or ``"inductor"``, which fuses ops: results are close, what is saved and what is computed again is
             as planned, and the budget holds for what is measured.
@@ -76,10 +77,5 @@ class BackendOptions:
         return found
 
     def _check_inner(self) -> None:
-        if self.offload:
-            raise OptionError(
-                "offload=True: the backend memwatch moves no buffers: on the CPU they lie in host memory already; on "
-                "an accelerator memwatch.fit(..., ways=('offload',)) moves them out and measures it; leave it out here"
-            )
         if self.inner not in _INNER:
             raise OptionError(f"inner={self.inner!r} is unknown; use 'eager' or 'inductor'")

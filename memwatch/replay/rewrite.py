@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
 from memwatch._torch.aot_graphs import keep_in_forward
 from memwatch.encoding.values import Value, leaves
+from memwatch.planner.schedule import StepKind
 from memwatch.replay.fx import BOUNDARY, is_tangent
+from memwatch.replay.moves import MOVE_BACK, MOVE_OUT, Move
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +43,7 @@ def rewritten(
     Args:
         module: the graph that the plan was made of.
         order: names of its nodes as they are to run, with `BOUNDARY` where the backward begins; a name that comes
-            again is computed again.
+            again is computed again. A `Move` moves what a node holds.
         num_fwd_outputs: for a joint graph, how many of the outputs belong to the forward.
     """
     writer = _Writer(module.graph, num_fwd_outputs)
@@ -64,6 +66,7 @@ class _Writer:
     now: dict[fx.Node, fx.Node] = field(default_factory=dict)
     saved: dict[fx.Node, None] = field(default_factory=dict)
     _views: dict[tuple[fx.Node, tuple[fx.Node, ...]], fx.Node] = field(default_factory=dict)
+    _held: dict[fx.Node, fx.Node] = field(default_factory=dict)
     _early: set[fx.Node] = field(default_factory=set)
     _given: list[Value] = field(default_factory=list)
     _crossed: bool = False
@@ -84,11 +87,30 @@ class _Writer:
                     keep_in_forward(node)
             self._crossed = True
             return
+        if isinstance(name, Move):
+            self._move(name)
+            return
         node = self._nodes[str(name)]
         self.now[node] = self._copy(node)
         for user in node.users:
             if user.target is operator.getitem:  # unpacked at once: a tuple would keep all its items alive
                 self.now[user] = self._copy(user)
+
+    def _move(self, move: Move) -> None:
+        node = self._nodes[str(move.what)]
+        if move.kind == StepKind.RELOAD:
+            held = self._held[node]
+            if self._crossed and held in self._early:
+                self.saved[held] = None
+            self.now[node] = self._call(MOVE_BACK, held, node.meta["val"].device)
+        elif node not in self._held:  # a second move finds its copy where the first has left it
+            self._held[node] = self._call(MOVE_OUT, self._current(node))
+
+    def _call(self, op: Any, *args: Any) -> fx.Node:
+        values = [item.meta["val"] if isinstance(item, fx.Node) else item for item in args]
+        new = self.graph.call_function(op, args)
+        new.meta["val"] = op(*values)
+        return new
 
     def finish(self) -> None:
         """Write the output node."""

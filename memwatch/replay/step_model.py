@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 from torch import fx
 
 from memwatch.encoding.values import Value, leaves
-from memwatch.planner import Effect, Graph, OpSpec, OrderError, Schedule, simulate
+from memwatch.planner import Effect, Graph, OpSpec, OrderError, Schedule, Step, StepKind, simulate
 from memwatch.replay.fx import (
     BOUNDARY,
     GraphReader,
@@ -25,19 +25,23 @@ from memwatch.replay.fx import (
     mutated_inputs,
     plain_outputs,
 )
+from memwatch.replay.moves import Move
 from memwatch.replay.op_workspace import Workspaces
-from memwatch.replay.step_parts import DONE, LEAVE, GraphRun, Part
+from memwatch.replay.step_parts import DONE, LEAVE, GraphRun, Part, holders
 from memwatch.replay.torchs_order import torchs_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from memwatch.planner import Plan
     from memwatch.planner.op import Name
 
 
 @dataclass
 class Orders:
     """The orders of a plan: for each graph the names of its nodes, with `BOUNDARY` between forward and backward.
+
+    Between the names stand moves, as `Move`: those of a graph's order name the node that holds the buffer.
 
     Attributes:
         of_graphs: the orders.
@@ -46,7 +50,7 @@ class Orders:
         extra_cost_ratio: cost of what is computed again, as a share of the step's cost.
     """
 
-    of_graphs: list[list[str]]
+    of_graphs: list[list[str | Move]]
     peak_increase_bytes: int
     extra_cost_ratio: float = 0.0
     whole: list[Name] = field(default_factory=list, repr=False)
@@ -61,6 +65,7 @@ class StepModel:
 
     Attributes:
         graph: the program for the planner.
+        movable: the buffers that can be moved out and back.
     """
 
     def __init__(self, runs: Sequence[GraphRun], device: str) -> None:
@@ -74,6 +79,12 @@ class StepModel:
             spec.name: number for number, part in enumerate(self._parts) for spec in (*part.early, *part.late)
         }
         self.graph = self._build()
+        self._holders = {
+            name: (number, node)
+            for number, part in enumerate(self._parts)
+            for name, node in holders(part).items()
+        }
+        self.movable = frozenset(self._holders)
 
     def _read(self, run: GraphRun, prefix: str) -> Part:
         workspaces = Workspaces(run.size_of, self._device)
@@ -190,11 +201,25 @@ class StepModel:
 
     def peak_of(self, order: Sequence[Name]) -> int | None:
         """Return the peak increase of a step in this order; None if it is not valid."""
-        schedule = Schedule.from_order(np.array([self.graph.op_index[name] for name in order]))
+        schedule = Schedule.of(map(self._step, order))
         try:
             return simulate(self.graph, schedule).peak_bytes - self.graph.baseline_bytes
         except OrderError:
             return None
+
+    def _step(self, name: Name) -> Step:
+        if isinstance(name, Move):
+            return Step(name.kind, self.graph.buffer_index[name.what])
+        return Step(StepKind.COMPUTE, self.graph.op_index[name])
+
+    def steps_of(self, plan: Plan) -> list[Name]:
+        """Return the steps of a plan of this graph: names of ops, and moves."""
+        return [
+            self.graph.op_names[target]
+            if kind == StepKind.COMPUTE
+            else Move(kind, self.graph.buffer_names[target])
+            for kind, target in plan.schedule
+        ]
 
     def cut(self, order: Sequence[Name]) -> Orders | None:
         """Return the order of each graph in a planned order of the step; None if it does not hold when cut.
@@ -208,8 +233,8 @@ class StepModel:
         for name in order:
             if name in leave:
                 left.add(leave[name])
-            elif name in self._owner:
-                number = self._owner[name]
+            elif name in self._owner or isinstance(name, Move):
+                number = self._holders[name.what][0] if isinstance(name, Move) else self._owner[name]
                 is_early = number not in left or self._parts[number].run.num_fwd_outputs is None
                 (early if is_early else late)[number].append(name)
         whole: list[Name] = []
@@ -224,14 +249,20 @@ class StepModel:
             return None
         orders = []
         for part, before, after in zip(self._parts, early, late, strict=True):
-            bare = len(part.prefix)
             turn = [BOUNDARY] if part.run.num_fwd_outputs is not None else []
-            orders.append([str(name)[bare:] for name in before] + turn + [str(name)[bare:] for name in after])
+            own = partial(self._own_step, len(part.prefix))
+            orders.append([*map(own, before), *turn, *map(own, after)])
         return Orders(orders, peak, self._extra_cost(whole), whole)
+
+    def _own_step(self, prefix_chars: int, name: Name) -> str | Move:
+        if isinstance(name, Move):
+            return Move(name.kind, self._holders[name.what][1])
+        return str(name)[prefix_chars:]
 
     def _extra_cost(self, order: Sequence[Name]) -> float:
         once = float(self.graph.op_cost.sum())
-        cost = sum(float(self.graph.op_cost[self.graph.op_index[name]]) for name in order)
+        steps = map(self._step, order)
+        cost = sum(float(self.graph.op_cost[op]) for kind, op in steps if kind == StepKind.COMPUTE)
         return cost / once - 1 if once else 0.0
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+
+import torch
 
 from memwatch._torch.symbolic_sizes import size_at
 from memwatch.replay.fx import GraphReader, hinted
@@ -79,3 +82,30 @@ class Part:
     released: set[str]
     flowing: set[str] = field(default_factory=set)
     added: set[str] = field(default_factory=set)
+
+
+def holders(part: Part) -> dict[str, str]:
+    """Return the buffers of a graph that can be moved out and back -> the name of the node that holds each.
+
+    What the program or another graph is given stays: they hold it. A copy of what is written later would be old.
+    """
+    ops = (*part.early, *part.late)
+    fixed = {*part.given, *part.reader.keep, *part.flowing, *(name for spec in ops for name in spec.writes)}
+    nodes = {node.name: node for node in part.run.module.graph.nodes}
+    found = {}
+    for spec in ops:
+        node = nodes[str(spec.name)[len(part.prefix) :]]
+        items = [user for user in node.users if user.target is operator.getitem]
+        for name in spec.makes:
+            own = [
+                each for each in (node, *items) if part.reader.buffers[each] == (name,) and _is_plain(each)
+            ]
+            if name not in fixed and len(own) == 1:
+                found[str(name)] = own[0].name
+    return found
+
+
+def _is_plain(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    is_tensor = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return is_tensor and not value.is_conj() and not value.is_neg()

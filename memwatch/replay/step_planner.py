@@ -80,6 +80,8 @@ def _plan(
             budget=target,
             order=options.order,
             recompute=options.recompute,
+            offload=options.offload,
+            movable=model.movable if options.offload else None,
             time_limit_s=options.time_limit_s,
             seed=options.seed,
             known=known,
@@ -88,7 +90,7 @@ def _plan(
         if not isinstance(raised.best, Plan):
             raise
         plan, error = raised.best, raised
-    orders = model.cut(plan.order) or program_order(model)
+    orders = model.cut(model.steps_of(plan)) or program_order(model)
     return PlannedStep(orders, is_lowest=error is not None, error=error)
 
 

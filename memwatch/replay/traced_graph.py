@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from memwatch.replay.inner import Boxed, Compiler
+    from memwatch.replay.moves import Move
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,14 +36,14 @@ class Way:
 
     Attributes:
         number: place among the ways of the graph.
-        order: names of nodes that it runs.
+        order: names of nodes that it runs, and moves.
         forward, backward: take a list of arguments, which they empty; no backward in inference.
         num_saved, num_symbols: how many tensors, and after them numbers, the forward hands to the backward.
         tag: tensor that says `number` where there are no such numbers.
     """
 
     number: int
-    order: tuple[str, ...]
+    order: tuple[str | Move, ...]
     forward: Boxed
     backward: Boxed | None
     num_saved: int
@@ -120,7 +121,9 @@ class TracedGraph:
             self.joint, self.num_fwd_outputs, self.saved, self._torchs_backward, values or self.hints
         )
 
-    def add_way(self, order: Sequence[str]) -> tuple[Way, tuple[fx.GraphModule, fx.GraphModule | None]]:
+    def add_way(
+        self, order: Sequence[str | Move]
+    ) -> tuple[Way, tuple[fx.GraphModule, fx.GraphModule | None]]:
         """Return the way that runs the graph in an order, and its modules."""
         assert self.joint is not None
         written = rewritten(self.joint, order, self.num_fwd_outputs)
@@ -142,7 +145,7 @@ class TracedGraph:
         self.ways.append(way)
         return way, modules
 
-    def choose(self, turn: int, order: Sequence[str]) -> None:
+    def choose(self, turn: int, order: Sequence[str | Move]) -> None:
         """Run in an order from now on, in the run of that number."""
         way = next((each for each in self.ways if each.order == tuple(order)), None)
         while len(self.chosen) <= turn:

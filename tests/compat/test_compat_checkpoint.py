@@ -74,3 +74,13 @@ def test_checkpoint_that_recomputes_other_shapes_raises():
 
     x = torch.randn(4, requires_grad=True)
     checkpoint(unstable, x, use_reentrant=False).sum().backward()
+
+
+@unnoticed
+def test_a_region_that_asks_whether_its_inputs_are_one_tensor():
+    attention = nn.MultiheadAttention(16, 2)
+    query, memory = torch.randn(4, 2, 16, requires_grad=True), torch.randn(5, 2, 16, requires_grad=True)
+    keys = memory * 2
+    y, _ = checkpoint(attention, query * 2, keys, keys, use_reentrant=False)
+    y.pow(2).sum().backward()
+    return attention, query, memory

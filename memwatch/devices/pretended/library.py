@@ -12,7 +12,6 @@ import hashlib
 import os
 import pathlib
 import platform
-import shutil
 import subprocess
 from typing import Final
 
@@ -25,7 +24,6 @@ from memwatch.progress import working
 SOURCE: Final = pathlib.Path(__file__).parent / "src" / "device.cpp"
 _TORCH: Final = pathlib.Path(torch.__file__).parent
 _FLAGS: Final = ("-O1", "-g0", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
-_COMPILERS: Final = ("c++", "g++", "clang++")
 _WHAT: Final = "the library by which this torch knows CUDA"
 _FALLBACK: Final = "tensors cannot be moved to CUDA without it"
 _LINE_CHARS: Final = 200
@@ -57,7 +55,7 @@ def _build(file: pathlib.Path) -> None:
     Raises:
         MemwatchError: there is no compiler or no place to write, or the compiler did not take the source.
     """
-    compiler = _compiler()
+    compiler = build_cache.compiler(_WHAT, _FALLBACK)
     build_cache.require_writable(_WHAT, _FALLBACK)
     partial = file.with_suffix(f".{os.getpid()}")
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
@@ -73,15 +71,3 @@ def _build(file: pathlib.Path) -> None:
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _compiler() -> str:
-    named = os.environ.get("CXX")
-    for name in (named,) if named else _COMPILERS:
-        found = shutil.which(name)
-        if found:
-            return found
-    raise MemwatchError(
-        f"{_WHAT} was not built: there is no C++ compiler. Install one (on Debian: apt-get install g++), or name yours "
-        f"in the environment variable CXX; {_FALLBACK}"
-    )

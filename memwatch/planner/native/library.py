@@ -9,10 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import os
 import pathlib
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,7 +26,7 @@ BUILT: Final = pathlib.Path(__file__).parent / "built"
 _COMPILE: Final = pathlib.Path(__file__).parent / "compile.py"
 # no fused multiply-add: every machine, and the twins in Python, shall compute the same numbers
 _FLAGS: Final = ("-O2", "-g0", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off")
-_COMPILERS: Final = ("c++", "g++", "clang++")
+_WHAT: Final = "the planner's library"
 _FALLBACK: Final = "plans are searched for in Python, which is slow"
 _LINES_SHOWN: Final = 3
 _lock: Final = threading.Lock()
@@ -65,8 +63,8 @@ class Build:
     """
 
     def __init__(self) -> None:
-        compiler = _compiler()
-        build_cache.require_writable("the planner's library", _FALLBACK)
+        compiler = build_cache.compiler(_WHAT, _FALLBACK)
+        build_cache.require_writable(_WHAT, _FALLBACK)
         self.file = path()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as the compiler runs
         command = [
@@ -94,20 +92,8 @@ class Build:
             self._said.seek(0)
             lines = self._said.read().decode(errors="replace").splitlines()
             said = "; ".join(line.strip() for line in lines[:_LINES_SHOWN])
-            raise MemwatchError(f"the planner's library was not built: {said or status}; {_FALLBACK}")
+            raise MemwatchError(f"{_WHAT} was not built: {said or status}; {_FALLBACK}")
         return True
-
-
-def _compiler() -> str:
-    named = os.environ.get("CXX")
-    for name in (named,) if named else _COMPILERS:
-        found = shutil.which(name)
-        if found:
-            return found
-    raise MemwatchError(
-        "the planner's library was not built: there is no C++ compiler. Install one (on Debian: apt-get install g++), "
-        f"or name yours in the environment variable CXX; {_FALLBACK}"
-    )
 
 
 def build() -> tuple[pathlib.Path, bool]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from memwatch.words.storages import short_op
+
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
@@ -32,14 +34,10 @@ class Places:
             ops = reading.ops
             columns = (ops[name].astype(object).tolist() for name in ("name", "module", "phase"))
             self._known = {
-                op: Place(_short(name), module, phase)
+                op: Place(short_op(name), module, phase)
                 for op, name, module, phase in zip(ops.index.tolist(), *columns, strict=True)
             }
 
     def of(self, op: Hashable) -> Place:
         """Return the place of an op."""
         return self._known.get(op) or Place(str(op), "", "")
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("aten.").removesuffix(".default")
