@@ -1,4 +1,4 @@
-"""Take pictures of the pages, in light and in dark: a small GPT, its leaks, a plan of it, and two captures of it.
+"""Take pictures of the pages, in light and in dark: a small GPT, its leaks, a plan of it, two captures and four ranks.
 
     python reports/page_pictures.py
 
@@ -7,12 +7,15 @@ Writes reports/page/*.png. Look at them after a change of the page.
 
 from __future__ import annotations
 
+import importlib
+import os
+import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
-from torch import nn
 
 import memwatch
 from memwatch.analysis import ByDevice
@@ -24,68 +27,18 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from page import browser  # noqa: E402
 
-WIDTH, VOCABULARY, LENGTH = 32, 64, 32
 SIZE = (1240, 1160)
-LAYER = {
-    "nhead": 2,
-    "dim_feedforward": 4 * WIDTH,
-    "batch_first": True,
-    "norm_first": True,
-    "activation": "gelu",
-}
-
-
-class GPT(nn.Module):
-    """Two blocks over characters."""
-
-    def __init__(self) -> None:
-        """Make two blocks."""
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList([nn.TransformerEncoderLayer(WIDTH, **LAYER) for _ in range(2)])
-        self.head = nn.Linear(WIDTH, VOCABULARY)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the logits."""
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-class Training:
-    """A loop that keeps the logits of every step, as a careless one does."""
-
-    def __init__(self, batch: int) -> None:
-        torch.manual_seed(0)
-        self.model = GPT()
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
-        self.logits: list[torch.Tensor] = []
-        self.batch = batch
-
-    def step(self) -> None:
-        """Train one step."""
-        tokens = torch.randint(0, VOCABULARY, (self.batch, LENGTH))
-        logits = self.model(tokens)
-        self.logits.append(logits)
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-
-    def record(self, steps: int, **options: bool) -> memwatch.Profile:
-        """Return what some steps did."""
-        with memwatch.profile(**options) as prof:
-            for _ in range(steps):
-                self.step()
-                prof.step()
-        return prof
+RANKS, STEPS = 4, 8
 
 
 def pages(folder: Path) -> dict[str, tuple[Path, str]]:
     """Write the pages; return each with the part of it to show."""
     torch.set_num_threads(1)
-    Training(4).step()  # what is made once in a process is made before
+    shutil.copy(HERE / "page_training.py", folder / "train.py")
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    Training = importlib.import_module("train").Training  # noqa: N806
+    Training(4).record(1)  # what is made once in a process is made before
     small = Training(4).record(3)
     large = Training(6).record(3)
     training = Training(4)
@@ -107,8 +60,18 @@ def pages(folder: Path) -> dict[str, tuple[Path, str]]:
             html(planned, folder / "plan.html", plan=plan, tradeoff=trade_off(plan, shares=(80, 60, 40))),
             "plan",
         ),
+        "ranks": (ranks_page(folder), ""),
         "diff": (diff_page(compared, folder / "diff.html", old="batch 4", new="batch 6"), ""),
     }
+
+
+def ranks_page(folder: Path) -> Path:
+    """Train as ranks of a gloo group, each a process; return the page of them all."""
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
+    commands = ([sys.executable, "train.py", str(rank), str(RANKS), str(STEPS)] for rank in range(RANKS))
+    processes = [subprocess.Popen(command, cwd=folder, env=environment) for command in commands]
+    assert not any(process.wait() for process in processes)
+    return memwatch.merge(sorted(folder.glob("train.rank*.memwatch"))).report(folder / "ranks.html")
 
 
 def main() -> None:

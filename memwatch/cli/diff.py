@@ -113,5 +113,5 @@ def _signed(nbytes: int) -> str:
 
 def _short_site(site: str) -> str:
     """Return `addmm in Linear.forward` for an op with its namespace and overload; other names as they are."""
-    op_name, space, function = site.partition(" ")
-    return f"{short_op(op_name)}{space}{function}" if space else site
+    op_name, within, function = site.partition(" in ")
+    return f"{short_op(op_name)}{within}{function}" if within else site

@@ -18,6 +18,8 @@ from memwatch.report.page.files import refuse_existing, write_whole
 from memwatch.report.page.privacy import PathHider, file_of
 from memwatch.report.page.render import render
 from memwatch.report.text import visible
+from memwatch.words.places import short_place
+from memwatch.words.storages import short_op
 
 if TYPE_CHECKING:
     import os
@@ -67,9 +69,9 @@ def ranks_model(ranks: Job, *, source: bool = True) -> dict[str, Any]:
     hide = _hider(ranks, source=source)
     return {
         "totals": asdict(totals(ranks)),
-        "peak_at": _peak_at(ranks, hide),
+        "peak_at": _peak_at(ranks, hide, source=source),
         "notes": [[kind, hide(text)] for kind, text in ranks.notes],
-        "processes": _processes(ranks, hide),
+        "processes": _processes(ranks, hide, source=source),
         "legend": [name for name in CATEGORIES if len(ranks.categories) and ranks.categories[name].any()],
         "categories": [asdict(each) for each in category_spreads(ranks)] if ranks.are_ranks else [],
         "differences": _differences(ranks, hide),
@@ -94,16 +96,22 @@ def _hider(ranks: Job, *, source: bool) -> Callable[[str], str]:
     return shown
 
 
-def _peak_at(ranks: Job, hide: Callable[[str], str]) -> str:
+def _peak_at(ranks: Job, hide: Callable[[str], str], *, source: bool) -> str:
     if not ranks.worst:
         return ""
     row = ranks.ranks.loc[ranks.worst]
-    module = f" in {row['peak_module']}" if row["peak_module"] else ""
-    line = f" at {row['peak_line']}" if row["peak_line"] else ""
-    return hide(f"{row['peak_op'] or 'before the first op'}{module}{line}")
+    return hide(_told(row, "peak_module", short=source))
 
 
-def _processes(ranks: Job, hide: Callable[[str], str]) -> list[dict[str, Any]]:
+def _told(row: pd.Series, *modules: str, short: bool) -> str:
+    """Return the op of a peak, its module and its line; what hides a path knows whole paths alone."""
+    module = "".join(f" in `{row[name]}`" for name in modules if row[name])
+    line = short_place(row["peak_line"]) if short and row["peak_line"] else row["peak_line"]
+    op_name = short_op(row["peak_op"]) if row["peak_op"] else "before the first op"
+    return f"{op_name}{module}{f' at {line}' if line else ''}"
+
+
+def _processes(ranks: Job, hide: Callable[[str], str], *, source: bool) -> list[dict[str, Any]]:
     highest = max(1, *ranks.ranks["peak_bytes"].dropna().tolist())
     return [
         {
@@ -117,7 +125,8 @@ def _processes(ranks: Job, hide: Callable[[str], str]) -> list[dict[str, Any]]:
             "increase_bytes": _whole(row["peak_increase_bytes"]),
             "communication_bytes": _whole(row["communication_bytes"]),
             "steps": _whole(row["steps"]),
-            "at": hide(f"{row['peak_op']} {row['peak_line']}".strip()),
+            "at": hide(_told(row, short=source)),
+            "whole": hide(_told(row, short=False)),
             "bar": _bar(ranks, str(name), highest),
         }
         for name, row in ranks.ranks.iterrows()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
     from memwatch.report.source import Reading
 
-_POINTS = 2000
+_POINTS: Final = 2000
 """More than the pixels of a figure."""
+_MOST_TICKS: Final = 6
 
 
 class Plot:
@@ -135,10 +137,12 @@ def _color(category: str) -> str:
 
 
 def _with_sizes(axes: Axes, which: str) -> Axes:
-    """Let the ticks of an axis be sizes in binary units."""
-    from matplotlib.ticker import MaxNLocator
+    """Let the ticks of an axis be sizes in binary units, at whole ones of them."""
+    from matplotlib.ticker import MultipleLocator
 
     axis = axes.xaxis if which == "x" else axes.yaxis
+    most_bytes = max(axis.get_view_interval())
     axis.set_major_formatter(lambda nbytes, _: format_bytes(max(int(nbytes), 0)))
-    axis.set_major_locator(MaxNLocator(6))
+    power = math.ceil(math.log2(max(most_bytes, 1) / _MOST_TICKS))
+    axis.set_major_locator(MultipleLocator(2 ** max(0, power)))
     return axes

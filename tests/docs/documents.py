@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from memwatch.cli.main import main
+import memwatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from subprocess import CompletedProcess
 
 _BLOCK: Final = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
 _DURATION: Final = re.compile(r"\b\d[\d.]* ?(?:ms|s|min)\b")
-WIDTH: Final = "80"
+_COLUMNS: Final = "80"
+_PROGRAMS: Final = {
+    "memwatch": f"""
+import sys
+from memwatch.cli import main
+sys.argv[0] = {str(Path(memwatch.__file__).with_name("__main__.py"))!r}
+sys.exit(main())
+""",
+    "python": """
+import pathlib
+import sys
+del sys.argv[0]
+exec(compile(pathlib.Path(sys.argv[0]).read_text(), pathlib.Path(sys.argv[0]).absolute(), "exec"))
+""",
+}
+"""The code that does in a forked process what a command does."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +42,22 @@ class Command:
     shown: str
 
 
-def follow(page: Path, folder: Path, capsys) -> list[tuple[Command, str]]:
-    """Do what a page says in a folder; return each command with what it printed."""
+def has_programs(page: Path) -> bool:
+    """Return True for a page that has files to write and commands to run."""
+    blocks = _BLOCK.findall(page.read_text(encoding="utf-8"))
+    return any(title for _, title, _ in blocks) and any(language == "console" for language, _, _ in blocks)
+
+
+def follow(
+    page: Path, folder: Path, run: Callable[..., CompletedProcess[str]]
+) -> list[tuple[Command, CompletedProcess[str]]]:
+    """Do what a page says in a folder; return each command with what became of it.
+
+    Args:
+        page: the page.
+        folder: an empty folder, in which the commands run.
+        run: runs code with arguments in a process of its own, where nothing else is alive (`fresh_python`).
+    """
     done = []
     for language, title, text in _BLOCK.findall(page.read_text(encoding="utf-8")):
         if title and language == "diff":
@@ -35,7 +65,7 @@ def follow(page: Path, folder: Path, capsys) -> list[tuple[Command, str]]:
         elif title:
             (folder / title).write_text(text, encoding="utf-8")
         elif language == "console":
-            done += [(command, _run(command.words, folder, capsys)) for command in _commands(text)]
+            done += [(command, _run(command.words, run)) for command in _commands(text)]
     return done
 
 
@@ -44,25 +74,15 @@ def _commands(text: str) -> list[Command]:
     return [Command(words, shown) for words, shown in zip(parts[::2], parts[1::2], strict=True)]
 
 
-def _run(words: str, folder: Path, capsys) -> str:
-    """Return what a command prints; a program is recorded in a process of its own, where nothing else is alive."""
+def _run(words: str, run: Callable[..., CompletedProcess[str]]) -> CompletedProcess[str]:
     program, *arguments = shlex.split(words)
-    assert program == "memwatch", words
-    if arguments[0] == "run":
-        environment = {**os.environ, "COLUMNS": WIDTH, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "memwatch", *arguments]
-        return subprocess.run(
-            command, cwd=folder, env=environment, check=True, capture_output=True, text=True
-        ).stdout
-    capsys.readouterr()
-    main(arguments)
-    return capsys.readouterr().out
+    return run(_PROGRAMS[program], *arguments, COLUMNS=_COLUMNS)
 
 
 def _mend(file: Path, text: str) -> None:
-    """Replace the lines of a file that begin with `-` in a diff by those that begin with `+`."""
+    """Replace the lines of a file that begin with `-` in a diff by those that begin with `+`; others stay."""
     lines = text.splitlines(keepends=True)
-    old, new = ("".join(line[1:] for line in lines if line[0] == sign) for sign in "-+")
+    old, new = ("".join(line[1:] for line in lines if line[0] in (sign, " ")) for sign in "-+")
     before = file.read_text(encoding="utf-8")
     assert before.count(old) == 1, old
     file.write_text(before.replace(old, new), encoding="utf-8")

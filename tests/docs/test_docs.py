@@ -6,18 +6,23 @@ import re
 from pathlib import Path
 
 import pytest
-from documents import WIDTH, follow, pattern_of, without_times
+from documents import follow, has_programs, pattern_of, without_times
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
 
 
-def test_the_tutorial_prints_what_it_shows(tmp_path, monkeypatch, capsys):
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [*filter(has_programs, PAGES)], ids=name_of)
+def test_a_page_prints_what_it_shows(page, tmp_path, fresh_python):
     """Every command is run as a reader would run it; what is left out is left out by rule."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", WIDTH)
-    for command, printed in follow(ROOT / "docs" / "tutorial.md", tmp_path, capsys):
-        assert pattern_of(command.shown).fullmatch(without_times(printed)), f"{command.words}\n{printed}"
+    for command, done in follow(page, tmp_path, fresh_python):
+        told = f"{command.words}\n{done.stdout}{done.stderr}"
+        assert pattern_of(command.shown).fullmatch(without_times(done.stdout)), told
 
 
 def test_what_is_left_out_of_an_output_is_lines_and_times_alone():
@@ -28,7 +33,7 @@ def test_what_is_left_out_of_an_output_is_lines_and_times_alone():
     assert not pattern_of("Peak 3 KiB\n").fullmatch(without_times("Peak 4 KiB\n"))
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=name_of)
 def test_every_link_leads_to_a_file(page):
     """A link to another page or to a report names a file of the repository."""
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
@@ -38,5 +43,5 @@ def test_every_link_leads_to_a_file(page):
 
 def test_every_page_is_in_the_contents_of_the_site():
     """A page that nobody links to is read by nobody."""
-    listed = set(re.findall(r"(\w+\.md)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
-    assert {page.name for page in PAGES} == listed
+    listed = set(re.findall(r"([\w/]+\.md)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    assert {str(page.relative_to(DOCS)) for page in PAGES} == listed

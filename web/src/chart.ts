@@ -1,9 +1,67 @@
 // What all charts of the page have in common: axes in bytes, the colours of text and grid, lines across.
 import uPlot from "uplot";
 import { named } from "./dom.ts";
-import { shortBytes } from "./format.ts";
+import { shortBytes, whole } from "./format.ts";
 
 export const FONT = "12px system-ui, sans-serif";
+// What all charts begin with: they fill the width of their box, and the page has legends of its own.
+export const frameOf = (box: HTMLElement, heightPx: number) => ({ width: box.clientWidth, height: heightPx, legend: { show: false } });
+
+// Keeps a chart as wide as its box.
+export function keepWidth(box: HTMLElement, plot: () => uPlot | undefined): void {
+  const fit = () => {
+    const chart = plot();
+    if (chart && chart.width !== box.clientWidth) chart.setSize({ width: box.clientWidth, height: chart.height });
+  };
+  new ResizeObserver(fit).observe(box);
+}
+
+// An axis of steps: whole numbers alone.
+const WHOLE_STEPS = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((times) => times * 10 ** power)).flat();
+export const stepsAxis = (): uPlot.Axis => axisOf({ incrs: WHOLE_STEPS, values: (_, ticks) => ticks.map(whole), label: "step", labelSize: 18, labelFont: FONT, size: 34 });
+
+const isModified = (event: KeyboardEvent) => event.ctrlKey || event.metaKey || event.altKey;
+
+// Calls what a key means, unless it belongs to the browser.
+export function onKeys(box: HTMLElement, keys: Record<string, (event: KeyboardEvent) => void>): void {
+  box.addEventListener("keydown", (event) => {
+    if (!keys[event.key] || isModified(event)) return;
+    event.preventDefault();
+    keys[event.key](event);
+  });
+}
+
+// How far an arrow key goes among a number of points: with Shift a hundredth of them.
+export const stride = (event: KeyboardEvent, points: number): number => (event.shiftKey ? Math.ceil(points / 100) : 1);
+
+// Lets the pointer and the arrow keys walk from point to point of a chart, and says each.
+export class Walk {
+  #index = 0;
+  readonly #say: (index: number) => void;
+
+  constructor(box: HTMLElement, plot: () => uPlot | undefined, say: (index: number) => void) {
+    this.#say = say;
+    const move = (by: number) => {
+      const chart = plot();
+      if (!chart) return;
+      const xs = chart.data[0];
+      this.#go(Math.max(0, Math.min(xs.length - 1, this.#index + by)));
+      chart.setCursor({ left: chart.valToPos(xs[this.#index], "x"), top: 20 }, false);
+    };
+    const points = () => plot()?.data[0].length ?? 0;
+    onKeys(box, { ArrowRight: (event) => move(stride(event, points())), ArrowLeft: (event) => move(-stride(event, points())) });
+  }
+
+  readonly follow = ({ cursor: { idx, left } }: uPlot): void => {
+    if (typeof idx === "number" && (left ?? -1) >= 0) this.#go(idx);
+  };
+
+  #go(index: number): void {
+    this.#index = index;
+    this.#say(index);
+  }
+}
+
 export const BINARY_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 
 export const textColor = (): string => named("text");
@@ -49,14 +107,22 @@ export function level(plot: uPlot, value: number, name: string): void {
   stroke(plot, { width: 1.5, color: named(name), dash: [6, 4] }, [left, at], [left + width, at]);
 }
 
-// Writes a label beside a line, on the side where there is room.
-export function label(plot: uPlot, text: string, left: number, row: number): void {
+// Writes a label beside a line, on the side where there is room, or not at all where another is in its way; `taken` has
+// what its row holds already.
+export function label(plot: uPlot, text: string, left: number, row: number, taken: [number, number][] = []): void {
   const { ctx, bbox } = plot;
   const scale = devicePixelRatio;
   ctx.save();
   Object.assign(ctx, { font: `${12 * scale}px system-ui, sans-serif`, fillStyle: textColor(), textBaseline: "alphabetic" });
-  const toTheLeft = left + ctx.measureText(text).width + 8 * scale > bbox.left + bbox.width;
-  ctx.textAlign = toTheLeft ? "right" : "left";
-  ctx.fillText(text, left + (toTheLeft ? -4 : 4) * scale, bbox.top + (11 + 14 * row) * scale);
+  const width = ctx.measureText(text).width + 8 * scale;
+  const toTheLeft = left + width > bbox.left + bbox.width;
+  const [from, to] = toTheLeft ? [left - width, left] : [left, left + width];
+  if (taken.every((other) => to <= other[0] || from >= other[1])) {
+    taken.push([from, to]);
+    const at: [number, number] = [left + (toTheLeft ? -4 : 4) * scale, bbox.top + (11 + 14 * row) * scale];
+    Object.assign(ctx, { textAlign: toTheLeft ? "right" : "left", lineWidth: 4 * scale, lineJoin: "round", strokeStyle: named("panel") });
+    ctx.strokeText(text, ...at); // an outline: a line or a curve may be behind it
+    ctx.fillText(text, ...at);
+  }
   ctx.restore();
 }

@@ -1,7 +1,7 @@
 // The page of two captures: both peaks by category, to one scale, and the sites of which they differ.
 import { unpackTexts } from "./codec.ts";
 import { $, el, partsBar, swatch } from "./dom.ts";
-import { bytes, signedBytes, whole } from "./format.ts";
+import { bytes, shortOp, signedBytes, whole } from "./format.ts";
 import { type Block, Frame, Words } from "./frame.ts";
 import { Query } from "./query.ts";
 import { state } from "./state.ts";
@@ -27,6 +27,12 @@ function drawPeak(id: string, model: DiffModel, which: "old_bytes" | "new_bytes"
   $(id).append(partsBar(parts));
 }
 
+// Returns `addmm in GPT.forward` for an op and the function that called it; other names stay as they are.
+function shortSite(site: string): string {
+  const [op, ...rest] = site.split(" in ");
+  return rest.length ? [shortOp(op), ...rest].join(" in ") : site;
+}
+
 function columnsOf(frame: Frame): TableColumn[] {
   const text = (name: string, label: string): TableColumn => ({ name, label, cell: (row) => el("span", { class: "clip wide", title: frame.text(name, row), text: frame.text(name, row) }) });
   const size = (name: string, label: string): TableColumn => ({ name, label, number: true, cell: (row) => bytes(frame.number(name, row)) });
@@ -39,7 +45,7 @@ function columnsOf(frame: Frame): TableColumn[] {
     count("new_count", "new"),
     { name: "category", label: "Category", cell: (row) => el("span", {}, swatch({ "data-category": frame.text("category", row) }), frame.text("category", row)) },
     text("module", "Module"),
-    text("site", "Site"),
+    { name: "site", label: "Site", cell: (row) => el("span", { class: "clip wide", title: frame.text("site", row), text: shortSite(frame.text("site", row)) }) },
   ];
 }
 

@@ -27,6 +27,7 @@ export class Flame {
   readonly #onCell: (path: string) => void;
   #tree: Cell | undefined;
   #chart: any;
+  #isMarked = false; // whether a search may have left its colour
   #width = 0;
 
   constructor(onCell: (path: string) => void) {
@@ -34,8 +35,10 @@ export class Flame {
     new ResizeObserver(() => this.#resize()).observe(this.#box);
   }
 
-  show(tree: Cell, colouring: Colouring): void {
+  // Draws a tree, zoomed to the cell at a path.
+  show(tree: Cell, colouring: Colouring, path: string): void {
     this.#tree = tree;
+    this.#isMarked = false;
     this.#box.replaceChildren();
     if (!tree.value) return;
     this.#width = this.#box.clientWidth;
@@ -56,7 +59,8 @@ export class Flame {
       .onClick((d: Drawn) => this.#onCell(this.pathOf(d)))
       .onHover((d: Drawn) => this.#say(d.data));
     select(this.#box).datum(this.#copy(tree)).call(this.#chart);
-    this.#makeReachable();
+    if (path) this.zoom(path); // each drawing of all cells costs: one is enough
+    else this.#makeReachable();
   }
 
   // d3-flame-graph adds fields to the data it draws, so it gets a copy.
@@ -105,7 +109,8 @@ export class Flame {
 
   // Highlights what is searched, and returns the cells that are wide enough to be seen.
   find(query: Query): Element[] {
-    if (!this.#tree?.value) return [];
+    if (!this.#tree?.value || (query.isEmpty && !this.#isMarked)) return [];
+    this.#isMarked = !query.isEmpty;
     this.#chart.search(query);
     this.#makeReachable();
     return select(this.#box).selectAll<SVGGElement, Drawn>("g.frame").filter((d) => Boolean(d.highlight)).nodes();

@@ -63,9 +63,9 @@ export function tell(model: PageModel, { instant, phases, detail, liveBytes, cha
   const time = isPeak ? model.peak.time_ns : (detail?.timeOf(event) ?? 0);
   const steps = model.steps.length > 1 && stretch ? [`step ${stretch.step}`] : [];
   const where = [...steps, ...(stretch ? [stretch.phase] : []), `${duration(time)} after entry`, ...(op >= 0 ? [`op ${whole(op)}${nameOf(op, detail)}`] : [])];
-  $("instant-name").textContent = `${isPeak ? "Peak, event" : "Event"} ${whole(event)}`;
+  $("instant-name").textContent = `${isPeak ? "Peak, event" : "Event"} ${whole(event)}:`;
   $("instant-bytes").textContent = `${bytes(liveBytes)} live on ${model.totals.device}`;
-  $("instant-where").textContent = where.join(" · ");
+  $("instant-where").textContent = `· ${where.join(" · ")}`;
   $("back-to-peak").toggleAttribute("disabled", isPeak);
   const scrub = $<HTMLInputElement>("scrub");
   scrub.value = String(event);
@@ -73,7 +73,7 @@ export function tell(model: PageModel, { instant, phases, detail, liveBytes, cha
   $("compare").textContent = than === null ? "Compare from here" : "End the comparison";
   const compared = $("compared");
   compared.hidden = than === null;
-  compared.textContent = than === null ? "" : `Compared with ${instant.nameOf(than)}: ${signedBytes(changes?.born ?? 0)} born, ${signedBytes(-(changes?.died ?? 0))} died`;
+  compared.textContent = than === null ? "" : `· compared with ${instant.nameOf(than)}: ${signedBytes(changes?.born ?? 0)} born, ${signedBytes(-(changes?.died ?? 0))} died`;
 }
 
 // The op's name is known where something that it made was recorded.

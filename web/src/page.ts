@@ -157,8 +157,7 @@ export class Page {
     const chosen = picked(now.pick);
     const what = chosen ? `${label(chosen)} at ${this.#when}` : this.#when;
     const levels = levelsOf(now.by, this.#live.has("change"));
-    this.#flame.show(buildTree(this.#shown, levels, what, (name) => this.#modules.lineage(name), this.#colouring), this.#colouring);
-    this.#flame.zoom(now.cell);
+    this.#flame.show(buildTree(this.#shown, levels, what, (name) => this.#modules.lineage(name), this.#colouring), this.#colouring, now.cell);
     $("icicle-title").textContent = this.#live.has("change") ? `What changed: ${what}` : chosen || !this.#instant.isPeak ? `What was live: ${what}` : "What the peak is made of";
   }
 

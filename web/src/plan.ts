@@ -1,6 +1,6 @@
 // The charts of a plan: live bytes before and after, and the cost of other budgets. uPlot draws them.
 import uPlot from "uplot";
-import { FONT, axisOf, bytesAxis, label, level, upright } from "./chart.ts";
+import { FONT, Walk, axisOf, bytesAxis, frameOf, keepWidth, label, level, stepsAxis, upright } from "./chart.ts";
 import { $, named } from "./dom.ts";
 import { bytes, whole } from "./format.ts";
 import { type Block, Frame, type Words } from "./frame.ts";
@@ -31,12 +31,12 @@ class Curves {
   plot: uPlot | undefined;
   readonly #frame: Frame;
   readonly #figures: Figures;
-  #index = 0;
+  readonly #walk: Walk;
 
   constructor(frame: Frame, figures: Figures) {
     this.#frame = frame;
     this.#figures = figures;
-    this.box.addEventListener("keydown", (event) => this.#key(event));
+    this.#walk = new Walk(this.box, () => this.plot, (index) => this.#say(index));
   }
 
   draw(): void {
@@ -58,18 +58,13 @@ class Curves {
       paths: uPlot.paths.stepped!({ align: 1 }),
     }));
     return {
-      width: this.box.clientWidth,
-      height: HEIGHT_PX,
-      legend: { show: false },
+      ...frameOf(this.box, HEIGHT_PX),
       cursor: { drag: { x: false, y: false }, points: { show: false } },
       scales: { x: { time: false }, y: { range: (_, min, max) => [Math.min(0, min), (Math.max(max, budget ?? 0) || 1) * HEADROOM] } },
-      axes: [
-        axisOf({ values: (_, ticks) => ticks.map((step) => (Number.isInteger(step) ? whole(step) : "")), label: "step", labelSize: 18, labelFont: FONT, size: 34 }),
-        bytesAxis(),
-      ],
+      axes: [stepsAxis(), bytesAxis()],
       series: [{}, ...series],
       hooks: {
-        setCursor: [(plot) => void (typeof plot.cursor.idx === "number" && (plot.cursor.left ?? -1) >= 0 && this.#say(plot.cursor.idx))],
+        setCursor: [this.#walk.follow],
         draw: [
           (plot) => {
             if (budget !== null) level(plot, budget, "budget");
@@ -81,23 +76,12 @@ class Curves {
   }
 
   #say(index: number): void {
-    this.#index = index;
     const part = (who: string) => {
       const step = this.#frame.number(`${who}_step`, index);
       if (step < 0) return `${who} is done`;
       return `${who} ${bytes(this.#frame.number(`${who}_bytes`, index))} at step ${whole(step)} (${this.#frame.text(`${who}_what`, index)})`;
     };
     $("curves-status").textContent = `${part("program")}; ${part("plan")}`;
-  }
-
-  #key(event: KeyboardEvent): void {
-    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!by || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    const far = event.shiftKey ? Math.ceil(this.#frame.rows / 100) : 1;
-    const next = Math.max(0, Math.min(this.#frame.rows - 1, this.#index + by * far));
-    this.plot!.setCursor({ left: this.plot!.valToPos(this.plot!.data[0][next], "x"), top: 20 }, false);
-    this.#say(next);
   }
 }
 
@@ -122,9 +106,7 @@ class TradeOff {
     const { bound_bytes: bound, program_bytes: program } = this.#figures;
     const right = Math.max(program, x.at(-1)!) * 1.04;
     const options: uPlot.Options = {
-      width: this.box.clientWidth,
-      height: HEIGHT_PX,
-      legend: { show: false },
+      ...frameOf(this.box, HEIGHT_PX),
       cursor: { show: false },
       scales: { x: { time: false, range: () => [0, right] }, y: { range: (_, __, max) => [0, (max || 1) * HEADROOM] } },
       axes: [
@@ -147,8 +129,7 @@ export async function planCharts(plan: PlanModel, words: Words): Promise<() => v
   if ($("plan-curves") && plan.curves) charts.push(new Curves(await Frame.unpack(plan.curves, words), plan.figures));
   if ($("plan-tradeoff")) charts.push(new TradeOff(plan.tradeoff, plan.figures));
   const redraw = () => charts.forEach((chart) => chart.draw());
-  const fit = ({ plot, box }: Curves | TradeOff) => plot && plot.width !== box.clientWidth && plot.setSize({ width: box.clientWidth, height: HEIGHT_PX });
   redraw();
-  for (const { box } of charts) new ResizeObserver(() => charts.forEach(fit)).observe(box);
+  for (const chart of charts) keepWidth(chart.box, () => chart.plot);
   return redraw;
 }

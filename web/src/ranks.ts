@@ -1,6 +1,6 @@
 // The page of the ranks of a job: the document holds its figures, uPlot draws the peaks over the steps.
 import uPlot from "uplot";
-import { axisOf, bytesAxis } from "./chart.ts";
+import { Walk, bytesAxis, frameOf, keepWidth, stepsAxis } from "./chart.ts";
 import { $, named } from "./dom.ts";
 import { bytes, whole } from "./format.ts";
 import { listenToTheme } from "./theme.ts";
@@ -23,12 +23,12 @@ interface Chart {
 
 class Steps {
   private readonly box = $("steps-plot");
-  private index = 0;
+  private readonly walk: Walk;
   private plot: uPlot | undefined;
 
   constructor(private readonly chart: Chart) {
-    this.box.addEventListener("keydown", (event) => this.key(event));
-    new ResizeObserver(() => this.plot?.setSize({ width: this.box.clientWidth, height: HEIGHT_PX })).observe(this.box);
+    this.walk = new Walk(this.box, () => this.plot, (index) => this.say(index));
+    keepWidth(this.box, () => this.plot);
   }
 
   draw(): void {
@@ -39,34 +39,17 @@ class Steps {
 
   private options(lines: Line[]): uPlot.Options {
     const line = (name: string, width: number) => ({ stroke: named(name), width, points: { show: this.chart.step.length < 3 } });
-    const steps = (_: uPlot, ticks: number[]) => ticks.map((step) => (Number.isInteger(step) ? whole(step) : ""));
     return {
-      width: this.box.clientWidth,
-      height: HEIGHT_PX,
-      legend: { show: false },
+      ...frameOf(this.box, HEIGHT_PX),
       cursor: { drag: { x: false, y: false }, points: { show: false } },
       scales: { x: { time: false }, y: { range: (_, __, max) => [0, (max || 1) * HEADROOM] } },
-      axes: [axisOf({ values: steps, label: "step", labelSize: 18, size: 34 }), bytesAxis()],
+      axes: [stepsAxis(), bytesAxis()],
       series: [{}, ...lines.map(() => line("bound", 1)), line("before", 2)],
-      hooks: { setCursor: [(plot) => this.moved(plot)] },
+      hooks: { setCursor: [this.walk.follow] },
     };
   }
 
-  private moved(plot: uPlot): void {
-    const index = plot.cursor.idx;
-    if (index !== null && index !== undefined && (plot.cursor.left ?? -1) >= 0) this.say(index);
-  }
-
-  private key(event: KeyboardEvent): void {
-    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!by || !this.plot) return;
-    event.preventDefault();
-    this.say(Math.max(0, Math.min(this.chart.step.length - 1, this.index + by)));
-    this.plot.setCursor({ left: this.plot.valToPos(this.chart.step[this.index], "x"), top: 0 }, false);
-  }
-
   private say(index: number): void {
-    this.index = index;
     const { step, lines, worst, per_point: steps, is_band: isBand } = this.chart;
     const known = [worst, ...lines].flatMap(({ name, peak_bytes: peaks }) => (peaks[index] === null ? [] : [{ name, peak: peaks[index] as number }]));
     const shown = isBand ? known : [...known].sort((a, b) => b.peak - a.peak);

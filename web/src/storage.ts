@@ -2,7 +2,7 @@
 import { describe, drawBiography, lifeOf } from "./biography.ts";
 import type { Detail } from "./detail.ts";
 import { $, type Child, el, link, swatch } from "./dom.ts";
-import { bytes, duration, shortOp } from "./format.ts";
+import { bytes, duration, shortOp, whole } from "./format.ts";
 import type { Findings } from "./findings.ts";
 import type { Frame } from "./frame.ts";
 import type { Instant } from "./instant.ts";
@@ -70,7 +70,7 @@ export class StorageDialog {
     const toLine = (line: string) => link(line, () => (pick("line", line), this.#parts.revealLine(line)), { class: "link to-line" });
     const own = text("own_line");
     const facts: [string, Child][] = [
-      ["bytes", `${bytes(nbytes)} (${nbytes.toLocaleString("en-US")} B)`],
+      ["bytes", `${bytes(nbytes)} (${whole(nbytes)} B)`],
       ["category", `${text("category")}: ${text("rule")}`],
       ["tensor", text("tensor")],
       ["module", text("module") && link(text("module"), () => pick("module", text("module")), { class: "link to-module" })],

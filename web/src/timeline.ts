@@ -1,6 +1,6 @@
 // Live bytes over time, stacked by group, with the instants marked. uPlot draws; the state says which part.
 import uPlot from "uplot";
-import { axisOf, bytesAxis, label, textColor, upright } from "./chart.ts";
+import { axisOf, bytesAxis, frameOf, keepWidth, label, onKeys, stride, textColor, upright } from "./chart.ts";
 import type { Colouring } from "./colouring.ts";
 import type { Axis } from "./detail.ts";
 import { $, colorOf, named } from "./dom.ts";
@@ -40,7 +40,7 @@ export class Timeline {
 
   constructor(wishes: Wishes) {
     this.#wishes = wishes;
-    new ResizeObserver(() => this.#resize()).observe(this.box);
+    keepWidth(this.box, () => this.plot);
   }
 
   draw(points: Points, axis: Axis, range: Range, colouring: Colouring): void {
@@ -81,9 +81,7 @@ export class Timeline {
       paths: uPlot.paths.stepped!({ align: 1 }),
     }));
     return {
-      width: this.box.clientWidth,
-      height: HEIGHT_PX,
-      legend: { show: false },
+      ...frameOf(this.box, HEIGHT_PX),
       cursor: { drag: { x: true, y: false, setScale: false }, points: { show: false } },
       scales: { x: { time: false, range: () => this.range }, y: { range: (_, __, max) => [0, (max || 1) * HEADROOM] } },
       axes: [axisOf({ values: (_, ticks) => ticks.map((x) => (this.axis === "events" ? whole(x) : duration(x))), space: 90, size: 34 }), bytesAxis()],
@@ -165,18 +163,17 @@ export class Timeline {
   #drawMarks(plot: uPlot): void {
     const text = textColor();
     const { min, max } = plot.scales.x;
+    const taken: [number, number][][] = Object.values(ROW).map(() => []);
+    const labels: [string, number, Mark["kind"]][] = []; // they lie above all lines
     for (const { x, label: words, kind } of this.#wishes.marks(this.axis)) {
       if (x < min! || x > max!) continue;
       const isStep = kind === "step";
       if (!isStep) upright(plot, x, { width: 4, color: named("panel") }); // an outline: a group may have the colour of the mark
       const color = kind === "peak" ? named("peak-mark") : isStep ? `color-mix(in srgb, ${text} 35%, transparent)` : text;
       const left = upright(plot, x, { width: isStep ? 1 : kind === "at" ? 2 : 1.5, color, dash: isStep ? [2, 3] : kind === "than" ? [6, 3] : [] });
-      label(plot, words, left, ROW[kind]);
+      if (words) labels.push([words, left, kind]);
     }
-  }
-
-  #resize(): void {
-    if (this.plot && this.box.clientWidth !== this.plot.width) this.plot.setSize({ width: this.box.clientWidth, height: HEIGHT_PX });
+    for (const [words, left, kind] of labels) label(plot, words, left, ROW[kind], taken[ROW[kind]]);
   }
 
   redraw(): void {
@@ -206,8 +203,8 @@ export function listenToKeys(timeline: Timeline, at: () => number, onPick: Wishe
     onZoom([middle - (middle - from) * factor, middle + (to - middle) * factor]);
     index = null;
   };
-  const far = (event: KeyboardEvent) => (event.shiftKey ? Math.ceil(timeline.points.x.length / 100) : 1);
-  const keys: Record<string, (event: KeyboardEvent) => void> = {
+  const far = (event: KeyboardEvent) => stride(event, timeline.points.x.length);
+  onKeys(timeline.box, {
     ArrowRight: (event) => move(far(event)),
     ArrowLeft: (event) => move(-far(event)),
     "+": () => zoom(0.5),
@@ -215,10 +212,5 @@ export function listenToKeys(timeline: Timeline, at: () => number, onPick: Wishe
     "-": () => zoom(2),
     Enter: () => index !== null && onPick(timeline.points.event[index]),
     Escape: () => onZoom(null),
-  };
-  timeline.box.addEventListener("keydown", (event) => {
-    if (!keys[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    keys[event.key](event);
   });
 }

@@ -237,7 +237,7 @@ def _named_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
 
 
 def _mark_unrecorded(capture: Capture, columns: dict[str, Any]) -> None:
-    """Give what was made in steps that are not recorded its origin; no op is known of it."""
+    """Set the origin of what was made in steps that are not recorded; no op is known of it."""
     if not capture.rows("step_curve"):
         return
     lost = np.isin(columns["origin"], (UNOBSERVED, WORKSPACE))

@@ -87,7 +87,6 @@ def _leak(leak: Leak, hide: Callable[[str], str]) -> dict[str, Any]:
         "device": visible(leak.device),
         "count": leak.count,
         "per_call": leak.per_call,
-        "headline": hide(leak.headline()),
         "holder": hide(leak.holder),
         "reference": hide(leak.reference),
         "site": hide(leak.site or ""),

@@ -101,7 +101,7 @@ def page_model(reading: Reading, extras: Extras | None = None, *, source: bool =
         "facts": [[visible(label), hide(text)] for label, text in describe_meta(meta)],
         "totals": _totals(reading),
         "devices": _devices(reading),
-        "peak": _peak(at, hide, has_times=is_recorded(reading, "times")),
+        "peak": _peak(at, hide, source=source, has_times=is_recorded(reading, "times")),
         "categories": _categories(reading),
         "holders": evidence_text(evidence_bytes(reading)),
         "overview": _overview(reading),
@@ -162,9 +162,18 @@ def _devices(reading: Reading) -> list[dict[str, Any]]:
     ]
 
 
-def _peak(at: PeakInstant, hide: Callable[[str], str], *, has_times: bool) -> dict[str, Any]:
+def _peak(at: PeakInstant, hide: Callable[[str], str], *, source: bool, has_times: bool) -> dict[str, Any]:
     when = f", {format_duration(at.time_ns)} after entry" if has_times else ""
-    return {"event": at.event, "time_ns": at.time_ns, "op": at.op, "text": hide(str(at)), "when": when}
+    whole = hide(str(at))
+    short = hide(at.short()) if source else whole  # what hides a path knows whole paths
+    return {
+        "event": at.event,
+        "time_ns": at.time_ns,
+        "op": at.op,
+        "text": whole,
+        "short": short,
+        "when": when,
+    }
 
 
 def _categories(reading: Reading) -> list[dict[str, Any]]:

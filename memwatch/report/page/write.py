@@ -1,4 +1,4 @@
-"""Write the pages that users ask for: the page of a reading, and the page of a list of leaks."""
+"""Write the pages that users ask for: of a reading, of a list of leaks, of two captures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memwatch.report.page.render import render
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from memwatch.analysis.compare import Comparison
     from memwatch.leaks import Leak
@@ -56,17 +56,18 @@ def html(
         ReportError: the file exists and `force` is not set, or its folder cannot be written.
         PlanMismatchError: the result belongs to another plan.
     """
-    target = Path(path)
-    refuse_existing(target, force=force)
     extras = Extras(plan, tradeoff, result, leaks, title)
     with working("memwatch report") as say:
-        say(f"reading {reading.device}")
-        model = page_model(reading, extras, source=source)
-        rest = (reading.on(device) for device in reading.devices if device != reading.device)
-        others = [page_model(other, Extras(title=title), source=source) for other in rest]
-        say("writing the page")
-        write_whole(target, render("page.html.j2", model, others=others), force=force)
-    return target
+
+        def text() -> str:
+            say(f"reading {reading.device}")
+            model = page_model(reading, extras, source=source)
+            rest = (reading.on(device) for device in reading.devices if device != reading.device)
+            others = [page_model(other, Extras(title=title), source=source) for other in rest]
+            say("writing the page")
+            return render("page.html.j2", model, others=others)
+
+        return _write(path, text, force=force)
 
 
 def leak_page(
@@ -92,11 +93,13 @@ def leak_page(
     Raises:
         ReportError: the file exists and `force` is not set, or its folder cannot be written.
     """
-    target = Path(path)
-    refuse_existing(target, force=force)
-    model = leak_page_model(leaks, title=title, source=source)
-    write_whole(target, render("leaks.html.j2", model, script="leaks.js"), force=force)
-    return target
+    return _write(
+        path,
+        lambda: render(
+            "leaks.html.j2", leak_page_model(leaks, title=title, source=source), script="leaks.js"
+        ),
+        force=force,
+    )
 
 
 def diff_page(
@@ -117,9 +120,16 @@ def diff_page(
     Raises:
         ReportError: the file exists and `force` is not set, or its folder cannot be written.
     """
+    return _write(
+        path,
+        lambda: render("diff.html.j2", diff_model(compared, old=old, new=new), script="diff.js"),
+        force=force,
+    )
+
+
+def _write(path: str | os.PathLike[str], text: Callable[[], str], *, force: bool) -> Path:
+    """Write a page; that its file may not be replaced is found before its text is made, which may take long."""
     target = Path(path)
     refuse_existing(target, force=force)
-    write_whole(
-        target, render("diff.html.j2", diff_model(compared, old=old, new=new), script="diff.js"), force=force
-    )
+    write_whole(target, text(), force=force)
     return target
