@@ -24,11 +24,12 @@ if scrambled_words.VARIABLE in os.environ:  # see test_words_are_last.py
 _SEARCH_WHOLE_HEAP = ("leaks", "heap", "plugin")
 _FIRST = ("leaks", "heap")
 _LAST = (
-    "test_leaks_watch.py", "test_leaks_devices.py", "test_heap_pause.py",  # these import pandas
+    # these import pandas
+    "test_leaks_watch.py", "test_heap_bounded_searches.py", "test_leaks_devices.py", "test_heap_pause.py",
     "plugin",
     # these import torch's compiler
-    "test_plugin_compiler.py", "test_leaks_innocent.py", "test_leaks_pipelining.py", "test_leaks_compiler.py",
-    "test_heap_graph.py",
+    "test_plugin_compiler.py", "test_leaks_innocent.py", "test_leaks_zoo.py", "test_leaks_programs_training.py",
+    "test_leaks_pipelining.py", "test_leaks_compiler.py", "test_heap_graph.py",
     # these import what the test before them did not: libraries, and torch's op database
     "test_truth.py", "test_truth_transformers.py", "test_truth_lightning.py", "test_truth_diffusers.py",
     "test_truth_accelerate.py", "test_compat_opinfo.py",

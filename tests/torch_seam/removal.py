@@ -10,6 +10,7 @@ import contextlib
 import gc
 import importlib
 import json
+import multiprocessing.pool  # noqa: F401
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ import weakref
 from collections.abc import Callable
 
 import pandas  # noqa: F401
+import psutil  # noqa: F401
 import torch
 
 TIME_LIMIT_S = 60
@@ -173,7 +175,8 @@ _IMPORTED_BY_JOBS = (
     "torch.distributed.tensor",
     "torch.testing._internal.distributed.fake_pg",
 )
-_OF_THE_COMPILER = ("torch._dynamo.", "torch._functorch.", "torch.autograd._engine_run_backward")
+_OF_THE_BACKEND = ("torch._dynamo.backends.", "torch._functorch.", "torch.autograd._engine_run_backward")
+_OF_THE_COMPILER = ("torch._dynamo.", *_OF_THE_BACKEND)
 ASKED_LAST = (*_OF_THE_COMPILER, *_OF_INDUCTOR, *_OF_VALUES, *_OF_JOBS)
 """Names whose steps import torch's compiler: it is imported once for them, after all others."""
 _OF_THE_KEY = ("torch._C._dispatch", "torch._ops", "torch.ops", "torch.library")
@@ -189,8 +192,11 @@ _OF_PROFILES_ALONE = (
 def steps_of(name: str) -> dict[str, Step]:
     """Return what to do without a name: everything that takes it, and nothing slow that does not.
 
-    To register the kernels on the key takes as long as all the rest.
+    To register the kernels on the key takes as long as all the rest, and so does a compiled function. A profile of one
+    imports no file of the seam that the names of our backend are in.
     """
+    if name.startswith(_OF_THE_BACKEND):
+        return {"backend": _import_backend, "mode": _profile_by("mode", "0")}
     if name.startswith(_OF_THE_COMPILER):
         return {
             "backend": _import_backend,
@@ -287,8 +293,9 @@ def _warm_up_compiler() -> None:
 def serve() -> None:
     """Answer each name on standard input."""
     with tempfile.TemporaryDirectory() as folder:
-        # the first fork that imports memwatch keeps what it compiled for the others, whatever else Python is told
-        sys.dont_write_bytecode, sys.pycache_prefix = False, folder
+        if sys.dont_write_bytecode:
+            # the first fork that imports memwatch keeps what it compiled for the others
+            sys.dont_write_bytecode, sys.pycache_prefix = False, folder
         _warm_up()
         _answer()
 
