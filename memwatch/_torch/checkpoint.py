@@ -6,6 +6,7 @@
 | torch.utils.checkpoint._CheckpointFrame.__init__ | NEW_FRAME (a place and a name) |
 | torch.utils.checkpoint._CheckpointFrame.save_inputs, or _NoopSaveInputs.apply | SAVE_INPUTS (a place and a name) |
 | frame.recompute_fn, frame.recomputed | recompute_function(frame), recomputed_tensors(frame) |
+| torch.utils.checkpoint._VersionWrapper.__init__ | SAVE_RESULT (a place and a name) |
 | torch.utils.checkpoint.CheckpointFunction.forward, .backward | REENTRANT_FORWARD, REENTRANT_BACKWARD |
 | torch.utils.checkpoint._current_user_saved_tensors_hooks | PROGRAM_HOOKS (a place and a name, or None) |
 | pack_hook._checkpoint_internal, pack_hook._user_hooks | program_hooks_of(hooks) |
@@ -52,6 +53,12 @@ def recomputed_tensors(frame: Any) -> list[Any]:
     kept_by_task = getattr(frame, "recomputed", None) or {}
     return [tensor for kept in list(kept_by_task.values()) for tensor in list(kept.values())]
 
+
+_Saved: Final[Any] = Part("what a selective checkpoint saves is told as somebody else's").take(
+    "torch.utils.checkpoint._VersionWrapper", None
+)
+SAVE_RESULT: Final[Place | None] = None if _Saved is None else (_Saved, "__init__")
+"""Wraps a result that a selective checkpoint saves: called with the wrapper, which dies as the region runs again."""
 
 REENTRANT_FORWARD: Final[Place] = (checkpoint.CheckpointFunction, "forward")
 REENTRANT_BACKWARD: Final[Place] = (checkpoint.CheckpointFunction, "backward")

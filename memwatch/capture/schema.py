@@ -58,6 +58,7 @@ ROLES: Final = (
     "autocast copy",
     "stepped parameter",
     "reducer memory",
+    "selective checkpoint",
 )
 PLACES_OF_MODULES: Final = ("known", "moved", "former")
 """How a row of `modules` tells a module's place: as it always was, as it is since, as where it is no more."""

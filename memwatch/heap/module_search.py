@@ -6,8 +6,10 @@ calls it, and the search that finds that also finds parents that are never calle
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections import deque
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch import nn
@@ -105,17 +107,21 @@ class _Search:
             is_module = nn.Module in mro_of(cls)
             if is_module and (name not in _NAMES_NOBODY or hops):
                 yield hops, Sighting(value, name.removeprefix("."), holder)
-            if hops >= _MAX_HOPS or not self._may_open(cls) or id(value) in self._seen:
+            if hops >= _MAX_HOPS or not self._may_open(value) or id(value) in self._seen:
                 continue
             budget -= 1
             self._seen.add(id(value))
             if is_module:
                 holder = value
+            if is_module or cls is FunctionType:
                 name = ""
             waiting.extend((hops + 1, f"{name}{step}", held, holder) for step, held in _held_by(value))
 
-    def _may_open(self, cls: type) -> bool:
-        """Return True for a class whose instances hold other objects under names that a program can write."""
+    def _may_open(self, value: Any) -> bool:
+        """Return True for what holds other objects under names that a program can write."""
+        cls = type(value)
+        if cls is FunctionType:
+            return value.__closure__ is not None
         known = self._is_open.get(cls)
         if known is None:
             step = step_of(cls, deep=True)
@@ -130,6 +136,11 @@ def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
     if nn.Module in bases:
         # what lies in its tables is its own, and needs no search
         yield from ((f".{name}", held) for name, held in attributes(value) if name not in _TABLES)
+    elif FunctionType in bases:
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
+        for name, cell in cells:
+            with contextlib.suppress(ValueError):  # it has no value yet
+                yield name, cell.cell_contents
     elif dict in bases:
         items = copied_items(value, dict.items, _MAX_ITEMS)
         yield from ((f"[{key!r}]", held) for key, held in items if type(key) in (str, int))

@@ -77,6 +77,12 @@ class RoleEnds:
             if self._end_all_but(members, large.values(), now) or not in_op:
                 self._owners.registry.look_for_moves()
 
+    def end(self, storage: int, role: int) -> None:
+        """Note that a storage leaves a role just now, between two ops."""
+        now = self._op_counter[0]
+        self._storages.roles[storage] &= ~(1 << role)
+        self._rows += (storage, role, now - 1, now)
+
     def _members(self, large: dict[int, int], frame: FrameType | None, now: int) -> dict[int, set[int]]:
         """Return, for each role that can be told, the storages that are in it; note those that are new."""
         members: dict[int, set[int]] = {role: set() for role in self._told(frame)}

@@ -56,6 +56,7 @@ ROLES: Final[dict[str, str]] = {
     "parameter": "parameter `{name}`",
     "stepped parameter": "an optimizer, as the parameter `{name}` that no module has any more",
     "buffer": "buffer `{name}`",
+    "selective checkpoint": "a selective checkpoint, which saves it for when its region runs again",
     "unsharded gradient": "gradient of the whole parameter `{name}` of FSDP",
 }
 """Roles that say who holds the memory; of the others, the name of the memory says it."""
@@ -73,6 +74,9 @@ REGION_GRADIENT: Final = "a checkpoint, which was given it as the gradient of it
 RECOMPUTED: Final = "a checkpoint, which ran {op} again and keeps its result until backward reads it"
 RECOMPUTED_IN: Final = (
     "a checkpoint, which ran {op} in `{module}` again and keeps its result until backward reads it"
+)
+TAKEN_BY_REGION: Final = (
+    "a checkpoint, whose region took the saved result of {op} over and keeps it until backward reads it"
 )
 KERNEL: Final = "the kernel of {op}"
 RUNNING_OP: Final = "the running op {op}, whose result it is"

@@ -78,6 +78,11 @@ def short_own_place(line: str, own_line: str) -> str:
     return own_place(line, short_place(own_line)) if own_line not in ("", line) else short_place(line)
 
 
+def own_place_in_file(line: str, own_line: str) -> str:
+    """Return `own_place` with the program's own line without its folders."""
+    return own_place(line, place_in_file(own_line)) if own_line not in ("", line) else place_in_file(line)
+
+
 @functools.cache
 def own_place(line: str, own_line: str) -> str:
     """Return a `file:line` that the reader can edit: `train.py:40, in transformers (trainer.py:2674)`.

@@ -75,7 +75,8 @@ def _selected(ctx, op, *args, **kwargs):
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _selectively(block, x):
+def selectively(block, x):
+    """Run a block in a region of which a policy saves the products."""
     return again(block, x, context_fn=functools.partial(create_selective_checkpoint_contexts, _selected))
 
 
@@ -137,7 +138,7 @@ def _llama():
 VARIANTS = {
     "non-reentrant": lambda: Net(again),
     "reentrant": lambda: Net(again_reentrant),
-    "selective": lambda: Net(_selectively),
+    "selective": lambda: Net(selectively),
     "nested": lambda: Net(_nested),
     "nested and reentrant": lambda: Net(_nested_reentrant),
     "without early stop": lambda: Net(_to_the_end),

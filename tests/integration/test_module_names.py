@@ -131,6 +131,20 @@ def test_models_in_attributes_are_named_by_the_way_to_them():
     assert (roots["inclusive_bytes"] > 0).all()
 
 
+def test_models_that_only_a_closure_has_are_named_by_its_variables():
+    """A function that was made with its models is all that the caller has: what its own code calls them is told."""
+
+    def make():
+        pair = Adversaries()
+        return lambda: train(pair.step)
+
+    run = make()
+    with memwatch.profile() as prof:
+        run()
+    modules = own_modules(prof)
+    assert list(modules[modules["parent"] == ""].index) == ["pair.gen", "pair.disc"]
+
+
 def test_a_parent_that_is_never_called_is_the_parent():
     """The children of one model keep torch's own names, and its parameters that are never used are its own."""
     with memwatch.profile() as prof:

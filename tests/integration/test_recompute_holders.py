@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from recompute_models import WIDTH, Block, Net, again, again_reentrant, train_plainly
+from recompute_models import WIDTH, Block, Net, again, again_reentrant, selectively, train_plainly
 from torch import nn
 
 import memwatch
@@ -152,6 +152,22 @@ def test_what_a_checkpoint_computed_again_is_its_until_backward_has_read_it(hold
     peak = prof.at_peak
     assert set(peak.loc[peak["category"] == "recomputed", "op_name"]) == {"aten.relu.default"}
     assert not peak["holder"].str.contains("a checkpoint, which ran").any(), peak["holder"].tolist()
+
+
+@pytest.mark.parametrize("intercept", ["key", "mode"])
+def test_what_a_policy_saves_is_its_checkpoints_until_backward_has_read_it(intercept):
+    """First as a result saved for the region, then taken over by the region that runs again; torch's wrapper says."""
+    net = Net(selectively)
+    with memwatch.profile(intercept=intercept) as prof:
+        net(torch.randn(512, WIDTH, requires_grad=True)).sum().backward()
+    peak = prof.at_peak[prof.at_peak["op_name"] == "aten.addmm.default"]
+    peak = peak[peak["holder_kind"] != "running op"]
+    assert set(peak["category"]) == {"activation"}
+    assert set(peak["holder_evidence"]) == {"structure"}
+    assert set(peak["holder"]) == {
+        "a selective checkpoint, which saves it for when its region runs again",
+        "a checkpoint, whose region took the saved result of addmm over and keeps it until backward reads it",
+    }
 
 
 def test_what_smaller_regions_spare_is_the_sum_of_all_runs():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from memwatch.words.places import short_own_place, short_place
+from memwatch.words.places import own_place_in_file, short_own_place, short_place
 
 TRAINER = "/usr/lib/python3/site-packages/transformers/models/gpt2.py:300"
 
@@ -34,6 +34,7 @@ def test_the_own_line_of_a_library_is_short_too():
     """The program's line comes first, the library's file behind it."""
     told = short_own_place(TRAINER, "/somewhere/else/train.py:12")
     assert told == "train.py:12, in transformers (gpt2.py:300)"
+    assert own_place_in_file(TRAINER, "/somewhere/else/train.py:12") == told
 
 
 def test_a_cell_of_a_notebook_is_called_as_ipython_calls_it(monkeypatch):

@@ -31,12 +31,13 @@ class Block(nn.Module):
         return x + self.down(h)  # peak: down
 
 
+TAKEN = r"a selective checkpoint|whose region took the saved result"
 HELD = rf"{SAVED}|checkpoint|recompute|{UNNAMED}"
 
 
 def recomputed(selected=False):
     """What is true of a stack of checkpointed blocks, in the backward of one of them."""
-    up = ("activation|held|temporary|recomputed", rf"{HELD}|saved|kept") if selected else ("recomputed", HELD)
+    up = ("activation", TAKEN) if selected else ("recomputed", HELD)
     block = r"(blocks\.)?\d(\._checkpoint_wrapped_module)?"
     return (
         Fact(f32(ROWS, HIDDEN), up[0], "up", up[1], rf"{block}\.up", "addmm"),

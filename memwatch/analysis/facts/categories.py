@@ -20,10 +20,11 @@ from memwatch.analysis.facts.allocations import (
     WORKSPACE,
 )  # fmt: skip
 from memwatch.analysis.facts.coded import Coded
+from memwatch.analysis.facts.collectives import collective_ops, communicated_in_backward
 from memwatch.analysis.facts.derived_inputs import DerivedInputs
 from memwatch.analysis.facts.idle_inputs import idle_inputs
 from memwatch.analysis.facts.recomputes import Recomputes
-from memwatch.capture.schema import ACCESSES, BACKWARD, FORWARD, IN_BACKWARD, NONE, ROLES
+from memwatch.capture.schema import ACCESSES, FORWARD, IN_BACKWARD, NONE, ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -47,6 +48,7 @@ _ROLE_RULES = {
     "unsharded gradient": "it is the gradient of a whole parameter, which FSDP has not reduced yet",
     "bucket": "DistributedDataParallel's reducer reduces the gradients in it",
     "communication": "DistributedDataParallel or FSDP2 made it to communicate",
+    "selective checkpoint": "a selective checkpoint saves it, as its policy says",
     "reducer memory": "inferred: it was born while DistributedDataParallel made its reducer, and is alive after that",
 }
 _INPUT_RULES = {
@@ -58,6 +60,7 @@ _CATEGORY_OF_ROLE = {
     "unsharded gradient": "gradient",
     "bucket": "communication",
     "reducer memory": "communication",
+    "selective checkpoint": "activation",
 }
 """The category that a role gives, where it has another name."""
 _STRENGTH = (
@@ -71,13 +74,12 @@ _STRENGTH = (
     "bucket",
     "communication",
     "reducer memory",
+    "selective checkpoint",
     "input",
 )
 """Roles that give a category, the strongest first."""
 _ROLE_EARLIER: Final = "inferred: {rule}, and at the next look it was so no more"
 _OUTLIVES: Final = "it was {name}, but no more by op {op}, and the program keeps it"
-_COLLECTIVES = ("c10d.", "_c10d_functional.", "c10d_functional.")
-"""How the names of the ops begin by which processes communicate."""
 _KEPT: Final = "kept from one iteration into the next; no module and no optimizer owns it"
 _WRITTEN_INPUT: Final = "an argument of the outermost module call, kept into the next iteration and written"
 _IDLE_INPUT: Final = "an argument of the outermost module call, kept over iterations in which nothing uses it"
@@ -193,11 +195,11 @@ class _Traits(NamedTuple):
 def _codes_of_traits(capture: Capture, allocations: Allocations, kept: KeptAcross) -> IntArray:
     """Return the traits of each allocation, as one number."""
     storage, op = allocations.storage, allocations.op
-    collective = _collective_ops(capture)
+    collective = collective_ops(capture)
     by_storage = (
         _saved(capture, allocations.named),
         _crosses_to_backward(capture, allocations.named),
-        _communicated_in_backward(capture, collective, allocations.named),
+        communicated_in_backward(capture, collective, allocations.named),
     )
     saved, crosses, communicated = (np.append(column, False)[storage] for column in by_storage)
     made = np.where((op != NONE) & (op < len(collective)), op, op.dtype.type(len(collective)))
@@ -269,8 +271,8 @@ def _outlived_roles(
     starts_ns, names = capture.tables["ops"]["start_ns"], capture.tables["roles"]["name"]
     death_ns = dict(zip(allocations.storage.tolist(), allocations.death_ns.tolist(), strict=True))
     found = {}
-    for (storage, _), role in past.items():
-        if not role.is_over:
+    for (storage, name), role in past.items():
+        if not role.is_over or name == "selective checkpoint":  # its region has taken it over
             continue
         end_ns = starts_ns[role.end_op] if role.end_op < len(starts_ns) else np.iinfo(np.int64).max
         ends_ns, dies_ns = kept.ends_ns[kept.ends_ns > end_ns], death_ns[storage]
@@ -311,26 +313,6 @@ def _recompute_rules(capture: Capture) -> dict[int, str]:
     again = np.flatnonzero(found.is_recompute)
     rules = np.where(found.run_of_op[again] != NONE, _COMPUTED_AGAIN, _COMPUTED_AGAIN_BY_HAND)
     return dict(zip(again.tolist(), rules.tolist(), strict=True))
-
-
-def _collective_ops(capture: Capture) -> NDArray[np.bool_]:
-    """Return, per op, whether processes communicate in it."""
-    names = capture.tables["ops"]["name"]
-    known, of_op = np.unique(names, return_inverse=True)
-    is_collective = np.array([text.startswith(_COLLECTIVES) for text in capture.text(known)], dtype=bool)
-    found: NDArray[np.bool_] = is_collective[of_op] if len(known) else np.zeros(0, dtype=bool)
-    return found
-
-
-def _communicated_in_backward(
-    capture: Capture, collective: NDArray[np.bool_], named: int
-) -> NDArray[np.bool_]:
-    """Return which storages a collective took while a backward ran, as buckets made before the block."""
-    taken = np.zeros(named, dtype=bool)
-    uses, phase = capture.tables["uses"], capture.tables["ops"]["phase"]
-    if collective.any():
-        taken[uses["storage"][(collective & (phase == BACKWARD))[uses["op"]]]] = True
-    return taken
 
 
 def _unnamed_rule(traits: _Traits) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from memwatch.analysis.facts.module_names import qualified
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
-from memwatch.words.places import own_place, place_in_file
+from memwatch.words.places import own_place_in_file
 from memwatch.words.storages import made_name, output_name, role_name, saved_name, unmade_name
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Names(NamedTuple):
             return saved_name(self.strings[kind.saved_by], inside)
         lines = (self.made.line.values[kind.stack], self.made.own_line.values[kind.stack])
         op_name, module = self.made.op_name.values[kind.op_name], self.made.module_name.values[kind.module]
-        place = own_place(*map(place_in_file, lines))
+        place = own_place_in_file(*lines)
         made_as = made_name(op_name, module, place, is_workspace=bool(kind.is_workspace))
         return made_as or unmade_name(self.strings[kind.thread], kind.step, has_ops=self.has_ops)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, RECOMPUTE
+from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, RECOMPUTE, ROLES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
+
+_SAVED_BY_POLICY: Final = ROLES.index("selective checkpoint")
 
 
 class Recomputes:
@@ -76,6 +78,9 @@ def _last_reads(capture: Capture) -> dict[int, int]:
     kept = np.isin(births["storage"], tables["recomputed"]["storage"]) & (births["op"] != NONE)
     made = np.full(int(births["storage"].max(initial=NONE)) + 1, NONE, dtype=np.int64)
     made[births["storage"][kept]] = births["op"][kept]
+    taken = tables["role_ends"]  # what a selective checkpoint had saved since the forward
+    again = (taken["role"] == _SAVED_BY_POLICY) & np.isin(taken["storage"], births["storage"][kept])
+    made[taken["storage"][again]] = np.minimum(taken["op"][again], len(phase) - 1)
     is_read = (uses["access"] != ACCESSES.index("output")) & (made[uses["storage"]] != NONE)
     storage, reader = uses["storage"][is_read], uses["op"][is_read]
     backward = np.cumsum(~np.isin(phase, IN_BACKWARD))

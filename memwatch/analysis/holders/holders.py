@@ -37,6 +37,7 @@ _ROLES: Final = {
     "bucket": HolderKind.COMMUNICATION,
     "communication": HolderKind.COMMUNICATION,
     "reducer memory": HolderKind.COMMUNICATION,
+    "selective checkpoint": HolderKind.CHECKPOINT,
 }
 """Roles that name their holder by themselves."""
 _BOOKS: Final = HolderEvidence.STRUCTURE
@@ -137,12 +138,15 @@ class Holders:
         """
         facts = self._facts
         run = facts.recomputes.run_of(int(facts.allocations.op[allocation]))
-        if run == NONE or not facts.recomputes.is_awaited(int(facts.allocations.storage[allocation]), op):
+        if not facts.recomputes.is_awaited(int(facts.allocations.storage[allocation]), op):
             return None
         op_name, line, module = (
             str(column[allocation])
             for column in (facts.made_by.op_name, facts.made_by.line, facts.made_by.module_name)
         )
+        if run == NONE:
+            text = words.told_by_op(words.TAKEN_BY_REGION, op_name)
+            return Holder(HolderKind.CHECKPOINT, text, line, subject=(op_name,), evidence=_BOOKS)
         template = words.RECOMPUTED_IN if module else words.RECOMPUTED
         text = words.told_by_op(template, op_name, module)
         holder = Holder(HolderKind.CHECKPOINT, text, line, subject=(op_name, module), evidence=_BOOKS)

@@ -69,7 +69,7 @@ class Unseen:
         if int(allocations.origin[allocation]) == WORKSPACE:
             text, books = words.told_by_op(words.KERNEL, op_name), HolderEvidence.STRUCTURE
             return Holder(HolderKind.KERNEL, text, line, subject=(op_name,), evidence=books)
-        known = self._inferred(allocation, made, op) or self._reading_op(allocation, event)
+        known = self._inferred(allocation, event) or self._reading_op(allocation, event)
         known = known or self._in_no_variable(allocation, made, op)
         return self._not_seen(allocation, made) if known is None else known
 
@@ -89,8 +89,9 @@ class Unseen:
         told = words.told_by_op(text, op_name, thread=thread)
         return Holder(kind, told, line, subject=(op_name, thread), evidence=HolderEvidence.NONE)
 
-    def _inferred(self, allocation: int, made: int, op: int) -> Holder | None:
+    def _inferred(self, allocation: int, event: int) -> Holder | None:
         """Return a holder that a rule about backwards, steps and calls into C++ infers, None where none applies."""
+        made, op = int(self._facts.allocations.op[allocation]), int(self._facts.op_of_event[event])
         if NONE in (made, op) or made > op:
             return None
         phase, phase_now = self._facts.op_phase(made), self._facts.op_phase(op)
@@ -108,7 +109,7 @@ class Unseen:
             text = words.GRADIENT_IN_FLIGHT_OF if module else words.GRADIENT_IN_FLIGHT
         elif phase == phase_now == OPTIMIZER and self._is_dropped_in_this_step(allocation, made, op):
             text, rule, kind = words.VALUE_OF_STEP, Inference.WITHIN_STEP, HolderKind.OPTIMIZER_STEP
-        elif self._is_in_one_call(made, op):
+        elif self._is_in_one_call(made, event):
             text, rule = words.CPP_CALLED, Inference.WITHIN_CPP
         if not text:
             return None
@@ -152,7 +153,13 @@ class Unseen:
         row = int(np.flatnonzero(step)[-1])
         return death <= int(steps["time_ns"][row])
 
-    def _is_in_one_call(self, made: int, op: int) -> bool:
-        """Return True if Python was at one instruction from the op that made it to the one that runs: C++ ran."""
-        stacks = self._ops["stack"][made : op + 1]
-        return bool(stacks[0] != NONE and (stacks == stacks[0]).all())
+    def _is_in_one_call(self, made: int, event: int) -> bool:
+        """Return True if Python was at one instruction from the op that made it to the one that runs: C++ ran.
+
+        Between two ops it is the next that tells whether Python went on.
+        """
+        op = int(self._facts.op_of_event[event])
+        has_returned = int(self._facts.curve.time_ns[event]) > int(self._ops["end_ns"][op])
+        stacks = self._ops["stack"][made : op + 1 + has_returned]
+        is_one = len(stacks) == op + 1 + has_returned - made and bool((stacks == stacks[0]).all())
+        return bool(stacks[0] != NONE) and is_one

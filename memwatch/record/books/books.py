@@ -9,6 +9,7 @@ from memwatch.record.books.autocast import AutocastBook
 from memwatch.record.books.ddp import ReducerBook
 from memwatch.record.books.fsdp import ParameterGroupBook
 from memwatch.record.books.fsdp1 import FlatParameterBook
+from memwatch.record.books.selective import SelectiveBook
 from memwatch.record.patches import Patches
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Books:
             ParameterGroupBook(storages, context),
             FlatParameterBook(context),
             AutocastBook(storages, context),
+            SelectiveBook(storages, context),
         )
         self._waiting: tuple[Book, ...] = self._books
         for book in self._books:
