@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from typing import Final
+
+HAS_THREE_GENERATIONS: Final = sys.version_info < (3, 14)
 
 
 class _Pause:
@@ -66,3 +69,8 @@ def age_everything() -> None:
     else:
         gc.freeze()
         gc.unfreeze()
+
+
+def recent_objects() -> list[object]:
+    """Return the objects that no full collection has seen yet; drop the list soon."""
+    return gc.get_objects(0) + (gc.get_objects(1) if HAS_THREE_GENERATIONS else [])

@@ -126,8 +126,8 @@ def remedy_for(
         return Remedy.HOOK_OF_SELF
     reference = holder if cut is None else [cut]
     along_cycle = [[edge] for edge in cycle]
-    found = _first(_mechanism, [cycle]) or _first(_in_cycle, [reference, holder, *along_cycle])
-    return found or Remedy.ANY
+    found = _first(_mechanism, [cycle]) or _of_class(cycle)
+    return found or _first(_in_cycle, [reference, holder, *along_cycle]) or Remedy.ANY
 
 
 def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy | None:
@@ -141,6 +141,14 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
     if _first(_mechanism, [holder]) is Remedy.TRACEBACK:  # a long path leaves out the exception that has it
         return _first(_mechanism, [path])
     return _first(_mechanism, [holder]) or _first(_retained, [holder]) or _first(_mechanism, along_path)
+
+
+def _of_class(cycle: Iterable[Edge]) -> Remedy | None:
+    """Return what to change if a class is in the cycle: to cut the reference from its method leaves its others."""
+    for edge in cycle:
+        if edge.owner is not None and edge.owner.kind is VertexKind.CLASS and not is_torchs_file(edge):
+            return Remedy.CLASS_IN_CYCLE
+    return None
 
 
 def _is_cache(vertex: Vertex | None) -> bool:

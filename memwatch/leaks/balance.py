@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memwatch.leaks.ledger import Change
     from memwatch.leaks.survivor import Survivor
 
-_REPLACES: Final = LATEST | {EdgeKind.VALUE}
+_REPLACES: Final = LATEST | {EdgeKind.VALUE, EdgeKind.SUBMODULE}
 
 
 def unbalanced(diagnosis: Diagnosis, change: Change) -> list[Survivor]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.edges import EdgeKind, VertexKind
 from memwatch.leaks.kinds import LeakKind
-from memwatch.leaks.series import name_in_series
+from memwatch.leaks.series import kind_in_series, name_in_series
 from memwatch.words.leaks import CAUSE
 from memwatch.words.places import place
 
@@ -99,7 +99,7 @@ def _functions(edge: Edge) -> Iterator[Hashable]:
 
 def _edge(edge: Edge) -> Hashable:
     owner, reader, file = _vertex(edge.owner), _vertex(edge.reader), _portable(edge.file)
-    return edge.kind.name, name_in_series(edge), owner, reader, file
+    return kind_in_series(edge).name, name_in_series(edge), owner, reader, file
 
 
 def _vertex(vertex: Vertex | None) -> Hashable:

@@ -122,13 +122,18 @@ def is_hook_number(edge: Edge) -> bool:
 def entry_step(steps: Sequence[Step], young: Sequence[bool]) -> Step | None:
     """Return the reference through which something older than the block holds something born in it.
 
+    Of a gradient that is the one which keeps its parameter, where that is kept as a key alone: of optimizer state.
+
     Args:
         steps: the retention path.
         young: for each object of its chain, whether it was born in the block.
     """
+    before: Step | None = None
     for step in steps:
         if young[step.end] and not (step.start and young[step.start]):
-            return step
+            is_of_key = step.edge.kind is EdgeKind.GRAD and before is not None
+            return before if is_of_key and before.edge.kind is EdgeKind.KEY else step  # type: ignore[union-attr]
+        before = step
     visible = [step for step in steps if not step.hidden]
     return visible[-1] if visible else (steps[0] if steps else None)
 

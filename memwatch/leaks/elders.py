@@ -8,12 +8,12 @@ come, as in a session of tests, `follow` has every collection looked at, so that
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
+from memwatch.heap.pause import HAS_THREE_GENERATIONS, recent_objects
 from memwatch.heap.tensors import is_storage, is_tensor
-from memwatch.leaks.new_storages import NewStorages, storages_behind, tensors_among
+from memwatch.leaks.new_storages import NewStorages, empty_storage, storages_behind, tensors_among
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _BEFORE: Final = -1
 """The run of what was there before all runs."""
-_HAS_THREE_GENERATIONS: Final = sys.version_info < (3, 14)
 
 
 class _Promotions:
@@ -48,7 +47,7 @@ class _Promotions:
 
     def take(self) -> list[object] | None:
         """Return the moved tensors that are alive, or None if some may have been missed; drop the list soon."""
-        if self._collections != _collections() or not _HAS_THREE_GENERATIONS:
+        if self._collections != _collections() or not HAS_THREE_GENERATIONS:
             return None
         return [tensor for tensor in (ref() for ref in self._tensors) if tensor is not None]
 
@@ -117,7 +116,8 @@ def open_block() -> tuple[dict[int, NewStorage], dict[int, int]]:
                 made.nbytes = now_bytes
             else:  # the block around this one compares with the bytes that it began with
                 changed[key] = now_bytes
-    return dict(_BOOK.storages.by_id), changed
+    empty = {key: empty_storage(ref) for key, ref in _BOOK.empty.items() if ref() is not None}
+    return empty | _BOOK.storages.by_id, changed
 
 
 def close_block() -> None:
@@ -141,7 +141,7 @@ def _list_what_was_made() -> None:
         fresh = gc.get_objects()
         _BOOK.heap_objects = len(fresh)
     else:
-        fresh = gc.get_objects(0) + gc.get_objects(1)
+        fresh = recent_objects()
     for storage in storages_behind([*tensors_among(fresh), *(promoted or ())]):
         if not _BOOK.storages.has(storage) and _BOOK.storages.add(storage, _BEFORE) is None:
             _BOOK.empty[id(storage)] = weakref.ref(storage)

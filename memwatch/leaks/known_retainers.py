@@ -1,8 +1,12 @@
-"""References that are no leak: parameters, buffers, gradients, optimizer state of living parameters."""
+"""References that are no leak: parameters, buffers, gradients, optimizer state of living parameters.
+
+What a block added to a series of parts that a module had before (`leaks/module_growth.py`) is not among them, nor is
+the gradient of a parameter that an optimizer alone remembers, in its state.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +18,7 @@ from memwatch.heap.names import attributes, instance_dict
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import UNREACHED
 from memwatch.heap.tensors import is_composed, is_node_type, is_storage, is_tensor, mro_of
+from memwatch.leaks.module_growth import added_parts, entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,8 +33,9 @@ Positions = set[tuple[int, int]]
 def state_edges(snapshot: Snapshot) -> Positions:
     """Find the references to parameters, buffers, gradients and the optimizer state of living parameters."""
     optimizers = snapshot.instances(torch.optim.Optimizer)
-    state = _optimizer_state(snapshot, optimizers) if optimizers else ()
-    return listed([*_module_state(snapshot), *state])
+    forgotten: set[int] = set()
+    state = list(_optimizer_state(snapshot, optimizers, forgotten)) if optimizers else []
+    return listed([*_module_state(snapshot), *_gradients(snapshot, forgotten), *state])
 
 
 def state_storages(snapshot: Snapshot, edges: Positions) -> set[int]:
@@ -76,32 +82,49 @@ def listed(edges: Iterable[tuple[int, int]]) -> Positions:
 
 
 def _module_state(snapshot: Snapshot) -> Iterable[tuple[int, int]]:
+    added = added_parts(snapshot)
     for module in snapshot.instances(torch.nn.Module):
-        values = instance_dict(module) or {}
-        for table in (values.get(PARAMETERS), values.get(BUFFERS)):
-            if type(table) is dict or type(table).__name__ == "OrderedDict":
-                place = snapshot.position(table)
-                yield from ((place, snapshot.position(tensor)) for tensor in dict.values(table))  # type: ignore[arg-type]
+        for table, _, tensor in entries(module, PARAMETERS, BUFFERS):
+            if id(tensor) not in added:
+                yield snapshot.position(table), snapshot.position(tensor)
         if keeps_in_c(type(module)):  # scripted: the tables are in C++
             place = snapshot.position(module)
             yield from ((place, snapshot.position(edge.target)) for edge in c_held_edges(module))
+
+
+def _gradients(snapshot: Snapshot, forgotten: set[int]) -> Iterable[tuple[int, int]]:
     for tensor in snapshot.instances(torch.Tensor):
         gradient = plain_gradient(tensor)
-        if gradient is not None:
+        if gradient is not None and id(tensor) not in forgotten:
             yield snapshot.position(tensor), snapshot.position(gradient)
 
 
 def _optimizer_state(
-    snapshot: Snapshot, optimizers: list[torch.optim.Optimizer]
+    snapshot: Snapshot, optimizers: list[torch.optim.Optimizer], forgotten: set[int]
 ) -> Iterable[tuple[int, int]]:
+    """Yield the references to the state of living parameters; add the ids of those that no step updates any more."""
     closed = {snapshot.position(optimizer) for optimizer in optimizers} - {UNREACHED}
     alive = search(snapshot, snapshot.root_groups(), closed=closed)
     for optimizer in optimizers:
-        state = (instance_dict(optimizer) or {}).get("state")
+        values = instance_dict(optimizer) or {}
+        state = values.get("state")
         if dict not in mro_of(type(state)):
             continue
         table = snapshot.position(state)
+        stepped = _stepped(values.get("param_groups"))
         for parameter, slots in list(dict.items(state)):  # type: ignore[arg-type]
             place = snapshot.position(parameter)
-            if is_tensor(parameter) and place >= 0 and alive.reaches(place):
+            if not is_tensor(parameter) or place < 0:
+                continue
+            if alive.reaches(place):
                 yield table, snapshot.position(slots)
+            elif id(parameter) not in stepped:
+                forgotten.add(id(parameter))
+
+
+def _stepped(groups: Any) -> set[int]:
+    """Return the ids of the parameters that an optimizer's step updates."""
+    if type(groups) is not list:
+        return set()
+    found = [group.get("params") for group in groups if type(group) is dict]
+    return {id(parameter) for parameters in found if type(parameters) is list for parameter in parameters}

@@ -80,6 +80,11 @@ class NewStorage:
         return self.nbytes if storage is None else storage_bytes(storage)
 
 
+def empty_storage(ref: weakref.ref[torch.UntypedStorage]) -> NewStorage:
+    """Return a storage from before the block that has no memory yet; `resize_` may give it some."""
+    return NewStorage(ref, 0, "", -1, None, certain=True, time_s=time.monotonic())
+
+
 class NewStorages:
     """The storages that successive runs made, each once."""
 

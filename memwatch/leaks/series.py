@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _NUMBERS: Final = re.compile(r"\d+")
 _ENTRY: Final = re.compile(r"\d+|'[^']*'")  # the varying parts of a key as Python writes it
+_PLAIN: Final = re.compile(r"[-'\"\d]")
+"""How numbers and text begin; the key is another object otherwise."""
 _ENTRIES: Final = frozenset(
     {EdgeKind.PARAMETER, EdgeKind.BUFFER, EdgeKind.SUBMODULE, EdgeKind.CONTEXT_VARIABLE}
 )
@@ -21,14 +23,21 @@ _ENTRIES: Final = frozenset(
 
 def series_of(edge: Edge) -> Hashable:
     """Return what is equal for references that differ only in an index, a key, a number or a size."""
-    return edge.kind, name_in_series(edge), _vertex(edge.owner), _vertex(edge.reader)
+    return kind_in_series(edge), name_in_series(edge), _vertex(edge.owner), _vertex(edge.reader)
+
+
+def kind_in_series(edge: Edge) -> EdgeKind:
+    """Return the kind of a reference; an object that is a key goes with its value, by the same deletion."""
+    return EdgeKind.VALUE if edge.kind is EdgeKind.KEY else edge.kind
 
 
 def name_in_series(edge: Edge) -> str | None:
     """Return the name of a reference with a star for what varies in it, None where all of it does."""
     if edge.name is None or edge.kind in _ENTRIES:
         return None
-    return (_ENTRY if edge.kind is EdgeKind.VALUE else _NUMBERS).sub("*", edge.name)
+    if edge.kind is EdgeKind.VALUE:
+        return _ENTRY.sub("*", edge.name) if _PLAIN.match(edge.name) else None
+    return _NUMBERS.sub("*", edge.name)
 
 
 def _vertex(vertex: Vertex | None) -> Hashable:

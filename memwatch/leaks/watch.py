@@ -9,9 +9,11 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+import numpy as np
+
 from memwatch.errors import MemwatchError
 from memwatch.heap.ids import identities
-from memwatch.heap.pause import collect, pause_gc, resume_gc
+from memwatch.heap.pause import collect, pause_gc, recent_objects, resume_gc
 from memwatch.leaks.cut import holder_of
 from memwatch.leaks.diagnose import Diagnosis, diagnose
 from memwatch.leaks.exemptions import Exemptions
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    import numpy as np
     import pandas as pd
     from numpy.typing import NDArray
 
@@ -116,6 +117,7 @@ class LeakWatch:
         """
         with self._lock:
             label = label or str(self._marks)
+            self._forget_old(recent_objects())
             collect()
             pause_gc()
             try:
@@ -137,7 +139,15 @@ class LeakWatch:
         grown = growth(looks, (), every_run=True)
         end_s = looks[-1].time_s
         leaks = [
-            leak_of(each.survivors, each.nbytes, each.count, per_call=False, end_s=end_s) for each in grown
+            leak_of(
+                each.survivors,
+                each.nbytes,
+                each.count,
+                per_call=False,
+                end_s=end_s,
+                grows=not each.count,
+            )
+            for each in grown
         ]
         return largest_first(leaks)
 
@@ -186,6 +196,11 @@ class LeakWatch:
         self._storages.alive()
         for storage in storages_behind(tensors_among(gc.get_objects())):
             self._storages.add(storage, run, certain=True)
+
+    def _forget_old(self, objects: list[object]) -> None:
+        """Note that objects are not from before the first mark: they are where some that are dead now were."""
+        if self._old is not None:
+            self._old = np.setdiff1d(self._old, identities(objects))
 
     def _look(self) -> Diagnosis:
         """Find the holders of what was made, or became larger, since the first mark."""
