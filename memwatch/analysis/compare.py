@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pandas as pd
 
 from memwatch.analysis.texts import TEXT
+from memwatch.words.storages import site_name
 
 if TYPE_CHECKING:
     from memwatch.analysis.derived_tables import DerivedTables
@@ -83,4 +84,4 @@ def _by_site(tables: DerivedTables) -> pd.DataFrame:
 
 def _site(op_name: str, line: str, function: str) -> str:
     file = os.path.basename(line.rpartition(":")[0])
-    return " in ".join(part for part in (op_name, f"{function} ({file})" if file else "") if part)
+    return site_name(op_name, function, file)

@@ -19,7 +19,7 @@ from memwatch.cli.reading import add_device, read
 from memwatch.device_names import is_host
 from memwatch.progress import working
 from memwatch.sizes import format_bytes
-from memwatch.words.storages import short_op
+from memwatch.words.storages import short_site
 
 if TYPE_CHECKING:
     import argparse
@@ -100,7 +100,7 @@ def _as_text(compared: Comparison, rows: int) -> str:
     for heading in ("Category", "Module", "Site"):
         table.add_column(heading, no_wrap=True, overflow="ellipsis")
     for (category, module, site), *cells in zip(shown.index, *figures.values(), strict=True):
-        told = head(_short_site(site), room - for_module)
+        told = head(short_site(site), room - for_module)
         table.add_row(*cells, name(category), tail(module, for_module), told)
     rest = changed["delta_bytes"].iloc[rows:]
     more = [Text(f"{len(rest):,} more sites: {_signed(rest.sum())}", style="dim")] if len(rest) else []
@@ -109,9 +109,3 @@ def _as_text(compared: Comparison, rows: int) -> str:
 
 def _signed(nbytes: int) -> str:
     return f"{'+' if nbytes > 0 else ''}{format_bytes(nbytes)}"
-
-
-def _short_site(site: str) -> str:
-    """Return `addmm in Linear.forward` for an op with its namespace and overload; other names as they are."""
-    op_name, within, function = site.partition(" in ")
-    return f"{short_op(op_name)}{within}{function}" if within else site

@@ -12,6 +12,7 @@ _MADE_IN_STEP: Final = "made in step {step}, which was not recorded"
 _WORKSPACE: Final = "workspace of {op}"
 _IN_MODULE: Final = "{what} in `{module}`"
 _AT: Final = "{what} at {place}"
+_WITHIN: Final = " in "
 _ATEN: Final = "aten"
 _GRADIENTS: Final = ("gradient", "unsharded gradient")
 _GRADIENT: Final = "`{parameter}` .grad"
@@ -36,6 +37,17 @@ def short_op(op_name: str) -> str:
     if len(name) != 2:
         return op_name
     return name[0] if space == _ATEN else f"{space}.{name[0]}"
+
+
+def site_name(op_name: str, function: str, file: str) -> str:
+    """Return where in the code memory is made, without lines, which move: `aten.mul.Tensor in f (a.py)`."""
+    return _WITHIN.join(part for part in (op_name, f"{function} ({file})" if file else "") if part)
+
+
+def short_site(site: str) -> str:
+    """Return a `site_name` with the op in short; other names as they are."""
+    op_name, within, function = site.partition(_WITHIN)
+    return f"{short_op(op_name)}{within}{function}" if within else site
 
 
 def role_name(role: str, name: str) -> str:
