@@ -207,7 +207,7 @@ def profile(
             autograd sums gradients out of place: the same values, other versions, a higher peak.
         limit_bytes: raise at the op that lifts the live bytes of any one device above this limit (bytes, or text as
             `"2 GiB"`), or those of a device above its own: `{"cuda": "20 GiB"}`. In a step that is not recorded
-            nothing is raised.
+            nothing is raised. Amid a backward the recorder in Python misses some gradients, and may raise later.
         schedule: which steps are recorded, from `memwatch.schedule`; `step()` ends a step, and where the program never
             calls it the step of the first optimizer does. Between recorded steps the exact live curve goes on.
         keep: `"all"` keeps what is recorded; `"peaks"` only the steps that set a new peak or fail.

@@ -83,6 +83,21 @@ def test_averaged_weights_do_not_wait_for_the_next_pass():
     assert "lag" not in {str(finding.kind) for finding in prof.findings}
 
 
+def test_what_a_module_is_called_with_does_not_wait_in_its_call():
+    """Torch passes it on as `*args`, which is no container of the program's: nobody could make it later."""
+
+    class Unpacked(nn.Linear):
+        def forward(self, x):
+            weight = self.weight.half().float() * 1.0
+            return x @ weight.t()
+
+    net = nn.Sequential(Unpacked(WIDE, 2 * WIDE), nn.ReLU(), Unpacked(2 * WIDE, WIDE))
+    with torch.inference_mode(), memwatch.profile() as prof:
+        for _ in range(8):
+            net(torch.ones(WIDE, WIDE)).clone()
+    assert "lag" not in {str(finding.kind) for finding in prof.findings}
+
+
 def test_the_site_of_a_finding_stands_before_what_is_remarked_of_its_holder():
     """So the line is that of the holder, and not of the rule by which it is inferred."""
     for finding in distill(drops=False).findings:

@@ -48,7 +48,8 @@ def _waiting_places(moment: Moment, allocation: int, variables: list[Holder]) ->
         in_engine = moment.is_of_backward(allocation)
         waits = [] if variables[0].is_inside or in_engine else variables
     else:
-        waits = [holder for holder in variables if holder.is_inside and not holder.foreign]
+        # what torch passes on, as in `*args`, is an argument and no container of the program's
+        waits = [each for each in variables if each.is_inside and not (each.foreign or each.is_of_torch)]
     rest = [holder for holder in variables if holder not in waits]
     in_variable = bool(rest) and not any(holder.foreign for holder in rest)
     if in_variable and not moment.evidence.loops.is_rebound(allocation, moment.op):
