@@ -77,9 +77,16 @@ def code_owner(file: str) -> CodeOwner:
 
 def owner_of_function(code: CodeType) -> CodeOwner:
     """Return whose code a function is; what `dataclasses` writes has the file `<string>`, as `python -c` has."""
-    if code.co_filename == "<string>" and getattr(code, "co_qualname", "").startswith(_BY_DATACLASSES):
+    if code.co_filename == "<string>" and _is_by_dataclasses(code):
         return CodeOwner.PYTHON
     return code_owner(code.co_filename)
+
+
+def _is_by_dataclasses(code: CodeType) -> bool:
+    qualname = getattr(code, "co_qualname", None)
+    if qualname is None:  # Python 3.10, where the name of the method has to do
+        return code.co_name == "__init__" and "-c" not in sys.orig_argv
+    return bool(qualname.startswith(_BY_DATACLASSES))
 
 
 def is_program_code(file: str) -> bool:

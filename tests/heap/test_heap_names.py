@@ -17,6 +17,7 @@ from torch import nn
 
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap import Snapshot, search, steps_of
+from memwatch.heap.edges_of import name_edge
 from memwatch.heap.paths import name_chain
 from memwatch.leaks import find_leaks
 from memwatch.words import edges as edge_words
@@ -327,3 +328,24 @@ def test_an_edge_keeps_no_key_alive():
     del key
     assert [edge.name for edge in edges] == ["a_key"]
     assert seen() is None
+
+
+@pytest.mark.parametrize("by_frame", [False, True], ids=["straight", "by its frame"])
+def test_a_variable_of_a_suspended_generator_is_the_generators(by_frame):
+    """Its frame, which stands between them with Python 3.10, changes no word: straight or in a cell."""
+
+    def keeping(plain, captured):
+        yield lambda: captured
+        del plain
+
+    generator = keeping([1], [2])
+    inner = next(generator)
+    between = [generator.gi_frame] if by_frame else []
+    cell = inner.__closure__[0]
+    for way, name in (
+        ([generator.gi_frame.f_locals["plain"]], "plain"),
+        ([cell, cell.cell_contents], "captured"),
+    ):
+        edge, covered = name_edge([generator, *between, *way], 0)
+        assert (edge.kind, edge.name, edge.owner.kind) == (EdgeKind.LOCAL, name, VertexKind.GENERATOR)
+        assert covered == len(between) + len(way)
