@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from budget_programs import PROGRAMS
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch import config
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -104,6 +105,10 @@ def with_budget(
     try:
         verdicts = [equal(results(model, step, call), wanted) for _ in range(3)]
         taken = peak(model, step, call)
+    except BackendCompilerFailed as error:  # a number of bytes is refused by the compilation
+        if not isinstance(error.inner_exception, BudgetError):
+            raise
+        return "refused"
     except BudgetError:
         return "refused"
     remark = "" if taken <= eager * share / 100 else " **over**"

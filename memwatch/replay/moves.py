@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -52,8 +52,9 @@ def _move_back(held: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def _as(like: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
     with torch.no_grad():
-        empty = torch.empty(0, dtype=like.dtype, device=storage.device)
-        return empty.set_(storage, like.storage_offset(), like.size(), like.stride())  # type: ignore[call-overload,no-any-return]
+        empty: Any = torch.empty(0, dtype=like.dtype, device=storage.device)
+        found: torch.Tensor = empty.set_(storage, like.storage_offset(), like.size(), like.stride())
+        return found
 
 
 def _host_bytes(nbytes: int, device_type: str) -> torch.Tensor:

@@ -236,6 +236,9 @@ class StepModel:
             elif name in self._owner or isinstance(name, Move):
                 number = self._holders[name.what][0] if isinstance(name, Move) else self._owner[name]
                 is_early = number not in left or self._parts[number].run.num_fwd_outputs is None
+                # a copy that is to be made while another graph runs is made before it: later it frees nothing
+                is_out = isinstance(name, Move) and name.kind == StepKind.OFFLOAD
+                is_early |= is_out and not late[number] and self._makes_early(number, name)
                 (early if is_early else late)[number].append(name)
         whole: list[Name] = []
         for part, names in zip(self._parts, early, strict=True):
@@ -253,6 +256,10 @@ class StepModel:
             own = partial(self._own_step, len(part.prefix))
             orders.append([*map(own, before), *turn, *map(own, after)])
         return Orders(orders, peak, self._extra_cost(whole), whole)
+
+    def _makes_early(self, number: int, move: Name) -> bool:
+        made = (spec.makes for spec in self._parts[number].early)
+        return isinstance(move, Move) and any(move.what in names for names in made)
 
     def _own_step(self, prefix_chars: int, name: Name) -> str | Move:
         if isinstance(name, Move):

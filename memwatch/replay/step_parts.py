@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from memwatch.encoding.values import Value
     from memwatch.planner import OpSpec
+    from memwatch.planner.op import Name
 
 LEAVE: Final = "the code after the forward"
 """Name of the op that stands for it: it reads the forward's outputs."""
@@ -84,7 +85,7 @@ class Part:
     added: set[str] = field(default_factory=set)
 
 
-def holders(part: Part) -> dict[str, str]:
+def holders(part: Part) -> dict[Name, str]:
     """Return the buffers of a graph that can be moved out and back -> the name of the node that holds each.
 
     What the program or another graph is given stays: they hold it. A copy of what is written later would be old.
@@ -92,7 +93,7 @@ def holders(part: Part) -> dict[str, str]:
     ops = (*part.early, *part.late)
     fixed = {*part.given, *part.reader.keep, *part.flowing, *(name for spec in ops for name in spec.writes)}
     nodes = {node.name: node for node in part.run.module.graph.nodes}
-    found = {}
+    found: dict[Name, str] = {}
     for spec in ops:
         node = nodes[str(spec.name)[len(part.prefix) :]]
         items = [user for user in node.users if user.target is operator.getitem]
@@ -101,11 +102,12 @@ def holders(part: Part) -> dict[str, str]:
                 each for each in (node, *items) if part.reader.buffers[each] == (name,) and _is_plain(each)
             ]
             if name not in fixed and len(own) == 1:
-                found[str(name)] = own[0].name
+                found[name] = own[0].name
     return found
 
 
 def _is_plain(node: fx.Node) -> bool:
     value = node.meta.get("val")
-    is_tensor = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    return is_tensor and not value.is_conj() and not value.is_neg()
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return not (value.is_conj() or value.is_neg())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -67,6 +68,10 @@ def plan_step(
             break
         target = max(target - over, 0)  # cut into graphs, the plan takes a little more
     assert best is not None, "something was planned"
+    if options.offload:  # cut into graphs, a plan with moves may end above one without
+        other = plan_step(model, own, wanted_bytes, dataclasses.replace(options, offload=False))
+        if other.orders.peak_increase_bytes < best.orders.peak_increase_bytes:
+            return other
     return PlannedStep(best.orders, is_lowest=True, error=best.error)
 
 

@@ -220,7 +220,6 @@ def test_budget_out_of_reach_is_said():
         ({"strict": "yes"}, "strict='yes'"),
         ({"seed": "a"}, "seed='a'"),
         ({"offload": 1}, "offload=1"),
-        ({"offload": True}, "moves no buffers"),
         ({"inner": "fast"}, "use 'eager' or 'inductor'"),
     ],
 )
