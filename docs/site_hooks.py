@@ -1,7 +1,8 @@
-"""Hooks of the site's generator: the reports that the pages link to are pages of the site too."""
+"""Hooks of the site's generator: the reports and tests that the pages link to are files of the site too."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,16 +13,20 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-REPORTS = Path(__file__).parents[1] / "reports"
+ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"\]\(\.\./((?:reports|tests)/[^)#]+)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the reports."""
-    for report in sorted([*REPORTS.glob("*.md"), *REPORTS.glob("*.py")]):
-        files.append(File.generated(config, f"reports/{report.name}", abs_src_path=str(report)))
+    """Add the reports, and what the pages in this folder link to beside them."""
+    reports = [*ROOT.glob("reports/*.md"), *ROOT.glob("reports/*.py")]
+    pages = Path(__file__).parent.glob("*.md")
+    linked = {ROOT / link for page in pages for link in LINK.findall(page.read_text(encoding="utf-8"))}
+    for file in sorted({*reports, *linked}):
+        files.append(File.generated(config, str(file.relative_to(ROOT)), abs_src_path=str(file)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links to the reports lead to where they are in the site."""
-    return markdown.replace("](../reports/", "](reports/") if "/" not in page.file.src_uri else markdown
+    """Let links to them lead to where they are in the site."""
+    return LINK.sub(r"](\1", markdown) if "/" not in page.file.src_uri else markdown

@@ -37,16 +37,15 @@ def pages(folder: Path) -> dict[str, tuple[Path, str]]:
     shutil.copy(HERE / "page_training.py", folder / "train.py")
     os.chdir(folder)
     sys.path.insert(0, str(folder))
-    Training = importlib.import_module("train").Training  # noqa: N806
-    Training(4).record(1)  # what is made once in a process is made before
-    small = Training(4).record(3)
-    large = Training(6).record(3)
-    training = Training(4)
+    train = importlib.import_module("train")
+    train.Training(4).record(1)  # what is made once in a process is made before
+    small = train.Training(4).record(3)
+    large = train.Training(6).record(3)
+    training = train.Training(4)
     training.step()
     planned = training.record(1, replay=True)
     plan = memwatch.plan(planned, budget="60%")
     compared = compare(*(ByDevice(each.capture).tables("cpu") for each in (small, large)))
-    leaks = memwatch.find_leaks(training.step)
     half = len(small.timeline) // 2
     return {
         "gpt": (html(small, folder / "gpt.html"), ""),
@@ -55,7 +54,10 @@ def pages(folder: Path) -> dict[str, tuple[Path, str]]:
             f"#at={half}&than=peak&by=module.phase&color=module",
         ),
         "storage": (html(small, folder / "storage.html"), f"#storage={small.at_peak.index[0]}"),
-        "leak": (leak_page(leaks, folder / "leak.html", title="one step of the training"), ""),
+        "leak": (
+            leak_page(train.leaks_of_a_step(), folder / "leak.html", title="one step of the training"),
+            "",
+        ),
         "plan": (
             html(planned, folder / "plan.html", plan=plan, tradeoff=trade_off(plan, shares=(80, 60, 40))),
             "plan",

@@ -13,6 +13,7 @@ import sys
 import pytest
 
 import memwatch
+from memwatch.cli.diff import _short_site
 from memwatch.cli.main import VERBS, main
 from memwatch.sizes import format_bytes
 
@@ -109,6 +110,19 @@ def test_diff_tells_sites_by_name_where_lines_moved(tmp_path, capsys):
         exec(code, {})
     assert main(["diff", str(tmp_path / "0.memwatch"), str(tmp_path / "1.memwatch")]) == 0
     assert "No site changed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("site", "shown"),
+    [
+        ("aten.addmm.default in f (x.py)", "addmm in f (x.py)"),
+        ("`0.0.weight` .grad",) * 2,
+        ("blocks.0.weight",) * 2,
+    ],
+)
+def test_diff_shortens_ops_and_leaves_names_whole(site, shown):
+    """The dots of a parameter's name are no namespace and no overload."""
+    assert _short_site(site) == shown
 
 
 def test_transform_writes_every_format(narrow, tmp_path, capsys):
