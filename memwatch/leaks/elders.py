@@ -116,7 +116,8 @@ def open_block() -> tuple[dict[int, NewStorage], dict[int, int]]:
                 made.nbytes = now_bytes
             else:  # the block around this one compares with the bytes that it began with
                 changed[key] = now_bytes
-    empty = {key: empty_storage(ref) for key, ref in _BOOK.empty.items() if ref() is not None}
+    living = ((key, ref()) for key, ref in _BOOK.empty.items())
+    empty = {key: empty_storage(storage) for key, storage in living if storage is not None}
     return empty | _BOOK.storages.by_id, changed
 
 

@@ -47,13 +47,6 @@ def _sizes(storages: list[NewStorage]) -> Counter[tuple[str, int]]:
     return _CountBySize(made.size for made in storages)
 
 
-def _grown(made: NewStorage, nbytes: int, run: int, *, was_empty: bool) -> NewStorage:
-    """Return what a storage from before a run got in it; one without memory got what a new one would have."""
-    storage = made.ref()
-    device = made.device if storage is None else str(storage.device)
-    return replace(made, nbytes=nbytes, device=device, run=run, certain=True, grew=not was_empty)
-
-
 class _CountBySize(Counter[tuple[str, int]]):
     """Storages counted by size; a class of its own, so that ours are not counted as the program's objects."""
 
@@ -111,9 +104,8 @@ class Ledger:
                 del self._known[key]
                 change.died += [made] * bool(made.nbytes)
             elif (more := made.bytes_now() - self._bytes.get(key, made.nbytes)) != 0:
-                if more > 0:
-                    had_bytes = self._bytes.get(key, made.nbytes)
-                    change.grown.append(_grown(made, more, run, was_empty=not had_bytes))
+                if more > 0 and self._bytes.get(key, made.nbytes):  # what gets its first memory only begins
+                    change.grown.append(replace(made, nbytes=more, run=run, certain=True, grew=True))
                 self._bytes[key] = made.bytes_now()
         self._grown += change.grown
         dead = {id(made.ref) for made in change.died}

@@ -80,9 +80,10 @@ class NewStorage:
         return self.nbytes if storage is None else storage_bytes(storage)
 
 
-def empty_storage(ref: weakref.ref[torch.UntypedStorage]) -> NewStorage:
-    """Return a storage from before the block that has no memory yet; `resize_` may give it some."""
-    return NewStorage(ref, 0, "", -1, None, certain=True, time_s=time.monotonic())
+def empty_storage(storage: torch.UntypedStorage) -> NewStorage:
+    """Return a storage from before all runs that has no memory yet; `resize_` may give it some."""
+    device = str(storage.device)
+    return NewStorage(weakref.ref(storage), 0, device, -1, None, certain=True, time_s=time.monotonic())
 
 
 class NewStorages:

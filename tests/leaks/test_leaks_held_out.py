@@ -1,0 +1,66 @@
+"""What a trial of programs nobody had seen before has shown: memory of growing state, and classes made per call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from memwatch.leaks import LeakWatch, TensorLeakError, check_leaks, find_leaks
+from memwatch.words.advice import SENTENCES, Remedy
+
+BUFFER = torch.zeros(0)
+CACHE = {"keys": torch.ones(4, 4)}
+LAYERS = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+def enlarge():
+    BUFFER.resize_(BUFFER.numel() + 64)
+
+
+def append_keys():
+    CACHE["keys"] = torch.cat([CACHE["keys"], torch.ones(4, 4)])
+
+
+def net(weight):
+    class Net(nn.Module):
+        constant = weight
+
+        def __init__(self):
+            super().__init__()
+
+    return Net()
+
+
+def test_a_tensor_that_begins_without_memory_and_grows_is_a_leak():
+    """The first memory is a beginning; what each further call adds is growth."""
+    (leak,) = find_leaks(enlarge)
+    assert leak.nbytes == 256
+    assert "BUFFER" in leak.holder
+
+
+def test_a_watch_sees_a_tensor_that_each_call_makes_larger():
+    """A new tensor may lie where a dead one lay before the first mark."""
+    watch = LeakWatch()
+    for _ in range(4):
+        watch.mark()
+        append_keys()
+        append_keys()
+    watch.mark()
+    (leak,) = watch.leaks
+    assert "CACHE" in leak.holder
+    assert leak.advice == SENTENCES[Remedy.GROWING_TENSOR]
+
+
+def test_a_class_made_per_call_is_told_as_one():
+    """Its cell `__class__` is not what to cut: each class refers to itself in other ways too."""
+    (leak,) = find_leaks(lambda: net(torch.ones(8)))
+    assert leak.advice == SENTENCES[Remedy.CLASS_IN_CYCLE]
+
+
+def test_one_more_layer_is_told_by_one_pass_but_a_replaced_one_is_not():
+    """A layer of another size takes the place of the one that it replaces."""
+    with check_leaks():
+        LAYERS[1] = nn.Linear(4, 9)
+    with pytest.raises(TensorLeakError, match="submodule '2' of Sequential"), check_leaks():
+        LAYERS.append(nn.Linear(4, 4))
