@@ -34,6 +34,7 @@ PROFILES: dict[str, dict[str, Any]] = {
     "Python, key": {},
 }
 BUDGET = "70%"
+HOLDERS = "holders"
 
 
 def small_programs() -> dict[str, Callable[[], Callable[[], None]]]:
@@ -138,6 +139,24 @@ def planned() -> dict[str, float]:
     return {"plan_s": time.thread_time() - start, "plan_peak_increase_bytes": plan.peak_increase_bytes}
 
 
+def measured(first: str, *rest: str) -> dict[str, float]:
+    """Measure in this process what the words of a program say."""
+    if first == "plan":
+        return planned()
+    if first == HOLDERS:
+        return holders(*rest)
+    return sample(first, *rest)
+
+
+def holders(program: str) -> dict[str, float]:
+    """Measure what looking for holders adds to a program in this process."""
+    import holders_programs
+    import torch
+
+    torch.set_num_threads(1)
+    return holders_programs.calls(program) | holders_programs.sample(program)
+
+
 @contextlib.contextmanager
 def beside(commit: str) -> Iterator[dict[str, pathlib.Path]]:
     """Check another commit out; yield the folders of both, by the words for them."""
@@ -169,6 +188,9 @@ def measure(
 ) -> dict[tuple[str, ...], dict[str, list[dict[str, float]]]]:
     """Take all samples, the two commits in turn."""
     programs: list[tuple[str, ...]] = [(workload, profile) for workload in STEPS for profile in PROFILES]
+    from holders_programs import PROGRAMS
+
+    programs += [(HOLDERS, program) for program in PROGRAMS]
     programs = [program for program in [*programs, ("plan",)] if only in ", ".join(program)]
     found: dict[tuple[str, ...], dict[str, list[dict[str, float]]]] = {}
     for _ in range(rounds):
@@ -191,6 +213,18 @@ def figures(sides: dict[str, list[dict[str, float]]]) -> dict[str, tuple[float, 
     def added_ms(samples: list[dict[str, float]]) -> float:
         return min(one["inside_ms"] for one in samples) - min(one["plain_ms"] for one in samples)
 
+    if "samples_ms" in sides["now"][0]:
+        return {
+            "added_calls": median("added_calls"),
+            "samples": median("samples"),
+            "samples_ms": both(lambda samples: min(one["samples_ms"] for one in samples)),
+            "added_ms": both(
+                lambda samples: (
+                    min(one["with_holders_ms"] for one in samples)
+                    - min(one["without_holders_ms"] for one in samples)
+                )
+            ),
+        }
     names = [name for name in sides["now"][0] if name not in ("plain_ms", "inside_ms")]
     added = {"added_ms": both(added_ms)} if "inside_ms" in sides["now"][0] else {}
     return {**added, **{name: median(name) for name in names}}
@@ -207,7 +241,8 @@ def write(
         f"Written by `python reports/side_by_side.py {commit} --rounds {rounds}{chosen}`:",
         "a process for each sample, the two in turn; the ratio is now to before. `added_ms` is the least step in a",
         "block less the least one outside it, of all rounds; others are medians. Of the GPT, whose step takes",
-        "150 ms and more, `added_ms` is noise.",
+        "150 ms and more, `added_ms` is noise. Of `holders`, all figures are what `holders=True` adds to a block:",
+        "`added_calls` are calls of Python functions, `samples_ms` is CPU time in samples, the least of all blocks.",
         "",
         "| program | figure | before | now | ratio |",
         "| --- | --- | --- | --- | --- |",
@@ -225,7 +260,7 @@ def write(
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         program = sys.argv[2:]
-        print(json.dumps(planned() if program == ["plan"] else sample(*program)))
+        print(json.dumps(measured(*program)))
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commit", help="the commit to measure beside this one")

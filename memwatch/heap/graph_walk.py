@@ -1,4 +1,4 @@
-"""The bounded walk along autograd graphs: from a tensor to the nodes behind it, whose saved tensors it keeps."""
+"""The bounded walk along autograd graphs: from a tensor's node to those behind it, whose saved tensors it keeps."""
 
 from __future__ import annotations
 
@@ -44,15 +44,14 @@ class GraphWalk:
         self._types: dict[type, _NodeType] = {}
         self._kept: list[Any] = []  # a node's Python object must live while its id stands for it
 
-    def behind(self, tensor: torch.Tensor, root: int) -> Iterator[tuple[int, list[Chain]]]:
-        """Yield the sequence number of each node behind a tensor, and chains to the tensors on a custom ctx.
+    def behind(self, first: Any, root: int) -> Iterator[tuple[int, list[Chain]]]:
+        """Yield the sequence number of a node and of each behind it, and chains to the tensors on a custom ctx.
 
         Args:
-            tensor: where the graph ends.
-            root: number of the root whose variable holds it.
+            first: the node of the tensor where the graph ends.
+            root: number of the root whose variable holds that tensor.
         """
-        first = _read(GRAD_FN, tensor)
-        waiting = [] if first is None else [first]
+        waiting = [first]
         while waiting and self._left > 0:
             node = waiting.pop()
             if (root, id(node)) in self._met:
@@ -78,6 +77,11 @@ class GraphWalk:
                 is_python, namespace.get(SEQUENCE_NR), namespace.get("next_functions")
             )
         return self._types[cls]
+
+
+def first_node(tensor: torch.Tensor) -> Any:
+    """Return the node that made a tensor, None where no graph is behind it."""
+    return _read(GRAD_FN, tensor)
 
 
 def _read(descriptor: Any, obj: Any) -> Any:

@@ -7,14 +7,16 @@ tenths of a second.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.heap.references import DEFINITIONS, exception_step, step_of, tensor_step
 from memwatch.heap.roots import RootKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Collection, Iterable
 
     from memwatch.heap.references import Chain
     from memwatch.heap.roots import Root
@@ -24,6 +26,28 @@ _DIRECT: Final = 2  # objects in a chain of a root and what it holds
 _MAX_OBJECTS: Final = 1000
 _MAX_REST: Final = 4000
 _WIDE_ITEMS: Final = 100
+_Step = Callable[[Any], Iterator["Chain"]]
+"""Yields what an object refers to; None in its place where a search ends."""
+
+
+class KnownClasses:
+    """How searches go on from the objects of the classes that they met: each class is looked at once.
+
+    Classes are held weakly, and told by `id`: nothing of their metaclass runs.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bool, dict[int, tuple[weakref.ref[type], _Step | None]]] = {True: {}, False: {}}
+
+    def steps(self, *, deep: bool) -> dict[int, _Step | None]:
+        """Return the steps of the classes that are alive, by `id`, as a dictionary of the caller's own."""
+        return {key: step for key, (cls, step) in self._known[deep].items() if cls() is not None}
+
+    def step_of(self, cls: type, *, deep: bool) -> _Step | None:
+        """Return the step of a class, and know it from now on."""
+        step = step_of(cls, deep=deep)
+        self._known[deep][id(cls)] = weakref.ref(cls), step
+        return step
 
 
 class ReferenceSearch:
@@ -34,15 +58,19 @@ class ReferenceSearch:
         deep: whether to go from a module into those in it, and into objects of installed packages.
         barren: `id` of functions and classes of modules in which earlier searches found no tensor; a deep search
             looks into them again.
+        known_classes: the classes that earlier searches met, if any did.
     """
 
-    def __init__(self, seen: set[int], *, deep: bool, barren: set[int]) -> None:
+    def __init__(
+        self, seen: set[int], *, deep: bool, barren: set[int], known_classes: KnownClasses | None = None
+    ) -> None:
         self._seen = seen
         self._deep = deep
+        self._known_classes = KnownClasses() if known_classes is None else known_classes
         self._barren = barren
         self.cut_count = 0
         """Roots that reach more than was looked at."""
-        self._steps: dict[int, Callable[[Any], Iterator[Chain]] | None] = {}
+        self._steps = self._known_classes.steps(deep=deep)
         self._later: deque[Chain] = deque()
         self._by_exception: dict[int, list[Chain]] = {}
         self._rest: deque[Chain] = deque()
@@ -54,11 +82,13 @@ class ReferenceSearch:
         nearest to a root.
         """
         found: set[int] = set()
+        steps, step_for = self._steps, self._step
         waiting: deque[Chain] = deque(
             (root, held.value)
             for root in roots
+            for barren in (self._barren_of(root),)
             for held in root.entries
-            if self._step(held.value) is not None and not self._is_barren(root, held.value)
+            if id(held.value) not in barren and step_for(held.value) is not None
         )
         self._later.clear()
         for _ in range(_MAX_OBJECTS * len(roots)):
@@ -67,8 +97,7 @@ class ReferenceSearch:
             if not waiting:
                 break
             chain = waiting.popleft()
-            value = chain[-1]
-            step = self._step(value)
+            step = steps.get(id(type(chain[-1])))
             while step is tensor_step:  # a tensor is no object to look into: it does not count
                 found.add(id(chain[1]))
                 yield chain
@@ -77,16 +106,15 @@ class ReferenceSearch:
                 if not waiting:
                     break
                 chain = waiting.popleft()
-                value = chain[-1]
-                step = self._step(value)
+                step = steps.get(id(type(chain[-1])))
             if step is not None and step is not tensor_step:
                 yield from self._found_before(chain, step)
                 self._go_on(chain, step, waiting)
         self._end(roots, waiting, found)
 
-    def _is_barren(self, root: Root, value: object) -> bool:
-        """Return True for a definition of a module in which an earlier search found no tensor."""
-        return root.kind is RootKind.NAMESPACE and not self._deep and id(value) in self._barren
+    def _barren_of(self, root: Root) -> Collection[int]:
+        """Return the `id` of the definitions of a module in which an earlier search found no tensor."""
+        return self._barren if root.kind is RootKind.NAMESPACE and not self._deep else ()
 
     def _end(self, roots: Iterable[Root], waiting: deque[Chain], found: set[int]) -> None:
         """Note what is left of some roots, or which definitions of modules reach no tensor."""
@@ -145,5 +173,5 @@ class ReferenceSearch:
         try:
             return self._steps[id(cls)]
         except KeyError:
-            step = self._steps[id(cls)] = step_of(cls, deep=self._deep)
+            step = self._steps[id(cls)] = self._known_classes.step_of(cls, deep=self._deep)
             return step

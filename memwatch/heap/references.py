@@ -14,7 +14,7 @@ import contextvars
 import gc
 import sys
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from itertools import islice
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -41,6 +41,7 @@ _PROBE_ITEMS: Final = 64
 _MAX_TRIES: Final = 8
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _PLAIN: Final = (list, tuple, dict, set, frozenset, deque)
+_OFTEN_EMPTY: Final = (dict, OrderedDict, set, list)  # as the ten tables of hooks of a module
 _TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
 _LEAVES: Final = (
     str, bytes, int, float, complex, type(None), ModuleType, CodeType, BuiltinFunctionType, torch.dtype,
@@ -94,16 +95,16 @@ def _module(value: Any) -> Iterator[Chain]:
     # With its tables: the parameters of a module that was never called are known to nobody else.
     attributes = instance_dict(value) or {}
     for held in list(attributes.values()):
-        if not (type(held) in (dict, set, list) and not held):
+        if type(held) not in _OFTEN_EMPTY or held:
             yield attributes, held
 
 
 def _module_itself(value: Any) -> Iterator[Chain]:
     attributes = instance_dict(value) or {}
-    tables = [attributes.get(name) for name in _TABLES]
-    for steps in _module(value):
-        if not any(steps[-1] is table for table in tables):
-            yield steps
+    tables = {id(attributes.get(name)) for name in _TABLES}
+    for held in list(attributes.values()):
+        if id(held) not in tables and (type(held) not in _OFTEN_EMPTY or held):
+            yield attributes, held
 
 
 def _mapping(value: Any) -> Iterator[Chain]:

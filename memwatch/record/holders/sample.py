@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from memwatch.capture.schema import NONE
 from memwatch.edges import Edge, EdgeKind
-from memwatch.heap.graph_walk import GraphWalk
+from memwatch.heap.graph_walk import GraphWalk, first_node
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch
 from memwatch.heap.referrer_search import in_variables, living_tensors, referrer_paths, young_objects
@@ -37,7 +37,7 @@ from memwatch.record.tables.storages import address_of
 from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from types import FrameType
 
     from memwatch.heap.references import Chain
@@ -97,16 +97,14 @@ class Sample:
     # objects while gc is asked who does.
 
     def _search_near(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> None:
-        calls = {id(call) for call in running(frame)}
-        search = ReferenceSearch(calls, deep=False, barren=self._state.barren)
+        search = self._reference_search(frame)
         self._search(search, call_roots(frame, spaces))
         self._state.cut_count += search.cut_count > 0
         self._root = None
 
     def _search_deep(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> None:
         self._deep = True
-        calls = {id(call) for call in running(frame)}
-        search = ReferenceSearch(calls, deep=True, barren=self._state.barren)
+        search = self._reference_search(frame)
         # From all calls at once: of an object that several calls reach, the shortest way there is told.
         for chain in search.tensors(*sorted(call_roots(frame, spaces), key=_is_of_library)):
             self._held(chain)
@@ -116,6 +114,10 @@ class Sample:
         self._state.told.update(self._told_now)
         self._root = None
 
+    def _reference_search(self, frame: FrameType | None) -> ReferenceSearch:
+        calls, state = {id(call) for call in running(frame)}, self._state
+        return ReferenceSearch(calls, deep=self._deep, barren=state.barren, known_classes=state.known_classes)
+
     def _search(self, search: ReferenceSearch, roots: Iterable[Root]) -> None:
         for root in roots:
             for chain in search.tensors(root):
@@ -123,16 +125,16 @@ class Sample:
 
     def _enter(self, root: Root) -> None:
         """Number the root whose chains follow: `id` would name another one, once this one is freed."""
-        if root is not self._root:
-            self._root = root
-            self._root_number += 1
-            self._path_of_items.clear()
+        self._root = root
+        self._root_number += 1
+        self._path_of_items.clear()
 
     def _held(self, chain: Chain) -> None:
-        self._enter(chain[0])
+        if chain[0] is not self._root:
+            self._enter(chain[0])
         path: int | None = None
-        for part in _parts(chain[-1]):
-            number = self._wanted(part)
+        for part, key in _parts(chain[-1]):
+            number = self._wanted(part, key)
             if number != NONE:
                 path = self._path(chain) if path is None else path
                 self._state.append(number, path)
@@ -141,9 +143,14 @@ class Sample:
         if not self._deep:
             self._held_by_graph(chain)
 
-    def _wanted(self, tensor: Tensor) -> int:
-        """Return the number of a tensor's storage, if it is large and has not too many holders yet."""
-        alive = self._live.get(address_of(tensor))
+    def _wanted(self, tensor: Tensor, key: int) -> int:
+        """Return the number of a tensor's storage, if it is large and has not too many holders yet.
+
+        Args:
+            tensor: the tensor.
+            key: the address of its storage.
+        """
+        alive = self._live.get(key)
         if alive is None or alive.nbytes < self._smallest_bytes or alive.device != self._device:
             return NONE
         if isinstance(alive, WatchedTensor) and alive.address != address_or_zero(tensor):
@@ -173,11 +180,14 @@ class Sample:
 
     def _held_by_graph(self, chain: Chain) -> None:
         """Append which saved tensors the graph of a variable keeps, and what a ctx in it holds."""
+        first = first_node(chain[-1])
+        if first is None:
+            return
         path: int | None = None
         root: Root = chain[0]
         # Calls of torch pass one graph on: it is walked once for all of them.
         place = _LIBRARY_CALLS if root.explains else self._root_number
-        for sequence, held in self._graphs.behind(chain[-1], place):
+        for sequence, held in self._graphs.behind(first, place):
             for link in held:
                 self._held((*chain, *link))
             for number in self._saved.get(sequence, ()):
@@ -271,14 +281,12 @@ def _leads_through_containers(chain: Chain) -> bool:
     return all(type(link) in (list, tuple, dict, set, deque) for link in chain[1:-1]) and is_tensor(chain[-1])
 
 
-def _parts(tensor: Tensor) -> list[Tensor]:
-    """Return the tensors in which a tensor lies; none where it shows no storage."""
+def _parts(tensor: Tensor) -> Sequence[tuple[Tensor, int]]:
+    """Return the tensors in which a tensor lies, with the addresses of their storages; none where it shows none."""
     try:
-        parts = (
-            [tensor]
-            if type(tensor) in (Tensor, Parameter) and tensor.layout is torch.strided
-            else list(plain_parts(tensor))
-        )
-        return [part for part in parts if address_of(part)]
+        if type(tensor) in (Tensor, Parameter) and tensor.layout is torch.strided:
+            key = address_of(tensor)
+            return ((tensor, key),) if key else ()
+        return [(part, key) for part in plain_parts(tensor) if (key := address_of(part))]
     except (NotImplementedError, RuntimeError, AttributeError):
-        return []
+        return ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memwatch.capture.paths import PathTables
+from memwatch.heap.reference_search import KnownClasses
 from memwatch.record.holders.schedule import SamplingCosts, SamplingSchedule
 from memwatch.record.tables.rows import Rows
 
@@ -51,6 +52,7 @@ class SamplingState:
         told: paths of storages that only a deep search or gc could explain: neither is asked twice.
         unnamed: storages that the last sample found no holder of, by device.
         barren: `id` of modules' functions and classes behind which no tensor was found.
+        known_classes: the classes of the objects that were met.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class SamplingState:
         self.told: dict[int, list[Told]] = {}
         self.unnamed: dict[int, set[int]] = {}
         self.barren: set[int] = set()
+        self.known_classes = KnownClasses()
         self.op_counter = op_counter
         self._count_at_search = 0
         self._searched_bytes: dict[int, int] = {}
