@@ -11,14 +11,19 @@ have ended without memwatch.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from memwatch.cli.output import emit
+from memwatch.cli.output import emit, say
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
 from memwatch.cli.traceback import hide_own_frames
 
 if TYPE_CHECKING:
     import argparse
+
+_NONE: Final = (
+    "no leaks: only top-level names, models and optimizers hold what the run made; "
+    "what grows in them is found by memwatch.find_leaks(step)"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,4 +56,5 @@ def execute(options: argparse.Namespace) -> int | BaseException:
         return 1
     except BaseException as error:
         return hide_own_frames(error)
+    say(_NONE)
     return 0

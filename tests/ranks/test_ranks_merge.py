@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import memwatch
-from memwatch.capture.rank_summary import add_summary, read_head
+from memwatch.capture.rank_summary import add_summary
 from memwatch.cli.main import main
 from memwatch.ranks.summary import summarise
 from memwatch.report.page.render import json_for_script
@@ -124,14 +124,14 @@ def test_a_rank_that_is_missing_killed_or_cut_is_told(captures):
 
 def test_other_versions_and_clocks_are_told(captures):
     """A capture of another format brings its summary; hosts whose clocks differ are found by the ends of steps."""
-    for capture in captures:
-        add_summary(capture, summarise(memwatch.load(capture).capture))
+    summaries = [summarise(memwatch.load(capture).capture) for capture in captures]
+    ends_ns = summaries[0]["steps"]["end_ns"]
+    for capture, summary, later_s in zip(captures, summaries, (0, 0, 7), strict=True):
+        steps = {**summary["steps"], "end_ns": [ns + later_s * 10**9 for ns in ends_ns]}
+        add_summary(capture, {**summary, "steps": steps})
     with sqlite3.connect(captures[0]) as database:
         database.execute("PRAGMA user_version = 2")
     database.close()
-    head = read_head(captures[2])
-    later = {**head.summary["steps"], "end_ns": [ns + 7 * 10**9 for ns in head.summary["steps"]["end_ns"]]}
-    add_summary(captures[2], {**head.summary, "steps": later})
     change_meta(captures[2], host="other", torch="2.12.0")
     ranks = memwatch.merge(captures)
     assert kinds(ranks) == ["version", "version", "clock"]
