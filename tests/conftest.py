@@ -28,7 +28,7 @@ _LAST = (
     "test_leaks_watch.py", "test_heap_bounded_searches.py", "test_leaks_devices.py", "test_heap_pause.py",
     "plugin",
     # these import torch's compiler
-    "test_plugin_compiler.py", "test_leaks_innocent.py", "test_leaks_zoo.py", "test_leaks_programs_training.py",
+    "test_plugin_compiler.py", "test_leaks_innocent.py", "test_leaks_programs_training.py", "test_leaks_zoo.py",
     "test_leaks_pipelining.py", "test_leaks_compiler.py", "test_heap_graph.py",
     # these import what the test before them did not: libraries, and torch's op database
     "test_truth.py", "test_truth_transformers.py", "test_truth_lightning.py", "test_truth_diffusers.py",
