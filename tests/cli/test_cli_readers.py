@@ -13,9 +13,9 @@ import sys
 import pytest
 
 import memwatch
-from memwatch.cli.diff import _short_site
 from memwatch.cli.main import VERBS, main
 from memwatch.sizes import format_bytes
+from memwatch.words.storages import short_site
 
 READERS = [["summary"], ["stats"], ["tree"], ["report"], ["transform", "csv"]]
 
@@ -122,7 +122,7 @@ def test_diff_tells_sites_by_name_where_lines_moved(tmp_path, capsys):
 )
 def test_diff_shortens_ops_and_leaves_names_whole(site, shown):
     """The dots of a parameter's name are no namespace and no overload."""
-    assert _short_site(site) == shown
+    assert short_site(site) == shown
 
 
 def test_transform_writes_every_format(narrow, tmp_path, capsys):
