@@ -140,8 +140,9 @@ def _made_at(candidate: Candidate, facts: Facts) -> str:
 
 def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_bytes: int) -> Finding:
     holder = candidate.holder
-    others = [each.told for each in candidate.others if not each.foreign and each.key != holder.key]
-    also = words.ALSO_HELD.format(holder=holder.told, others=", ".join(dict.fromkeys(others)))
+    named = dict.fromkeys(each.told for each in candidate.others if not each.foreign)
+    others = [told for told in named if told != holder.told]
+    also = words.ALSO_HELD.format(holder=holder.told, others=", ".join(others))
     told = also if others else holder.told
     advice = advise(
         candidate.kind,
