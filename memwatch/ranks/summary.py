@@ -90,7 +90,8 @@ def _at_peak(tables: DerivedTables) -> dict[str, Any]:
 def _most_for_collectives(facts: Facts) -> int:
     """Return the most bytes that were there for collectives at one instant."""
     allocations = facts.allocations
-    rows = np.flatnonzero(for_collectives(facts) & allocations.counted)
+    is_for_them = for_collectives(facts.capture, allocations, facts.categories.category)
+    rows = np.flatnonzero(is_for_them & allocations.counted)
     size = len(facts.curve.live_bytes) + 1
     delta = np.zeros(size, dtype=np.int64)
     births, deaths = allocations.birth_event[rows], allocations.death_event[rows]

@@ -11,7 +11,8 @@ from memwatch.capture.schema import ACCESSES, BACKWARD, NONE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.facts.allocations import Allocations
+    from memwatch.analysis.facts.coded import Coded
     from memwatch.capture import Capture
 
 _FUNCTIONAL: Final = ("_c10d_functional.", "c10d_functional.", "_dtensor.")
@@ -79,12 +80,11 @@ def received_into(capture: Capture, collective: NDArray[np.bool_], named: int) -
     return received
 
 
-def for_collectives(facts: Facts) -> NDArray[np.bool_]:
+def for_collectives(capture: Capture, allocations: Allocations, category: Coded) -> NDArray[np.bool_]:
     """Return, per allocation, whether it is there for a collective: one needs it, made it or received into it.
 
     That is so whatever else it is for: autograd may save what a collective made, a module take what was received.
     """
-    capture, allocations, category = facts.capture, facts.allocations, facts.categories.category
     collective = collective_ops(capture)
     made = np.append(collective, False)[np.where(allocations.op == NONE, len(collective), allocations.op)]
     received = np.append(received_into(capture, collective, allocations.named), False)[allocations.storage]
