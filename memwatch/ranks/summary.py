@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from memwatch.analysis import ByDevice
+from memwatch.analysis.facts.collectives import COMMUNICATION, for_collectives
 from memwatch.analysis.facts.iterations import boundaries
 from memwatch.words.places import own_place
 
 if TYPE_CHECKING:
     from memwatch.analysis.derived_tables import DerivedTables
+    from memwatch.analysis.facts.facts import Facts
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
@@ -19,8 +21,6 @@ VERSION: Final = 1
 MOST_POINTS: Final = 1000
 """Of a longer run a point is the highest of several steps."""
 MOST_SITES: Final = 100
-COMMUNICATION: Final = ("communication", "unsharded parameter")
-"""Categories of what collectives need."""
 NAMED: Final = ("parameter", "buffer", "gradient", "optimizer state", *COMMUNICATION)
 """Categories whose names mean the same in all ranks; of the others, the op and the line tell what it is."""
 _SITE: Final = ("category", "module", "what", "line")
@@ -47,7 +47,7 @@ def summarise(capture: Capture) -> dict[str, Any]:
         "ops": capture.rows("ops"),
         "last_ns": int(curve.time_ns[-1]) if len(curve.time_ns) else 0,
         "steps": steps,
-        "communication_bytes": _most_for_communication(tables),
+        "communication_bytes": _most_for_collectives(facts),
         **_at_peak(tables),
     }
 
@@ -87,19 +87,16 @@ def _at_peak(tables: DerivedTables) -> dict[str, Any]:
     }
 
 
-def _most_for_communication(tables: DerivedTables) -> int:
+def _most_for_collectives(facts: Facts) -> int:
     """Return the most bytes that were there for collectives at one instant."""
-    rows = tables.part(
-        "storages", ("category", "nbytes", "birth_event", "death_event", "counted"), coded=True
-    )
-    rows = rows[rows["category"].isin(COMMUNICATION) & rows["counted"]]
-    if rows.empty:
-        return 0
-    size = len(tables.facts.curve.live_bytes) + 1
+    allocations = facts.allocations
+    is_for_them = for_collectives(facts.capture, allocations, facts.categories.category)
+    rows = np.flatnonzero(is_for_them & allocations.counted)
+    size = len(facts.curve.live_bytes) + 1
     delta = np.zeros(size, dtype=np.int64)
-    births, deaths = rows["birth_event"].to_numpy(), rows["death_event"].to_numpy()
-    np.add.at(delta, np.maximum(births, 0), rows["nbytes"].to_numpy())
-    np.subtract.at(delta, np.where(deaths < 0, size - 1, deaths), rows["nbytes"].to_numpy())
+    births, deaths = allocations.birth_event[rows], allocations.death_event[rows]
+    np.add.at(delta, np.maximum(births, 0), allocations.nbytes[rows])
+    np.subtract.at(delta, np.where(deaths < 0, size - 1, deaths), allocations.nbytes[rows])
     return int(np.cumsum(delta).max())
 
 

@@ -66,7 +66,8 @@ def _figures_table(*headings: str) -> Table:
 
 def _processes(ranks: Job, rows: int) -> Table:
     frame = ranks.ranks.sort_values("peak_bytes", ascending=False, kind="stable", na_position="last")
-    table = _figures_table("Peak", "Increase")
+    communicate = bool((frame["communication_bytes"] > 0).any())
+    table = _figures_table("Peak", "Increase", *(["Collectives"] if communicate else []))
     shown, hosts = frame.head(rows), frame["host"].nunique() > 1
     columns = {"Process": [str(process) for process in shown.index]}
     if hosts:
@@ -80,6 +81,7 @@ def _processes(ranks: Job, rows: int) -> Table:
         table.add_row(
             format_bytes(row["peak_bytes"]) if known else "?",
             format_bytes(row["peak_increase_bytes"]) if known else "",
+            *([format_bytes(row["communication_bytes"]) if known else ""] if communicate else []),
             *(name(texts[number]) for texts in columns.values()),
             _where(row) if known else name(UNKNOWN_FIGURES),
         )

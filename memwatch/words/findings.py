@@ -77,6 +77,8 @@ DROP_ANY: Final = "drop the reference after its last use"
 LAST_USED: Final = "{advice} (last used at {site})"
 FORWARD_AT: Final = "{advice} (the forward is at {site})"
 
+ABOUT: Final = "about {nbytes}"
+"""A peak that is estimated: what the mended program makes in its place was not recorded."""
 NO_LOWER_PEAK: Final = "{headline}; {advice}"
 ALONE: Final = "{headline}; {advice}; the peak would fall to {alone}"
 ALONE_AND_TOGETHER: Final = (

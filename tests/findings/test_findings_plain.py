@@ -198,6 +198,7 @@ def test_a_foreach_step_is_told_of_where_its_temporaries_make_the_peak():
     many, one = train(foreach=True), train(foreach=False)
     (finding,) = (finding for finding in many.findings if finding.kind == "optimizer")
     assert "foreach=False" in finding.advice
+    assert "fall to about" in finding.advice  # what the loop makes was not recorded
     assert finding.predicted_peak_bytes < many.peak_bytes
     assert kinds(one) == set()
     assert many.peak_increase_bytes > one.peak_increase_bytes
@@ -253,3 +254,28 @@ def test_float32_copies_that_autocast_makes_for_a_loss_are_found():
     assert found.predicted_peak_bytes == copied.peak_bytes - found.nbytes // 2
     assert plain.peak_bytes <= found.predicted_peak_bytes
     assert not [finding for finding in plain.findings if finding.kind == "float32"]
+
+
+def test_what_is_reached_through_a_holder_is_no_other_holder():
+    """An output that has its tensor as an item and as an attribute is one holder, for one `del` lets go of both."""
+
+    class Output(dict):
+        """Items and attributes, as libraries return them."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x):
+            made = Output(logits=self.last(self.first(x).relu()))
+            made.logits = made["logits"]
+            return made
+
+    net, x = Net(), torch.ones(512, 64)
+    with memwatch.profile() as prof:
+        for _ in range(2):
+            output = net(x)
+            output.logits.sum().backward()
+    (told,) = (each.holder for each in prof.findings if each.kind == "output")
+    assert told.count("output") == 1

@@ -317,6 +317,7 @@ def test_a_reducer_whose_logger_says_nothing_has_memory_and_no_named_part(alone,
         model = DistributedDataParallel(net(), find_unused_parameters=True)
     made = of_category(prof, "communication")
     made = made[made["name"] != "flat copy for a broadcast of many tensors"]
+    made = made[made["rule"] != "a collective or a receive wrote into it"]  # it compares the ranks' shapes
     assert set(made["name"]) == {"memory of the reducer of DistributedDataParallel(Sequential)"}
     assert made["rule"].str.startswith("inferred: ").all()
     assert model is not None

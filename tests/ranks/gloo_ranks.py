@@ -11,12 +11,16 @@ import torch
 import torch.distributed as dist
 from libraries import HOST_COUNT, library
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import memwatch
 
 ROUNDS = 6
+BATCH_BYTES = 128 * 32 * 4
 
 
 def _net():
@@ -75,6 +79,49 @@ def check(make, folder, host):
         assert ranks.notes == []
 
 
+def tensor_parallel():
+    """Return a step that gathers the batch, which backward reads, and in backward the gradients of the outputs."""
+    plan = {"0": ColwiseParallel(input_layouts=Shard(0)), "2": RowwiseParallel(output_layouts=Shard(0))}
+    net = parallelize_module(_net(), init_device_mesh("cpu", (2,)), plan)
+    half = torch.randn(64, 32)
+    return lambda: net(half).pow(2).mean().backward()
+
+
+def pipelined():
+    """Return a step in which each stage receives as much as a batch: one its input, the other its gradient."""
+    net, batch = _net(), torch.randn(128, 32)
+
+    def first():
+        out = net(batch)
+        dist.send(out.detach(), 1)
+        received = torch.empty_like(out)
+        dist.recv(received, 1)
+        out.backward(received)
+
+    def last():
+        received = torch.empty(128, 32)
+        dist.recv(received, 0)
+        net(received.requires_grad_()).pow(2).mean().backward()
+        dist.send(received.grad, 0)
+
+    return last if dist.get_rank() else first
+
+
+def check_collectives(make, category, nbytes, folder):
+    """What a collective made or received into is counted for it, and its category stays what it is for."""
+    step = make()
+    step()
+    with memwatch.profile(memwatch_file(folder, make)) as prof:
+        step()
+    ranks = prof.gather()
+    made = prof.storages[
+        prof.storages["rule"].str.contains("collective") | (prof.storages["category"] == "input")
+    ]
+    assert category in made.loc[made["nbytes"] == BATCH_BYTES, "category"].tolist(), made
+    if ranks is not None:
+        assert ranks.ranks["communication_bytes"].tolist() == [nbytes, nbytes]
+
+
 def memwatch_file(folder, make):
     return pathlib.Path(folder) / f"{make.__name__}.rank{dist.get_rank()}.memwatch"
 
@@ -94,6 +141,8 @@ def be_rank(rank, world, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     for make in (ddp, fsdp2):
         check(make, folder, host)
+    check_collectives(tensor_parallel, "activation", 2 * BATCH_BYTES, folder)
+    check_collectives(pipelined, "input" if rank else "communication", BATCH_BYTES, folder)
     dist.destroy_process_group()
 
 

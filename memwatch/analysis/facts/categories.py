@@ -20,7 +20,7 @@ from memwatch.analysis.facts.allocations import (
     WORKSPACE,
 )  # fmt: skip
 from memwatch.analysis.facts.coded import Coded
-from memwatch.analysis.facts.collectives import collective_ops, communicated_in_backward
+from memwatch.analysis.facts.collectives import collective_ops, communicated_in_backward, received_into
 from memwatch.analysis.facts.derived_inputs import DerivedInputs
 from memwatch.analysis.facts.idle_inputs import idle_inputs
 from memwatch.analysis.facts.recomputes import Recomputes
@@ -93,6 +93,9 @@ _LIKE_OTHERS_ACROSS_PASSES: Final = (
 _KEPT_BY_OBJECTS: Final = "a global, a class or a cache was seen to keep it, whichever call returns"
 _TEMPORARY: Final = "made by an op, in no other role, and no later iteration needs it"
 _TEMPORARY_OF_ALL: Final = "made by an op, in no other role; no iteration was marked"
+_SAVED: Final = "autograd saved it for backward"
+_COLLECTIVE_MADE: Final = "a collective made it"
+_RECEIVED: Final = "a collective or a receive wrote into it"
 _NOT_RECORDED: Final = "the imported memory snapshot does not say what it is for"
 _COMPUTED_AGAIN: Final = "torch.utils.checkpoint computed it again in backward"
 _COMPUTED_AGAIN_BY_HAND: Final = (
@@ -183,6 +186,7 @@ class _Traits(NamedTuple):
     is_saved: int
     crosses: int
     by_collective: int
+    received: int
     communicated: int
 
     @classmethod
@@ -200,8 +204,9 @@ def _codes_of_traits(capture: Capture, allocations: Allocations, kept: KeptAcros
         _saved(capture, allocations.named),
         _crosses_to_backward(capture, allocations.named),
         communicated_in_backward(capture, collective, allocations.named),
+        received_into(capture, collective, allocations.named),
     )
-    saved, crosses, communicated = (np.append(column, False)[storage] for column in by_storage)
+    saved, crosses, communicated, received = (np.append(column, False)[storage] for column in by_storage)
     made = np.where((op != NONE) & (op < len(collective)), op, op.dtype.type(len(collective)))
     columns: dict[str, NDArray[Any]] = {
         "origin": allocations.origin,
@@ -215,6 +220,7 @@ def _codes_of_traits(capture: Capture, allocations: Allocations, kept: KeptAcros
         "is_saved": saved,
         "crosses": crosses,
         "by_collective": np.append(collective, False)[made],
+        "received": received,
         "communicated": communicated,
     }
     codes: IntArray = np.zeros(len(storage), dtype=np.int32)
@@ -234,7 +240,9 @@ def _by_itself(traits: _Traits, outlived: tuple[str, str] | None) -> tuple[str, 
     category, rule = _without_role(traits)
     if category in ("temporary", "input", "held") and traits.is_seen:
         if traits.by_collective:
-            category, rule = "communication", "a collective made it"
+            category, rule = "communication", _COLLECTIVE_MADE
+        elif traits.received:
+            category, rule = "communication", _RECEIVED
         elif traits.communicated:
             category, rule = "communication", "a collective works on it in backward"
         elif outlived is not None:
@@ -290,10 +298,16 @@ def _without_role(traits: _Traits) -> tuple[str, str]:
     if traits.by_itself if traits.is_saved or traits.crosses else traits.needed:
         return "held", _KEPT if traits.is_told else _KEPT_ACROSS_PASSES
     if traits.is_saved:
-        return "activation", "autograd saved it for backward"
-    if traits.crosses:
+        return "activation", _saved_rule(traits)
+    if traits.crosses and not (traits.by_collective or traits.received):
         return "activation", "inferred: made in forward and read in backward"
     return _of_one_iteration(traits)
+
+
+def _saved_rule(traits: _Traits) -> str:
+    if traits.by_collective or traits.received:
+        return f"{_SAVED}; {_COLLECTIVE_MADE if traits.by_collective else _RECEIVED}"
+    return _SAVED
 
 
 def _of_one_iteration(traits: _Traits) -> tuple[str, str]:

@@ -6,32 +6,89 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.capture.schema import BACKWARD
+from memwatch.capture.schema import ACCESSES, BACKWARD, NONE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from memwatch.analysis.facts.allocations import Allocations
+    from memwatch.analysis.facts.coded import Coded
     from memwatch.capture import Capture
 
-_COLLECTIVES: Final = ("c10d.", "_c10d_functional.", "c10d_functional.")
+_FUNCTIONAL: Final = ("_c10d_functional.", "c10d_functional.", "_dtensor.")
+"""How the names of the collectives begin that leave what they take as it is, and return new memory."""
+_COLLECTIVES: Final = ("c10d.", *_FUNCTIONAL)
 """How the names of the ops begin by which processes communicate."""
+_RECEIVES: Final = ("c10d.recv_",)
+_SENDS: Final = ("c10d.send",)
+_UNDEFINED: Final = ("aten.empty", "aten.new_empty")
+"""How the names of the ops begin that leave undefined what is in the memory that they make."""
+COMMUNICATION: Final = ("communication", "unsharded parameter")
+"""Categories of what collectives need."""
+_LASTING: Final = ("parameter", "buffer", "gradient", "optimizer state")
+"""Categories of what is there whether or not a collective wrote into it, as it does where ranks start alike."""
 
 
 def collective_ops(capture: Capture) -> NDArray[np.bool_]:
     """Return, per op, whether processes communicate in it."""
+    return _named(capture, _COLLECTIVES)
+
+
+def _named(capture: Capture, beginnings: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Return, per op, whether its name begins with one of some texts."""
     names = capture.tables["ops"]["name"]
     known, of_op = np.unique(names, return_inverse=True)
-    is_collective = np.array([text.startswith(_COLLECTIVES) for text in capture.text(known)], dtype=bool)
-    found: NDArray[np.bool_] = is_collective[of_op] if len(known) else np.zeros(0, dtype=bool)
+    is_named = np.array([text.startswith(beginnings) for text in capture.text(known)], dtype=bool)
+    found: NDArray[np.bool_] = is_named[of_op] if len(known) else np.zeros(0, dtype=bool)
     return found
 
 
 def communicated_in_backward(
     capture: Capture, collective: NDArray[np.bool_], named: int
 ) -> NDArray[np.bool_]:
-    """Return which storages a collective took while a backward ran, as buckets made before the block."""
+    """Return which storages a collective took while a backward ran, as buckets made before the block.
+
+    What a collective only reads is what it is without that: a gradient in flight is no buffer.
+    """
     taken = np.zeros(named, dtype=bool)
     uses, phase = capture.tables["uses"], capture.tables["ops"]["phase"]
     if collective.any():
-        taken[uses["storage"][(collective & (phase == BACKWARD))[uses["op"]]]] = True
+        works_on = collective & (phase == BACKWARD) & ~_named(capture, (*_FUNCTIONAL, *_SENDS))
+        taken[uses["storage"][works_on[uses["op"]]]] = True
     return taken
+
+
+def received_into(capture: Capture, collective: NDArray[np.bool_], named: int) -> NDArray[np.bool_]:
+    """Return which storages processes received into.
+
+    torch's schemas do not say which arguments of a collective it writes. A receive has no others; and what was made
+    with undefined contents and is first used by a collective is what that writes, for there is nothing in it to send.
+    """
+    received = np.zeros(named, dtype=bool)
+    if not collective.any():
+        return received
+    uses, births = capture.tables["uses"], capture.tables["births"]
+    received[uses["storage"][_named(capture, _RECEIVES)[uses["op"]]]] = True
+    touched = uses["access"] != ACCESSES.index("output")
+    none = len(collective)
+    first_op = np.full(named, none, dtype=np.int64)
+    np.minimum.at(first_op, uses["storage"][touched], uses["op"][touched].astype(np.int64))
+    writes = np.append(collective & ~_named(capture, _SENDS), False)
+    undefined = np.append(_named(capture, _UNDEFINED), False)
+    made = np.where(births["op"] == NONE, none, births["op"])
+    received[births["storage"][undefined[made] & writes[first_op[births["storage"]]]]] = True
+    return received
+
+
+def for_collectives(capture: Capture, allocations: Allocations, category: Coded) -> NDArray[np.bool_]:
+    """Return, per allocation, whether it is there for a collective: one needs it, made it or received into it.
+
+    That is so whatever else it is for: autograd may save what a collective made, a module take what was received.
+    """
+    collective = collective_ops(capture)
+    made = np.append(collective, False)[np.where(allocations.op == NONE, len(collective), allocations.op)]
+    received = np.append(received_into(capture, collective, allocations.named), False)[allocations.storage]
+    found: NDArray[np.bool_] = category.isin(COMMUNICATION) | (
+        (made | received) & (allocations.storage != NONE) & ~category.isin(_LASTING)
+    )
+    return found

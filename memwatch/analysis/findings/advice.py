@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _OWN_NAMES: Final = (HolderKind.ARGUMENT, HolderKind.LOCAL, HolderKind.GLOBAL, HolderKind.ATTRIBUTE)
 """Kinds of holders whose name the program chose: "do not make it" is an advice that its author can follow."""
 
+_ESTIMATED: Final = (FindingKind.OPTIMIZER,)
+"""Kinds whose mended program makes other temporaries: how many a loop over parameters has at once is not recorded."""
+
 
 def advise(
     kind: FindingKind,
@@ -46,6 +49,8 @@ def advise(
     if kind is FindingKind.GRAPH and made_at not in ("", short_place(holder.site)):
         advice = words.FORWARD_AT.format(advice=advice, site=made_at)
     alone, together = format_bytes(alone_bytes), format_bytes(together_bytes)
+    if kind in _ESTIMATED:
+        alone, together = words.ABOUT.format(nbytes=alone), words.ABOUT.format(nbytes=together)
     if alone_bytes < peak_bytes:
         template = words.ALONE if together == alone else words.ALONE_AND_TOGETHER
     else:

@@ -31,7 +31,11 @@ def find_optimizer(peak: Moment) -> list[Candidate]:
 
 
 def _foreach_temporaries(facts: Facts) -> list[int]:
-    """Return the temporaries of each foreach op but its largest: one at a time is needed anyway."""
+    """Return the temporaries of each foreach op but its largest: one at a time is needed anyway.
+
+    What is left is an estimate. A loop over parameters may make two for the largest where a foreach op works in place,
+    and its variable keeps one of the parameter before.
+    """
     allocations, op_name = facts.allocations, facts.made_by.op_name
     temporary = facts.categories.category.isin(["temporary", "workspace"]) & (allocations.op != NONE)
     by_op: dict[int, list[int]] = {}

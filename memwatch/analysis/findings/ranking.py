@@ -138,10 +138,20 @@ def _made_at(candidate: Candidate, facts: Facts) -> str:
     return sums.most_common(1)[0][0]
 
 
+def _others_told(candidate: Candidate) -> list[str]:
+    """Return who else holds it, each once, without what is reached through the holder: it goes when that does."""
+    holder = candidate.holder
+    told = {holder.words: ""}
+    for each in candidate.others:
+        if not each.foreign and not each.is_through(holder):
+            told.setdefault(each.words, each.told)
+    return list(told.values())[1:]
+
+
 def _finding(candidate: Candidate, facts: Facts, alone_bytes: int, together_bytes: int) -> Finding:
     holder = candidate.holder
-    others = [each.told for each in candidate.others if not each.foreign and each.key != holder.key]
-    also = words.ALSO_HELD.format(holder=holder.told, others=", ".join(dict.fromkeys(others)))
+    others = _others_told(candidate)
+    also = words.ALSO_HELD.format(holder=holder.told, others=", ".join(others))
     told = also if others else holder.told
     advice = advise(
         candidate.kind,

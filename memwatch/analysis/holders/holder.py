@@ -104,6 +104,10 @@ class Holder:
         """Whether a container or an object that the holder names refers to the memory."""
         return bool(self.edges) and HolderPath(self.edges).is_inside
 
+    def is_through(self, other: Holder) -> bool:
+        """Whether this is another holder, or what is reached through it, as `output.logits` through `output`."""
+        return self.key == other.key or (bool(other.edges) and _starts_with(self.subject, other.subject))
+
     def inferred(self, rule: Inference) -> Holder:
         """Return this holder as one that is inferred by a rule."""
         return dataclasses.replace(self, evidence=HolderEvidence.INFERRED, inference=rule)
@@ -113,6 +117,10 @@ class Holder:
         text = words.ON_STACK.format(value=self.words, function=function)
         subject = (*self.subject, function)
         return dataclasses.replace(self, words=text, site=site, is_own=is_own, subject=subject)
+
+
+def _starts_with(subject: tuple[object, ...], beginning: tuple[object, ...]) -> bool:
+    return bool(beginning) and subject[: len(beginning)] == beginning
 
 
 def holder_of(path: Path) -> Holder:
