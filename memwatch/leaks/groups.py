@@ -173,6 +173,7 @@ def leak_of(
         cycle_length=0 if shown.kind is LeakKind.RETAINED else shown.cycle_length,
         branch=shown.branch,
         cause=cause_of(shown.kind, cut, edges, shown.cycle_length),
+        grows=grows,
     )
 
 

@@ -42,6 +42,17 @@ class Change:
             return bool(self.grown)
         return not (died <= born and all(made.run == run - 1 for made in self.died))
 
+    def may_hide_growth(self) -> bool:
+        """Return True if a storage that was made may be a smaller one that died, made larger, as by `torch.cat`.
+
+        Where lines are noted, what each storage was made of is known instead.
+        """
+        born, died = _sizes(self.born), _sizes(self.died)
+        smallest: dict[str, int] = {}
+        for device, nbytes in died - born:
+            smallest[device] = min(nbytes, smallest.get(device, nbytes))
+        return any(nbytes > smallest.get(device, nbytes) for device, nbytes in born - died)
+
 
 def _sizes(storages: list[NewStorage]) -> Counter[tuple[str, int]]:
     return _CountBySize(made.size for made in storages)

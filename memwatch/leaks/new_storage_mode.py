@@ -47,7 +47,15 @@ class NewStorageMode(UncompiledMode):
         self._aliases: dict[Any, bool] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        try:
+            result = func(*args, **(kwargs or {}))
+        except (
+            RuntimeError
+        ):  # of a scripted function, a mode is given plain numbers where the op takes tensors only
+            numbers = _numbers_for_tensors(func, args)
+            if numbers is None:
+                raise
+            result = func(*numbers, **(kwargs or {}))
         aliases = self._aliases.get(func)
         if aliases is None:
             aliases = self._aliases[func] = all(ret.alias_info is not None for ret in schema_of(func).returns)
@@ -85,6 +93,16 @@ class NewStorageMode(UncompiledMode):
             above.append(mode)
         for mode in reversed(above):
             push_mode(mode)
+
+
+def _numbers_for_tensors(func: Any, args: Sequence[Any]) -> list[Any] | None:
+    """Return the operands with numbers made tensors where the op takes tensors, or None if there are none."""
+    wanted = (str(argument.type) == "Tensor" for argument in schema_of(func).arguments)
+    made = [
+        torch.tensor(value) if is_wanted and type(value) in (bool, int, float, complex) else value
+        for is_wanted, value in zip(wanted, args, strict=False)
+    ]
+    return None if all(new is old for new, old in zip(made, args, strict=False)) else made
 
 
 def _tensors(value: Any) -> Iterator[Any]:
