@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.edges import EdgeKind, VertexKind
 from memwatch.leaks.cut import HOOKS_SUFFIX, is_hook_number, is_saved_by_ctx, is_torchs_file
+from memwatch.leaks.hooks import TABLES, held_by_hook, is_registration
 from memwatch.leaks.kinds import LeakKind
 from memwatch.words.advice import Remedy
 
@@ -93,9 +94,17 @@ _IN_CYCLE: Final[Mapping[EdgeKind, Remedy]] = {
 """What to change where the reference leads back to itself."""
 
 
-_HOOK_TABLES: Final = frozenset(
-    {EdgeKind.TENSOR_HOOKS, EdgeKind.ACCUMULATE_HOOKS, EdgeKind.NODE_HOOKS, EdgeKind.NODE_PREHOOKS}
+_OF_FUNCTIONS: Final = frozenset(
+    {
+        Remedy.CLOSURE_CELL,
+        Remedy.BOUND_METHOD,
+        Remedy.NODE_HOOK,
+        Remedy.NODE_PREHOOK,
+        Remedy.ACCUMULATE_HOOK,
+        Remedy.TENSOR_HOOK,
+    }
 )
+"""Advice about a function, or about a hook in a loop: of a hook that a live object keeps, its handle is what to use."""
 _ENTRIES: Final = frozenset({EdgeKind.ITEM, EdgeKind.VALUE, EdgeKind.MEMBER})
 _BY_REFERENCE: Final[Mapping[tuple[EdgeKind, str], Remedy]] = {
     (EdgeKind.REFERENCE, "cycle"): Remedy.ENDLESS_LOOP,  # of itertools, whose list no attribute shows
@@ -133,8 +142,13 @@ def remedy_for(
 def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy | None:
     if cut is None and path and path[0].kind in _ENTRIES and path[0].owner is not None:
         return Remedy.ARGUMENTS_IN_C if path[0].owner.name == "tuple" else None
-    if cut is not None and (cut.kind in _HOOK_TABLES or is_hook_number(cut)):
+    if cut is not None and is_registration(cut, path):
         return Remedy.HOOK_PER_CALL
+    remedy = _by_references(holder, path)
+    return Remedy.MODULE_HOOK if remedy in _OF_FUNCTIONS and held_by_hook(cut, path) else remedy
+
+
+def _by_references(holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy | None:
     if any(edge.kind is EdgeKind.CLASS_ATTRIBUTE and _is_cache(edge.target) for edge in path):
         return Remedy.CACHED_METHOD
     along_path = [[edge] for edge in path]
@@ -157,7 +171,7 @@ def _is_cache(vertex: Vertex | None) -> bool:
 
 def _keeps_hooks(edge: Edge) -> bool:
     """Return True for a reference from torch's tables of hooks, or from what torch wraps a hook in."""
-    return edge.kind in _HOOK_TABLES or is_hook_number(edge) or _table_of_torch(edge, state=False) is not None
+    return edge.kind in TABLES or is_hook_number(edge) or _table_of_torch(edge, state=False) is not None
 
 
 def _first(choose: Callable[[Edge], Remedy | None], groups: Iterable[Sequence[Edge]]) -> Remedy | None:

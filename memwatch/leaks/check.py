@@ -53,6 +53,12 @@ class check_leaks:  # noqa: N801 - used like a function
         self._sites = sites
         self._known = KnownCauses() if known is None else known
         self._blocks: list[_Block] = []
+        self._may_have_grown = False
+
+    @property
+    def may_have_grown(self) -> bool:
+        """Whether the last block made a larger tensor where a smaller one died, and only `sites` could tell more."""
+        return self._may_have_grown
 
     def __enter__(self) -> check_leaks:
         block = _Block(NamesBoundInBlock(), sites=self._sites, known=self._known)
@@ -68,6 +74,7 @@ class check_leaks:  # noqa: N801 - used like a function
             leaks = block.finish(error) if error is None or isinstance(error, Exception) else []
         finally:
             block.stop()
+        self._may_have_grown = block.may_have_grown
         if leaks:
             raise TensorLeakError(leaks) from error
 
@@ -108,6 +115,7 @@ class _Block:
         self._ledger = Ledger()
         self._made = NewStorages()
         self._watch = NewStorageMode(self._made, 0) if sites else None
+        self.may_have_grown = False
 
     def start(self) -> None:
         self._ledger.start()
@@ -122,6 +130,7 @@ class _Block:
         change = self._ledger.end_run(0, self._made)
         if not change.added():
             return []
+        self.may_have_grown = self._watch is None and change.may_hide_growth()
         if error is not None:
             self.exempt.objects.add(id(error))
         self._names.exempt(self.exempt)

@@ -56,6 +56,8 @@ def leaks_of(
     for group in chosen:
         runs = len(_runs(group)) if per_call else 1
         nbytes = sum(survivor.storage.nbytes for survivor in group)
+        if not per_call:  # of one pass over a tensor that grew, what it added
+            nbytes -= sum(survivor.storage.replaced_bytes for survivor in group)
         grows = all(survivor.storage.grew for survivor in group)
         leak = leak_of(group, nbytes // runs, len(group) // runs, per_call=per_call, end_s=end_s, grows=grows)
         leaks.append(replace(leak, every=max(1, round(len(measured) / runs))) if per_call else leak)
@@ -173,6 +175,7 @@ def leak_of(
         cycle_length=0 if shown.kind is LeakKind.RETAINED else shown.cycle_length,
         branch=shown.branch,
         cause=cause_of(shown.kind, cut, edges, shown.cycle_length),
+        grows=grows,
     )
 
 

@@ -51,6 +51,7 @@ class Leak(ShownAsText):
         branch: which edge of the cycle starts at the object from which the way to the tensor leaves.
         cause: a short name for what one edit would end, such as ``cause-1f0a93c2``; leaks of other tests and
             processes with the same cause have the same.
+        grows: True if what leaks is one tensor that becomes larger.
     """
 
     kind: LeakKind
@@ -74,6 +75,7 @@ class Leak(ShownAsText):
     cause: str = ""
     every: int = 1
     caller: str | None = None
+    grows: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))

@@ -42,6 +42,17 @@ class Change:
             return bool(self.grown)
         return not (died <= born and all(made.run == run - 1 for made in self.died))
 
+    def may_hide_growth(self) -> bool:
+        """Return True if a storage that was made may be a smaller one that died, made larger, as by `torch.cat`.
+
+        Where lines are noted, what each storage was made of is known instead.
+        """
+        born, died = _sizes(self.born), _sizes(self.died)
+        smallest: dict[str, int] = {}
+        for device, nbytes in died - born:
+            smallest[device] = min(nbytes, smallest.get(device, nbytes))
+        return any(nbytes > smallest.get(device, nbytes) for device, nbytes in born - died)
+
 
 def _sizes(storages: list[NewStorage]) -> Counter[tuple[str, int]]:
     return _CountBySize(made.size for made in storages)
@@ -99,22 +110,29 @@ class Ledger:
             watched: the storages that were seen being made in it.
         """
         change = Change()
+        born = watched or NewStorages()
         for key, made in list(self._known.items()):
             if not made.alive:
                 del self._known[key]
                 change.died += [made] * bool(made.nbytes)
             elif (more := made.bytes_now() - self._bytes.get(key, made.nbytes)) != 0:
                 if more > 0 and self._bytes.get(key, made.nbytes):  # what gets its first memory only begins
-                    change.grown.append(replace(made, nbytes=more, run=run, certain=True, grew=True))
+                    site, caller = born.resized_at.get(key, (made.site, made.caller))
+                    grown = replace(
+                        made, nbytes=more, run=run, certain=True, site=site, caller=caller, grew=True
+                    )
+                    change.grown.append(grown)
                 self._bytes[key] = made.bytes_now()
         self._grown += change.grown
-        dead = {id(made.ref) for made in change.died}
-        born = watched or NewStorages()
+        dead_bytes = {id(made.ref): made.nbytes for made in change.died}
         for storage in storages_behind(self._young.survivors()):
             born.add(storage, run, certain=is_from_block(storage))
         for key, made in list(born.by_id.items()):
             if made.alive and key not in self._known:  # which the living alone are left in
-                made.grew = any(id(source) in dead for source in made.sources)
+                made.replaced_bytes = max(
+                    (dead_bytes.get(id(source), 0) for source in made.sources), default=0
+                )
+                made.grew = made.replaced_bytes > 0
                 self._known[key] = made
                 self._bytes.pop(key, None)
                 change.born.append(made)

@@ -6,7 +6,7 @@ import functools
 import sys
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 
@@ -17,7 +17,7 @@ from memwatch.heap.frames import is_test_runner_code
 from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_bytes, storage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import FrameType
 
     from memwatch.leaks.new_storages import NewStorages, Site
@@ -30,6 +30,9 @@ _LIBRARY: Final = (
     "<frozen",
     "<eval_with_key>",  # the code that torch.fx writes
 )
+
+_RESIZES: Final = "aten::resize"
+_Look: TypeAlias = "Callable[[NewStorageMode, Any, Any, Sequence[Any]], None]"
 
 
 class NewStorageMode(UncompiledMode):
@@ -44,19 +47,33 @@ class NewStorageMode(UncompiledMode):
         super().__init__()
         self._book = book
         self._run = run
-        self._aliases: dict[Any, bool] = {}
+        self._looks: dict[Any, _Look | None] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        aliases = self._aliases.get(func)
-        if aliases is None:
-            aliases = self._aliases[func] = all(ret.alias_info is not None for ret in schema_of(func).returns)
-        if not aliases:
+        try:
+            result = func(*args, **(kwargs or {}))
+        except (
+            RuntimeError
+        ):  # of a scripted function, a mode is given plain numbers where the op takes tensors only
+            numbers = _numbers_for_tensors(func, args)
+            if numbers is None:
+                raise
+            result = func(*numbers, **(kwargs or {}))
+        if func not in self._looks:
+            self._looks[func] = _look_for(func)
+        look = self._looks[func]
+        if look is not None:
             with quiet():
-                self._note(result, args)
+                look(self, func, result, args)
         return result
 
-    def _note(self, result: Any, args: Sequence[Any]) -> None:
+    def note_resized(self, _func: Any, result: Any, _args: Sequence[Any]) -> None:
+        """Note the line at which an op gives storages another size."""
+        for storage in _storages(result):
+            self._book.resized_at[id(storage)] = user_lines()
+
+    def note_made(self, func: Any, result: Any, args: Sequence[Any]) -> None:
+        """Note the storages that an op returns, and of which smaller ones they were made."""
         for tensor in _tensors(result):
             storage = None if is_simulated(tensor) else storage_of(tensor)
             if storage is None or self._book.has(storage):
@@ -66,8 +83,11 @@ class NewStorageMode(UncompiledMode):
             if made is not None:
                 made.caller = caller
                 sources = {id(source): source for part in args for source in _storages(part)}
-                smaller = (each for each in sources.values() if 0 < storage_bytes(each) < made.nbytes)
-                made.sources = tuple(map(weakref.ref, smaller))
+                smaller = [each for each in sources.values() if 0 < storage_bytes(each) < made.nbytes]
+                if (
+                    smaller and torch.Tag.pointwise not in func.tags
+                ):  # which repeats a smaller operand: none grows
+                    made.sources = tuple(map(weakref.ref, smaller))
 
     def start(self) -> None:
         """Switch on for this thread."""
@@ -85,6 +105,24 @@ class NewStorageMode(UncompiledMode):
             above.append(mode)
         for mode in reversed(above):
             push_mode(mode)
+
+
+def _look_for(func: Any) -> _Look | None:
+    """Return what to note of an op: what it makes, or that it gives an operand another size."""
+    schema = schema_of(func)
+    if any(ret.alias_info is None for ret in schema.returns):
+        return NewStorageMode.note_made
+    return NewStorageMode.note_resized if schema.name.startswith(_RESIZES) else None
+
+
+def _numbers_for_tensors(func: Any, args: Sequence[Any]) -> list[Any] | None:
+    """Return the operands with numbers made tensors where the op takes tensors, or None if there are none."""
+    wanted = (str(argument.type) == "Tensor" for argument in schema_of(func).arguments)
+    made = [
+        torch.tensor(value) if is_wanted and type(value) in (bool, int, float, complex) else value
+        for is_wanted, value in zip(wanted, args, strict=False)
+    ]
+    return None if all(new is old for new, old in zip(made, args, strict=False)) else made
 
 
 def _tensors(value: Any) -> Iterator[Any]:

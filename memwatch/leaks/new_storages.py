@@ -51,6 +51,7 @@ class NewStorage:
         caller: the line that called the function of that line, if the program's own code did.
         sources: smaller storages that it was made of, if its making was seen.
         grew: True if it took the place of a smaller one that it was made of, as by `torch.cat`.
+        replaced_bytes: bytes of that smaller one.
     """
 
     ref: weakref.ref[torch.UntypedStorage]
@@ -63,6 +64,7 @@ class NewStorage:
     caller: Site | None = None
     sources: tuple[weakref.ref[torch.UntypedStorage], ...] = ()
     grew: bool = False
+    replaced_bytes: int = 0
 
     @property
     def alive(self) -> bool:
@@ -87,10 +89,16 @@ def empty_storage(storage: torch.UntypedStorage) -> NewStorage:
 
 
 class NewStorages:
-    """The storages that successive runs made, each once."""
+    """The storages that successive runs made, each once.
+
+    Attributes:
+        by_id: the storages, by `id`.
+        resized_at: the lines that gave storages other sizes, and their callers, by the `id` of the storage.
+    """
 
     def __init__(self) -> None:
         self.by_id: dict[int, NewStorage] = {}
+        self.resized_at: dict[int, tuple[Site | None, Site | None]] = {}
 
     def add(
         self, storage: torch.UntypedStorage, run: int, site: Site | None = None, *, certain: bool = False

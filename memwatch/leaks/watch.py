@@ -18,6 +18,7 @@ from memwatch.leaks.cut import holder_of
 from memwatch.leaks.diagnose import Diagnosis, diagnose
 from memwatch.leaks.exemptions import Exemptions
 from memwatch.leaks.groups import largest_first, leak_of
+from memwatch.leaks.new_storage_mode import NewStorageMode
 from memwatch.leaks.new_storages import NewStorages, storages_behind, tensors_among
 from memwatch.leaks.places import growth
 from memwatch.words import leaks as words
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _COMPARED: Final = 5  # the last looks that are kept
 _BEFORE: Final = -1
+_MOST_NOTED: Final = 3  # times between two marks in which a line is looked for
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
@@ -53,7 +55,8 @@ class LeakWatch:
 
     A mark notes which tensors there are and who holds those made since the first mark. A leak is a holder that had
     more at each of the last marks than at the one before, three marks at least. Between marks the program runs as
-    ever: a mark collects garbage once and looks at the heap, about a second for a million objects.
+    ever: a mark collects garbage once and looks at the heap, about a second for a million objects. Once something
+    grew, a function that the watch decorates notes which lines make tensors, up to the mark that knows the line.
 
     Args:
         every: set a mark every so many calls of :meth:`tick`, or of a function that the watch decorates; 0 for
@@ -78,6 +81,9 @@ class LeakWatch:
         self._marks = 0
         self._storages = NewStorages()
         self._looks: deque[_Look] = deque(maxlen=_COMPARED)
+        self._noted = NewStorages()  # seen being made, on any thread
+        self._notes_lines = False
+        self._times_to_note = _MOST_NOTED
         self._old: NDArray[np.int64] | None = None
         self._lock = threading.RLock()
 
@@ -95,11 +101,19 @@ class LeakWatch:
 
         @functools.wraps(fn)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            result = fn(*args, **kwargs)
+            result = self._noting(fn, args, kwargs) if self._notes_lines else fn(*args, **kwargs)
             self.tick()
             return result
 
         return cast("F", watched)
+
+    def _noting(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        mode = NewStorageMode(self._noted, self._marks)
+        mode.start()
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            mode.stop()
 
     def tick(self) -> None:
         """Count one call; every so many of them a mark is set, the first one before the second call."""
@@ -129,6 +143,12 @@ class LeakWatch:
             finally:
                 resume_gc()
             self._marks += 1
+            self._look_for_lines()
+
+    def _look_for_lines(self) -> None:
+        """Have the lines noted up to the next mark if something grows of which no line was seen."""
+        self._times_to_note -= self._notes_lines
+        self._notes_lines = self._times_to_note > 0 and any(leak.site is None for leak in self.leaks)
 
     @property
     def leaks(self) -> list[Leak]:
@@ -194,6 +214,11 @@ class LeakWatch:
     def _list_storages(self) -> None:
         run = _BEFORE if self._old is None else self._marks
         self._storages.alive()
+        noted, self._noted = self._noted, NewStorages()
+        for made in list(noted.by_id.values()):
+            storage = made.ref()
+            if storage is not None and not self._storages.has(storage):
+                self._storages.by_id[id(storage)] = made
         for storage in storages_behind(tensors_among(gc.get_objects())):
             self._storages.add(storage, run, certain=True)
 

@@ -203,7 +203,10 @@ SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.BOUND_METHOD: (
         "the bound method keeps its object: store a `weakref.WeakMethod`, or drop it after use"
     ),
-    Remedy.MODULE_HOOK: "the hook keeps what it refers to: call `handle.remove()` when done",
+    Remedy.MODULE_HOOK: (
+        "a registered hook keeps what it refers to, and all that it collects there: call `handle.remove()` when "
+        "done, or clear what the hook fills"
+    ),
     Remedy.OPTIMIZER_STATE: (
         "optimizer state that grows, or of a parameter that was replaced: delete it (`del "
         "optimizer.state[old]`)"

@@ -72,6 +72,7 @@ CAUSE: Final = "cause-{digest}"
 FAILURE: Final = "Test leaked {size} in {count} {tensors}{each}, {held_by} {holder} ({cause}){more}"
 ON_EACH_RUN: Final = " on each run"
 AND_MORE: Final = " (and {count} more)"
+LINE_NOT_SEEN: Final = "not seen; @pytest.mark.no_tensor_leaks on such a test may show it"
 MARK_FOR_LINES: Final = "To see where a tensor was made, mark the test: @pytest.mark.no_tensor_leaks"
 
 FROM_CYCLE: Final = "(and from the cycle) {line}"

@@ -48,12 +48,16 @@ _BUILT_BY_CLASS: Final = ("property", "getset_descriptor")
 def kept_by_cache(leak: Leak) -> bool:
     """Return True if one pass over this holder may well be the first fill of a cache.
 
-    A list or a set that got longer is none, nor is an attribute that parks a tensor; and no cache keeps the
-    autograd graph of what it holds.
+    A list or a set that got longer is none, nor is a table of hooks, nor an attribute that parks a tensor; no cache
+    keeps the autograd graph of what it holds, and one tensor that became larger is no first fill.
     """
-    if leak.kind != "retained" or leak.keeps_graph or leak.cut is None:
+    if leak.kind != "retained" or leak.keeps_graph or leak.grows or leak.cut is None:
         return False
+    from memwatch.leaks.hooks import is_registration
+
     cut = leak.cut
+    if is_registration(cut, leak.edges):
+        return False
     is_bounded = any(vertex.limit is not None for vertex in _vertices(cut.owner))
     names = [cut.name or "", *(vertex.name for vertex in _vertices(cut.owner))]
     return cut.kind in _SLOTS or is_bounded or any(map(_CACHE_NAME.search, names))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.sizes import format_bytes
-from memwatch.words.leaks import HELD_BY_SHORT
+from memwatch.words.leaks import HELD_BY_SHORT, LINE_NOT_SEEN, MADE_AT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,8 +21,8 @@ def causes_of(results: Results) -> list[dict[str, Any]]:
     """Return the causes for which tests failed, as plain data, that of the most tests first.
 
     Each has `cause` (its name, the same in every process), `tests` (their node ids), `nbytes` and `count` over all of
-    them, `ignore` (a rule that tolerates it), and of its largest leak `kind`, `holder`, `reference`, `site`, `tensor`,
-    `advice` and `path`.
+    them, `ignore` (a rule that tolerates it), of its largest leak `kind`, `holder`, `reference`, `advice` and `path`,
+    and of the largest one of which the line was seen `site` and `tensor`.
     """
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for node in results:
@@ -35,6 +35,8 @@ def causes_of(results: Results) -> list[dict[str, Any]]:
 
 def _cause(name: str, leaks: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     largest = max((leak for _, leak in leaks), key=lambda leak: (leak["nbytes"], leak["site"] is not None))
+    seen = [leak for _, leak in leaks if leak["site"] is not None]
+    made = max(seen, key=lambda leak: leak["nbytes"]) if largest["site"] is None and seen else largest
     return {
         "cause": name,
         "tests": list(dict.fromkeys(node for node, _ in leaks)),
@@ -42,6 +44,7 @@ def _cause(name: str, leaks: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]
         "count": sum(leak["count"] for _, leak in leaks),
         "ignore": f"{name}: known, {HELD_BY_SHORT[largest['kind']]} {largest['holder']}",
         **{key: largest[key] for key in _TOLD},
+        **{key: made[key] for key in ("site", "tensor")},
     }
 
 
@@ -61,8 +64,7 @@ def _lines(cause: Mapping[str, Any], *, verbose: bool) -> Iterator[str]:
     tests = cause["tests"]
     held = f"{HELD_BY_SHORT[cause['kind']]} {cause['holder']}"
     yield f"{cause['cause']}  {_many(len(tests), 'test')}, {format_bytes(cause['nbytes'])}: {held}"
-    if cause["site"]:
-        yield f"  made at: {cause['site']} ({cause['tensor']})"
+    yield MADE_AT.format(site=cause["site"] or LINE_NOT_SEEN, tensor=cause["tensor"])
     yield f"  advice: {cause['advice']}"
     yield f"  to tolerate it, in the ini file: memwatch_ignore = {cause['ignore']}"
     if not verbose and len(tests) > SHOWN_TESTS:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from memwatch.sizes import format_bytes
 from pytest_memwatch.caches import kept_by_cache, made_by_machinery
 from pytest_memwatch.errors import PeakError
+from pytest_memwatch.lines import LineSearch
 from pytest_memwatch.measure import Measurement, describe
 from pytest_memwatch.verdict import (
     LEAK_SECTION,
@@ -63,6 +64,8 @@ class Examination:
         self._settings = settings
         self._arguments = arguments
         self._saved_bytes = saved_bytes
+        self._notes_lines = False
+        self._may_have_grown = False
         if checks.allowed:
             self.data["allowed"] = checks.allowed.reason
 
@@ -135,9 +138,10 @@ class Examination:
             return
         from memwatch.leaks import TensorLeakError, check_leaks
 
-        # Finding the line that made a tensor takes a dispatch mode, which some programs notice (torch.jit.trace):
-        # only a test that asks for a check by itself, of leaks or of its peak, has it.
-        check = check_leaks(sites=force or self.checks.asked, known=_known_causes())
+        # The line that made a tensor takes a dispatch mode: a test that asks for a check by itself has it, of leaks or
+        # of its peak, and others only after one that left something of which no line was seen.
+        self._notes_lines = force or self.checks.asked or _line_search().is_on
+        check = check_leaks(sites=self._notes_lines, known=_known_causes())
         check.__enter__()
         try:
             yield
@@ -149,6 +153,7 @@ class Examination:
             check.__exit__(None, None, None)
         except TensorLeakError as error:
             self.leaks = error.leaks
+        self._may_have_grown = check.may_have_grown
         self.data["check"] = "single pass"
 
     def _judge(self) -> None:
@@ -156,6 +161,8 @@ class Examination:
         if self.measurement is not None:
             self._note_figures(self.measurement)
         real = self._sort_leaks()
+        if self.data.get("check") == "single pass":
+            _line_search().learn(real, noted=self._notes_lines, may_have_grown=self._may_have_grown)
         too_high = self._peak_failure()
         if too_high and self.measurement is not None:
             self.sections.append((PEAK_SECTION, peak_section(self.data)))
@@ -238,8 +245,15 @@ def _known_causes() -> KnownCauses:
     return KnownCauses()
 
 
+@functools.cache
+def _line_search() -> LineSearch:
+    """Return what of the leaks of this process only the lines that make tensors would tell."""
+    return LineSearch()
+
+
 def end_checks() -> None:
     """Forget what the tests have leaked, and leave gc alone: no test follows."""
+    _line_search.cache_clear()
     if _known_causes.cache_info().currsize:
         from memwatch.leaks.elders import unfollow
 

@@ -292,3 +292,29 @@ def test_torchs_wrapper_of_a_hook_is_looked_through():
     """The reference to cut is the bound method that the program registered, whatever torch wraps it in."""
     [leak] = find_leaks(hook_of_self)
     assert (leak.cut.kind.name, leak.cut.owner.inner.name) == ("BOUND_SELF", "Hooked.check")
+
+
+def test_a_hook_that_collects_is_removed_by_its_handle():
+    """What hooks of earlier calls collect grows too, and the handles end it, as they end what each call registers."""
+
+    def collecting():
+        saved = []
+        LINEAR.register_forward_hook(lambda *args: saved.append(data()))
+        PARAMETER.register_hook(lambda grad: saved.append(data()))
+        LINEAR(torch.ones(8))
+        PARAMETER.sum().backward()
+
+    collecting()
+    leaks = find_leaks(collecting, runs=2)
+    assert {leak.advice for leak in leaks} == {advice(Remedy.HOOK_PER_CALL), advice(Remedy.MODULE_HOOK)}
+
+
+def test_numbers_of_an_ordered_dictionary_are_no_hooks():
+    """A table of the program's own may have numbers as keys."""
+    table = collections.OrderedDict()
+
+    def fill(table):
+        table[len(table)] = data()
+
+    [leak] = find_leaks(fill, table, runs=2)
+    assert leak.advice == advice(Remedy.VALUE)

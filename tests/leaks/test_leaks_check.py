@@ -237,3 +237,36 @@ def test_views_that_autograd_refuses_to_touch_break_nothing():
     (leak,) = leaks_of(park)
     assert "PARKED" in leak.holder
     assert kept.shape == (16, 16)
+
+
+def test_a_tensor_that_grows_is_told_by_what_it_added_and_where():
+    """`torch.cat` and `resize_` add to one tensor: the bytes added, the line that did it; what is broadcast is new."""
+    PARKED.update(joined=torch.ones(8), mean=torch.ones(1))
+    scratch = torch.ones(8)
+
+    def grow():
+        PARKED["joined"] = torch.cat([PARKED["joined"], torch.ones(4)])
+        scratch.resize_(10)
+        PARKED["mean"] = PARKED["mean"] * torch.ones(64)
+
+    first = grow.__code__.co_firstlineno
+    leaks = leaks_of(grow)
+    assert [(leak.cut.name, leak.nbytes, leak.grows) for leak in leaks] == [
+        ("'joined'", 16, True),
+        ("scratch", 8, True),
+    ]
+    assert [f":{first + 1 + number} in grow" in leak.site for number, leak in enumerate(leaks)] == [
+        True,
+        True,
+    ]
+
+
+def test_numbers_in_traced_code_are_no_error_in_a_checked_block():
+    """A traced function hands plain numbers to ops of tensors under any dispatch mode; other errors stay."""
+    example = torch.ones(4)
+    with check_leaks():
+        traced = torch.jit.trace(lambda x: (x + x.sum()).view(x.shape[0]), (example,))
+        assert traced(torch.ones(3)).tolist() == [4.0] * 3
+        with pytest.raises(RuntimeError, match="must match"):
+            torch.ones(3) + torch.ones(4)
+        del traced

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import memwatch
+from memwatch._torch.modes import mode_stack
 from memwatch.leaks import EveryError, LeakWatch
 
 KEPT: list[object] = []
@@ -52,13 +53,25 @@ def test_what_grows_from_mark_to_mark_is_told_by_its_holder():
 
 
 def test_marks_are_set_every_so_many_calls_and_gc_goes_on():
-    """A decorated function is counted; between marks gc is as it was."""
+    """A decorated function is counted; between marks gc is as it was.
+
+    From the mark that shows growth to the one that knows its line the function runs under a dispatch mode.
+    """
     watch = LeakWatch(every=2)
-    watched = watch(serve)
-    for _ in range(7):
+    noted = []
+
+    @watch
+    def watched():
+        noted.append(bool(mode_stack()))
+        serve()
+
+    for _ in range(8):
         watched()
         assert gc.isenabled()
-    assert [leak.count for leak in watch.leaks] == [4]
+    [leak] = watch.leaks
+    assert leak.count == 4
+    assert leak.site.endswith(" in serve")
+    assert noted == [False] * 5 + [True] * 2 + [False]
 
 
 def test_what_goes_up_and_down_is_no_leak():

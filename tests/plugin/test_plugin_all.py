@@ -83,3 +83,71 @@ def test_failing_tests_fail_for_their_own_reason(session):
     )
     result.stdout.fnmatch_lines(["*test_fails FAILED*", "*test_errors FAILED*", "*test_after PASSED*"])
     result.stdout.no_fnmatch_line("*LEAK*")
+
+
+def test_what_grows_test_by_test_is_no_cache(session):
+    """Hooks that nobody removes and tensors that become larger are leaks, and the next tests see who made them.
+
+    What one test shows alone may be a first fill: the key-value cache of the first test.
+    """
+    result = session(
+        """
+        import pytest, torch
+        WEIGHT = torch.nn.Parameter(torch.ones(2))
+        WEIGHT.register_hook(lambda grad: grad)
+        class Bank(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("rows", torch.zeros(8, 16))
+        BANK, CACHE, SCRATCH = Bank(), {}, torch.zeros(4)
+        repeated = pytest.mark.parametrize("number", range(2))
+        @repeated
+        def test_hook(number):
+            mask = torch.ones(64)
+            WEIGHT.register_hook(lambda grad: grad * mask[0])
+        @repeated
+        def test_buffer(number): BANK.rows = torch.cat([BANK.rows, torch.ones(8, 16)])
+        @repeated
+        def test_cache(number):
+            new = torch.ones(1, 8, 16)
+            CACHE["k"] = torch.cat([CACHE["k"], new], 1) if CACHE else new
+        @repeated
+        def test_resize(number): SCRATCH.resize_(SCRATCH.numel() + 64)
+        """,
+        "--memwatch-leaks=all",
+        "-v",
+    )
+    result.assert_outcomes(failed=6, passed=2)
+    result.stdout.fnmatch_lines(["*test_hook?0? LEAK*", "*test_buffer?0? PASSED*", "*test_cache?0? PASSED*"])
+    text = result.stdout.str()
+    for holder, function in (("WEIGHT", "test_hook"), ("BANK", "test_buffer"), ("CACHE", "test_cache")):
+        cause = text.partition(f"kept alive by global `{holder}` of module")[2].partition("to tolerate it")[0]
+        assert f" in {function} " in cause, cause
+    result.stdout.fnmatch_lines(
+        ["*2 tests, 512 B: kept alive by global `SCRATCH` *", "*made at: * in test_resize *"]
+    )
+
+
+def test_lines_are_noted_only_after_a_leak_without_one(session):
+    """Clean tests run without a dispatch mode; after a leak whose line was not seen, up to 20 tests have it."""
+    result = session(
+        """
+        import torch
+        from torch.utils._python_dispatch import _get_current_dispatch_mode as mode
+        KEPT, OTHERS = [], []
+        def test_before(): assert mode() is None
+        def test_leaks(): KEPT.append(torch.ones(64))
+        def test_traces():
+            assert mode() is not None
+            traced = torch.jit.trace(lambda x: (x + x.sum()).view(x.shape[0]), (torch.ones(4),))
+            assert traced(torch.ones(3)).tolist() == [4.0] * 3
+        def test_leaks_again(): KEPT.append(torch.ones(64))
+        def test_after(): assert mode() is None
+        def test_leaks_alone(): OTHERS.append(torch.ones(64))
+        """,
+        "--memwatch-leaks=all",
+        "-Wignore",
+    )
+    result.assert_outcomes(failed=3, passed=3)
+    result.stdout.fnmatch_lines(["*`KEPT`*", "  made at: * in test_leaks_again *"])
+    result.stdout.fnmatch_lines(["*`OTHERS`*", "  made at: not seen;*"])
