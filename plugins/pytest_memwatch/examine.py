@@ -201,7 +201,7 @@ class Examination:
                 self.data.setdefault("small", []).append(leak_data(leak))
             elif growth is None and made_by_machinery(leak):
                 self.data.setdefault("machinery", []).append(leak_data(leak))
-            elif growth is None and kept_by_cache(leak):
+            elif growth is None and (kept_by_cache(leak) or _line_search().is_first_growth(leak)):
                 self.data.setdefault("kept", []).append(leak_data(leak))
             else:
                 real.append(leak)

@@ -25,6 +25,7 @@ class LineSearch:
 
     def __init__(self) -> None:
         self._tests_left: dict[str, int] = {}
+        self._grown: set[str] = set()
 
     @property
     def is_on(self) -> bool:
@@ -50,3 +51,11 @@ class LineSearch:
                 self._tests_left[leak.cause] = 0
             if leak.grows:
                 self._tests_left[_GROWTH] = MOST_TESTS
+
+    def is_first_growth(self, leak: Leak) -> bool:
+        """Return True for a tensor that became larger in one test so far, as scratch memory may."""
+        if not leak.grows or leak.cause in self._grown:
+            return False
+        self._grown.add(leak.cause)
+        self._tests_left[_GROWTH] = MOST_TESTS
+        return True
