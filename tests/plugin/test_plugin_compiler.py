@@ -227,3 +227,28 @@ def test_limit_where_two_devices_are_used(session):
     result.stdout.fnmatch_lines(
         ["*added 2000 B*cuda:0*", "*added 3000 B on cpu*", "*added 1000 B on cuda:1*"]
     )
+
+
+def test_lines_are_noted_only_after_a_leak_without_one(session):
+    """Clean tests run without a dispatch mode; after a leak whose line was not seen, up to 20 tests have it."""
+    result = session(
+        """
+        import torch
+        from torch.utils._python_dispatch import _get_current_dispatch_mode as mode
+        KEPT, OTHERS = [], []
+        def test_before(): assert mode() is None
+        def test_leaks(): KEPT.append(torch.ones(64))
+        def test_traces():
+            assert mode() is not None
+            traced = torch.jit.trace(lambda x: (x + x.sum()).view(x.shape[0]), (torch.ones(4),))
+            assert traced(torch.ones(3)).tolist() == [4.0] * 3
+        def test_leaks_again(): KEPT.append(torch.ones(64))
+        def test_after(): assert mode() is None
+        def test_leaks_alone(): OTHERS.append(torch.ones(64))
+        """,
+        "--memwatch-leaks=all",
+        "-Wignore",
+    )
+    result.assert_outcomes(failed=3, passed=3)
+    result.stdout.fnmatch_lines(["*`KEPT`*", "  made at: * in test_leaks_again *"])
+    result.stdout.fnmatch_lines(["*`OTHERS`*", "  made at: not seen;*"])
