@@ -8,7 +8,7 @@ import subprocess
 import textwrap
 
 
-def run_forked(server, code, *arguments, folder, outputs, **environment):
+def run_forked(server, code, *arguments, folder, outputs, whole_end=False, **environment):
     """Run code as `python -c` does, in a process of its own; return what `subprocess.run` would.
 
     Args:
@@ -17,9 +17,15 @@ def run_forked(server, code, *arguments, folder, outputs, **environment):
         *arguments: its arguments.
         folder: where it runs.
         outputs: where its stdout and stderr are kept.
+        whole_end: end it as every process ends, also beyond its last exit handler, where `fork_server.py` stops.
         **environment: environment variables that differ from this process's.
     """
-    request = {"code": textwrap.dedent(code), "arguments": arguments, "folder": str(folder)}
+    request = {
+        "code": textwrap.dedent(code),
+        "arguments": arguments,
+        "folder": str(folder),
+        "whole_end": whole_end,
+    }
     request["environment"] = {**os.environ, **environment}
     request |= {name: str(outputs / name) for name in ("stdout", "stderr")}
     server.stdin.write(json.dumps(request) + "\n")

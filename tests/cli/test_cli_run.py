@@ -38,7 +38,7 @@ def test_a_program_ends_as_it_would_have_ended(ending, shell_memwatch, command, 
     code = ENDINGS[ending]
     (tmp_path / "program.py").write_text(f"import torch\n{code}\n" if "torch" in code else f"{code}\n")
     plain = command(sys.executable, "program.py")
-    ours = shell_memwatch("run", "-q", "-o", "a.memwatch", "program.py")
+    ours = shell_memwatch("run", "-q", "-o", "a.memwatch", "program.py", whole_end=True)
     assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
     if ending != "is no Python":
         assert memwatch.load(tmp_path / "a.memwatch").meta["argv"] == ["program.py"]

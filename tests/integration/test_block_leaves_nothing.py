@@ -302,7 +302,7 @@ def test_a_block_by_mode_registers_no_kernel(native, fresh_python):
         torch.ones(3)
     assert key._Registered.kernels is None
     """
-    done = fresh_python(code, MEMWATCH_NATIVE=native)
+    done = fresh_python(code, whole_end=True, MEMWATCH_NATIVE=native)
     assert done.returncode == 0, done.stderr
 
 

@@ -122,6 +122,6 @@ kept.sum().backward()
 def test_a_block_that_is_open_when_python_exits_is_ended_then(intercept, native, fresh_python, tmp_path):
     """As a cell of a notebook leaves it: Python exits cleanly, and the file is whole."""
     path = tmp_path / "open.memwatch"
-    done = fresh_python(OPEN_AT_EXIT, str(path), intercept, MEMWATCH_NATIVE=native)
+    done = fresh_python(OPEN_AT_EXIT, str(path), intercept, whole_end=True, MEMWATCH_NATIVE=native)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert memwatch.load(path).meta["complete"]

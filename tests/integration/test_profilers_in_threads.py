@@ -114,7 +114,7 @@ def test_kineto_steps_aside_for_a_profiler_in_another_thread(fresh_python):
             work()
         print(seen)
     """
-    done = fresh_python(program, MEMWATCH_NATIVE="0")
+    done = fresh_python(program, whole_end=True, MEMWATCH_NATIVE="0")
     told = "python False 400000\nTrue 400000\nFalse 400000\n[True, True, True, True, True]\n"
     assert (done.returncode, done.stdout) == (0, told), done.stderr
 

@@ -46,7 +46,7 @@ print("alive")
 
 def test_a_pack_that_cannot_write_its_row_ends_without_a_word(fresh_python):
     """It is destroyed by autograd, from a destructor, where an exception of C++ ends the process."""
-    done = fresh_python(DESTRUCTOR)
+    done = fresh_python(DESTRUCTOR, whole_end=True)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 

@@ -128,7 +128,7 @@ with memwatch.profile():
 
 def test_a_forked_child_is_left_alone(fresh_python):
     """Its allocations are not collected, and it may start torch's profiler."""
-    done = fresh_python(CHILD)
+    done = fresh_python(CHILD, whole_end=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -164,7 +164,7 @@ with memwatch.profile():
 @pytest.mark.parametrize("native", ["0", "1"])
 def test_a_forked_child_prints_nothing(native, fresh_python):
     """c10 does not complain of the blocks that the child frees and that were made before the profile."""
-    done = fresh_python(CHILD_THAT_FREES, MEMWATCH_NATIVE=native)
+    done = fresh_python(CHILD_THAT_FREES, whole_end=True, MEMWATCH_NATIVE=native)
     assert (done.returncode, done.stderr) == (0, "")
 
 
