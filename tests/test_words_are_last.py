@@ -29,7 +29,7 @@ PLUGIN: Final = (
     "test_fixture_checks_the_whole_test",
 )
 LEAK: Final = "tests/leaks/test_leaks_programs_{}.py::test_a_leak_is_found_with_its_kind_and_references[{}]"
-TESTS: Final = (
+OF_THE_HEAP: Final = (
     "tests/heap/test_heap_names.py",
     "tests/heap/test_heap_graph.py::test_one_search_names_the_references_of_a_training_step",
     "tests/heap/test_heap_graph.py::test_why_alive_shows_a_loop_when_no_root_reaches_the_tensor",
@@ -37,20 +37,23 @@ TESTS: Final = (
     "tests/leaks/test_leaks_check.py::test_cycles_are_reported_without_waiting_for_gc",
     "tests/leaks/test_leaks_draw.py::test_a_cycle_is_closed",
     *(LEAK.format(family, program) for family, programs in PROGRAMS.items() for program in programs),
+    *(f"tests/plugin/test_plugin_leaks.py::{name}" for name in PLUGIN),
+    "tests/plugin/test_plugin_compiler.py::test_clean_tests_pass",
+)
+OF_THE_RECORDING: Final = (
     "tests/findings/test_findings_holder_kinds.py",
     "tests/findings/test_findings_samples.py::test_many_context_variables_hide_nothing",
     "tests/findings/test_findings_samples.py::test_samples_prolong_no_life",
     "tests/report/test_report_model.py::test_packed_events_replay_to_the_timeline",
     "tests/report/test_report_text.py::test_lines_keep_to_the_width",
-    *(f"tests/plugin/test_plugin_leaks.py::{name}" for name in PLUGIN),
-    "tests/plugin/test_plugin_compiler.py::test_clean_tests_pass",
 )
 
 
-def test_nothing_but_the_words_depends_on_the_words():
+@pytest.mark.parametrize("tests", [OF_THE_HEAP, OF_THE_RECORDING], ids=["of the heap", "of the recording"])
+def test_nothing_but_the_words_depends_on_the_words(tests):
     """With every word changed, leak programs, heap, drawing, holders, report and plugin still do what they did."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not words", "-p", "no:cacheprovider", *TESTS],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not words", "-p", "no:cacheprovider", *tests],
         cwd=TOP,
         env={**os.environ, VARIABLE: "1"},
         capture_output=True,
