@@ -28,6 +28,8 @@ _ROLE_LOOKS_RATIO: Final = 0.1
 _FREE_ROLE_LOOKS: Final = 4
 _FREE_OF_ROLE_LOOKS: Final = 20_000
 """Storages and modules that the free looks at roles may go through, after the first."""
+_FREE_OF_SMALL_PROGRAMS: Final = 4_000
+"""Of those, as many may be gone through in however many looks: what is said of a small program hangs on no clock."""
 
 
 class SamplingCosts:
@@ -57,8 +59,11 @@ class SamplingCosts:
         Args:
             known_count: storages and modules that a look goes through now.
         """
-        is_little = self._looked_at_count + known_count <= _FREE_OF_ROLE_LOOKS
+        looked_at_count = self._looked_at_count + known_count
+        is_little = looked_at_count <= _FREE_OF_ROLE_LOOKS
         if self._role_look_count < _FREE_ROLE_LOOKS and (is_little or not self._role_look_count):
+            return True
+        if looked_at_count <= _FREE_OF_SMALL_PROGRAMS:
             return True
         return self._role_look_ticks <= _ROLE_LOOKS_RATIO * self.cost_ticks
 
