@@ -75,11 +75,12 @@ def _last_reads(capture: Capture) -> dict[int, int]:
     """
     tables = capture.tables
     births, uses, phase = tables["births"], tables["uses"], tables["ops"]["phase"]
-    kept = np.isin(births["storage"], tables["recomputed"]["storage"]) & (births["op"] != NONE)
+    recomputed = tables["recomputed"]["storage"]
+    kept = np.isin(births["storage"], recomputed) & (births["op"] != NONE)
     made = np.full(int(births["storage"].max(initial=NONE)) + 1, NONE, dtype=np.int64)
     made[births["storage"][kept]] = births["op"][kept]
     taken = tables["role_ends"]  # what a selective checkpoint had saved since the forward
-    again = (taken["role"] == _SAVED_BY_POLICY) & np.isin(taken["storage"], births["storage"][kept])
+    again = (taken["role"] == _SAVED_BY_POLICY) & np.isin(taken["storage"], recomputed)
     made[taken["storage"][again]] = np.minimum(taken["op"][again], len(phase) - 1)
     is_read = (uses["access"] != ACCESSES.index("output")) & (made[uses["storage"]] != NONE)
     storage, reader = uses["storage"][is_read], uses["op"][is_read]

@@ -17,7 +17,7 @@ from memwatch.record.harmless import Harmless
 from memwatch.record.interception.tracing import is_tracing
 from memwatch.record.roles import SAVED_BY_POLICY
 from memwatch.record.tables.parts import plain_parts
-from memwatch.record.tables.storages import BASELINE
+from memwatch.record.tables.storages import BY_OP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,8 +51,10 @@ class SelectiveBook:
         wrap(wrapper, value)
         with self._harmless:
             if isinstance(value, Tensor) and self._context.is_its_thread and not is_tracing():
+                # the op still runs: torch 2.11 wraps its result before the recorder has seen it
+                op = self._context.roles.op_counter[0] - 1
                 with disable_torch_function():
-                    numbers = [self._storages.number_of(part, NONE, BASELINE) for part in plain_parts(value)]
+                    numbers = [self._storages.number_of(part, op, BY_OP) for part in plain_parts(value)]
                 for number in numbers:
                     if number != NONE:
                         self._context.roles.add(number, SAVED_BY_POLICY, "")
