@@ -37,7 +37,7 @@ from memwatch.record.tables.storages import address_of
 from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from types import FrameType
 
     from memwatch.heap.references import Chain
@@ -98,9 +98,23 @@ class Sample:
 
     def _search_near(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> None:
         search = self._reference_search(frame)
-        self._search(search, call_roots(frame, spaces))
+        known: list[tuple[Any, int]] = []
+        for root in call_roots(frame, spaces):
+            for chain in search.tensors(root):
+                self._held(chain)
+            known += self._state.ways.tensors(root)
+        self._held_where_known(known)
         self._state.cut_count += search.cut_count > 0
         self._root = None
+
+    def _held_where_known(self, known: list[tuple[Any, int]]) -> None:
+        """Append what lies where a deep search found something before, and was not found without one."""
+        named = set(self._holder_counts)
+        for tensor, path in known:
+            for part, key in _parts(tensor):
+                number = self._wanted(part, key)
+                if number != NONE and number not in named:
+                    self._state.append(number, path)
 
     def _search_deep(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> None:
         self._deep = True
@@ -108,7 +122,9 @@ class Sample:
         # From all calls at once: of an object that several calls reach, the shortest way there is told.
         for chain in search.tensors(*sorted(call_roots(frame, spaces), key=_is_of_library)):
             self._held(chain)
-        self._search(search, (*namespace_roots(spaces), context_root()))
+        for root in (*namespace_roots(spaces), context_root()):
+            for chain in search.tensors(root):
+                self._held(chain)
         for chain in search.rest():
             self._held(chain)
         self._state.told.update(self._told_now)
@@ -117,11 +133,6 @@ class Sample:
     def _reference_search(self, frame: FrameType | None) -> ReferenceSearch:
         calls, state = {id(call) for call in running(frame)}, self._state
         return ReferenceSearch(calls, deep=self._deep, barren=state.barren, known_classes=state.known_classes)
-
-    def _search(self, search: ReferenceSearch, roots: Iterable[Root]) -> None:
-        for root in roots:
-            for chain in search.tensors(root):
-                self._held(chain)
 
     def _enter(self, root: Root) -> None:
         """Number the root whose chains follow: `id` would name another one, once this one is freed."""
@@ -139,6 +150,7 @@ class Sample:
                 path = self._path(chain) if path is None else path
                 self._state.append(number, path)
                 if self._deep:
+                    self._state.ways.learn(chain, path)
                     self._told_now.setdefault(number, []).append(Told(path, _function_of(chain[0])))
         if not self._deep:
             self._held_by_graph(chain)
@@ -235,6 +247,8 @@ class Sample:
         """Ask gc who refers to the storages that the deep search did not find either: young objects first."""
         state = self._state
         left = {key: alive.number for key, alive in fresh.items() if alive.number not in state.told}
+        if not left:
+            return
         left = dict(sorted(left.items(), key=lambda item: -fresh[item[0]].nbytes))
         state.told.update((number, []) for number in left.values())
         variables = in_variables(
