@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.heap.names import instance_dict
+from memwatch.heap.paths import name_chain
 from memwatch.heap.references import copied_items, position_in
 from memwatch.heap.roots import RootKind
 from memwatch.heap.tensors import is_tensor, mro_of
@@ -17,6 +18,7 @@ from memwatch.heap.tensors import is_tensor, mro_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from memwatch.edges import Edge
     from memwatch.heap.references import Chain
     from memwatch.heap.roots import Root
 
@@ -28,41 +30,39 @@ _Start = tuple[Any, ...]
 
 
 class KnownWays:
-    """The ways to tensors that searches found, each with the number of its path."""
+    """The ways to tensors that searches found."""
 
     def __init__(self) -> None:
-        self._paths: dict[_Start, dict[tuple[_Step, ...], int]] = {}
+        self._edges: dict[_Start | None, dict[tuple[_Step, ...], tuple[Edge, ...]]] = {}
         self._count = 0
 
-    def learn(self, chain: Chain, path: int) -> None:
+    def learn(self, chain: Chain) -> None:
         """Know the way along a chain of objects from a running call, if it can be gone by names and places alone.
 
         Args:
             chain: a root, and objects each of which refers to the next.
-            path: the number of its path.
         """
         start = _start_of(chain[0])
         if start is None or self._count >= _MAX_WAYS:
             return
-        steps = _steps_along(chain)
-        ways = self._paths.setdefault(start, {})
+        steps, ways = _steps_along(chain), self._edges.setdefault(start, {})
         if steps and steps not in ways:
-            ways[steps] = path
+            ways[steps] = name_chain(chain)[1:]
             self._count += 1
 
-    def tensors(self, root: Root) -> Iterator[tuple[Any, int]]:
-        """Yield what the ways from a running call lead to now, where that is a tensor, with the number of the path."""
-        ways = self._paths.get(_start_of(root)) if self._paths else None
-        if ways:
-            variables = {held.name: held.value for held in root.entries}
-            for steps, path in ways.items():
-                value: Any = variables
-                for how, key in steps:
-                    value = _after(value, how, key)
-                    if value is None:
-                        break
-                if value is not None and is_tensor(value):
-                    yield value, path
+    def tensors(self, root: Root) -> Iterator[tuple[Any, tuple[Edge, ...]]]:
+        """Yield what the ways from a running call lead to now, where that is a tensor, with the references to it."""
+        ways = self._edges.get(_start_of(root)) if self._edges else None
+        if not ways:
+            return
+        variables = {held.name: held for held in root.entries}
+        for (first, *rest), edges in ways.items():
+            held = variables.get(first[1])
+            value = None if held is None else held.value
+            for how, key in rest:
+                value = None if value is None else _after(value, how, key)
+            if held is not None and is_tensor(value):
+                yield value, (held.edge, *edges)
 
 
 def _start_of(root: Root) -> _Start | None:

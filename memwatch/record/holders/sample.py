@@ -98,7 +98,7 @@ class Sample:
 
     def _search_near(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> None:
         search = self._reference_search(frame)
-        known: list[tuple[Any, int]] = []
+        known: list[tuple[Any, tuple[Edge, ...]]] = []
         for root in call_roots(frame, spaces):
             for chain in search.tensors(root):
                 self._held(chain)
@@ -107,14 +107,14 @@ class Sample:
         self._state.cut_count += search.cut_count > 0
         self._root = None
 
-    def _held_where_known(self, known: list[tuple[Any, int]]) -> None:
+    def _held_where_known(self, known: list[tuple[Any, tuple[Edge, ...]]]) -> None:
         """Append what lies where a deep search found something before, and was not found without one."""
         named = set(self._holder_counts)
-        for tensor, path in known:
+        for tensor, edges in known:
             for part, key in _parts(tensor):
                 number = self._wanted(part, key)
                 if number != NONE and number not in named:
-                    self._state.append(number, path)
+                    self._state.append(number, self._state.paths(edges))
 
     def _search_deep(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> None:
         self._deep = True
@@ -150,7 +150,7 @@ class Sample:
                 path = self._path(chain) if path is None else path
                 self._state.append(number, path)
                 if self._deep:
-                    self._state.ways.learn(chain, path)
+                    self._state.ways.learn(chain)
                     self._told_now.setdefault(number, []).append(Told(path, _function_of(chain[0])))
         if not self._deep:
             self._held_by_graph(chain)
