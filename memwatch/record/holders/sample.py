@@ -32,8 +32,8 @@ from memwatch.heap.tensors import is_tensor
 from memwatch.own_code import is_program_code
 from memwatch.record.clock import ticks
 from memwatch.record.holders.state import Told
-from memwatch.record.tables.parts import address_or_zero, plain_parts
-from memwatch.record.tables.storages import address_of
+from memwatch.record.tables.parts import address_or_zero, plain_parts, tensor_bytes
+from memwatch.record.tables.storages import BASELINE, address_of
 from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ _MAX_HOLDERS: Final = 6
 _SMALL_RATIO: Final = 0.001
 _UNNAMED_RATIO: Final = 0.1
 _LIBRARY_CALLS: Final = 0
+_PLAIN: Final = (Tensor, Parameter)
 _GRAPH: Final = Edge(EdgeKind.GRAPH)
 
 
@@ -162,7 +163,7 @@ class Sample:
             tensor: the tensor.
             key: the address of its storage.
         """
-        alive = self._live.get(key)
+        alive = self._live.get(key) or self._met(tensor, key)
         if alive is None or alive.nbytes < self._smallest_bytes or alive.device != self._device:
             return NONE
         if isinstance(alive, WatchedTensor) and alive.address != address_or_zero(tensor):
@@ -176,6 +177,13 @@ class Sample:
         count = self._holder_counts.get(alive.number, 0)
         self._holder_counts[alive.number] = count + 1
         return alive.number if count < _MAX_HOLDERS else NONE
+
+    def _met(self, tensor: Tensor, key: int) -> WatchedStorage | WatchedTensor | None:
+        """Number a large storage that no op of this thread has touched, as another thread's that waits in a queue."""
+        if type(tensor) not in _PLAIN or tensor_bytes(tensor) < self._smallest_bytes:
+            return None
+        self._state.storages.number_of(tensor, NONE, BASELINE)
+        return self._live.get(key)
 
     def _path(self, chain: Chain) -> int:
         """Return the number of a chain's path; the items of one container share that of the first.
@@ -298,7 +306,7 @@ def _leads_through_containers(chain: Chain) -> bool:
 def _parts(tensor: Tensor) -> Sequence[tuple[Tensor, int]]:
     """Return the tensors in which a tensor lies, with the addresses of their storages; none where it shows none."""
     try:
-        if type(tensor) in (Tensor, Parameter) and tensor.layout is torch.strided:
+        if type(tensor) in _PLAIN and tensor.layout is torch.strided:
             key = address_of(tensor)
             return ((tensor, key),) if key else ()
         return [(part, key) for part in plain_parts(tensor) if (key := address_of(part))]
