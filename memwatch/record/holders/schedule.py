@@ -24,7 +24,7 @@ _HEAP_SCANS_TIME_RATIO: Final = 0.02
 _FREE_FRESH_SAMPLES: Final = 12
 _FREE_DUE_SAMPLES: Final = 2
 _FREE_HEAP_SCANS: Final = 1
-_ROLE_LOOKS_RATIO: Final = 0.05
+_ROLE_LOOKS_RATIO: Final = 0.1
 _FREE_ROLE_LOOKS: Final = 4
 _FREE_OF_ROLE_LOOKS: Final = 20_000
 """Storages and modules that the free looks at roles may go through, after the first."""
