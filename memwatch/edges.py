@@ -23,6 +23,8 @@ class EdgeKind(Enum):
     `Edge.position` are where they are set.
     """
 
+    __hash__ = object.__hash__  # in C: paths are looked up by their edges
+
     REFERENCE = 0  # of a kind that nobody told apart; also from the inside of a C type
 
     # variables
@@ -122,6 +124,8 @@ class EdgeKind(Enum):
 @unique
 class VertexKind(Enum):
     """What an object is, as far as its description differs. The capture file stores these integers."""
+
+    __hash__ = object.__hash__
 
     OBJECT = 0
     TENSOR = 1

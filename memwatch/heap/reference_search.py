@@ -88,7 +88,9 @@ class ReferenceSearch:
             for root in roots
             for barren in (self._barren_of(root),)
             for held in root.entries
-            if id(held.value) not in barren and step_for(held.value) is not None
+            for cls in (id(type(held.value)),)
+            if id(held.value) not in barren
+            and (steps[cls] if cls in steps else step_for(held.value)) is not None
         )
         self._later.clear()
         for _ in range(_MAX_OBJECTS * len(roots)):

@@ -10,11 +10,14 @@ read from where they lie, never by `getattr`; properties, `__iter__` and `__geti
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextvars
 import gc
+import queue
 import sys
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict, UserDict, UserList, deque
 from itertools import islice
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -43,6 +46,8 @@ _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _PLAIN: Final = (list, tuple, dict, set, frozenset, deque)
 _OFTEN_EMPTY: Final = (dict, OrderedDict, set, list)  # as the ten tables of hooks of a module
 _TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
+_KEEPERS: Final = (queue.Queue, asyncio.Queue, concurrent.futures.Future, UserDict, UserList)
+"""Classes of Python's library that are written in Python and hold what a program puts into them."""
 _LEAVES: Final = (
     str, bytes, int, float, complex, type(None), ModuleType, CodeType, BuiltinFunctionType, torch.dtype,
     torch.device, torch.Size, torch.UntypedStorage, threading.Thread, torch.optim.Optimizer,
@@ -217,7 +222,9 @@ def _frame(value: Any) -> Iterator[Chain]:
 
 
 def _is_program_class(cls: type) -> bool:
-    """Return True for a class of the program, and for one of Python's in C, which holds what it is given."""
+    """Return True for a class of the program, and for one of Python's that holds what it is given, as those in C do."""
+    if any(keeper in mro_of(cls) for keeper in _KEEPERS):
+        return True
     name = type_dict(cls).get("__module__")
     module = sys.modules.get(name) if type(name) is str else None
     file = (instance_dict(module) or {}).get("__file__")

@@ -21,10 +21,11 @@ from memwatch.heap.roots import Held, Root, RootKind
 from memwatch.own_code import CodeOwner, code_owner, owner_of_function
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from types import CodeType, FrameType
 
 _MAX_FRAMES: Final = 200
+_MAX_KNOWN: Final = 1024
 _LIBRARIES: Final = {CodeOwner.TORCH: "torch"}
 _PYTHON: Final = "Python"
 
@@ -131,20 +132,14 @@ def _call(frame: FrameType, thread: str, inside: FrameType | None = None, *, exp
         explains: whether the call is torch's or Python's.
     """
     code, shown = frame.f_code, inside or frame
-    library, runs = "", None
+    library, runs = "", ""
     if inside is not None:
         library = _LIBRARIES.get(code_owner(code.co_filename), _PYTHON)
-        runs = Vertex(VertexKind.FRAME, _function_name(inside.f_code))
-    owner = Vertex(
-        VertexKind.FRAME,
-        _function_name(code),
-        shown.f_code.co_filename,
-        shown.f_lineno,
-        thread=thread,
-        inner=runs,
-        library=library,
+        runs = _function_name(inside.f_code)
+    owner = _vertex(
+        _function_name(code), shown.f_code.co_filename, shown.f_lineno, thread, runs=runs, library=library
     )
-    arguments = _arguments(code)
+    arguments = _arguments(code.co_varnames, code.co_argcount + code.co_kwonlyargcount, code.co_flags)
     root = Root(RootKind.FRAME, explains=explains)
     for name, value in read_locals(frame).items():
         kind = EdgeKind.ARGUMENT if name in arguments else EdgeKind.LOCAL
@@ -158,12 +153,19 @@ def _function_name(code: CodeType) -> str:
     return around[-1] if name.endswith(("comp>", "genexpr>")) and around else name
 
 
-def _arguments(code: CodeType) -> dict[str, str]:
+@functools.lru_cache(maxsize=_MAX_KNOWN)
+def _vertex(name: str, file: str, line: int, thread: str, *, runs: str, library: str) -> Vertex:
+    """Describe a call; the next sample mostly meets it at the same line."""
+    inner = Vertex(VertexKind.FRAME, runs) if runs else None
+    return Vertex(VertexKind.FRAME, name, file, line, thread=thread, inner=inner, library=library)
+
+
+@functools.lru_cache(maxsize=_MAX_KNOWN)
+def _arguments(variables: tuple[str, ...], count: int, flags: int) -> Mapping[str, str]:
     """Return the names of a function's arguments, each with the stars that its definition shows."""
-    count = code.co_argcount + code.co_kwonlyargcount
-    names = {name: name for name in code.co_varnames[:count]}
+    names = {name: name for name in variables[:count]}
     for flag, stars in ((CO_VARARGS, "*"), (CO_VARKEYWORDS, "**")):
-        if code.co_flags & flag:
-            names[code.co_varnames[count]] = stars + code.co_varnames[count]
+        if flags & flag:
+            names[variables[count]] = stars + variables[count]
             count += 1
     return names

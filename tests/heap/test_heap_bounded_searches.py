@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import gc
+import queue
 import sys
 import weakref
 
@@ -12,7 +14,8 @@ import torch
 from torch import nn
 
 import memwatch
-from memwatch.edges import Edge, EdgeKind
+from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
+from memwatch.heap.known_ways import KnownWays
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch
 from memwatch.heap.references import step_of
@@ -21,6 +24,7 @@ from memwatch.heap.roots import Held, Root, RootKind
 from memwatch.heap.search_roots import call_roots, namespace_roots
 
 MODEL = nn.Sequential(nn.Linear(8, 8))
+CALL = Vertex(VertexKind.FRAME, "train", __file__, 1)
 SHARED = {"table": [torch.zeros(3)]}
 
 
@@ -217,3 +221,41 @@ def test_what_a_tool_keeps_is_not_looked_into(tool, request):
         assert paths_to({"kept": variable.kept}, [root], deep=True) == {}
     finally:
         del variable.kept
+
+
+def test_a_way_that_a_search_found_is_gone_again_by_its_names():
+    """What lies now where a deep search found a tensor is found without one, and nothing where the way has ended."""
+
+    class Cache:
+        def __init__(self):
+            self.layers = [{"keys": torch.zeros(1)}]
+
+    cache, ways = Cache(), KnownWays()
+    before = cache.layers[0]["keys"]
+
+    def root_of(value):
+        return Root(RootKind.FRAME, [Held(EdgeKind.LOCAL, "cache", value, CALL)])
+
+    ways.learn((root_of(cache), cache, vars(cache), cache.layers, cache.layers[0], before))
+    after = cache.layers[0]["keys"] = torch.ones(1)
+    ((found, path),) = ways.tensors(root_of(cache))
+    assert found is after
+    assert kinds(path) == [EdgeKind.LOCAL, EdgeKind.ATTRIBUTE, EdgeKind.ITEM, EdgeKind.VALUE]
+    cache.layers.clear()
+    assert list(ways.tensors(root_of(cache))) == []
+    assert list(ways.tensors(root_of(None))) == []
+
+
+def test_a_search_looks_into_queues_and_futures():
+    """A queue and a future hold what is put into them, though their classes are of Python's library."""
+    ready, future = queue.Queue(), concurrent.futures.Future()
+    waiting, result = torch.zeros(1), torch.zeros(2)
+    ready.put((waiting, 0))
+    future.set_result(result)
+    root = Root(
+        RootKind.FRAME,
+        [Held(EdgeKind.LOCAL, name, value, CALL) for name, value in (("ready", ready), ("future", future))],
+    )
+    found = paths_to({"waiting": waiting, "result": result}, [root])
+    assert [edge.name for edge in found["waiting"]][:2] == ["ready", "queue"]
+    assert [edge.name for edge in found["result"]] == ["future", "_result"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
@@ -272,5 +273,33 @@ def thread_prefetches():
         while (batch := ready.get()) is not None:
             net(batch).pow(2).mean().backward()  # peak: thread train
             net.zero_grad()
+        loader.join()
+    return Ran(prof, {"net": net})
+
+
+@pattern(
+    Fact(f32(331, WIDTH), "held|input", "", f"{var('ready.queue')}|{var('item')}|{var('batch')}|{SAVED}"),
+    *one_layer(f32(331, 43), "queue train"),
+)
+def thread_fills_a_queue():
+    net, ready, wanted = nn.Linear(WIDTH, 43), queue.Queue(), threading.Semaphore(0)
+
+    def load():
+        for _ in range(3):
+            wanted.acquire()
+            for _ in range(5):
+                ready.put(torch.randn(331, WIDTH))
+            ready.put(None)
+
+    with memwatch.profile() as prof:
+        loader = threading.Thread(target=load)
+        loader.start()
+        for _ in range(3):
+            wanted.release()
+            while ready.qsize() < 6:  # all batches of a pass wait before the first is used
+                time.sleep(0.001)
+            while (batch := ready.get()) is not None:
+                net(batch).pow(2).mean().backward()  # peak: queue train
+                net.zero_grad()
         loader.join()
     return Ran(prof, {"net": net})

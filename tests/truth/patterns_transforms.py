@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn import functional
 from truth_facts import GRAD, GRADIENT, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
 
 import memwatch
@@ -34,6 +35,34 @@ def gradients_per_sample():
         for _ in range(2):
             grads = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
             del grads
+    return Ran(prof)
+
+
+@pattern(
+    *(
+        Fact(f32(32, *shape), "temporary|held", "private loss", holder, ".*[02]", most=1)
+        for shape in ((HIDDEN, IN), (OUT, HIDDEN))
+        for holder in (
+            var("per_row"),
+            f"{GRADIENT}|{UNNAMED}",
+        )  # of the pass before, and of the one that runs
+    ),
+)
+def gradients_per_sample_clipped():
+    net = mlp()
+    parameters = {name: value.detach() for name, value in net.named_parameters()}
+    x, y = torch.randn(32, IN), torch.randint(0, OUT, (32,))
+
+    def loss(parameters, row, label):
+        out = torch.func.functional_call(net, parameters, (row[None],))  # peak: private loss
+        return functional.cross_entropy(out, label[None])
+
+    with memwatch.profile() as prof:
+        for _ in range(3):
+            per_row = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, x, y)
+            norms = torch.stack([grad.flatten(1).norm(dim=1) for grad in per_row.values()]).norm(dim=0)
+            clipped = {name: torch.einsum("n,n...->...", 1 / norms, grad) for name, grad in per_row.items()}
+            parameters = {name: value - 0.1 * clipped[name] for name, value in parameters.items()}
     return Ran(prof)
 
 

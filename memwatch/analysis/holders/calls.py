@@ -10,6 +10,9 @@ from memwatch.own_code import CodeOwner
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
 
+COMPREHENSIONS = ("comp>", "genexpr>")
+"""The ends of the names that Python gives to comprehensions and to generator expressions."""
+
 
 class StackCall(NamedTuple):
     """A running call of the program: where it is, and what its function is called."""
@@ -50,4 +53,4 @@ def common_call(facts: Facts, allocation: int, op: int) -> StackCall | None:
 def defined_name(function: str) -> str:
     """Return the name of a function as its `def` has it; for a comprehension, that of the function around it."""
     *around, name = function.replace(".<locals>", "").split(".")
-    return around[-1] if name.endswith(("comp>", "genexpr>")) and around else name
+    return around[-1] if name.endswith(COMPREHENSIONS) and around else name

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from memwatch.analysis.holders.calls import common_call
 from memwatch.analysis.holders.evidence import Inference
 from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.paths import HolderPath
 from memwatch.analysis.holders.running import CallState, RunningCalls
-from memwatch.capture.schema import NONE
+from memwatch.capture.schema import IN_BACKWARD, NONE
 from memwatch.edges import EdgeKind
 
 if TYPE_CHECKING:
@@ -82,8 +84,9 @@ class LastingReferences:
         call = _call_of(holder)
         if call is None or call.thread or not self._running.has_stack(op):
             return holder.inferred(Inference.TWIN)
-        is_as_old = twin_age is not None and op - int(self._made[allocation]) >= twin_age
-        is_gone = not self._running.on_stack(call, op)
+        made = int(self._made[allocation])
+        is_as_old = twin_age is not None and op - made >= twin_age and not self._is_in_one_backward(made, op)
+        is_gone = not self._running.on_stack(call, op, variable=HolderPath(holder.edges).head.name)
         is_early = not is_as_old and self._is_not_yet_set(holder, allocation, op)
         return None if is_gone or is_early else holder.inferred(Inference.TWIN)
 
@@ -97,8 +100,16 @@ class LastingReferences:
             or HolderPath(holder.edges).head.kind is not EdgeKind.LOCAL
         ):
             return False
-        again = self._births.made_again(allocation, made, op + 1)
+        again = self._births.made_again(allocation, made, op + 1) and not self._is_in_one_backward(made, op)
         return not again and self._running.is_unfinished(call, made, op)
+
+    def _is_in_one_backward(self, made: int, op: int) -> bool:
+        """Return True if only backward ran from one op to another: its ops have one call stack."""
+        if NONE in (made, op):
+            return False
+        ops = self._facts.capture.tables["ops"]
+        in_backward = np.isin(ops["phase"][made : op + 1], IN_BACKWARD).all()
+        return bool(in_backward and ops["stack"][made] == ops["stack"][op])
 
     def _on_stack(self, holder: Holder, allocation: int, op: int) -> Holder | None:
         """Return an unnamed value as one on the stack of the innermost call that made it and still runs."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.holders.calls import defined_name
+from memwatch.analysis.holders.calls import COMPREHENSIONS, defined_name
 from memwatch.analysis.holders.regions import CHECKPOINT_FILE
 from memwatch.capture.schema import NONE
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _GONE = 0  # in place of a line: the call is not on this stack
 _ELSEWHERE = -1  # the stack is that of another thread
 _UNREAD = -2  # nobody asked yet
+_ITERATED = "."
 _FIRST_LOOK_OPS = 4096
 
 
@@ -68,9 +69,15 @@ class RunningCalls:
         """Return True if the call stack of an op was recorded."""
         return bool(self.frames(op))
 
-    def on_stack(self, call: Vertex, op: int) -> bool:
-        """Return True if a call of the same function runs while an op runs."""
-        return any(_is_of(call, frame) for frame in self.frames(op))
+    def on_stack(self, call: Vertex, op: int, *, variable: str | None) -> bool:
+        """Return True if a call of the same function runs while an op runs, and may have a variable.
+
+        What a comprehension iterates over is a variable of its own call, which is told as one of the function around.
+        """
+        frames = [frame for frame in self.frames(op) if _is_of(call, frame)]
+        if variable is not None and variable.startswith(_ITERATED):
+            return any(frame.function.endswith(COMPREHENSIONS) for frame in frames)
+        return bool(frames)
 
     def state(self, call: Vertex, seen_op: int, op: int) -> CallState:
         """Return whether a call, as it was seen while one op ran, runs while another op runs.

@@ -32,12 +32,12 @@ from memwatch.heap.tensors import is_tensor
 from memwatch.own_code import is_program_code
 from memwatch.record.clock import ticks
 from memwatch.record.holders.state import Told
-from memwatch.record.tables.parts import address_or_zero, plain_parts
-from memwatch.record.tables.storages import address_of
+from memwatch.record.tables.parts import address_or_zero, plain_parts, tensor_bytes
+from memwatch.record.tables.storages import BASELINE, address_of
 from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from types import FrameType
 
     from memwatch.heap.references import Chain
@@ -49,6 +49,7 @@ _MAX_HOLDERS: Final = 6
 _SMALL_RATIO: Final = 0.001
 _UNNAMED_RATIO: Final = 0.1
 _LIBRARY_CALLS: Final = 0
+_PLAIN: Final = (Tensor, Parameter)
 _GRAPH: Final = Edge(EdgeKind.GRAPH)
 
 
@@ -98,9 +99,23 @@ class Sample:
 
     def _search_near(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> None:
         search = self._reference_search(frame)
-        self._search(search, call_roots(frame, spaces))
+        known: list[tuple[Any, tuple[Edge, ...]]] = []
+        for root in call_roots(frame, spaces):
+            for chain in search.tensors(root):
+                self._held(chain)
+            known += self._state.ways.tensors(root)
+        self._held_where_known(known)
         self._state.cut_count += search.cut_count > 0
         self._root = None
+
+    def _held_where_known(self, known: list[tuple[Any, tuple[Edge, ...]]]) -> None:
+        """Append what lies where a deep search found something before, and was not found without one."""
+        named = set(self._holder_counts)
+        for tensor, edges in known:
+            for part, key in _parts(tensor):
+                number = self._wanted(part, key)
+                if number != NONE and number not in named:
+                    self._state.append(number, self._state.paths(edges))
 
     def _search_deep(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> None:
         self._deep = True
@@ -108,7 +123,9 @@ class Sample:
         # From all calls at once: of an object that several calls reach, the shortest way there is told.
         for chain in search.tensors(*sorted(call_roots(frame, spaces), key=_is_of_library)):
             self._held(chain)
-        self._search(search, (*namespace_roots(spaces), context_root()))
+        for root in (*namespace_roots(spaces), context_root()):
+            for chain in search.tensors(root):
+                self._held(chain)
         for chain in search.rest():
             self._held(chain)
         self._state.told.update(self._told_now)
@@ -117,11 +134,6 @@ class Sample:
     def _reference_search(self, frame: FrameType | None) -> ReferenceSearch:
         calls, state = {id(call) for call in running(frame)}, self._state
         return ReferenceSearch(calls, deep=self._deep, barren=state.barren, known_classes=state.known_classes)
-
-    def _search(self, search: ReferenceSearch, roots: Iterable[Root]) -> None:
-        for root in roots:
-            for chain in search.tensors(root):
-                self._held(chain)
 
     def _enter(self, root: Root) -> None:
         """Number the root whose chains follow: `id` would name another one, once this one is freed."""
@@ -139,6 +151,7 @@ class Sample:
                 path = self._path(chain) if path is None else path
                 self._state.append(number, path)
                 if self._deep:
+                    self._state.ways.learn(chain)
                     self._told_now.setdefault(number, []).append(Told(path, _function_of(chain[0])))
         if not self._deep:
             self._held_by_graph(chain)
@@ -150,7 +163,7 @@ class Sample:
             tensor: the tensor.
             key: the address of its storage.
         """
-        alive = self._live.get(key)
+        alive = self._live.get(key) or self._met(tensor, key)
         if alive is None or alive.nbytes < self._smallest_bytes or alive.device != self._device:
             return NONE
         if isinstance(alive, WatchedTensor) and alive.address != address_or_zero(tensor):
@@ -164,6 +177,13 @@ class Sample:
         count = self._holder_counts.get(alive.number, 0)
         self._holder_counts[alive.number] = count + 1
         return alive.number if count < _MAX_HOLDERS else NONE
+
+    def _met(self, tensor: Tensor, key: int) -> WatchedStorage | WatchedTensor | None:
+        """Number a large storage that no op of this thread has touched, as another thread's that waits in a queue."""
+        if type(tensor) not in _PLAIN or tensor_bytes(tensor) < self._smallest_bytes:
+            return None
+        self._state.storages.number_of(tensor, NONE, BASELINE)
+        return self._live.get(key)
 
     def _path(self, chain: Chain) -> int:
         """Return the number of a chain's path; the items of one container share that of the first.
@@ -235,6 +255,8 @@ class Sample:
         """Ask gc who refers to the storages that the deep search did not find either: young objects first."""
         state = self._state
         left = {key: alive.number for key, alive in fresh.items() if alive.number not in state.told}
+        if not left:
+            return
         left = dict(sorted(left.items(), key=lambda item: -fresh[item[0]].nbytes))
         state.told.update((number, []) for number in left.values())
         variables = in_variables(
@@ -284,7 +306,7 @@ def _leads_through_containers(chain: Chain) -> bool:
 def _parts(tensor: Tensor) -> Sequence[tuple[Tensor, int]]:
     """Return the tensors in which a tensor lies, with the addresses of their storages; none where it shows none."""
     try:
-        if type(tensor) in (Tensor, Parameter) and tensor.layout is torch.strided:
+        if type(tensor) in _PLAIN and tensor.layout is torch.strided:
             key = address_of(tensor)
             return ((tensor, key),) if key else ()
         return [(part, key) for part in plain_parts(tensor) if (key := address_of(part))]

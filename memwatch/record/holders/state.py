@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memwatch.capture.paths import PathTables
+from memwatch.heap.known_ways import KnownWays
 from memwatch.heap.reference_search import KnownClasses
 from memwatch.record.holders.schedule import SamplingCosts, SamplingSchedule
 from memwatch.record.tables.rows import Rows
@@ -51,6 +52,7 @@ class SamplingState:
         cut_count: samples that came to a search's limit: they may have missed a holder.
         told: paths of storages that only a deep search or gc could explain: neither is asked twice.
         unnamed: storages that the last sample found no holder of, by device.
+        ways: where deep searches found something.
         barren: `id` of modules' functions and classes behind which no tensor was found.
         known_classes: the classes of the objects that were met.
     """
@@ -74,6 +76,7 @@ class SamplingState:
         self.cut_count = 0
         self.told: dict[int, list[Told]] = {}
         self.unnamed: dict[int, set[int]] = {}
+        self.ways = KnownWays()
         self.barren: set[int] = set()
         self.known_classes = KnownClasses()
         self.op_counter = op_counter

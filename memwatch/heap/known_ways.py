@@ -1,0 +1,124 @@
+"""Ways that searches found, to be gone again: from which variable of which call, by which attributes, keys and places.
+
+What a program replaces in each pass, as a cache, is a new tensor in a place that is known. To look there takes a
+thousandth of a search, and what is found is seen now: every reference of the way is read anew. No object is kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.heap.names import instance_dict
+from memwatch.heap.paths import name_chain
+from memwatch.heap.references import copied_items, position_in
+from memwatch.heap.roots import RootKind
+from memwatch.heap.tensors import is_tensor, mro_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from memwatch.edges import Edge
+    from memwatch.heap.references import Chain
+    from memwatch.heap.roots import Root
+
+_MAX_WAYS: Final = 256
+_SEQUENCES: Final = (tuple, list, deque)
+_ATTRIBUTE, _KEY, _PLACE = range(3)
+_Step = tuple[int, Any]
+_Start = tuple[Any, ...]
+
+
+class KnownWays:
+    """The ways to tensors that searches found."""
+
+    def __init__(self) -> None:
+        self._edges: dict[_Start | None, dict[tuple[_Step, ...], tuple[Edge, ...]]] = {}
+        self._count = 0
+
+    def learn(self, chain: Chain) -> None:
+        """Know the way along a chain of objects from a running call, if it can be gone by names and places alone.
+
+        Args:
+            chain: a root, and objects each of which refers to the next.
+        """
+        start = _start_of(chain[0])
+        if start is None or self._count >= _MAX_WAYS:
+            return
+        steps, ways = _steps_along(chain), self._edges.setdefault(start, {})
+        if steps and steps not in ways:
+            ways[steps] = name_chain(chain)[1:]
+            self._count += 1
+
+    def tensors(self, root: Root) -> Iterator[tuple[Any, tuple[Edge, ...]]]:
+        """Yield what the ways from a running call lead to now, where that is a tensor, with the references to it."""
+        ways = self._edges.get(_start_of(root)) if self._edges else None
+        if not ways:
+            return
+        variables = {held.name: held for held in root.entries}
+        for (first, *rest), edges in ways.items():
+            held = variables.get(first[1])
+            value = None if held is None else held.value
+            for how, key in rest:
+                value = None if value is None else _after(value, how, key)
+            if held is not None and is_tensor(value):
+                yield value, (held.edge, *edges)
+
+
+def _start_of(root: Root) -> _Start | None:
+    """Return what tells a call, or the namespace of a running file, from others; None for other roots."""
+    owner = root.entries[0].owner if root.entries else None
+    if owner is None or root.kind not in (RootKind.FRAME, RootKind.NAMESPACE):
+        return None
+    inner = owner.inner.name if owner.inner else ""
+    return owner.name, owner.file, owner.thread, inner, root.kind is RootKind.FRAME
+
+
+def _steps_along(chain: Chain) -> tuple[_Step, ...]:
+    """Return the steps from the variables of a root to the end of a chain; none where one has no name."""
+    name = next((held.name for held in chain[0].entries if held.value is chain[1]), None)
+    steps: list[_Step] = [(_KEY, name)]
+    at = 1
+    while at < len(chain) - 1:
+        found = _step(chain, at)
+        if found is None:
+            return ()
+        step, covered = found
+        steps.append(step)
+        at += covered
+    return tuple(steps)
+
+
+def _step(chain: Chain, at: int) -> tuple[_Step, int] | None:
+    """Return the step from an object of a chain, and how many references it covers; None where it has no name."""
+    parent, child = chain[at], chain[at + 1]
+    if child is instance_dict(parent):
+        return _keyed(_ATTRIBUTE, child, chain[at + 2], 2) if at + 2 < len(chain) else None
+    bases = mro_of(type(parent))
+    if dict in bases:
+        return _keyed(_KEY, parent, child, 1)
+    for kind in _SEQUENCES:
+        if kind in bases:
+            place = position_in(parent, kind, child)
+            return None if place is None else ((_PLACE, place), 1)
+    return None
+
+
+def _keyed(how: int, table: Any, value: Any, covered: int) -> tuple[_Step, int] | None:
+    for key, held in copied_items(table, dict.items):
+        if held is value:
+            return ((how, key), covered) if type(key) in (str, int) else None
+    return None
+
+
+def _after(value: Any, how: int, key: Any) -> Any:
+    """Go one step; return None where it leads nowhere now."""
+    if how == _ATTRIBUTE:
+        return (instance_dict(value) or {}).get(key)
+    bases = mro_of(type(value))
+    if how == _KEY:
+        return dict.get(value, key) if dict in bases else None
+    for kind in _SEQUENCES:
+        if kind in bases:
+            return kind.__getitem__(value, key) if key < kind.__len__(value) else None
+    return None
