@@ -112,7 +112,7 @@ class NearbySearch(HolderSearch):
             elif not along_ways.reaches(position):
                 loop, chain = loops.find(position)
                 above = (snapshot.objects[place] for place in chain[:-1])
-                self.deep = self.deep or (not loop and not all(map(gc.is_tracked, above)))
+                self.deep = self.deep or (not loop.positions and not all(map(gc.is_tracked, above)))
                 yield explain_unreachable(snapshot, loop, chain, made)
             elif reached.past_state.reaches(position):
                 chain = reached.past_state.path(position)
