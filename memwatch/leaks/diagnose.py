@@ -79,6 +79,10 @@ class Diagnosis:
         if not self.unreachable:
             return
         collect()
+        self.unreachable = [
+            survivor.if_kept if survivor.if_kept and survivor.storage.alive else survivor
+            for survivor in self.unreachable
+        ]
         for survivor in self.unreachable:
             survivor.kind = LeakKind.UNCOLLECTABLE if survivor.looped else LeakKind.RETAINED
             if not survivor.storage.alive:
@@ -178,7 +182,8 @@ class HolderSearch:
                 loop, chain = loops.find(position)
                 if not loop.positions and not deep:
                     return None
-                diagnosis.add(explain_unreachable(snapshot, loop, chain, made), reachable=False)
+                survivor = explain_unreachable(snapshot, loops, (loop, chain), made)
+                diagnosis.add(survivor, reachable=False)
         for survivor, chain in self._by_container(snapshot, reached, explained):
             self._learn(snapshot, survivor, chain)
             diagnosis.add(survivor)
@@ -304,19 +309,34 @@ def _identity(snapshot: Snapshot, owner: int) -> Hashable:
 
 
 def explain_unreachable(
-    snapshot: Snapshot, loop: Loop, chain: list[int], storage: NewStorage
+    snapshot: Snapshot, loops: Loops, found: tuple[Loop, list[int]], storage: NewStorage
 ) -> Survivor | None:
-    """Explain a storage by the loop above it, or return None if that is exempt."""
+    """Explain a storage by the loop above it, or return None if that is exempt.
+
+    Args:
+        snapshot: the open graph.
+        loops: the loops in it.
+        found: the nearest loop, and the chain from there.
+        storage: the survivor.
+    """
+    loop, chain = found
     if any(is_import(snapshot.objects[place]) for place in [*loop.positions, *chain]):
         return None
-    objects = [snapshot.objects[place] for place in chain]
+    survivor = _in_loop(snapshot, loop, chain, storage)
+    unseen = loops.find_unseen(chain[-1]) if loop.positions and not loop.is_unseen else None
+    if unseen is not None:
+        survivor.if_kept = _in_loop(snapshot, *unseen, storage)
+    return survivor
+
+
+def _in_loop(snapshot: Snapshot, loop: Loop, chain: list[int], storage: NewStorage) -> Survivor:
     tail = _to_tensor(steps_of(snapshot, chain))
     return Survivor(
         storage,
         key=loop.key,
         steps=loop.steps + tail,
         cut=loop.cut,
-        tensor=_tensor_words(objects),
+        tensor=_tensor_words([snapshot.objects[place] for place in chain]),
         looped=bool(loop.positions),
         cycle_length=len(loop.steps or tail),
         branch=_branch(loop.steps, loop.positions.index(chain[0])) if loop.positions else 0,

@@ -12,7 +12,7 @@ from memwatch.heap.paths import steps_of
 from memwatch.leaks.cut import cycle_key, edge_to_cut
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Container, Hashable, Iterable, Iterator
 
     import networkx as nx
 
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from memwatch.heap.snapshot import Snapshot
 
 _MAX_ANCESTORS: Final = 20_000
+_HALF_SEEN: Final = (EdgeKind.TENSOR_HOOKS, EdgeKind.ACCUMULATE_HOOKS)
+"""References that gc follows only while nothing in C++ shares the tensor."""
+
+
+def is_unseen(cycle: Iterable[Step]) -> bool:
+    """Return True for a cycle of which gc does not see every reference, and which it therefore cannot free."""
+    return any(step.hidden or step.edge.kind in _HALF_SEEN for step in cycle)
 
 
 class Loop:
@@ -38,6 +45,11 @@ class Loop:
     def steps(self) -> list[Step]:
         """The references."""
         return steps_of(self._snapshot, self.positions) if self.positions else []
+
+    @cached_property
+    def is_unseen(self) -> bool:
+        """Whether gc does not see all of it."""
+        return is_unseen(self.steps)
 
     @cached_property
     def cut(self) -> Step | None:
@@ -66,7 +78,10 @@ class Loops:
         self._starts, self._referrers = snapshot.reversed(~reached.reached)
         self._explored: set[int] = set()
         self._graphs: dict[int, nx.DiGraph] = {}  # by each object in a loop: what is around it
-        self._nearest: dict[int, Loop] = {}
+        self._hidden: dict[
+            int, int
+        ] = {}  # objects in loops to what refers to them unseen by gc, in the same loop
+        self._loops: dict[tuple[int, ...], Loop] = {}
 
     def find(self, position: int) -> tuple[Loop, list[int]]:
         """Find the loop nearest above an object.
@@ -79,14 +94,31 @@ class Loops:
             The loop is empty if there is none; the chain then starts at an object nobody known refers to.
         """
         self._explore(position)
-        chain = self._way_down(position)
+        chain = self._way_down(position, self._graphs)
         start = chain[0]
         if start not in self._graphs:
             return Loop(self._snapshot, []), chain
-        if start not in self._nearest:
-            shortest = _shortest_loop(self._graphs[start], start)
-            self._nearest[start] = Loop(self._snapshot, self._rotated(shortest))
-        loop = self._nearest[start]
+        return self._loop((start,), chain)
+
+    def find_unseen(self, position: int) -> tuple[Loop, list[int]] | None:
+        """Find the loop nearest above an object that gc cannot free; return it like `find`, or None.
+
+        A loop that gc sees may hang on one that it does not: that one is then what has to be cut.
+
+        Args:
+            position: an object that `find` was asked for.
+        """
+        chain = self._way_down(position, self._hidden) if self._hidden else [position]
+        if chain[0] not in self._hidden:
+            return None
+        return self._loop((self._hidden[chain[0]], chain[0]), chain)
+
+    def _loop(self, begin: tuple[int, ...], chain: list[int]) -> tuple[Loop, list[int]]:
+        """Return the shortest loop with these objects, and a chain from one of them lengthened to a name."""
+        if begin not in self._loops:
+            shortest = _shortest_loop(self._graphs[begin[0]], *begin)
+            self._loops[begin] = Loop(self._snapshot, self._rotated(shortest))
+        loop = self._loops[begin]
         return loop, self._from_a_name(loop.positions[:-1], chain)
 
     def _explore(self, position: int) -> None:
@@ -100,8 +132,17 @@ class Loops:
         for component in nx.strongly_connected_components(graph):
             if len(component) > 1 or any(graph.has_edge(node, node) for node in component):
                 self._graphs.update(dict.fromkeys(component, graph))
+                self._hidden.update(self._hidden_in(graph, component))
         if len(fresh) < _MAX_ANCESTORS:  # else more may be above them
             self._explored.update(fresh)
+
+    def _hidden_in(self, graph: nx.DiGraph, component: set[int]) -> Iterator[tuple[int, int]]:
+        """Yield the references among some objects that gc does not see, each as what it leads to and its owner."""
+        for node in component:
+            for above in component.intersection(graph.predecessors(node)):
+                edge = self._snapshot.native_edge(above, node)
+                if edge is not None and edge.hidden:
+                    yield node, above
 
     def _rotated(self, loop: list[int]) -> list[int]:
         """Begin the loop at an object with a name of its own, not at a dictionary or tuple inside it."""
@@ -132,14 +173,14 @@ class Loops:
             found.update(dict.fromkeys(front))
         return found
 
-    def _way_down(self, position: int) -> list[int]:
-        """Return the chain to an object from the nearest one in a loop, or else from its farthest ancestor."""
+    def _way_down(self, position: int, starts: Container[int]) -> list[int]:
+        """Return the chain to an object from the nearest one of some, or else from its farthest ancestor."""
         towards = {position: position}
         todo = deque([position])
         node = position
         while todo:
             node = todo.popleft()
-            if node in self._graphs or len(towards) >= _MAX_ANCESTORS:
+            if node in starts or len(towards) >= _MAX_ANCESTORS:
                 break
             fresh = [above for above in self._above(node) if above not in towards]
             towards.update(dict.fromkeys(fresh, node))
@@ -159,13 +200,14 @@ def _chain(towards: dict[int, int], start: int) -> list[int]:
     return chain
 
 
-def _shortest_loop(graph: nx.DiGraph, start: int) -> list[int]:
+def _shortest_loop(graph: nx.DiGraph, start: int, second: int | None = None) -> list[int]:
+    """Return the shortest loop from an object, by way of a second one if given."""
     import networkx as nx
 
-    if graph.has_edge(start, start):
+    if graph.has_edge(start, start) and second in (None, start):
         return [start, start]
     best: list[int] = []
-    for after in graph.successors(start):
+    for after in graph.successors(start) if second is None else (second,):
         try:
             way = nx.shortest_path(graph, after, start)
         except nx.NetworkXNoPath:
