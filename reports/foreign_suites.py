@@ -42,8 +42,8 @@ class Suite:
 
 
 SUITES = (
-    Suite("einops==0.8.2", ("einops/tests/test_ops.py", "einops/tests/test_layers.py")),
-    Suite("entmax==1.3", ("entmax/test_losses.py", "entmax/test_topk.py")),
+    Suite("einops==0.8.2", ("einops/tests/test_layers.py", "einops/tests/test_packing.py")),
+    Suite("entmax==1.3", ("entmax/test_topk.py",)),
     Suite(
         "torch-optimizer==0.3.0",
         ("tests/test_param_validation.py", "tests/test_optimizer_with_nn.py"),
@@ -94,7 +94,7 @@ SUITES = (
         "opacus==1.6.0",
         (
             "opacus/tests/grad_samples/linear_test.py",
-            "opacus/tests/grad_sample_module_test.py",
+            "opacus/tests/grad_samples/layer_norm_test.py",
             "opacus/tests/poisson_test.py",
         ),
         "sdist",
