@@ -54,11 +54,17 @@ class check_leaks:  # noqa: N801 - used like a function
         self._known = KnownCauses() if known is None else known
         self._blocks: list[_Block] = []
         self._may_have_grown = False
+        self._noted_ops: int | None = None
 
     @property
     def may_have_grown(self) -> bool:
         """Whether the last block made a larger tensor where a smaller one died, and only `sites` could tell more."""
         return self._may_have_grown
+
+    @property
+    def noted_ops(self) -> int | None:
+        """How many ops of the last block were looked at for lines; None without `sites`."""
+        return self._noted_ops
 
     def __enter__(self) -> check_leaks:
         block = _Block(NamesBoundInBlock(), sites=self._sites, known=self._known)
@@ -74,7 +80,7 @@ class check_leaks:  # noqa: N801 - used like a function
             leaks = block.finish(error) if error is None or isinstance(error, Exception) else []
         finally:
             block.stop()
-        self._may_have_grown = block.may_have_grown
+        self._may_have_grown, self._noted_ops = block.may_have_grown, block.noted_ops
         if leaks:
             raise TensorLeakError(leaks) from error
 
@@ -154,6 +160,11 @@ class _Block:
         diagnosis.retained += far.retained
         diagnosis.unreachable += far.unreachable
         return diagnosis
+
+    @property
+    def noted_ops(self) -> int | None:
+        """How many ops were looked at for lines; None if none were to be."""
+        return None if self._watch is None else self._watch.ops
 
     def stop(self) -> None:
         """Take the mode off and resume garbage collection."""

@@ -19,7 +19,7 @@ from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_storage, is_tensor, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
-from memwatch.leaks.cut import cycle_key, edge_to_cut, entry_step
+from memwatch.leaks.cut import entry_step
 from memwatch.leaks.exemptions import exempt_edges, is_bounded, is_import, is_torchs_own
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from memwatch.heap.search import Tree
     from memwatch.leaks.exemptions import Exemptions
     from memwatch.leaks.known_retainers import Positions
+    from memwatch.leaks.loops import Loop
     from memwatch.leaks.new_storages import NewStorage
 
 
@@ -78,6 +79,10 @@ class Diagnosis:
         if not self.unreachable:
             return
         collect()
+        self.unreachable = [
+            survivor.if_kept if survivor.if_kept and survivor.storage.alive else survivor
+            for survivor in self.unreachable
+        ]
         for survivor in self.unreachable:
             survivor.kind = LeakKind.UNCOLLECTABLE if survivor.looped else LeakKind.RETAINED
             if not survivor.storage.alive:
@@ -175,9 +180,10 @@ class HolderSearch:
             elif not reached.everyone.reaches(position):
                 loops = loops or Loops(snapshot, reached.everyone)
                 loop, chain = loops.find(position)
-                if not loop and not deep:
+                if not loop.positions and not deep:
                     return None
-                diagnosis.add(explain_unreachable(snapshot, loop, chain, made), reachable=False)
+                survivor = explain_unreachable(snapshot, loops, (loop, chain), made)
+                diagnosis.add(survivor, reachable=False)
         for survivor, chain in self._by_container(snapshot, reached, explained):
             self._learn(snapshot, survivor, chain)
             diagnosis.add(survivor)
@@ -303,24 +309,37 @@ def _identity(snapshot: Snapshot, owner: int) -> Hashable:
 
 
 def explain_unreachable(
-    snapshot: Snapshot, loop: list[int], chain: list[int], storage: NewStorage
+    snapshot: Snapshot, loops: Loops, found: tuple[Loop, list[int]], storage: NewStorage
 ) -> Survivor | None:
-    """Explain a storage by the loop above it, or return None if that is exempt."""
-    if any(is_import(snapshot.objects[place]) for place in [*loop, *chain]):
+    """Explain a storage by the loop above it, or return None if that is exempt.
+
+    Args:
+        snapshot: the open graph.
+        loops: the loops in it.
+        found: the nearest loop, and the chain from there.
+        storage: the survivor.
+    """
+    loop, chain = found
+    if any(is_import(snapshot.objects[place]) for place in [*loop.positions, *chain]):
         return None
-    objects = [snapshot.objects[place] for place in chain]
-    cycle = steps_of(snapshot, loop) if loop else []
-    cut = edge_to_cut(cycle)
+    survivor = _in_loop(snapshot, loop, chain, storage)
+    unseen = loops.find_unseen(chain[-1]) if loop.positions and not loop.is_unseen else None
+    if unseen is not None:
+        survivor.if_kept = _in_loop(snapshot, *unseen, storage)
+    return survivor
+
+
+def _in_loop(snapshot: Snapshot, loop: Loop, chain: list[int], storage: NewStorage) -> Survivor:
     tail = _to_tensor(steps_of(snapshot, chain))
     return Survivor(
         storage,
-        key=cycle_key(cycle, cut) if cut else EdgeKind.C_CODE,
-        steps=cycle + tail,
-        cut=cut,
-        tensor=_tensor_words(objects),
-        looped=bool(loop),
-        cycle_length=len(cycle or tail),
-        branch=_branch(cycle, loop.index(chain[0])) if loop else 0,
+        key=loop.key,
+        steps=loop.steps + tail,
+        cut=loop.cut,
+        tensor=_tensor_words([snapshot.objects[place] for place in chain]),
+        looped=bool(loop.positions),
+        cycle_length=len(loop.steps or tail),
+        branch=_branch(loop.steps, loop.positions.index(chain[0])) if loop.positions else 0,
         unreachable=True,
         nbytes=storage.bytes_now(),
     )

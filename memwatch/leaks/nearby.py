@@ -9,13 +9,12 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from itertools import compress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from memwatch._torch.storages import owners_of
-from memwatch.edges import EdgeKind
 from memwatch.heap.classes import of_classes
 from memwatch.heap.ids import ids_of
 from memwatch.heap.pause import collect
@@ -32,7 +31,7 @@ from memwatch.leaks.diagnose import (
 )
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses, is_optimizer
-from memwatch.leaks.loops import Loops
+from memwatch.leaks.loops import Loops, is_unseen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,9 +39,6 @@ if TYPE_CHECKING:
     from memwatch.leaks.exemptions import Exemptions
     from memwatch.leaks.new_storages import NewStorage
     from memwatch.leaks.survivor import Survivor
-
-_HALF_SEEN: Final = (EdgeKind.TENSOR_HOOKS, EdgeKind.ACCUMULATE_HOOKS)
-"""References that gc follows only while nothing in C++ shares the tensor."""
 
 
 class NearbySearch(HolderSearch):
@@ -67,15 +63,16 @@ class NearbySearch(HolderSearch):
         old: set[int] | None = None
         diagnosis = Diagnosis()
         for made, guess in zip(self._storages, guesses, strict=True):
+            held = None if guess is None else (guess.if_kept or guess)
             if not made.alive:
                 if guess is not None:
                     guess.kind = LeakKind.CYCLE
                 diagnosis.add(guess, reachable=False)
-            elif guess is not None and self._is_known(guess):
+            elif held is not None and self._is_known(held):
                 if not (made.certain or id(made.ref()) in self._new):
                     old = self._older_storages() if old is None else old
                 if old is None or id(made.ref()) not in old:
-                    diagnosis.add(guess, reachable=not guess.cycle_length)
+                    diagnosis.add(held, reachable=not held.cycle_length)
             else:
                 self.rest.append(made)
         return diagnosis
@@ -84,9 +81,8 @@ class NearbySearch(HolderSearch):
         """Return True for what a known way reaches, and for a known loop through references that gc does not see."""
         if not guess.cycle_length:
             return True
-        loop = guess.steps[: guess.cycle_length]
-        unseen = any(step.hidden or step.edge.kind in _HALF_SEEN for step in loop)
-        if not (unseen and guess.looped and self._known.has_loop(guess.key)):
+        cycle = guess.steps[: guess.cycle_length]
+        if not (guess.looped and is_unseen(cycle) and self._known.has_loop(guess.key)):
             return False
         guess.kind = LeakKind.UNCOLLECTABLE
         return True
@@ -112,8 +108,8 @@ class NearbySearch(HolderSearch):
             elif not along_ways.reaches(position):
                 loop, chain = loops.find(position)
                 above = (snapshot.objects[place] for place in chain[:-1])
-                self.deep = self.deep or (not loop and not all(map(gc.is_tracked, above)))
-                yield explain_unreachable(snapshot, loop, chain, made)
+                self.deep = self.deep or (not loop.positions and not all(map(gc.is_tracked, above)))
+                yield explain_unreachable(snapshot, loops, (loop, chain), made)
             elif reached.past_state.reaches(position):
                 chain = reached.past_state.path(position)
                 # the state of an optimizer is a leak or not by which parameters live, and not all are listed here

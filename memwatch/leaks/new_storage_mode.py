@@ -41,15 +41,20 @@ class NewStorageMode(UncompiledMode):
     Args:
         book: where new storages are noted; weak references only.
         run: index of the run.
+
+    Attributes:
+        ops: how many ops came by.
     """
 
     def __init__(self, book: NewStorages, run: int) -> None:
         super().__init__()
         self._book = book
         self._run = run
+        self.ops = 0
         self._looks: dict[Any, _Look | None] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops += 1
         try:
             result = func(*args, **(kwargs or {}))
         except (

@@ -50,6 +50,7 @@ class Survivor:
         registers_itself: True if what the reference to cut leads to puts itself there.
         unreachable: True if no root reaches it.
         nbytes: bytes of the storage when it was looked at.
+        if_kept: what explains it instead if gc, which sees every reference of the cycle, does not free it.
     """
 
     storage: NewStorage
@@ -65,6 +66,7 @@ class Survivor:
     registers_itself: bool = False
     unreachable: bool = False
     nbytes: int = 0
+    if_kept: Survivor | None = None
 
     @property
     def holding(self) -> Holding:

@@ -104,7 +104,7 @@ def why_alive(tensor: torch.Tensor) -> WhyAlive:
             )
             return WhyAlive(describe(tensor), nbytes, paths, freed)
         loop, chain = Loops(snapshot, tree).find(position)
-        steps = tuple(steps_of(snapshot, loop) + steps_of(snapshot, chain))
+        steps = (*loop.steps, *steps_of(snapshot, chain))
     return WhyAlive(
         describe(tensor), nbytes, (steps,) if steps else (), (0,) if steps else (), reachable=False
     )

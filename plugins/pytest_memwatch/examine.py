@@ -64,7 +64,7 @@ class Examination:
         self._settings = settings
         self._arguments = arguments
         self._saved_bytes = saved_bytes
-        self._notes_lines = False
+        self._noted_ops: int | None = None
         self._may_have_grown = False
         if checks.allowed:
             self.data["allowed"] = checks.allowed.reason
@@ -140,8 +140,8 @@ class Examination:
 
         # The line that made a tensor takes a dispatch mode: a test that asks for a check by itself has it, of leaks or
         # of its peak, and others only after one that left something of which no line was seen.
-        self._notes_lines = force or self.checks.asked or _line_search().is_on
-        check = check_leaks(sites=self._notes_lines, known=_known_causes())
+        notes_lines = force or self.checks.asked or _line_search().is_on
+        check = check_leaks(sites=notes_lines, known=_known_causes())
         check.__enter__()
         try:
             yield
@@ -153,7 +153,7 @@ class Examination:
             check.__exit__(None, None, None)
         except TensorLeakError as error:
             self.leaks = error.leaks
-        self._may_have_grown = check.may_have_grown
+        self._may_have_grown, self._noted_ops = check.may_have_grown, check.noted_ops
         self.data["check"] = "single pass"
 
     def _judge(self) -> None:
@@ -162,7 +162,7 @@ class Examination:
             self._note_figures(self.measurement)
         real = self._sort_leaks()
         if self.data.get("check") == "single pass":
-            _line_search().learn(real, noted=self._notes_lines, may_have_grown=self._may_have_grown)
+            _line_search().learn(real, noted_ops=self._noted_ops, may_have_grown=self._may_have_grown)
         too_high = self._peak_failure()
         if too_high and self.measurement is not None:
             self.sections.append((PEAK_SECTION, peak_section(self.data)))
