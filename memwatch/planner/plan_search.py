@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from memwatch.planner import offload as moving
+from memwatch.planner.at_peak import at_peak
 from memwatch.planner.budget import parse_budget
 from memwatch.planner.clock import Clock
 from memwatch.planner.errors import BudgetError
@@ -165,7 +166,7 @@ def plan_before(
     best = history.choose(total)
     if best.peak_bytes > total:
         lowest = _plan(graph, best, history.bound(graph, request), None)
-        raise _budget_error(graph, allowed, lowest, request)
+        raise _budget_error(graph, allowed, lowest, request, is_cut=clock.is_over())
     history.answers[total] = best
     return _plan(graph, history.answers[total], history.bound(graph, request), allowed)
 
@@ -247,13 +248,29 @@ def _extra_time(graph: Graph, tokens: IntArray) -> float | None:
     return int((graph.op_time_ns * (count - 1)).sum()) / total_ns
 
 
-def _budget_error(graph: Graph, allowed: int, best: Plan, request: PlanRequest) -> BudgetError:
-    """Return the error that says the lowest peak found, what stands in the way, and what to do."""
+def _budget_error(
+    graph: Graph, allowed: int, best: Plan, request: PlanRequest, *, is_cut: bool
+) -> BudgetError:
+    """Return the error that says the lowest peak found, what stands in the way, and what to do.
+
+    Args:
+        graph: the program.
+        allowed: the peak increase that was asked for (bytes).
+        best: the plan with the lowest peak that was found.
+        request: what was allowed.
+        is_cut: whether the time limit ended the search.
+    """
     found, bound = format_bytes(best.peak_increase_bytes), format_bytes(best.lower_bound_bytes)
     lowest = f"no plan fits {format_bytes(allowed)}: the lowest peak increase found is {found}"
     error = partial(BudgetError, best=best, bound_bytes=best.lower_bound_bytes)
     if allowed >= best.lower_bound_bytes:
-        return error(f"{lowest}; the bound of {bound} does not exclude it, more time may help")
+        there = at_peak(graph, best.schedule)
+        reason = f"{lowest}; {there}" if there else lowest
+        reason += (
+            f"; the bound of {bound} does not exclude the budget{', more time may help' if is_cut else ''}"
+        )
+        waits = there is not None and there.once_bytes > 0 and not request.offload
+        return error(reason, options=("offload",) if waits else ())
     if not (request.recompute or request.offload):
         return error(f"{lowest}, and no order goes below {bound}", options=("recompute", "offload"))
     bound_bytes = best.lower_bound_bytes + graph.baseline_bytes

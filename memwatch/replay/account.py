@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import warnings
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -19,9 +18,10 @@ from memwatch._torch.dynamo import is_resumed
 from memwatch.planner import BudgetError
 from memwatch.planner.budget import parse_budget
 from memwatch.replay import episode as mark
-from memwatch.replay.episode import Episode, Run, addresses, outside_bytes
+from memwatch.replay.episode import Episode, Run, addresses
 from memwatch.replay.measure import can_measure
-from memwatch.replay.step_model import Orders, StepModel
+from memwatch.replay.standing import Standing, Standings
+from memwatch.replay.step_model import StepModel
 from memwatch.replay.step_planner import plan_step, program_order, remembered
 from memwatch.sizes import format_bytes
 
@@ -32,43 +32,14 @@ if TYPE_CHECKING:
     from memwatch.planner.op import Name
     from memwatch.replay.moves import Move
     from memwatch.replay.options import BackendOptions
+    from memwatch.replay.standing import Signature
+    from memwatch.replay.step_model import Orders
     from memwatch.replay.traced_graph import TracedGraph
 
 _log = logging.getLogger(__name__)
 _MOST_TRIES: Final = 3
 _MOST_RUNS: Final = 64
 """An episode with more runs than this is a loop that keeps everything: it is not planned as one step."""
-
-Signature = tuple[tuple[int, int], ...]
-
-
-@dataclass(eq=False)
-class _Standing:
-    """What is known of one sequence of runs.
-
-    Attributes:
-        runs: the runs of an episode of this kind.
-        orders: how its graphs run now.
-        outside_bytes: what the code after each forward took.
-        unmodelled_bytes: how much more a step took than the plan says.
-        tries: how often it was measured above the budget.
-        is_settled: whether it was measured and need not be again.
-        is_lowest: whether the orders are the lowest known.
-    """
-
-    runs: list[Run]
-    orders: Orders | None = None
-    outside_bytes: list[int] = field(default_factory=list)
-    unmodelled_bytes: int = 0
-    tries: int = 0
-    is_settled: bool = False
-    is_lowest: bool = False
-
-    def grow(self, factor: float) -> None:
-        """Expect larger shapes: what was learned of smaller ones grows with them."""
-        self.tries, self.is_settled = 0, False
-        self.outside_bytes = [round(factor * nbytes) for nbytes in self.outside_bytes]
-        self.unmodelled_bytes = round(factor * self.unmodelled_bytes)
 
 
 class Account:
@@ -86,8 +57,7 @@ class Account:
         self._episode: Episode | None = None
         self._graphs: list[TracedGraph] = []
         self._largest: list[dict[Any, int]] = []
-        self._standings: dict[Signature, _Standing] = {}
-        self._must_measure = True
+        self._standings = Standings()
         self._is_warned = False
         self._error: BudgetError | None = None
 
@@ -107,7 +77,7 @@ class Account:
     @property
     def is_under_way(self) -> bool:
         """Whether a step has begun, and not ended."""
-        return self._episode is not None and bool(self._episode.pending())
+        return self._episode is not None and self._episode.is_pending()
 
     @property
     def _is_share(self) -> bool:
@@ -122,10 +92,9 @@ class Account:
         """
         self._graphs.append(graph)
         self._largest.append(dict(graph.hints))
-        self._must_measure = True
         graph.on_backward = lambda where: self._backward(graph, where)
         run = Run(graph, 0, ())
-        standing = _Standing([run])
+        standing = Standing([run])
         model = self._model(standing)
         own = model.torchs_own()
         if self._is_share:
@@ -143,13 +112,13 @@ class Account:
         Raises:
             BudgetError: with the option `strict`, a larger shape cannot be run within the budget.
         """
-        if self._episode is None or not self._episode.pending():
+        if self._episode is None or not self._episode.is_pending():
             self._conclude()
             self._episode = self._open(graph, args)
         episode = self._episode
         turn = sum(run.graph is graph for run in episode.runs)
-        run = Run(graph, turn, addresses(args))
-        if not episode.is_eager:
+        run = Run(graph, turn, addresses(args) if episode.learns else ())
+        if graph.hints and not episode.is_eager:
             try:
                 self._make_room(graph, args)
             except BudgetError:
@@ -171,11 +140,11 @@ class Account:
         if episode is None or run not in episode.runs:
             return
         episode.mark(mark.LEFT)
-        if episode.is_measured:
-            run.watch_outputs(result)
+        if episode.learns:
+            run.note_outputs(result)
         if episode.is_eager:
             episode.watch(run, heads)
-        if episode.is_measured and not episode.pending():
+        if episode.is_measured and not episode.is_pending():
             self._conclude()
 
     def failed(self) -> None:
@@ -186,47 +155,52 @@ class Account:
 
     def _dropped(self, episode: Episode | None) -> None:
         """End a measured episode of which no backward will come, as after an exception of the program's."""
-        if episode is not None and episode is self._episode and episode.is_measured and not episode.pending():
+        if (
+            episode is not None
+            and episode is self._episode
+            and episode.is_measured
+            and not episode.is_pending()
+        ):
             self.failed()
 
     def _backward(self, graph: TracedGraph, where: str) -> None:
         episode = self._episode
         if episode is None:
             return
-        waiting = [run for run in episode.runs if run.graph is graph and not run.is_done]
+        run = episode.last_waiting(graph) if where == "ends" or episode.learns else None
         if where == "begins":
             episode.mark(mark.BACKWARD)
-            for run in waiting[-1:]:
+            if run is not None:
                 run.look_at_outputs()
-        elif waiting:
-            episode.note_backward(waiting[-1], mark.BACKWARD)
+        elif run is not None:
+            episode.note_backward(run, mark.BACKWARD)
 
     def _backward_returned(self) -> None:
         episode = self._episode
         if episode is None:
             return
         episode.mark(mark.RETURNED)
-        if not episode.pending() and episode.can_stop_here:
+        if not episode.is_pending() and episode.can_stop_here:
             self._conclude()
 
     def _open(self, graph: TracedGraph, args: Sequence[Any]) -> Episode:
-        if self._options.budget is None or not self._must_measure_with(graph, args) or not can_measure():
+        if self._options.budget is None:
             return Episode()
-        is_new = self._is_larger(graph, args) or not any(
-            graph is run.graph for standing in self._standings.values() for run in standing.runs
-        )
+        is_known, is_larger = self._standings.know(graph), self._is_larger(graph, args)
+        if is_known and not is_larger and not self._standings.must_measure:
+            return Episode(learns=bool(self._standings.awaited))
+        if not can_measure():
+            return Episode(learns=True)
         _warn_of_uncovered(args)
-        episode = Episode(is_eager=self._is_share and is_new)
+        episode = Episode(is_eager=self._is_share and (is_larger or not is_known), learns=True)
         if episode.is_eager:
             self._grow(graph, args)
         episode.measure(self._device, self._backward_returned)
         return episode
 
-    def _must_measure_with(self, graph: TracedGraph, args: Sequence[Any]) -> bool:
-        own = [one for one in self._standings.values() if any(run.graph is graph for run in one.runs)]
-        return self._must_measure or not own or self._is_larger(graph, args)
-
     def _is_larger(self, graph: TracedGraph, args: Sequence[Any]) -> bool:
+        if not graph.hints:
+            return False
         largest = self._largest[self._graphs.index(graph)]
         return any(value > largest.get(symbol, value) for symbol, value in graph.values(args).items())
 
@@ -246,13 +220,10 @@ class Account:
             return
         largest = self._largest[self._graphs.index(graph)]
         before = dict(largest)
-        concerned = [
-            each for each in self._standings.values() if any(run.graph is graph for run in each.runs)
-        ]
+        concerned = self._standings.of_graph(graph)
         copies = [dataclasses.replace(standing) for standing in concerned]
         factor = self._grow(graph, args)
         self._is_warned = False
-        self._must_measure = True
         try:
             for standing in concerned:
                 standing.grow(factor)
@@ -269,20 +240,20 @@ class Account:
         episode, self._episode = self._episode, None
         if episode is None or not episode.can_stop_here:
             return
-        stretches = episode.stop()
-        runs = episode.runs
+        stretches, runs = episode.stop(), episode.runs
         if self._options.budget is None or len(runs) > _MOST_RUNS or not any(run.is_done for run in runs):
             return
         signature = self._signature(runs)
         known = self._standings.get(signature)
-        standing = known or self._standings.setdefault(signature, _Standing(runs))
-        if stretches:
-            for run, before in zip(runs, standing.runs, strict=True):
-                run.released |= before.released
-            standing.runs = runs
+        if not episode.learns:
+            if known is None:
+                self._standings.awaited.add(signature)
+            return
+        standing = known or self._standings.setdefault(signature, Standing(runs))
+        self._standings.saw(signature, is_measured=bool(stretches))
         peak = max((stretch.peak_bytes for stretch in stretches), default=0)
         if stretches:
-            standing.outside_bytes = outside_bytes(stretches, len(runs), standing.outside_bytes)
+            standing.learn(runs, stretches)
         if episode.is_eager:
             self._eager_bytes = max(self._eager_bytes or 0, peak)
             self._replan_all(standing)
@@ -291,13 +262,13 @@ class Account:
         elif stretches:
             self._judge(standing, peak)
 
-    def _replan_all(self, first: _Standing) -> None:
+    def _replan_all(self, first: Standing) -> None:
         for standing in self._standings.values():
             if standing is first or standing.orders is None:
                 standing.tries = 0
                 self._replan(standing)
 
-    def _judge(self, standing: _Standing, peak_bytes: int) -> None:
+    def _judge(self, standing: Standing, peak_bytes: int) -> None:
         """Compare a measured step with the budget."""
         budget = self.budget_bytes
         assert budget is not None
@@ -315,12 +286,13 @@ class Account:
             is_same = standing.orders.whole == planned.whole
             if not (standing.tries > _MOST_TRIES or (standing.is_lowest and (is_same or standing.tries > 1))):
                 return
+        elif planned.extra_cost_ratio and standing.has_news and self._improve(standing):
+            return
         standing.is_settled = True
-        self._must_measure = False
         if peak_bytes > budget:
             self._out_of_reach(standing, peak_bytes)
 
-    def _replan(self, standing: _Standing) -> None:
+    def _replan(self, standing: Standing) -> None:
         """Plan the graphs of a standing anew, and run them so from now on."""
         if any(run.graph.joint is None for run in standing.runs):
             standing.is_settled = True
@@ -328,20 +300,33 @@ class Account:
         model = self._model(standing)
         standing.orders = self._plan(model, model.torchs_own(), standing)
         self._choose(standing)
-        self._must_measure = True
+        self._standings.planned(standing)
         budget = self.budget_bytes
         # what several graphs hold together is known only roughly: a measured step decides
         is_exact = len(standing.runs) == 1 and not standing.tries
         if budget is not None and is_exact and standing.orders.peak_increase_bytes > budget:
             self._out_of_reach(standing, None)
 
-    def _choose(self, standing: _Standing) -> None:
+    def _improve(self, standing: Standing) -> bool:
+        """Plan once more, with what a measured step has taught; return whether that is cheaper."""
+        before, was_lowest, error = standing.orders, standing.is_lowest, self._error
+        model = self._model(standing)
+        after = self._plan(model, model.torchs_own(), standing)
+        if standing.is_lowest or before is None or after.extra_cost_ratio >= before.extra_cost_ratio:
+            standing.is_lowest, self._error = was_lowest, error
+            return False
+        standing.orders = after
+        self._choose(standing)
+        self._standings.planned(standing)
+        return True
+
+    def _choose(self, standing: Standing) -> None:
         """Run the graphs of a standing in its orders from now on."""
         if standing.orders is not None:
             for run, order in zip(standing.runs, standing.orders.of_graphs, strict=True):
                 run.graph.choose(run.turn, order)
 
-    def _model(self, standing: _Standing) -> StepModel:
+    def _model(self, standing: Standing) -> StepModel:
         outside = standing.outside_bytes or [0] * len(standing.runs)
         runs = [
             dataclasses.replace(
@@ -357,15 +342,16 @@ class Account:
         model.graph = remembered(model.graph)
         return model
 
-    def _plan(self, model: StepModel, own: list[Name] | None, standing: _Standing) -> Orders:
+    def _plan(self, model: StepModel, own: list[Name] | None, standing: Standing) -> Orders:
         """Return orders within the budget, or the lowest ones found."""
         budget = self.budget_bytes
         wanted = None if budget is None else max(budget - standing.unmodelled_bytes, 0)
         planned = plan_step(model, own, wanted, self._options)
+        standing.has_news = False
         standing.is_lowest, self._error = planned.is_lowest, planned.error
         return planned.orders
 
-    def _out_of_reach(self, standing: _Standing, measured_bytes: int | None) -> None:
+    def _out_of_reach(self, standing: Standing, measured_bytes: int | None) -> None:
         """Raise or warn: the budget cannot be kept."""
         budget = self.budget_bytes
         assert budget is not None

@@ -30,14 +30,15 @@ class _Token:
     """Lives as long as the graph of autograd that a run made."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Run:
     """One run of a graph.
 
     Attributes:
         graph: the graph.
         turn: how many runs of the same graph came before it in the episode.
-        inputs, outputs: addresses of the storages that it was given and gave; 0 for what is no tensor.
+        inputs, outputs: addresses of the storages that it was given and gave; 0 for what is no tensor. Empty in an
+            episode that learns nothing.
         is_done: whether its backward has run, or it has none.
         released: which outputs were gone when the backward began, in any step that was measured.
     """
@@ -48,7 +49,7 @@ class Run:
     outputs: tuple[int, ...] = ()
     is_done: bool = False
     released: frozenset[int] = frozenset()
-    _storages: list[weakref.ref[Any] | None] = field(default_factory=list)
+    _storages: Sequence[weakref.ref[Any] | None] = ()
     _token: weakref.ref[_Token] | None = None
 
     def is_pending(self) -> bool:
@@ -70,22 +71,25 @@ class Run:
             if not self.is_done:
                 on_dropped()
 
-        tensors = [item for item in leaves(result) if isinstance(item, torch.Tensor)]
-        self.outputs = addresses(list(leaves(result)))
-        given = set(map(id, args))
-        heads = [item for item in tensors if item.grad_fn is not None and id(item) not in given]
         token = _Token()
-        for head in heads:
-            metadata_of(head.grad_fn)["memwatch", id(self)] = token
+        given = set(map(id, args))
+        heads = []
+        for item in leaves(result):
+            node = item.grad_fn if isinstance(item, torch.Tensor) and id(item) not in given else None
+            if node is not None:
+                metadata_of(node)["memwatch", id(self)] = token
+                heads.append(item)
         self._token = weakref.ref(token, dropped)
         self.is_done = not heads
         return heads
 
-    def watch_outputs(self, result: Value) -> None:
-        """Follow which outputs the program lets go of."""
+    def note_outputs(self, result: Value) -> None:
+        """Note what the forward gave, and follow which of it the program lets go of."""
+        items = list(leaves(result))
+        self.outputs = addresses(items)
         self._storages = [
             weakref.ref(item.untyped_storage()) if address else None
-            for item, address in zip(leaves(result), self.outputs, strict=True)
+            for item, address in zip(items, self.outputs, strict=True)
         ]
 
     def look_at_outputs(self) -> None:
@@ -100,10 +104,12 @@ class Episode:
 
     Attributes:
         is_eager: whether the graphs run as eager PyTorch does, so that its peak is learned.
+        learns: whether there is more to learn: what the runs are given and give is noted.
         runs: the runs, in the order of their forwards.
     """
 
     is_eager: bool = False
+    learns: bool = False
     runs: list[Run] = field(default_factory=list)
     _window: AllocatorWindow | None = None
     _thread: int = 0
@@ -140,9 +146,16 @@ class Episode:
         """Whether this is the thread of the window."""
         return self._window is None or self._thread == threading.get_ident()
 
-    def pending(self) -> list[Run]:
-        """Return the runs whose backward may come."""
-        return [run for run in self.runs if run.is_pending()]
+    def is_pending(self) -> bool:
+        """Return True while the backward of some run may come."""
+        return any(map(Run.is_pending, self.runs))
+
+    def last_waiting(self, graph: TracedGraph) -> Run | None:
+        """Return the last run of a graph whose backward has not come."""
+        for run in reversed(self.runs):
+            if run.graph is graph and not run.is_done:
+                return run
+        return None
 
     def note_backward(self, run: Run, name: str) -> None:
         """Note that a backward has reached a run."""

@@ -193,6 +193,37 @@ def test_an_output_that_the_loss_frees_counts_no_longer(caplog):
     assert taken == pytest.approx(planned_for, rel=1e-3)
 
 
+def test_a_budget_in_bytes_pays_for_no_more_than_is_needed(caplog):
+    """It is planned before anything has run; the first step shows that outputs go, so less is computed again."""
+    model, x = nn.Sequential(layers(4), nn.Linear(32, 16)), torch.randn(128, 32)
+
+    def loss(call):
+        out = call(x)
+        return out[:, :8].square().mean() + out[:, 8:].abs().mean()
+
+    allowed = peak_of(model, lambda: loss(model)) * 65 // 100
+    planned = compiled(model, allowed)
+    with caplog.at_level(logging.INFO, "memwatch.replay.account"):
+        for _ in range(4):
+            step(model, lambda: loss(planned))
+    first, second = (record.args[-1] for record in caplog.records)
+    assert second < first
+    assert peak_of(model, lambda: loss(planned)) <= allowed
+
+
+def test_sequences_that_take_turns_all_keep_the_budget():
+    """A step that calls the model twice and one that calls it once are planned each, whichever comes first."""
+    model, x, y = layers(3), torch.randn(128, 32), torch.randn(128, 32)
+    allowed = peak_of(model, lambda: model(x) - model(y)) * 60 // 100
+    planned = compiled(model, allowed)
+    for _ in range(5):
+        step(model, lambda: planned(x))
+    for _ in range(5):
+        step(model, lambda: planned(x) - planned(y))
+        step(model, lambda: planned(x))
+    assert peak_of(model, lambda: planned(x) - planned(y)) <= allowed
+
+
 def test_code_before_the_first_graph_that_is_not_compiled_is_told():
     """What such code keeps for its backward is in no budget, and that is said; a model before the callable is none."""
     before, after, x = layers(1), nn.Linear(32, 4), torch.randn(8, 32)

@@ -1,0 +1,100 @@
+"""What is known of each sequence of runs that a compiled callable makes, and whether there is more to learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from memwatch.replay.episode import outside_bytes
+
+if TYPE_CHECKING:
+    from memwatch.replay.episode import Run
+    from memwatch.replay.measure import Stretch
+    from memwatch.replay.step_model import Orders
+    from memwatch.replay.traced_graph import TracedGraph
+
+_MOST_IDLE: Final = 8
+"""A plan whose sequence does not come again in so many measured episodes is no longer waited for."""
+
+Signature = tuple[tuple[int, int], ...]
+"""A sequence: for each run the number of its graph, and which run of that graph it is."""
+
+
+@dataclass(eq=False)
+class Standing:
+    """What is known of one sequence of runs.
+
+    Attributes:
+        runs: the runs of an episode of this kind.
+        orders: how its graphs run now.
+        outside_bytes: what the code after each forward took.
+        unmodelled_bytes: how much more a step took than the plan says.
+        tries: how often it was measured above the budget.
+        is_seen: whether it ever ran.
+        is_settled: whether its plan was measured and need not be again.
+        has_news: whether a measured step has shown what the orders were not planned with.
+        is_lowest: whether the orders are the lowest known.
+    """
+
+    runs: list[Run]
+    orders: Orders | None = None
+    outside_bytes: list[int] = field(default_factory=list)
+    unmodelled_bytes: int = 0
+    tries: int = 0
+    is_seen: bool = False
+    is_settled: bool = False
+    has_news: bool = False
+    is_lowest: bool = False
+
+    def grow(self, factor: float) -> None:
+        """Expect larger shapes: what was learned of smaller ones grows with them."""
+        self.tries, self.is_settled = 0, False
+        self.outside_bytes = [round(factor * nbytes) for nbytes in self.outside_bytes]
+        self.unmodelled_bytes = round(factor * self.unmodelled_bytes)
+
+    def learn(self, runs: list[Run], stretches: list[Stretch]) -> None:
+        """Take what a measured episode of this kind has shown."""
+        known = [run.released for run in self.runs], self.outside_bytes
+        for run, before in zip(runs, self.runs, strict=True):
+            run.released |= before.released
+        self.runs = runs
+        self.outside_bytes = outside_bytes(stretches, len(runs), self.outside_bytes)
+        self.has_news |= known != ([run.released for run in runs], self.outside_bytes)
+
+
+class Standings(dict[Signature, Standing]):
+    """All sequences.
+
+    Attributes:
+        awaited: sequences of which no more is known yet than that they came.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.awaited: set[Signature] = set()
+        self._idle = 0
+
+    @property
+    def must_measure(self) -> bool:
+        """Whether a plan in use was not measured yet."""
+        return self._idle < _MOST_IDLE and any(one.is_seen and not one.is_settled for one in self.values())
+
+    def know(self, graph: TracedGraph) -> bool:
+        """Return True if a graph has run in a sequence that is known."""
+        return any(one.is_seen and any(run.graph is graph for run in one.runs) for one in self.values())
+
+    def of_graph(self, graph: TracedGraph) -> list[Standing]:
+        """Return the sequences in which a graph runs."""
+        return [one for one in self.values() if any(run.graph is graph for run in one.runs)]
+
+    def saw(self, signature: Signature, *, is_measured: bool) -> None:
+        """Note that a sequence ended."""
+        standing = self[signature]
+        self._idle = self._idle + 1 if is_measured and standing.is_settled else 0
+        standing.is_seen = True
+        self.awaited.discard(signature)
+
+    def planned(self, standing: Standing) -> None:
+        """Note that a sequence runs in a new order, which is to be measured."""
+        standing.is_settled = False
+        self._idle = 0
