@@ -4,7 +4,8 @@
 
 The page of a million events is made of a run of 50 steps with jittered times, as the tests make it. A click is timed
 from the event to the frame in which all parts show the new instant: curve, icicle, table, lines and findings. Its CPU
-time is that of the page's main thread, which other programs of the machine do not make longer.
+time is that of the page's main thread, which other programs of the machine do not make longer. Then each other kind of
+click, the dearest first: those that ask for something of the whole run are slowest when it is asked for the first time.
 """
 
 from __future__ import annotations
@@ -37,11 +38,26 @@ FLAGS = (
     "--window-size=1440,1200",
 )
 OPENED, CLICKS = 5, 12
+KINDS = {
+    "zoom the curve": "&zoom=1e9_9e9",
+    "events across": "&axis=events",
+    "colour by module": "&color=module",
+    "colour by phase": "&color=phase",
+    "colour by holder": "&color=holder",
+    "compare with the peak": "&than=peak",
+    "zoom the icicle": "&cell=0",
+    "group by phase and dtype": "&by=phase.dtype",
+    "pick a category": "&pick=group:activation",
+    "search": "&q=op91",
+    "sort by name": "&sort=name:asc",
+    "the tab of modules": "&tab=modules",
+    "the life of a storage": "&storage=5",
+}
 CHOOSE = """
-    const [event, done] = arguments;
+    const [fragment, done] = arguments;
     const shown = () => Number(document.documentElement.dataset.shown ?? 0);
     const before = shown(), start = performance.now();
-    location.hash = `at=${event}`;
+    location.hash = fragment;
     const finish = () => requestAnimationFrame(() => done(performance.now() - start));
     const look = () => (shown() > before ? finish() : setTimeout(look, 1));
     look();
@@ -67,8 +83,8 @@ def cpu_ms(driver: webdriver.Chrome) -> float:
     return 1000 * next(each["value"] for each in metrics if each["name"] == "TaskDuration")
 
 
-def measure(page: Path, events: int) -> list[str]:
-    """Return the cells of one row: size, the best of a few openings, and clicks once the events are decoded."""
+def measure(page: Path, events: int) -> tuple[list[str], dict[str, float]]:
+    """Return a row (size, the best of a few openings, clicks once the events are decoded), and ms by kind of click."""
     driver = browser()
     try:
         opened = []
@@ -80,14 +96,18 @@ def measure(page: Path, events: int) -> list[str]:
             time.sleep(0.1)
             opened.append(driver.execute_script(MARKS))
         paint, chart, ready = (min(times) for times in zip(*opened, strict=True))
-        first = driver.execute_async_script(CHOOSE, events // 3)
+        first = driver.execute_async_script(CHOOSE, f"at={events // 3}")
         driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
         before_ms = cpu_ms(driver)
         clicks = [
-            driver.execute_async_script(CHOOSE, 1 + (events - 1) * turn // (CLICKS + 1))
+            driver.execute_async_script(CHOOSE, f"at={1 + (events - 1) * turn // (CLICKS + 1)}")
             for turn in range(1, CLICKS)
         ]
         click_cpu_ms = (cpu_ms(driver) - before_ms) / len(clicks)
+        here, kinds = f"at={events // 2}", {}
+        for name, more in KINDS.items():
+            driver.execute_async_script(CHOOSE, here)
+            kinds[name] = driver.execute_async_script(CHOOSE, here + more)
     finally:
         driver.quit()
     figures = [
@@ -103,7 +123,7 @@ def measure(page: Path, events: int) -> list[str]:
             click_cpu_ms,
         )
     ]
-    return [format_bytes(page.stat().st_size), *figures]
+    return [format_bytes(page.stat().st_size), *figures], kinds
 
 
 def main() -> None:
@@ -128,7 +148,11 @@ def main() -> None:
         print(f"| 0 | {format_bytes(empty.stat().st_size)} | | | | | | | | |")
         for events in (10_000, 100_000, 1_000_000):
             page = html(report_readings.many_events(events), Path(folder) / f"{events}.html")
-            print("|", " | ".join([f"{events:,}", *measure(page, events)]), "|", flush=True)
+            row, kinds = measure(page, events)
+            print("|", " | ".join([f"{events:,}", *row]), "|", flush=True)
+        print(f"\nOther clicks on the page of {events:,} events:\n\n| click | |\n| --- | ---: |")
+        for name, ms in sorted(kinds.items(), key=lambda each: -each[1]):
+            print(f"| {name} | {ms:,.0f} ms |")
 
 
 if __name__ == "__main__":

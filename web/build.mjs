@@ -21,6 +21,7 @@ const result = await esbuild.build({
   legalComments: "none", // their full texts are in licences.txt
   metafile: true,
   write: false,
+  alias: { "d3-transition": "./src/at_once.ts" }, // what d3-flame-graph would animate
 });
 
 async function licences(inputs) {

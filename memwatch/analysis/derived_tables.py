@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.analysis.facts.facts import Facts
-from memwatch.analysis.findings.search import find
 from memwatch.analysis.holders import Holders
 from memwatch.analysis.saved_tensors import SavedTensors, find_saved_tensors
 from memwatch.analysis.tables import modules, ops, saved, steps, storages, timeline
@@ -89,6 +88,8 @@ class DerivedTables:
     @cached_property
     def findings(self) -> list[Finding]:
         """What would lower the peak, largest first."""
+        from memwatch.analysis.findings.search import find  # many rules, which a live view never asks
+
         return find(self.facts, self._holders, self._saved_tensors)
 
     def live_at(self, event: int) -> pd.DataFrame:

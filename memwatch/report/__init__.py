@@ -5,14 +5,35 @@ Figures are computed in `facts`, `layers`, `stats`, `plan/figures` and the page 
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from memwatch.quiet_rich import import_rich
+
+if TYPE_CHECKING:
+    from memwatch.report.page.files import ReportError
+    from memwatch.report.page.write import diff_page, html, leak_page
+    from memwatch.report.plan.figures import PlanMismatchError
+    from memwatch.report.plan.terminal import plan_summary
+    from memwatch.report.plan.tradeoff import trade_off
 
 import_rich()  # before any module of this package
 
-from memwatch.report.page.files import ReportError  # noqa: E402
-from memwatch.report.page.write import diff_page, html, leak_page  # noqa: E402
-from memwatch.report.plan.figures import PlanMismatchError  # noqa: E402
-from memwatch.report.plan.terminal import plan_summary  # noqa: E402
-from memwatch.report.plan.tradeoff import trade_off  # noqa: E402
+_HOMES = {
+    "PlanMismatchError": "memwatch.report.plan.figures",
+    "ReportError": "memwatch.report.page.files",
+    "diff_page": "memwatch.report.page.write",
+    "html": "memwatch.report.page.write",
+    "leak_page": "memwatch.report.page.write",
+    "plan_summary": "memwatch.report.plan.terminal",
+    "trade_off": "memwatch.report.plan.tradeoff",
+}
+"""Where each public name lives; who needs a figure or a colour does not import the page and the planner."""
 
 __all__ = ["PlanMismatchError", "ReportError", "diff_page", "html", "leak_page", "plan_summary", "trade_off"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -183,6 +183,7 @@ class Browser:
 
     def row_keys(self) -> list[str]:
         """Return the keys (storage ids, module names) of the rows shown."""
+        self.wait(lambda: not self.js("return document.querySelector('#panel [aria-busy=true]')"))
         return self.js(
             "return [...document.querySelectorAll('#panel tbody tr[data-key]')].map((row) => row.dataset.key)"
         )

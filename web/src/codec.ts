@@ -24,26 +24,25 @@ export async function unpackTexts(text: string): Promise<string[]> {
   return JSON.parse(new TextDecoder().decode(await unpack(text)));
 }
 
-// Decodes zigzag varints. It uses plain arithmetic, because bit operators work on 32 bits only.
+// Decodes zigzag varints. Of more than one byte it uses plain arithmetic: bit operators work on 32 bits only.
 export async function unpackInts(packed: Packed): Promise<Float64Array> {
   const bytes = await unpack(packed.data);
   let count = 0;
   for (let i = 0; i < bytes.length; i++) if (bytes[i] < 128) count++;
   const values = new Float64Array(count);
-  let value = 0;
-  let scale = 1;
-  let previous = 0;
-  for (let i = 0, row = 0; i < bytes.length; i++) {
-    value += (bytes[i] & 127) * scale;
-    if (bytes[i] >= 128) {
-      scale *= 128;
+  for (let i = 0, row = 0; row < count; row++) {
+    let byte = bytes[i++];
+    if (byte < 128) {
+      values[row] = (byte >>> 1) ^ -(byte & 1); // most numbers are one byte
       continue;
     }
-    const signed = value % 2 === 0 ? value / 2 : -(value + 1) / 2;
-    previous = packed.delta ? previous + signed : signed;
-    values[row++] = previous;
-    value = 0;
-    scale = 1;
+    let value = byte & 127;
+    for (let scale = 128; byte >= 128; scale *= 128) {
+      byte = bytes[i++];
+      value += (byte & 127) * scale;
+    }
+    values[row] = value % 2 === 0 ? value / 2 : -(value + 1) / 2;
   }
+  if (packed.delta) for (let row = 1; row < count; row++) values[row] += values[row - 1];
   return values;
 }

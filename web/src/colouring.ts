@@ -48,11 +48,16 @@ export class Colouring {
     const code = frame.number(this.column, row);
     let place = this.#ofCode.get(code);
     if (place === undefined) {
-      const { blank, tint } = DIMENSIONS[this.name];
-      place = this.#places.get(tint(frame.words.texts[code]) || blank) ?? this.other;
+      place = this.groupOf(frame.words.texts[code]);
       this.#ofCode.set(code, place);
     }
     return place;
+  }
+
+  // Returns the group of a value of the dimension.
+  groupOf(text: string): number {
+    const { blank, tint } = DIMENSIONS[this.name];
+    return this.#places.get(tint(text) || blank) ?? this.other;
   }
 
   // Returns the attributes by which the stylesheet paints a group.

@@ -4,7 +4,6 @@ import type { Data } from "./data.ts";
 import type { Axis, Detail } from "./detail.ts";
 import { $ } from "./dom.ts";
 import { bytes, whole } from "./format.ts";
-import type { Frame } from "./frame.ts";
 import type { Instant } from "./instant.ts";
 import { Layers } from "./layers.ts";
 import type { LiveSets } from "./live.ts";
@@ -85,7 +84,7 @@ export class Curve {
       return;
     }
     const detail = await this.#data.detail();
-    if (this.#layers?.colouring !== colouring) this.#layers = { colouring, layers: layersOf(detail, colouring, sets.described(detail.all())) };
+    if (this.#layers?.colouring !== colouring) this.#layers = { colouring, layers: layersOf(detail, colouring, sets.groups(detail, colouring)) };
     const [from, to] = range ?? this.#wholeRun(axis);
     this.#timeline.draw(this.#layers.layers.window(from, to, axis), axis, [from, to], colouring);
   }
@@ -106,8 +105,7 @@ export class Curve {
   }
 }
 
-function layersOf(detail: Detail, colouring: Colouring, all: Frame): Layers {
-  const group = Uint8Array.from({ length: all.rows }, (_, row) => colouring.of(all, row));
+function layersOf(detail: Detail, colouring: Colouring, group: Uint8Array): Layers {
   const base = new Float64Array(colouring.groups.length);
   for (let row = 0; row < detail.entered; row++) base[group[row]] += detail.nbytes[row];
   const other = colouring.isCategory ? colouring.groups.indexOf("unknown") : colouring.other;

@@ -3,7 +3,6 @@ import { type Column, Frame, type Words } from "./frame.ts";
 import type { DetailBlock } from "./model.ts";
 
 const SITE_COLUMNS = ["category", "rule", "name", "tensor", "module", "op_name", "line", "own_line", "origin", "device", "stack"];
-
 export type Axis = "time" | "events";
 
 interface Tables {
@@ -29,6 +28,7 @@ export class Detail {
   readonly death: Int32Array;
   entered = 0; // how many storages were alive at entry; they come first
   #rowOf: Map<number, number> | undefined;
+  readonly #resized = new Map<number, number[]>(); // the places of all events of storages that change their size
 
   static async unpack(block: DetailBlock, words: Words): Promise<Detail> {
     const [sites, storages, events] = await Promise.all([block.sites, block.storages, block.events].map((table) => Frame.unpack(table, words)));
@@ -65,6 +65,7 @@ export class Detail {
   #readEvents(events: Frame): void {
     const who = events.columns.who.values;
     const beyond = events.columns.beyond_bytes.values;
+    const resized = new Set<number>();
     let next = this.storages.rows;
     for (let row = 0; row < who.length; row++) if (who[row] === 0) next--;
     this.entered = next;
@@ -77,16 +78,20 @@ export class Detail {
       this.delta[row] = delta;
       if (back === 0) this.birth[next++] = row;
       else if (storage >= 0) this.death[storage] = delta < 0 ? row : -1;
+      if (delta !== expected && storage >= 0) resized.add(storage);
     }
+    for (const storage of resized) this.#resized.set(storage, []);
+    if (resized.size) this.storage.forEach((storage, place) => this.#resized.get(storage)?.push(place));
   }
 
-  x(place: number, axis: Axis): number {
-    return axis === "events" ? this.row[place] : this.time[place];
+  // Returns the x of each event.
+  xs(axis: Axis): Float64Array {
+    return axis === "events" ? this.row : this.time;
   }
 
   // Returns the last place at or before x.
   placeOf(x: number, axis: Axis = "events"): number {
-    const order = axis === "events" ? this.row : this.time;
+    const order = this.xs(axis);
     let low = 0;
     let high = this.count;
     while (low < high) {
@@ -116,13 +121,24 @@ export class Detail {
     return this.#rowOf.get(id) ?? -1;
   }
 
-  // Returns the bytes that each storage has after an event.
-  sizesAt(event: number): Float64Array {
-    const size = new Float64Array(this.storages.rows);
-    size.set(this.nbytes.subarray(0, this.entered));
+  // Returns the bytes of each storage that is alive after an event, by its row.
+  liveAt(event: number): Map<number, number> {
     const last = this.placeOf(event);
-    for (let row = 1; row <= last; row++) if (this.storage[row] >= 0) size[this.storage[row]] += this.delta[row];
-    return size;
+    const live = new Map<number, number>();
+    for (let row = 0; row < this.birth.length && this.birth[row] <= last; row++) {
+      if ((this.death[row] < 0 || this.death[row] > last) && this.nbytes[row] > 0) live.set(row, this.nbytes[row]);
+    }
+    for (const [row, places] of this.#resized) {
+      const bytes = places.reduce((sum, place) => (place <= last ? sum + this.delta[place] : sum), row < this.entered ? this.nbytes[row] : 0);
+      if (bytes > 0) live.set(row, bytes);
+      else live.delete(row);
+    }
+    return live;
+  }
+
+  // Returns the bytes of all of them together.
+  bytesAt(event: number): number {
+    return [...this.liveAt(event).values()].reduce((sum, bytes) => sum + bytes, 0);
   }
 
   // Returns the event after which some storages have the most bytes together.
@@ -150,8 +166,8 @@ export class Detail {
     return this.row[best < 0 ? before : best];
   }
 
-  // Returns some storages as a table with the columns of the peak's; `size` has the bytes of every storage.
-  table(rows: number[], size: Float64Array): Frame {
+  // Returns some storages as a table with the columns of the peak's; `size` says the bytes of each.
+  table(rows: number[], size: (row: number) => number): Frame {
     const of = (name: string) => this.storages.columns[name].values;
     const number = (value: (row: number) => number): Column => ({ text: false, values: Float64Array.from(rows, value) });
     const [id, op, site, firstUse, lastUse] = ["id", "op", "site", "first_use", "last_use"].map(of);
@@ -165,7 +181,7 @@ export class Detail {
       rows.length,
       {
         id: number((row) => id[row]),
-        nbytes: number((row) => size[row]),
+        nbytes: number(size),
         ...Object.fromEntries(shared),
         op: number((row) => op[row]),
         first_use_op: number(first),
@@ -176,7 +192,9 @@ export class Detail {
     );
   }
 
-  all(): Frame {
-    return this.table(Array.from(this.nbytes.keys()), this.nbytes);
+  // Returns one storage as such a table, with the bytes that it was born with.
+  one(id: number): Frame {
+    const row = this.storages.columns.id.values.indexOf(id);
+    return this.table(row < 0 ? [] : [row], (each) => this.nbytes[each]);
   }
 }

@@ -8,6 +8,7 @@ import type { Query } from "./query.ts";
 import type { Cell } from "./tree.ts";
 
 const CELL_PX = 22;
+const THINNEST_PX = 2; // of a thinner cell only its border could be seen
 const LABEL_CHARS = 160;
 const SAID: Record<string, string> = { root: "", op_name: "op ", line: "", own_line: "", holder: "held by ", holder_kind: "held by ", made_phase: "made in ", change: "" };
 
@@ -41,18 +42,16 @@ export class Flame {
     this.#isMarked = false;
     this.#box.replaceChildren();
     if (!tree.value) return;
-    this.#width = this.#box.clientWidth;
+    this.#width ||= this.#box.clientWidth; // to ask makes the browser lay out the page; later it is told of each change
     const found = named("found");
     const root = named("root");
     const colors = colouring.groups.map((_, group) => colorOf(colouring.paint(group)));
-    const quick = matchMedia("(prefers-reduced-motion: reduce)").matches || document.hidden;
     this.#chart = flamegraph()
       .width(this.#width)
       .height(depth(tree) * CELL_PX)
       .cellHeight(CELL_PX)
       .inverted(true)
-      .minFrameSize(1)
-      .transitionDuration(quick ? 0 : 150)
+      .minFrameSize(THINNEST_PX)
       .setColorMapper((d: Drawn) => (d.highlight ? found : d.data.level === "root" ? root : colors[d.data.tint]))
       .setLabelHandler((d: Drawn) => this.describe(d.data))
       .setSearchMatch((d: Drawn, query: Query) => d.data.level !== "root" && query.matches(d.data.name))

@@ -37,43 +37,42 @@ export class Layers {
 
   // Returns the points to draw between two x: every event or, if there are too many, the highest of each bin.
   window(from: number, to: number, axis: Axis): Points {
-    const detail = this.#detail;
-    const first = detail.placeOf(from, axis);
-    const last = Math.min(detail.count - 1, detail.placeOf(to, axis) + 1);
-    const every = last - first + 1 <= MOST_POINTS;
-    const start = detail.x(first, axis);
-    const span = detail.x(last, axis) - start || 1;
-    const points: Points = { event: [], x: [], live: Array.from(this.#base, () => []) };
-    const best = { place: -1, total: 0, live: new Float64Array(this.#base.length) };
-    let bin = -1;
-    this.#walk(first, last, (place, live) => {
-      let total = 0;
-      for (let group = 0; group < live.length; group++) total += live[group];
-      const now = every ? place : Math.min(MOST_POINTS - 1, Math.floor(((detail.x(place, axis) - start) / span) * MOST_POINTS));
-      if (now !== bin && best.place >= 0) this.#keep(points, best, axis);
-      if (now !== bin || total > best.total) {
-        best.place = place;
-        best.total = total;
-        best.live.set(live);
-      }
+    const first = this.#detail.placeOf(from, axis);
+    const last = Math.min(this.#detail.count - 1, this.#detail.placeOf(to, axis) + 1);
+    const count = last - first + 1;
+    return this.#pointsAt(count <= MOST_POINTS ? Array.from({ length: count }, (_, index) => first + index) : this.#highest(first, last, axis), axis);
+  }
+
+  // Returns the place of each bin after which most is alive. What is alive at the first counts for all: it is left out.
+  #highest(first: number, last: number, axis: Axis): number[] {
+    const { delta } = this.#detail;
+    const xs = this.#detail.xs(axis);
+    const scale = MOST_POINTS / (xs[last] - xs[first] || 1);
+    const places: number[] = [];
+    let [bin, live, most] = [-1, 0, 0];
+    for (let place = first; place <= last; place++) {
+      live += delta[place];
+      const now = Math.min(MOST_POINTS - 1, Math.floor((xs[place] - xs[first]) * scale));
+      if (now === bin && live <= most) continue;
+      if (now === bin) places.pop();
+      places.push(place);
+      most = live;
       bin = now;
-    });
-    if (best.place >= 0) this.#keep(points, best, axis);
-    return points;
-  }
-
-  #keep(points: Points, { place, live }: { place: number; live: Float64Array }, axis: Axis): void {
-    points.event.push(this.#detail.row[place]);
-    points.x.push(this.#detail.x(place, axis));
-    live.forEach((bytes, group) => points.live[group].push(bytes));
-  }
-
-  #walk(first: number, last: number, visit: (place: number, live: Float64Array) => void): void {
-    const start = Math.floor(first / CHECKPOINT);
-    const live = this.#checkpoints[start].slice();
-    for (let place = start * CHECKPOINT; place <= last; place++) {
-      this.#step(live, place);
-      if (place >= first) visit(place, live);
     }
+    return places;
+  }
+
+  #pointsAt(places: number[], axis: Axis): Points {
+    const { row } = this.#detail;
+    const xs = this.#detail.xs(axis);
+    const points: Points = { event: places.map((place) => row[place]), x: places.map((place) => xs[place]), live: Array.from(this.#base, () => []) };
+    const start = Math.floor((places[0] ?? 0) / CHECKPOINT);
+    const live = this.#checkpoints[start].slice();
+    let next = start * CHECKPOINT; // what its event changes is not yet in a checkpoint
+    for (const place of places) {
+      while (next <= place) this.#step(live, next++);
+      live.forEach((bytes, group) => points.live[group].push(bytes));
+    }
+    return points;
   }
 }

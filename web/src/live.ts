@@ -1,4 +1,5 @@
 // The storages that are alive at the instant shown or, where two instants are compared, what changed between them.
+import type { Colouring } from "./colouring.ts";
 import type { Detail } from "./detail.ts";
 import type { Column, Frame, Words } from "./frame.ts";
 import type { Phases } from "./phases.ts";
@@ -20,30 +21,42 @@ export class LiveSets {
 
   // Returns what was alive after an event, largest first.
   at(detail: Detail, event: number): Frame {
-    const size = detail.sizesAt(event);
-    const alive: number[] = [];
-    for (let row = 0; row < size.length; row++) if (size[row] > 0) alive.push(row);
-    alive.sort((a, b) => size[b] - size[a] || a - b);
-    return this.described(detail.table(alive, size));
+    const live = detail.liveAt(event);
+    return this.described(detail.table(largestFirst(live), (row) => live.get(row)!));
   }
 
   // Returns what differs between two instants: each storage with the bytes by which it changed, and how.
   between(detail: Detail, before: number, after: number): Frame {
-    const [old, now] = [detail.sizesAt(before), detail.sizesAt(after)];
-    const size = now.map((bytes, row) => Math.abs(bytes - old[row]));
-    const changed: number[] = [];
-    for (let row = 0; row < size.length; row++) if (size[row] > 0) changed.push(row);
-    changed.sort((a, b) => size[b] - size[a] || a - b);
-    const frame = this.described(detail.table(changed, size));
-    const how = (row: number) => (old[row] <= 0 ? "born" : now[row] <= 0 ? "died" : now[row] > old[row] ? "grown" : "shrunk");
+    const [old, now] = [detail.liveAt(before), detail.liveAt(after)];
+    const size = new Map<number, number>();
+    for (const row of new Set([...old.keys(), ...now.keys()])) {
+      const by = Math.abs((now.get(row) ?? 0) - (old.get(row) ?? 0));
+      if (by > 0) size.set(row, by);
+    }
+    const changed = largestFirst(size);
+    const frame = this.described(detail.table(changed, (row) => size.get(row)!));
+    const how = (row: number) => (!old.has(row) ? "born" : !now.has(row) ? "died" : now.get(row)! > old.get(row)! ? "grown" : "shrunk");
     return frame.with({ change: textColumn(frame.words, changed.map(how)) });
+  }
+
+  // Returns the group of every storage of the run, by its row.
+  groups(detail: Detail, colouring: Colouring): Uint8Array {
+    const { site, op, id } = detail.storages.columns;
+    const sites = colouring.column === "dtype" ? detail.sites.with({ dtype: dtypes(detail.sites) }) : detail.sites;
+    if (sites.has(colouring.column)) {
+      const groups = Uint8Array.from({ length: sites.rows }, (_, row) => colouring.of(sites, row));
+      return mapped(site, (each) => groups[each]);
+    }
+    if (colouring.column === "made_phase") return mapped(op, this.#phases.each((phase) => colouring.groupOf(phase)));
+    const blank = colouring.groupOf("");
+    return mapped(id, (each) => (this.#rowAtPeak.has(each) ? colouring.of(this.peak, this.#rowAtPeak.get(each)!) : blank));
   }
 
   // Returns a table of storages with what the columns of the dimensions need.
   described(frame: Frame): Frame {
     const op = frame.columns.op.values;
     return frame.with({
-      dtype: frame.derived("tensor", (text) => text.split("[")[0]),
+      dtype: dtypes(frame),
       made_phase: textColumn(frame.words, Array.from(op, (each) => this.#phases.phase(each))),
       ...(frame.has("holder") ? {} : this.#fromPeak(frame)),
     });
@@ -63,6 +76,19 @@ export class LiveSets {
   isAtPeak(id: number): boolean {
     return this.#rowAtPeak.has(id);
   }
+}
+
+const dtypes = (frame: Frame): Column => frame.derived("tensor", (text) => text.split("[")[0]);
+
+// A loop of its own: there may be millions, and `from` takes ten times as long.
+function mapped({ values }: Column, group: (value: number) => number): Uint8Array {
+  const groups = new Uint8Array(values.length);
+  for (let row = 0; row < values.length; row++) groups[row] = group(values[row]);
+  return groups;
+}
+
+function largestFirst(size: Map<number, number>): number[] {
+  return [...size].sort(([a, most], [b, other]) => other - most || a - b).map(([row]) => row);
 }
 
 function textColumn(words: Words, texts: string[]): Column {

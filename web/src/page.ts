@@ -123,7 +123,7 @@ export class Page {
     else if (than === null) this.#live = this.#sets.at(await this.#data.detail(), event);
     else this.#live = this.#sets.between(await this.#data.detail(), than, event);
     const changes = than === null ? null : { born: this.#changed("born", "grown"), died: this.#changed("died", "shrunk") };
-    const liveBytes = isPeak ? this.#model.totals.peak_bytes : than === null ? this.#live.sum("nbytes") : this.#sets.at(await this.#data.detail(), event).sum("nbytes");
+    const liveBytes = isPeak ? this.#model.totals.peak_bytes : than === null ? this.#live.sum("nbytes") : (await this.#data.detail()).bytesAt(event);
     tell(this.#model, { instant: this.#instant, phases: this.#phases, detail: this.#data.decoded, liveBytes, changes });
   }
 
@@ -172,7 +172,7 @@ export class Page {
     const id = Number(storage);
     const place = (frame: Frame) => frame.columns.id.values.indexOf(id);
     let frame = [this.#sets.peak, this.#live].find((each) => place(each) >= 0);
-    frame ??= this.#sets.described((await this.#data.detail()).all());
+    frame ??= this.#sets.described((await this.#data.detail()).one(id));
     const { isPeak, event } = this.#instant;
     const op = isPeak ? this.#model.peak.op : (await this.#data.detail()).opOf(event);
     const uses = (await this.#data.uses()).get(id) ?? [];

@@ -44,6 +44,13 @@ export class Phases {
     return this.of(op)?.phase ?? "";
   }
 
+  // Returns what `of` says of an op's phase, for many ops: it is asked once for each stretch.
+  each<T>(of: (phase: string) => T): (op: number) => T {
+    const before = of("");
+    const known = this.all().map(({ phase }) => of(phase));
+    return (op) => known[op < 0 ? -1 : this.#rowOf(op)] ?? before;
+  }
+
   all(): Stretch[] {
     return Array.from(this.#starts, (_, row) => this.#stretch(row));
   }

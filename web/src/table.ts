@@ -1,11 +1,13 @@
-// One table, sorted. Its rows are in the DOM; of a long table only those in view.
-import { Virtualizer, elementScroll, observeElementOffset, observeElementRect } from "@tanstack/virtual-core";
+// One table, sorted. Its rows are in the DOM, the first at once; of a long table only those in view.
+import { Virtualizer, elementScroll, measureElement, observeElementOffset } from "@tanstack/virtual-core";
 import { el } from "./dom.ts";
 import { whole } from "./format.ts";
 import type { Frame } from "./frame.ts";
 
-const WINDOWED_FROM = 500;
+const WINDOWED_FROM = 200;
+const FIRST = 40; // rows; those beyond them cannot be seen before the browser has drawn these
 const ROW_PX = 29;
+const HEIGHT_PX = 640; // as in the stylesheet
 
 export interface TableColumn {
   name: string;
@@ -54,14 +56,26 @@ export class Table {
     this.node = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": wishes.caption }, this.#table);
   }
 
-  show(rows: number[], sort: Order): void {
+  // Shows some rows; with `atOnce` all of a short table, not only the first, are there when this returns.
+  show(rows: number[], sort: Order, { atOnce = false } = {}): void {
     this.#rows = rows;
     this.#showHead(sort);
     this.close();
+    this.#body.replaceChildren();
     this.node.classList.toggle("windowed", rows.length > WINDOWED_FROM);
     this.#table.setAttribute("aria-rowcount", String(rows.length));
     if (rows.length > WINDOWED_FROM) this.#showWindow();
-    else this.#body.replaceChildren(...rows.map((row) => this.#row(row)));
+    else this.#showRest(0, atOnce ? rows.length : FIRST);
+  }
+
+  // Draws so many rows, and as many again whenever the browser has nothing else to do.
+  #showRest(from: number, many: number): void {
+    this.#body.append(...this.#rows.slice(from, from + many).map((row) => this.#row(row)));
+    const isWhole = from + many >= this.#rows.length;
+    this.#table.setAttribute("aria-busy", String(!isWhole));
+    if (isWhole) return;
+    const next = requestIdleCallback(() => this.#showRest(from + many, many), { timeout: 500 });
+    this.#cleanup = () => cancelIdleCallback(next);
   }
 
   close(): void {
@@ -86,7 +100,8 @@ export class Table {
     return el("tr", { "data-row": row, "data-index": index, "data-key": this.#wishes.keyOf(row) }, ...cells);
   }
 
-  // Rows may be higher than others, where a long text was unfolded: each is measured when it is drawn.
+  // Rows may be higher than others, where a long text was unfolded. The browser tells the sizes of what it has laid out:
+  // nothing here asks for one, which would make it lay out the page at once.
   #showWindow(): void {
     const spacer = () => el("tr", { "aria-hidden": "true" }, el("td", { colspan: this.#columns.length }));
     const [above, below] = [spacer(), spacer()];
@@ -107,10 +122,17 @@ export class Table {
       count: this.#rows.length,
       getScrollElement: () => this.node,
       estimateSize: () => ROW_PX,
-      overscan: 20,
-      initialRect: { width: 1000, height: 600 },
-      scrollToFn: elementScroll,
-      observeElementRect,
+      overscan: 8,
+      initialRect: { width: 1000, height: HEIGHT_PX },
+      scrollToFn: (offset, more, all) => {
+        if (more.adjustments || offset !== all.scrollOffset) elementScroll(offset, more, all);
+      },
+      measureElement: (row, entry, all) => (entry ? measureElement(row, entry, all) : (all.itemSizeCache.get(all.indexFromElement(row)) ?? ROW_PX)),
+      observeElementRect: (all, tell) => {
+        const observer = new ResizeObserver(([{ contentRect }]) => tell(contentRect));
+        observer.observe(all.scrollElement!);
+        return () => observer.disconnect();
+      },
       observeElementOffset,
       onChange: draw,
     });

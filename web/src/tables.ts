@@ -75,7 +75,7 @@ export class Tables {
     this.#table?.close();
     this.#table = table;
     this.#holder.replaceChildren(table.node);
-    table.show(view.arrange ? view.arrange(rows, q !== "") : rows, order);
+    table.show(view.arrange ? view.arrange(rows, q !== "") : rows, order, { atOnce: q !== "" || Boolean(focused?.startsWith("fold-")) }); // a search and the focus may be in any row
     if (focused) this.#panel.querySelector<HTMLElement>(`[data-focus="${CSS.escape(focused)}"]`)?.focus();
     return matched.length;
   }
