@@ -13,12 +13,12 @@ _ROWS: Final = 5
 _SHOWN: Final = 3
 
 
-def text_of(estimate: Estimate, following: str) -> str:
+def text_of(estimate: Estimate, following: str = "") -> str:
     """Return an estimate and the summary of its recording as text for a terminal.
 
     Args:
         estimate: the estimate.
-        following: the line that says what to do next.
+        following: the line that says what to do next, empty for none.
     """
     reading = estimate.reading
     head = estimate_text(
