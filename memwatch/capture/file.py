@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 APPLICATION_ID: Final = 0x6D656D77  # "memw", distinguishes a capture from other databases
 _BUSY_S: Final = 10.0
+_DATABASE: Final = b"SQLite format 3\0"
+"""How every file begins that SQLite wrote."""
 _READ_S: Final = 60.0  # how long a reader may keep the writer waiting
 _SURROGATES: Final = re.compile("[\\ud800-\\udfff]")
 _TABLES: Final = (
@@ -267,8 +269,7 @@ def read_tables(path: str | os.PathLike[str]) -> dict[str, ChunkedTable]:
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
     source = pathlib.Path(path)
-    if not source.is_file():
-        raise CaptureError(f"{source} is not a file; record one with `memwatch run -o {source} script.py`")
+    check_is_database(source)
     with (
         _telling_what_is_wrong(source),
         contextlib.closing(sqlite3.connect(source, timeout=_BUSY_S)) as database,
@@ -277,6 +278,22 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
         database.execute("BEGIN")  # one snapshot for all tables, while the program may still be writing
         _check_length(database)
         yield database
+
+
+def check_is_database(source: pathlib.Path) -> None:
+    """Raise if a path cannot be a capture: it names no file, or one that is no database at all.
+
+    Raises:
+        CaptureError: says which of these, and what to name.
+    """
+    if source.is_dir():
+        raise CaptureError(f"{source} is a directory; name a capture, a file that `memwatch run` wrote")
+    if not source.is_file():
+        raise CaptureError(f"{source} is not a file; record one with `memwatch run -o {source} script.py`")
+    with source.open("rb") as file:
+        head = file.read(len(_DATABASE))
+    if head not in (b"", _DATABASE):  # empty until the first rows are written
+        raise CaptureError(f"{source} is not a memwatch capture; record one with `memwatch run script.py`")
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import sqlite3
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch.capture.errors import CaptureError
-from memwatch.capture.file import APPLICATION_ID, SUMMARY, text_of
+from memwatch.capture.file import APPLICATION_ID, SUMMARY, check_is_database, text_of
 from memwatch.capture.schema import FORMAT_VERSION
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ def read_head(path: str | os.PathLike[str]) -> Head:
         CaptureError: there is no such file, or it is no capture, or this part of it is damaged.
     """
     source = pathlib.Path(path)
-    if not source.is_file():
-        raise CaptureError(f"{source} is not a file; name captures that `memwatch run` wrote")
+    check_is_database(source)
     try:
         with contextlib.closing(sqlite3.connect(source, timeout=_BUSY_S)) as database:
             (application,) = database.execute("PRAGMA application_id").fetchone()

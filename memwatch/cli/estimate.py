@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memwatch.cli.files import make_room
+from memwatch.cli.next_step import command_line, memwatch_command
 from memwatch.cli.numbers import positive
 from memwatch.cli.output import add_json, emit, emit_json
 from memwatch.cli.program_arguments import PROGRAM_USAGE, add_program, chosen_program
 from memwatch.cli.traceback import hide_own_frames
 from memwatch.errors import MemwatchError
+from memwatch.words.summary import NEXT_COMMAND, NEXT_TO_KEEP
 
 if TYPE_CHECKING:
     import argparse
@@ -47,7 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="FILE", help="write the capture, which all other verbs read"
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
-    parser.add_argument("--html", action="store_true", help="write the page too; default CAPTURE.html")
+    parser.add_argument(
+        "--html",
+        action="store_true",
+        help="write the page too, to PATH with --html=PATH; default CAPTURE.html",
+    )
     add_json(parser)
     add_program(parser)
 
@@ -81,5 +87,11 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     if options.json:
         emit_json(estimate_record(found))
     else:
-        emit(text_of(found))
+        emit(text_of(found, _next(options.output)))
     return 0
+
+
+def _next(capture: str | None) -> str:
+    if capture is None:
+        return NEXT_TO_KEEP
+    return NEXT_COMMAND.format(command=command_line(*memwatch_command(), "report", capture))

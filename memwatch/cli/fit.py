@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", type=positive, default=3, metavar="N", help="end each run after N steps, default 3"
     )
     parser.add_argument(
-        "--ways", metavar="KIND,...", help="kinds of ways to try, such as checkpoint,backend; default all"
+        "--ways",
+        metavar="KIND,...",
+        help="kinds of ways to try, of foreach, gradients, checkpoint, chain, policy, backend and offload; default all",
     )
     add_program(parser)
 

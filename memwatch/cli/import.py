@@ -16,6 +16,7 @@ from pathlib import Path
 from memwatch.cli.files import make_room
 from memwatch.cli.next_step import command_line, memwatch_command
 from memwatch.cli.output import emit, say
+from memwatch.errors import MemwatchError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +51,10 @@ def execute(options: argparse.Namespace) -> int:
     from memwatch.memory_snapshot import read_snapshot
 
     target = options.output or options.snapshot.with_suffix(".memwatch")
+    if target == options.snapshot:
+        raise MemwatchError(
+            f"{target} would be replaced by what is read from it; name the file that torch wrote, or another with -o"
+        )
     make_room(target, force=options.force)
     save(read_snapshot(options.snapshot, device=options.device), target, force=options.force)
     emit(f"{target}\n")

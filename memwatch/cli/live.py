@@ -2,8 +2,8 @@
 
 The live bytes so far as a curve; what is alive now by category, its largest storages, and the latest iterations with
 their peaks. The program is not touched: the view reads its file, and is paced to take 1 % of the processors' time.
-Where standard output is no terminal, a line of text is printed whenever the file has grown. It needs the package
-textual: pip install "memwatch[live]".
+`q` quits. The screen needs the package textual: pip install "memwatch[live]". Where standard output is no terminal, a
+line of text is printed whenever the file has grown, and nothing more is needed.
 
     memwatch live train.4242.memwatch
 """

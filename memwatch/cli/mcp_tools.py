@@ -82,11 +82,17 @@ class _Tools:
         return live_record(self._on(device), event, rows=rows)
 
     def findings(self, device: str = "") -> list[FindingRecord]:
-        """List what would lower the peak, largest first: who holds the bytes, where, what to do, the peak after it."""
+        """List what would lower the peak, largest first: who holds the bytes, where, what to do, the peak after it.
+
+        An empty answer means that no change is known that would lower it by 5 % or more.
+        """
         return findings_record(self._on(device))
 
     def holders(self, matching: str = "", rows: int = 20, device: str = "") -> list[HeldStorageRecord]:
-        """List who holds the storages at the peak; those alone in whose name, module, line, op or holder a text is."""
+        """List who holds the storages at the peak; those alone in whose name, module, line, op or holder a text is.
+
+        An empty answer means that the text is in none of them.
+        """
         return holders_record(self._on(device), rows=rows, matching=matching)
 
     def diff(self, other: str, device: str = "") -> DifferenceRecord:

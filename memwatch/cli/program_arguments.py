@@ -30,7 +30,10 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     `--html` takes a value only after `=`, because the next word may be the program. argparse has no such option:
     it would take the next word as the value. So argparse sees a flag, and the value is found here.
     """
-    options = parser.parse_args([_PAGE[:-1] if word.startswith(_PAGE) else word for word in argv])
+    words = [_PAGE[:-1] if word.startswith(_PAGE) else word for word in argv]
+    options, unknown = parser.parse_known_args(words)
+    if unknown:  # told by the verb, whose usage has the options that there are
+        options.usage_error(f"unrecognized arguments: {' '.join(unknown)}")
     if hasattr(options, "program"):
         first = len(argv) - len(options.program)
         options.program = list(argv[first:])

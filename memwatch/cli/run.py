@@ -54,7 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace files that exist")
     parser.add_argument("-q", "--quiet", action="store_true", help="do not say what to type next")
-    parser.add_argument("--html", action="store_true", help="write the page too; default CAPTURE.html")
+    parser.add_argument(
+        "--html",
+        action="store_true",
+        help="write the page too, to PATH with --html=PATH; default CAPTURE.html",
+    )
     parser.add_argument(
         "--no-stacks", action="store_true", help="record no call stacks: cheaper, without lines"
     )

@@ -13,8 +13,13 @@ _ROWS: Final = 5
 _SHOWN: Final = 3
 
 
-def text_of(estimate: Estimate) -> str:
-    """Return an estimate and the summary of its recording as text for a terminal."""
+def text_of(estimate: Estimate, following: str = "") -> str:
+    """Return an estimate and the summary of its recording as text for a terminal.
+
+    Args:
+        estimate: the estimate.
+        following: the line that says what to do next, empty for none.
+    """
     reading = estimate.reading
     head = estimate_text(
         tensor_bytes=estimate.tensor_bytes,
@@ -24,7 +29,7 @@ def text_of(estimate: Estimate) -> str:
         run=_run(estimate),
         notes=[*_reads(estimate), *estimate.remarks],
     )
-    return f"{head}\n{reading.summary(rows=_ROWS, following='')}"
+    return f"{head}\n{reading.summary(rows=_ROWS, following=following)}"
 
 
 def _run(estimate: Estimate) -> str:

@@ -27,6 +27,7 @@ from memwatch.fit.state import optimizers_of, random_states
 from memwatch.fit.way import Applied, Expressions, Way
 from memwatch.own_code import is_program_code
 from memwatch.profile import profile
+from memwatch.replay.measure import can_measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,13 +85,15 @@ class ProgramTrial:
         @contextlib.contextmanager
         def counting() -> Any:
             assert self._run is not None
+            if self._run.is_planned and not can_measure():
+                raise _StillMeasuringError
             with count_live_bytes(self._run.device) as counted:
                 yield
             live.baseline_bytes, live.peak_bytes = counted.baseline_bytes, counted.peak_bytes
 
         try:
             run = self._run_program(way, counting)
-        except TooFewStepsError as error:
+        except (TooFewStepsError, _StillMeasuringError) as error:
             if not way.is_planned:
                 raise
             return Measurement(way, None, failure=str(error))
@@ -154,6 +157,16 @@ class ProgramTrial:
             restore()
 
 
+class _StillMeasuringError(MemwatchError):
+    """A planned way has not learned its step: a result of the program waits for a backward that does not come."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the program keeps a result whose backward does not run, so no step of it could be measured and planned; "
+            "drop it, or compute it under torch.no_grad()"
+        )
+
+
 class _Run:
     """One run: finds the model at its first call, puts the way in force, and ends the program after some steps.
 
@@ -162,6 +175,7 @@ class _Run:
 
     Attributes:
         needed_steps: steps of the optimizer after which the run is ended.
+        is_planned: whether memwatch itself runs in the steps.
     """
 
     def __init__(self, way: Way, steps: int, within: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -173,6 +187,7 @@ class _Run:
         self.steps = 0
         self.is_complete = False
         self._way, self._compared, self._within = way, steps, within
+        self.is_planned = way.is_planned
         self._uncounted = 1 + LEARNING_STEPS if way.is_planned else 1
         self.needed_steps = self._uncounted - 1 + steps
         self._pre_hook: RemovableHandle | None = None

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _FORMAT, _VERSION = "memwatch-plan", 2
 _READABLE = (1, _VERSION)
+_HOW = "write one with `memwatch plan -o FILE CAPTURE` or plan.save(path)"
 """Version 1 has no training step."""
 
 
@@ -30,14 +31,16 @@ def read_plan_file(path: str | PathLike[str]) -> dict[str, Any]:
     """Return the content of a file that `write_plan_file` wrote.
 
     Raises:
-        PlanFileError: the file is no plan, or one of a newer memwatch.
+        PlanFileError: there is no such file, or it is no plan, or one of a newer memwatch.
     """
+    if not Path(path).is_file():
+        raise PlanFileError(f"{path} is not a file; {_HOW}")
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise PlanFileError(f"{path} is not a plan: {error}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        content = None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise PlanFileError(f"{path} is not a plan; write one with plan.save(path)")
+        raise PlanFileError(f"{path} is not a plan; {_HOW}")
     if content.get("version") not in _READABLE:
         raise PlanFileError(
             f"{path} has plan format {content.get('version')!r}, and this memwatch reads formats up to {_VERSION}; "

@@ -275,7 +275,10 @@ def _budget_error(
         return error(f"{lowest}, and no order goes below {bound}", options=("recompute", "offload"))
     bound_bytes = best.lower_bound_bytes + graph.baseline_bytes
     if pinned_bound(graph) >= bound_bytes:
-        return error(f"{lowest}, and what is kept at the end takes {bound}", advice="keep less")
+        return error(
+            f"{lowest}, and what is kept at the end takes {bound}",
+            advice="allow more, or keep less alive at the end",
+        )
     if int(working_sets(graph).max(initial=0)) < bound_bytes:
         reason = f"{lowest}, and what must wait beside the last of the large ops makes it {bound}"
         return error(reason, options=("offload",))

@@ -13,6 +13,7 @@ import pandas as pd
 from memwatch.capture.errors import CaptureError
 from memwatch.capture.schema import CATEGORIES
 from memwatch.ranks.figures import category_spreads, totals
+from memwatch.ranks.summary import told_what
 from memwatch.reading import load
 from memwatch.report.page.files import refuse_existing, write_whole
 from memwatch.report.page.privacy import PathHider, file_of
@@ -74,7 +75,7 @@ def ranks_model(ranks: Job, *, source: bool = True) -> dict[str, Any]:
         "processes": _processes(ranks, hide, source=source),
         "legend": [name for name in CATEGORIES if len(ranks.categories) and ranks.categories[name].any()],
         "categories": [asdict(each) for each in category_spreads(ranks)] if ranks.are_ranks else [],
-        "differences": _differences(ranks, hide),
+        "differences": _differences(ranks, hide, source=source),
         "differing": len(ranks.differences) if ranks.are_ranks else 0,
         "chart": _chart(ranks),
     }
@@ -150,11 +151,14 @@ def _bar(ranks: Job, name: str, highest_bytes: int) -> list[dict[str, Any]]:
     return parts
 
 
-def _differences(ranks: Job, hide: Callable[[str], str]) -> list[dict[str, Any]]:
+def _differences(ranks: Job, hide: Callable[[str], str], *, source: bool) -> list[dict[str, Any]]:
     if not ranks.are_ranks:
         return []
     shown = ranks.differences.head(MOST_DIFFERENCES).to_dict("records")
     texts = ("where", "category", "module", "what", "line")
+    for row in shown:
+        row["what"] = told_what(row["category"], row["what"])
+        row["line"] = short_place(row["line"]) if source and row["line"] else row["line"]
     return [row | {name: hide(str(row[name])) for name in texts} for row in shown]
 
 

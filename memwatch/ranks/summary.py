@@ -10,6 +10,7 @@ from memwatch.analysis import ByDevice
 from memwatch.analysis.facts.collectives import COMMUNICATION, for_collectives
 from memwatch.analysis.facts.iterations import boundaries
 from memwatch.words.places import own_place
+from memwatch.words.storages import short_op
 
 if TYPE_CHECKING:
     from memwatch.analysis.derived_tables import DerivedTables
@@ -25,6 +26,11 @@ NAMED: Final = ("parameter", "buffer", "gradient", "optimizer state", *COMMUNICA
 """Categories whose names mean the same in all ranks; of the others, the op and the line tell what it is."""
 _SITE: Final = ("category", "module", "what", "line")
 _COLUMNS: Final = ("nbytes", "category", "module", "name", "op_name", "line", "own_line")
+
+
+def told_what(category: str, what: str) -> str:
+    """Return what a site is as a person says it: names stay as they are, ops are short."""
+    return what if category in NAMED else short_op(what)
 
 
 def summarise(capture: Capture) -> dict[str, Any]:

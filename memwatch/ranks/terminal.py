@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memwatch.ranks.figures import category_spreads, totals
+from memwatch.ranks.summary import told_what
 from memwatch.report.console import CATEGORY_STYLE, clip, head, name, to_text
 from memwatch.sizes import format_bytes
 from memwatch.words.places import place_in_file
@@ -114,7 +115,9 @@ def _differences(frame: pd.DataFrame, rows: int) -> Table:
         table.add_column(heading, no_wrap=True, overflow="ellipsis", min_width=longest)
     table.add_column("What", no_wrap=True, overflow="ellipsis")
     for row in shown.itertuples():
-        what = " ".join(part for part in (row.module, row.what, place_in_file(row.line)) if part)
+        what = " ".join(
+            part for part in (row.module, told_what(row.category, row.what), place_in_file(row.line)) if part
+        )
         table.add_row(
             format_bytes(row.spread_bytes),
             format_bytes(row.highest_bytes),

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import torch
+
 from memwatch.device_names import kind_of
 from memwatch.errors import MemwatchError
 from memwatch.sizes import parse_bytes
@@ -45,9 +47,17 @@ def read_limits(limit: Size | Mapping[str, Size] | None) -> DeviceLimits | None:
         return None
     if not isinstance(limit, Mapping):
         return DeviceLimits(parse_bytes(limit))
-    wrong = [name for name in limit if not _DEVICE.fullmatch(str(name))]
+    wrong = [name for name in limit if not _is_device(str(name))]
     if wrong:
         raise MemwatchError(
             f"limit_bytes has a limit of {wrong[0]!r}; name devices such as 'cpu' or 'cuda:0'"
         )
     return DeviceLimits(named={str(name): parse_bytes(size) for name, size in limit.items()})
+
+
+def _is_device(name: str) -> bool:
+    """Return True for what torch knows as a device, whether this machine has it or not."""
+    try:
+        return _DEVICE.fullmatch(name) is not None and torch.device(name) is not None
+    except RuntimeError:
+        return False

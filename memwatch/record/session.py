@@ -55,6 +55,10 @@ if TYPE_CHECKING:
 
 _running: list[Session] = []
 _entering: Final = threading.RLock()  # a signal's handler may enter a block too
+_ALREADY_OPEN: Final = (
+    "a memwatch.profile() block is already open; leave it before opening another (`memwatch run` opens one around the "
+    "whole program: start a program that has blocks of its own with `python`)"
+)
 
 
 class Session:
@@ -62,7 +66,7 @@ class Session:
 
     def __init__(self, options: Options) -> None:
         if _running:
-            raise MemwatchError("a memwatch.profile() block is already open; leave it before opening another")
+            raise MemwatchError(_ALREADY_OPEN)
         self._choice = choice = Choice(options)
         self._writer = CaptureWriter(options.path, force=options.force) if options.path is not None else None
         self._recording = Recording(self._writer)

@@ -6,8 +6,10 @@ signed bytes. No op is recorded beside them, so that measuring costs little.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,6 +66,8 @@ class AllocatorWindow:
         self._device = device
         self._marks: list[torch.Tensor] = []
         self._names: list[str] = []
+        self._thread = threading.get_ident()
+        atexit.register(self._stop_at_exit)
         with _without_kineto_lines():
             self._leave: Callable[[], object] = profiler.start_allocator_events(
                 of_accelerators=not is_host(device)
@@ -76,6 +80,7 @@ class AllocatorWindow:
 
     def stop(self) -> list[Stretch]:
         """End the window and return the stretches that begin with the marks, in order of time."""
+        atexit.unregister(self._stop_at_exit)
         self._leave()
         with _without_kineto_lines():
             events = profiler.stop_allocator_events()
@@ -83,6 +88,11 @@ class AllocatorWindow:
         found = _stretches(_events(events, self._device), number, self._names)
         self._marks.clear()
         return found
+
+    def _stop_at_exit(self) -> None:
+        """Stop, because torch crashes a process that ends while its profiler runs."""
+        if threading.get_ident() == self._thread:
+            self.stop()
 
 
 @dataclass

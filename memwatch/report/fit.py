@@ -41,7 +41,8 @@ def ways_text(
         The text, ending with a newline.
     """
     head = Text(_headline(ways, limit_bytes), style="bold")
-    parts: list[RenderableType] = [head, "", _table(ways), *(Text(clip(note)) for note in notes)]
+    after = [*_failures(ways), *notes]
+    parts: list[RenderableType] = [head, "", _table(ways), *(Text(clip(note)) for note in after)]
     if code:
         parts += ["", Text("Without memwatch.fit, write before the training loop:", style="bold"), ""]
     # lines of code are not broken, so that they can be pasted
@@ -54,6 +55,12 @@ def _headline(ways: pd.DataFrame, limit_bytes: int) -> str:
         return words.LIMIT.format(limit=limit)
     way, peak = kept["way"].iloc[0], format_bytes(int(kept["peak_bytes"].iloc[0]))
     return words.FITS.format(limit=limit, way=way, peak=peak)
+
+
+def _failures(ways: pd.DataFrame) -> list[str]:
+    """Return a sentence for each reason why ways could not be measured."""
+    failed = ways[ways["failure"] != ""].groupby("failure", sort=False)["way"]
+    return [words.FAILED.format(ways="; ".join(names), failure=failure) for failure, names in failed]
 
 
 def _table(ways: pd.DataFrame) -> Table:
@@ -71,6 +78,6 @@ def _table(ways: pd.DataFrame) -> Table:
         style = "bold green" if row["kept"] else "green" if row["under_limit"] else "red"
         table.add_row(
             ">" if row["kept"] else "", Text(peak, style=style), took, extra, Text(row["bitwise"]),
-            Text(row["way"]), Text(row["failure"] or row["changes"], style="dim"),
+            Text(row["way"]), Text(words.NOT_MEASURED if row["failure"] else row["changes"], style="dim"),
         )  # fmt: skip
     return table

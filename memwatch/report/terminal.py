@@ -117,7 +117,7 @@ def _made_of(reading: Reading, rows: int, line: int) -> list[RenderableType]:
         parts += [words.HOLDERS, _holders(reading, rows, line), _looks(reading), ""]
     if is_recorded(reading, "saved tensors"):
         parts += [*_saved(reading), *_recomputed(reading)]
-    return [*parts, _phases(reading)] if is_recorded(reading, "uses") else parts
+    return [*parts, _phases(reading)] if is_recorded(reading, "uses") else parts[:-1]
 
 
 def _title(part: RenderableType) -> RenderableType:
@@ -247,7 +247,7 @@ def _holders(reading: Reading, rows: int, line: int) -> Table:
 
 
 def _phases(reading: Reading) -> Text:
-    sums = bytes_by(reading.at_peak, "phase")["nbytes"]
+    sums = reading.at_peak.groupby("phase")["nbytes"].sum()
     idle = [
         words.IDLE[phase].format(nbytes=format_bytes(sums[phase]))
         for phase in words.IDLE

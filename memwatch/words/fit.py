@@ -32,6 +32,9 @@ NAMES: Final[dict[str, str]] = {
 LIMIT: Final = "Limit {limit}"
 FITS: Final = "Limit {limit}: the fastest way that fits is {way}, with a peak of {peak}"
 
+NOT_MEASURED: Final = "not measured: see below"
+FAILED: Final = "not measured: {ways}: {failure}"
+
 FIRST_AND_LAST: Final = "{first} ... {last}"
 """Modules by name, from the first to the last of them."""
 

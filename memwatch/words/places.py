@@ -18,9 +18,12 @@ _PACKAGES: Final = ("site-packages", "dist-packages")
 
 
 def place(file: str | None, line: int | None) -> str:
-    """Return ``file.py:12``, the file relative to the current directory where it lies inside."""
+    """Return ``file.py:12``, the file relative to the current directory where it lies inside; a cell by its name."""
     if file is None:
         return "?"
+    cell = _notebook_cell(file)
+    if cell:
+        return CELL.format(cell=cell, line=line) if line else cell
     try:
         shown = str(Path(file).resolve().relative_to(Path.cwd()))
     except (ValueError, OSError):

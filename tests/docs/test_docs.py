@@ -45,3 +45,8 @@ def test_every_page_is_in_the_contents_of_the_site():
     """A page that nobody links to is read by nobody."""
     listed = set(re.findall(r"([\w/]+\.md)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
     assert {str(page.relative_to(DOCS)) for page in PAGES} == listed
+
+
+def test_the_site_shows_a_program_with_a_title_as_code():
+    """Plain Markdown knows no titles: without this extension such a program is a paragraph of text."""
+    assert "pymdownx.superfences" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

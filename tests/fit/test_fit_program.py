@@ -5,6 +5,10 @@ from __future__ import annotations
 import functools
 
 import pytest
+import torch
+
+from memwatch.fit import program_trial
+from memwatch.fit.way import Way
 
 _MEMWATCH = """
 import sys
@@ -56,3 +60,20 @@ def test_a_limit_that_no_way_keeps_is_a_finding(fit):
     assert done.returncode == 1
     assert "are alive before the step begins" in done.stderr
     assert fit("train.py").returncode == 2
+
+
+def test_a_planned_way_that_cannot_be_measured_is_left_out_and_said(monkeypatch):
+    """A program that keeps a graph whose backward never runs leaves memwatch measuring: the other ways go on."""
+
+    def program():
+        net = torch.nn.Linear(4, 4)
+        sgd = torch.optim.SGD(net.parameters())
+        for _ in range(9):
+            net(torch.ones(2, 4)).sum().backward()
+            sgd.step()
+
+    monkeypatch.setattr(Way, "is_planned", True)
+    monkeypatch.setattr(program_trial, "can_measure", lambda: False)
+    measured = program_trial.ProgramTrial(lambda: program, steps=2).run(Way())
+    assert measured.peak_bytes is None
+    assert "whose backward does not run" in measured.failure

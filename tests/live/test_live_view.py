@@ -82,7 +82,7 @@ def test_without_a_terminal_a_line_is_printed(trained, capsys):
 def test_what_cannot_be_shown_is_said_in_a_sentence(tmp_path, capsys):
     """No file, and a file that is no capture."""
     (tmp_path / "text").write_text("no capture")
-    for name, words in (("none", "is not a file"), ("text", "cannot be read as a capture")):
+    for name, words in (("none", "is not a file"), ("text", "is not a memwatch capture")):
         assert main(["live", str(tmp_path / name)]) == 1
         assert words in capsys.readouterr().err
 

@@ -56,6 +56,11 @@ def test_a_line_of_a_cell_is_called_as_the_notebook_shows_it(executed):
     assert ", line 3" in re.sub(r"\x1b\[[0-9;]*m", "", "".join(executed[4][0]["traceback"]))
 
 
+def test_a_line_of_a_leak_is_called_so_too(executed):
+    """The file that IPython compiled the cell by means nothing to its reader."""
+    assert "made at: Cell In[8], line 2 in <lambda>" in executed[7][-1]["data"]["text/plain"]
+
+
 def test_a_summary_is_text_in_a_notebook_too(executed):
     """`prof.summary()` returns its text there, as anywhere; nothing is shown but what is printed."""
     (printed,) = executed[3]

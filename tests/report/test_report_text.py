@@ -8,11 +8,15 @@ import re
 import sys
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import report_readings
+import torch
 
+import memwatch
 from memwatch.analysis.facts.reserved import ReservedBytes
 from memwatch.report.console import middle
+from memwatch.report.fit import ways_text
 from memwatch.report.stats import format_stats, stats
 from memwatch.report.terminal import summary
 from memwatch.report.tree import peak_tree, tree
@@ -209,3 +213,31 @@ def test_what_an_allocator_keeps_stands_beside_what_is_live():
         "has 5.00 KiB); at most 9.00 KiB" in summary(reading, width=160, color=False).splitlines()
     )
     assert stats(reading)["peak_reserved_bytes"] == 8192
+
+
+def test_bytes_of_which_no_use_is_known_are_not_called_idle_nor_used():
+    """A peak in a step that was not recorded has bytes in no phase, and the summary says how many."""
+    kept = []
+    with memwatch.profile(schedule=memwatch.schedule(skip_first=1, wait=1, active=1)) as prof:
+        for _ in range(3):
+            kept.append(torch.ones(1000))
+            prof.step()
+        kept.append(torch.ones(9000))
+    unknown = prof.at_peak["nbytes"][prof.at_peak["phase"] == ""].sum()
+    assert unknown
+    assert f"use not known: {format_bytes(unknown)}" in " ".join(summary(prof, width=200).split())
+
+
+def test_ways_that_could_not_be_measured_are_told_once_below_the_table():
+    """The column of the table is narrow; two ways that failed for one reason have one sentence."""
+    row = {
+        "peak_bytes": -1,
+        "step_time_ns": -1,
+        "extra_ratio": float("nan"),
+        "changes": "",
+        "bitwise": "unknown",
+    }
+    row |= {"under_limit": False, "kept": False, "failure": "too few steps"}
+    text = ways_text(pd.DataFrame([row | {"way": "one"}, row | {"way": "two"}]), 1 << 20, width=80)
+    assert text.count("too few steps") == 1
+    assert "one; two: too few steps" in text

@@ -107,17 +107,19 @@ def _peaks(figures: PlanFigures, result: Replayed | None) -> Table:
 
 def _moves(moves: list[ModuleMoves], rows: int, line: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("Extra cost", justify="right", no_wrap=True)
+    known = any(each.cost_ratio is not None for each in moves)  # not of a plan that was read from a file
+    if known:
+        table.add_column("Extra cost", justify="right", no_wrap=True)
     table.add_column("Module", no_wrap=True, overflow="ellipsis")
     table.add_column("", overflow="fold")
     for each in moves[:rows]:
         cost = "" if each.cost_ratio is None else f"{100 * each.cost_ratio:.1f} %"
-        table.add_row(cost, head(each.label, line // 3), Text(clip(each.words())))
+        table.add_row(*[cost] * known, head(each.label, line // 3), Text(clip(each.words())))
     rest = moves[rows:]
     if rest:
         cost_ratio = sum(each.cost_ratio or 0.0 for each in rest)
         cost = f"{100 * cost_ratio:.1f} %" if cost_ratio else ""
-        table.add_row(cost, Text(f"{len(rest):,} more", style="dim"), "")
+        table.add_row(*[cost] * known, Text(f"{len(rest):,} more", style="dim"), "")
     return table
 
 

@@ -1,0 +1,48 @@
+"""What a newcomer types wrong: the message repeats it, and says what to type instead."""
+
+from __future__ import annotations
+
+import pytest
+
+import memwatch
+from memwatch.cli.main import main
+
+WRONG = {
+    "a capture that is a script": ("summary {folder}/train.py", "train.py is not a memwatch capture; record one"),
+    "a capture that is a directory": ("summary {folder}", "is a directory; name a capture"),
+    "captures that are scripts": ("merge {folder}/train.py", "train.py is not a memwatch capture; record one"),
+    "a plan that is not there": ("replay {capture} --plan {folder}/no.plan", "no.plan is not a file; write one with"),
+    "a plan that is a script": ("replay {capture} --plan {folder}/train.py", "train.py is not a plan; write one with"),
+    "a capture to import": ("import {capture}", "would be replaced by what is read from it; name the file"),
+    "a limit of no device": ("run --limit gpu0=1GiB {folder}/train.py", "limit_bytes has a limit of 'gpu0'; name"),
+}  # fmt: skip
+
+
+@pytest.mark.words
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_input_is_one_line_with_the_next_step(narrow, tmp_path, capsys, monkeypatch, wrong):
+    """Exit code 1, no traceback, no file, and no advice that leads nowhere."""
+    line, told = WRONG[wrong]
+    (tmp_path / "train.py").write_text("print('ran')\n")
+    monkeypatch.chdir(tmp_path)
+    assert main([word.format(folder=tmp_path, capture=narrow) for word in line.split()]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    (error,) = said.err.splitlines()
+    assert told in error
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize("verb", ["summary", "estimate", "run"])
+def test_an_unknown_option_is_told_by_the_verb(capsys, verb):
+    """The usage above the error is the verb's own, which has the options that there are."""
+    with pytest.raises(SystemExit, match="2"):
+        main([verb, "--nonsense", "x"])
+    assert capsys.readouterr().err.startswith(f"usage: memwatch {verb} ")
+
+
+@pytest.mark.words
+def test_a_block_within_memwatch_run_is_told_what_else_is_open():
+    """The first thing that `memwatch run` meets is often the script of the quick start, which has a block."""
+    with memwatch.profile(), pytest.raises(memwatch.MemwatchError, match="`memwatch run` opens one"):
+        memwatch.profile().__enter__()
