@@ -44,11 +44,19 @@ export class Phases {
     return this.of(op)?.phase ?? "";
   }
 
-  // Returns what `of` says of an op's phase, for many ops: it is asked once for each stretch.
+  // Returns what `of` says of an op's phase, for many ops: it is asked once for each stretch, and most ops are in that
+  // of the one before.
   each<T>(of: (phase: string) => T): (op: number) => T {
     const before = of("");
     const known = this.all().map(({ phase }) => of(phase));
-    return (op) => known[op < 0 ? -1 : this.#rowOf(op)] ?? before;
+    let [row, from, to] = [-1, 0, 0];
+    return (op) => {
+      if (op < from || op >= to) {
+        row = op < 0 ? -1 : this.#rowOf(op);
+        [from, to] = row < 0 ? [0, 0] : [this.#starts[row], this.#starts[row + 1] ?? Infinity];
+      }
+      return row < 0 ? before : known[row];
+    };
   }
 
   all(): Stretch[] {

@@ -5,7 +5,7 @@ import { whole } from "./format.ts";
 import type { Frame } from "./frame.ts";
 
 const WINDOWED_FROM = 200;
-const FIRST = 40; // rows; those beyond them cannot be seen before the browser has drawn these
+const FIRST = 24; // rows: as many as are in view
 const ROW_PX = 29;
 const HEIGHT_PX = 640; // as in the stylesheet
 
