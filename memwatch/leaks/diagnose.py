@@ -26,7 +26,7 @@ from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.known_retainers import state_edges, state_storages
 from memwatch.leaks.loops import Loops
 from memwatch.leaks.registry import registers_itself
-from memwatch.leaks.second_holder import has_latest, latest_references
+from memwatch.leaks.second_holder import latest_references, may_have_latest
 from memwatch.leaks.series import series_of
 from memwatch.leaks.survivor import Holding, Survivor
 
@@ -213,12 +213,12 @@ class HolderSearch:
         tree = reached.without(latest) if latest else None
         for survivor, chain in found:
             position = chain[-1]
-            if tree is None or not has_latest(survivor) or not tree.reaches(position):
+            if tree is None or not may_have_latest(survivor) or not tree.reaches(position):
                 yield survivor, chain
                 continue
             other_chain = tree.path(position)
             other = self.explain_retained(snapshot, other_chain, survivor.storage)
-            is_better = other is not None and not has_latest(other)
+            is_better = other is not None and not may_have_latest(other)
             yield (other, other_chain) if other is not None and is_better else (survivor, chain)
 
     def _learn(self, snapshot: Snapshot, survivor: Survivor, chain: list[int]) -> None:

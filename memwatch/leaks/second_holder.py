@@ -39,6 +39,14 @@ def has_latest(survivor: Survivor) -> bool:
     return survivor.cut is not None and survivor.cut.edge.kind in LATEST
 
 
+def may_have_latest(survivor: Survivor) -> bool:
+    """Return True for a value under a name in a dictionary too: a text without a number, as of a slot to fill again."""
+    if survivor.cut is None or survivor.cut.edge.kind is not EdgeKind.VALUE:
+        return has_latest(survivor)
+    name = survivor.cut.edge.name or ""
+    return name.startswith(("'", '"')) and not any(map(str.isdigit, name))
+
+
 def latest_references(explained: Iterable[tuple[Survivor, list[int]]]) -> Positions:
     """Return the references to latest values.
 
@@ -48,5 +56,5 @@ def latest_references(explained: Iterable[tuple[Survivor, list[int]]]) -> Positi
     return {
         (chain[survivor.cut.end - 1], chain[survivor.cut.end])
         for survivor, chain in explained
-        if survivor.cut is not None and has_latest(survivor)
+        if survivor.cut is not None and may_have_latest(survivor)
     }

@@ -13,7 +13,7 @@ import weakref
 import pytest
 import torch
 
-from memwatch.leaks import find_leaks
+from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.words.advice import Remedy, advice
 
 VIEWS, GRAPHS, LOSSES, ENTRIES, FUNCTIONS, ERRORS, OBJECTS = ([] for _ in range(7))
@@ -318,3 +318,25 @@ def test_numbers_of_an_ordered_dictionary_are_no_hooks():
 
     [leak] = find_leaks(fill, table, runs=2)
     assert leak.advice == advice(Remedy.VALUE)
+
+
+FEATURES: dict[str, torch.Tensor] = {}
+
+
+def kept_features(*, keep):
+    FEATURES["last"] = data()
+    if keep:
+        ENTRIES.append(FEATURES["last"])
+
+
+def test_a_list_of_all_is_told_rather_than_the_name_of_the_last():
+    """A dictionary has the latest value under one name, a list has every one: the list leaks."""
+    kept_features(keep=True)
+    with pytest.raises(TensorLeakError) as caught, check_leaks():
+        kept_features(keep=True)
+    [leak] = caught.value.leaks
+    assert "ENTRIES" in leak.holder
+    ENTRIES.clear()
+    with check_leaks():
+        kept_features(keep=False)
+    FEATURES.clear()

@@ -112,6 +112,8 @@ INNOCENT = """
     def test_parameters(value): assert value.shape == (3,)
     def test_scripted():
         torch.jit.script(nn.Linear(4, 4))(torch.ones(2, 4))
+    def test_scripted_around_scripted():
+        torch.jit.script(nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4))))(torch.ones(2, 4))
     def test_traced():
         torch.jit.trace(nn.Linear(4, 4), torch.ones(2, 4))(torch.ones(2, 4))
     def test_generator():
@@ -160,7 +162,7 @@ def test_innocent_suite_raises_no_alarm(session):
     """What pytest, mock, fixtures, caches and lazily made constants hold is understood."""
     result = session(INNOCENT, "--memwatch-leaks=all", "-v")
     result.assert_outcomes(
-        passed=29, skipped=1, xfailed=1, warnings=result.parseoutcomes().get("warnings", 0)
+        passed=30, skipped=1, xfailed=1, warnings=result.parseoutcomes().get("warnings", 0)
     )
     result.stdout.no_fnmatch_line("*LEAK*")
 
