@@ -88,8 +88,8 @@ def _written_by_torch(cycle: Iterable[Edge]) -> bool:
     cycle = list(cycle)
     home = Path(torch.__file__).resolve().parent
     # what stands in the code of a file has no line if it is of a class as such
-    places = [(edge.file, edge.line or edge.kind in _WRITTEN) for edge in cycle]
-    places += [(end.file, end.line) for end in _ends(cycle)]
+    places = [(edge.file, edge.line is not None or edge.kind in _WRITTEN) for edge in cycle]
+    places += [(end.file, end.line is not None) for end in _ends(cycle)]
     files = [Path(file).resolve() for file, placed in places if file and placed and file.endswith(".py")]
     if not files or not all(file.is_relative_to(home) for file in files):
         return False
