@@ -5,7 +5,7 @@
 | torch._C._dynamo.eval_frame.get_eval_frame_callback | frame_callback |
 | torch._C._dynamo.eval_frame.set_code_exec_strategy(code, SKIP) | leave_alone(code) |
 | torch._dynamo.disable | disabled(function) |
-| torch._dynamo.eval_frame.innermost_fn | undisabled(function) |
+| torch._dynamo.eval_frame.innermost_fn | undisabling() |
 | torch._TorchCompileWrapper | compiling_wrapper() |
 | torch._dynamo.resume_execution.TORCH_DYNAMO_RESUME_IN_PREFIX | is_resumed() |
 | sys.modules["torch._dynamo.eval_frame"] | loaded_eval_frame() |
@@ -90,10 +90,10 @@ def disabled(function: Callable[..., Any]) -> Callable[..., Any]:
 _enabling: Final = Part("a graph of a compiled callable is called through one function more")
 
 
-def undisabled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what `disabled` was given, for a call out of a function that dynamo does not look into; imports dynamo."""
+def undisabling() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a function that undoes `disabled`, for calls from where dynamo does not look; imports dynamo."""
     innermost: Any = _enabling.take("torch._dynamo.eval_frame.innermost_fn", lambda function: function)
-    result: Callable[..., Any] = innermost(function)
+    result: Callable[[Callable[..., Any]], Callable[..., Any]] = innermost
     return result
 
 

@@ -160,6 +160,11 @@ def _vertex(name: str, file: str, line: int, thread: str, *, runs: str, library:
     return Vertex(VertexKind.FRAME, name, file, line, thread=thread, inner=inner, library=library)
 
 
+def forget_calls() -> None:
+    """Drop the descriptions of calls that were met."""
+    _vertex.cache_clear()
+
+
 @functools.lru_cache(maxsize=_MAX_KNOWN)
 def _arguments(variables: tuple[str, ...], count: int, flags: int) -> Mapping[str, str]:
     """Return the names of a function's arguments, each with the stars that its definition shows."""

@@ -23,7 +23,7 @@ from memwatch._torch.aot import (
     min_cut_partition,
 )
 from memwatch._torch.aot_graphs import has_region_budget
-from memwatch._torch.dynamo import call_when_given_up, compiling_wrapper, undisabled
+from memwatch._torch.dynamo import call_when_given_up, compiling_wrapper, undisabling
 from memwatch._torch.inductor import decompositions
 from memwatch.planner import BudgetError, OptionError
 from memwatch.replay.account import Account
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BackendOptions", "memwatch_backend"]
 
+_undisabled = undisabling()
 _accounts: dict[int, Account] = {}  # by the id of an object of torch's, which cannot be hashed
 
 
@@ -78,7 +79,7 @@ def memwatch_backend(
     )(module, inputs)
     if graph.joint is None or not account.is_kept:
         return graph.run
-    graph.run = undisabled(graph.run)  # what is returned is itself nothing that dynamo looks into
+    graph.run = _undisabled(graph.run)  # what is returned is itself nothing that dynamo looks into
 
     def run(*args: Any) -> Any:
         turn = account.enter(graph, args)

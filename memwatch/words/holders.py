@@ -66,7 +66,7 @@ SAVED_FOR_MODULE: Final = "saved by {op} in `{module}`"
 SOME_OP: Final = "an op"
 REGION_INPUT: Final = "a checkpoint, which runs its region again from it in backward"
 REGION_INPUT_OF: Final = "a checkpoint called by `{module}`, which runs its region again from it in backward"
-REGION_GIVEN: Final = "a checkpoint, which was given it for its region"
+REGION_GIVEN: Final = "a running checkpoint, which keeps it for its region"
 REGION_RESULT: Final = (
     "a checkpoint, whose region ran again and returned it: kept until the backward of the region is over"
 )

@@ -102,7 +102,8 @@ def test_what_another_thread_allocates_counts_as_its_own(intercept):
     assert theirs["nbytes"].sum() == 7 * NBYTES
     assert theirs["name"].str.contains("maker").all()
     assert not theirs[["line", "op_name", "module"]].to_numpy().any()
-    assert sorted(theirs["category"]) == ["input"] + ["unknown"] * 5
+    assert "input" in set(theirs["category"])
+    assert set(theirs["category"]) <= {"input", "unknown"}  # inputs where a sample met them in that thread
     assert [
         text for kind, text in prof.notes if kind == "threads" and text.startswith("1 other thread allocated")
     ]

@@ -37,6 +37,7 @@ def test_the_input_of_a_region_is_kept_by_its_checkpoint():
     with memwatch.profile() as prof:
         loss = net(torch.randn(512, WIDTH, requires_grad=True)).sum()
     held = prof.at_peak[prof.at_peak["holder_kind"] == "checkpoint"]
+    held = held[held["nbytes"] != torch.get_rng_state().nbytes]  # which it keeps too
     assert (held["nbytes"] == 512 * WIDTH * 4).sum() >= 2
     assert set(held["holder"]) == {
         "a checkpoint called by `net`, which runs its region again from it in backward"

@@ -178,12 +178,17 @@ class Browser:
 
     def column(self, number: int) -> list[str]:
         """Return a column of the table shown, from 1."""
+        self.drawn()
         cells = f"[...document.querySelectorAll('#panel tbody td:nth-child({number})')]"
         return self.js(f"return {cells}.map((cell) => cell.textContent)")
 
+    def drawn(self) -> None:
+        """Wait until the table has all its rows."""
+        self.wait(lambda: not self.js("return document.querySelector('#panel [aria-busy=true]')"))
+
     def row_keys(self) -> list[str]:
         """Return the keys (storage ids, module names) of the rows shown."""
-        self.wait(lambda: not self.js("return document.querySelector('#panel [aria-busy=true]')"))
+        self.drawn()
         return self.js(
             "return [...document.querySelectorAll('#panel tbody tr[data-key]')].map((row) => row.dataset.key)"
         )

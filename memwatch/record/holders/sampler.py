@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from memwatch._torch.overrides import disable_torch_function
 from memwatch.heap.pause import pause_gc, resume_gc
+from memwatch.heap.search_roots import forget_calls
 from memwatch.record.clock import ticks
 from memwatch.record.holders.sample import Sample
 from memwatch.record.holders.state import SamplingState
@@ -72,6 +73,7 @@ class HolderSampler:
     def stop(self) -> None:
         """Take no more samples."""
         self._state.storages.tell_of_births(None)
+        forget_calls()
 
     def _watch(self, device: int) -> None:
         state = self._state
