@@ -124,7 +124,7 @@ def checkpoint_with_reentry():
 
 @pattern(
     Fact(f32(ROWS, WIDTH), "temporary", "region batch", var("x"), op="randn"),
-    Fact(f32(ROWS, WIDTH), "input", "given to a region", "a checkpoint, which was given it", op="tanh"),
+    Fact(f32(ROWS, WIDTH), "input", "given to a region", "a running checkpoint, which keeps it", op="tanh"),
     Fact(f32(ROWS, HIDDEN), "temporary", "given to a region", f"{RESULT}|`input`|{UNNAMED}", "[01]"),
 )
 def input_of_a_region_in_no_variable():

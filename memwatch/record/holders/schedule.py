@@ -28,7 +28,7 @@ _ROLE_LOOKS_RATIO: Final = 0.1
 _FREE_ROLE_LOOKS: Final = 4
 _FREE_OF_ROLE_LOOKS: Final = 20_000
 """Storages and modules that the free looks at roles may go through, after the first."""
-_FREE_OF_SMALL_PROGRAMS: Final = 4_000
+_FREE_OF_SMALL_PROGRAMS: Final = 1_000
 """Of those, as many may be gone through in however many looks: what is said of a small program hangs on no clock."""
 
 
