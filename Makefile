@@ -55,6 +55,7 @@ torches: $(VENV)/.installed-test  ## the tests with each torch and each Python (
 
 gpu: export PYTHONPATH := $(CURDIR):$(CURDIR)/plugins
 gpu:  ## what needs a CUDA device, with the machine's own Python and torch: nothing is installed
+	@$(PYTHON) -c "import torch" 2>/dev/null || { echo "$(PYTHON) has no torch: make gpu PYTHON=/path/to/python"; exit 2; }
 	-$(PYTHON) -m memwatch build
 	$(PYTHON) -m pytest -c tests/cuda/pytest.ini -q -rs tests/cuda
 	$(PYTHON) reports/cuda.py
