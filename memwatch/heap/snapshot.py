@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from itertools import chain, repeat
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,7 +17,7 @@ from memwatch.heap.autograd import NativeEdge, autograd_edges
 from memwatch.heap.c_held import c_held_edges, keeps_in_c, untracked
 from memwatch.heap.capsules import Capsule
 from memwatch.heap.classes import Classes
-from memwatch.heap.frames import without_empty_dictionaries
+from memwatch.heap.frames import is_own_code, without_empty_dictionaries
 from memwatch.heap.ids import identities, ids_of
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.roots import Held, Root, RootKind, find_roots, is_tool_class, is_tool_module
@@ -306,7 +306,9 @@ class Snapshot:
             for name, module in list(sys.modules.items())
             if isinstance(name, str) and is_tool_module(name) and type(module) is ModuleType
         ]
+        calls = self.of_types(lambda cls: cls is FrameType)  # of coroutines that run, up to Python 3.10
         found = self.positions(id(obj) for module in tools for obj in (module, module.__dict__))
+        found += self.positions(id(call) for call in calls if is_own_code(call.f_code))
         instances = self._classes.places(self._classes.ids_where(is_tool_class))
         return {*found, *instances.tolist()}
 

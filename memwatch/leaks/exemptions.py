@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from memwatch.heap.frames import read_locals
 from memwatch.heap.roots import Root, RootKind
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.leaks.known_retainers import listed
@@ -64,6 +65,12 @@ def _exempt(snapshot: Snapshot, exempt: Exemptions) -> Iterable[tuple[int, int]]
             for held in root.entries:
                 if held.edge.name in names and not _has_other_name(root, held.value, names):
                     yield place, snapshot.position(held.value)
+    # up to Python 3.10 a coroutine shows gc its call, and so the names in it, while it runs too
+    for frame_id, name in exempt.locals:
+        for place in snapshot.positions([frame_id]):
+            frame = snapshot.objects[place]
+            if type(frame) is FrameType:
+                yield place, snapshot.position(read_locals(frame).get(name))
     for namespace, name in exempt.globals:
         for place in snapshot.positions([namespace]):
             yield place, snapshot.position(snapshot.objects[place].get(name))

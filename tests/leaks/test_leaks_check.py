@@ -168,6 +168,19 @@ def test_coroutines_are_checked_too():
         asyncio.run(leaky())
 
 
+def test_a_block_in_a_coroutine_may_bind_names():
+    """What it binds is its own, though the coroutine is an object that something else refers to."""
+
+    async def clean():
+        with check_leaks():
+            first = WEIGHT.exp()
+            await asyncio.sleep(0)
+            second = first.exp()
+        return second
+
+    assert asyncio.run(clean()).shape == (16, 16)
+
+
 def test_tensors_made_by_other_threads_are_seen():
     """The births of every thread of the block count."""
 
