@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from memwatch._torch import profiler
+from memwatch._torch.kineto_lines import without_kineto_lines
 from memwatch.device_names import is_host
 from memwatch.errors import MemwatchError
 
@@ -42,13 +42,13 @@ def measure_peak(device: str) -> Iterator[Measured]:
     if profiler.is_running():
         raise MemwatchError("a profiler is running, so the peak cannot be measured; leave its block first")
     measured = Measured()
-    with _without_kineto_lines():
+    with without_kineto_lines():
         leave_scope = profiler.start_allocator_events(of_accelerators=not is_host(device))
     try:
         yield measured
     finally:
         leave_scope()
-        with _without_kineto_lines():
+        with without_kineto_lines():
             events = profiler.stop_allocator_events()
     measured.peak_increase_bytes = _peak(_events(events, device))
 
@@ -68,7 +68,7 @@ class AllocatorWindow:
         self._names: list[str] = []
         self._thread = threading.get_ident()
         atexit.register(self._stop_at_exit)
-        with _without_kineto_lines():
+        with without_kineto_lines():
             self._leave: Callable[[], object] = profiler.start_allocator_events(
                 of_accelerators=not is_host(device)
             )
@@ -82,7 +82,7 @@ class AllocatorWindow:
         """End the window and return the stretches that begin with the marks, in order of time."""
         atexit.unregister(self._stop_at_exit)
         self._leave()
-        with _without_kineto_lines():
+        with without_kineto_lines():
             events = profiler.stop_allocator_events()
         number = {mark.data_ptr(): index for index, mark in enumerate(self._marks)}
         found = _stretches(_events(events, self._device), number, self._names)
@@ -166,30 +166,6 @@ def _peak(events: list[tuple[int, int, int]]) -> int:
 
 
 @contextlib.contextmanager
-def _without_kineto_lines() -> Iterator[None]:
-    """Drop the `USDT:` lines that kineto prints to stderr when it starts and stops; pass on all other output.
-
-    C++ prints them to file descriptor 2, which `contextlib.redirect_stderr` does not reach.
-    """
-    try:
-        saved = os.dup(2)
-    except OSError:  # stderr is closed
-        yield
-        return
-    with open(os.memfd_create("memwatch"), "w+b", buffering=0) as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
-            held.seek(0)
-            rest = b"".join(line for line in held.readlines() if not line.startswith(b"USDT:"))
-            if rest:  # what C++ code of other threads printed meanwhile
-                os.write(2, rest)
-
-
-@contextlib.contextmanager
 def hear_allocator(device: str) -> Iterator[list[tuple[int, int, int]]]:
     """Yield a list that is filled, at the end of the block, with (time, address, signed bytes) of a device's events.
 
@@ -199,12 +175,12 @@ def hear_allocator(device: str) -> Iterator[list[tuple[int, int, int]]]:
     if profiler.is_running():
         raise MemwatchError("a profiler is running, so the peak cannot be measured; leave its block first")
     found: list[tuple[int, int, int]] = []
-    with _without_kineto_lines():
+    with without_kineto_lines():
         leave_scope = profiler.start_allocator_events(of_accelerators=not is_host(device))
     try:
         yield found
     finally:
         leave_scope()
-        with _without_kineto_lines():
+        with without_kineto_lines():
             roots = profiler.stop_allocator_events()
     found += _events(roots, device)

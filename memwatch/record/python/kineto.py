@@ -7,15 +7,14 @@ after a stop, so they come in windows.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import os
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
 from memwatch._torch.autograd import NO_TASK, current_graph_task_id
+from memwatch._torch.kineto_lines import without_kineto_lines
 from memwatch._torch.profiler import (
     drop_allocator_events,
     is_allocation,
@@ -28,7 +27,7 @@ from memwatch.record.backend import Window
 from memwatch.record.clock import ticks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from memwatch.capture.packed import IntArray
     from memwatch.record.backend import Block
@@ -51,7 +50,7 @@ class KinetoEvents:
 
     def open(self) -> bool:
         """Begin a window; return True."""
-        with _quiet():
+        with without_kineto_lines():
             self._leave_scope = start_allocator_events(of_accelerators=len(devices_in_use()) > 1)
         self.is_open = True
         self._start, self._start_sentinel = _sentinels()
@@ -62,7 +61,7 @@ class KinetoEvents:
         """End it and return it; an empty list if its events were lost."""
         end, end_sentinel = _sentinels()
         self._leave_scope()
-        with _quiet():
+        with without_kineto_lines():
             roots = stop_allocator_events()
         self.is_open = False
         start_ns, end_ns = self._block.clock.to_ns(self._start), self._block.clock.to_ns(end)
@@ -77,7 +76,7 @@ class KinetoEvents:
     def drop(self) -> None:
         """End the window in its own thread, once a profiler of another thread has taken its session."""
         self._leave_scope()
-        with _quiet():
+        with without_kineto_lines():
             drop_allocator_events()
         self.is_open = False
 
@@ -165,26 +164,3 @@ def _in_our_time(events: IntArray, made: IntArray, first: tuple[int, int], last:
     )  # not always the next event: threads may allocate between
     ours = [rows for each in (made, freed) for rows in (each[:_SENTINELS], each[-_SENTINELS:])]
     return np.delete(events, np.concatenate(ours), axis=0)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hold stderr while kineto prints its `USDT:` lines; everything else written meanwhile is passed on."""
-    try:
-        saved = os.dup(2)
-    except OSError:  # the program closed its stderr: nothing can be printed
-        yield
-        return
-    with open(os.memfd_create("memwatch"), "w+b", buffering=0) as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(saved, 2)
-            held.seek(0)
-            rest = b"".join(
-                line for line in held.read().splitlines(keepends=True) if not line.startswith(b"USDT:")
-            )
-            if rest:
-                os.write(2, rest)
-            os.close(saved)
