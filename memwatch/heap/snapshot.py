@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from memwatch.edges import Edge
+
 UNREACHED: Final = -1
 _CHUNK: Final = 4_000  # objects whose references are listed at a time: few enough for the processor's cache
 _POSITION: Final = np.int32  # half of int64; a heap with 2**31 references would take 16 GiB for them alone
@@ -85,6 +87,7 @@ class Snapshot:
     def _build(self, *, deep: bool) -> None:
         """Add what only C code holds and the roots, and list the references of them all."""
         self._native: dict[tuple[int, int], NativeEdge] = {}
+        self.named: dict[tuple[int, int], Edge] = {}  # what was told of them, by their positions
         self.first_gc_end = len(self.objects)
         hidden = [*self._autograd(), *self._c_held(deep=deep)]
         self.first_root = len(self.objects)
