@@ -139,8 +139,10 @@ class Snapshot:
             entries = [held.value for root in self.roots for held in root.entries]
             self.objects += untracked([*self.objects, entries], set(map(id, self.objects)))
         edges = []
-        for parent in [*self.of_types(keeps_in_c), *self.objects[self.first_gc_end :]]:
-            for edge in c_held_edges(parent) if keeps_in_c(type(parent)) else ():
+        rest = self.objects[self.first_gc_end :]
+        wanted = {cls for cls in set(map(type, rest)) if keeps_in_c(cls)}
+        for parent in [*self.of_types(keeps_in_c), *(obj for obj in rest if type(obj) in wanted)]:
+            for edge in c_held_edges(parent):
                 edges.append((parent, edge.target))
                 self._native.setdefault((id(parent), id(edge.target)), edge)
         return [*edges, *self._sharing()] if deep else edges
@@ -149,7 +151,7 @@ class Snapshot:
         """List what shares the memory of the storages that no tensor shows."""
         tensors, capsules = (
             self.instances(torch.Tensor),
-            [obj for obj in self.objects if type(obj) is Capsule],
+            [obj for obj in self.objects[self.first_gc_end :] if type(obj) is Capsule],
         )
         storages = [obj for obj in self._extra if is_storage(obj)]
         edges = []

@@ -292,7 +292,10 @@ class Reached:
 
 def storages_of(made: Iterable[NewStorage]) -> Iterator[torch.UntypedStorage]:
     """Yield the storages that are alive."""
-    return (storage for each in made if (storage := each.ref()) is not None)
+    for each in made:
+        storage = each.ref()
+        if storage is not None:
+            yield storage
 
 
 def ids_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
