@@ -52,9 +52,10 @@ class NativeEdge(NamedTuple):
     position: int | None = None
     hidden: bool = True
 
-    def owned_by(self, owner: object) -> Edge:
-        """Return the reference as an edge of its owner, which keeps neither of them alive."""
-        return Edge(self.kind, self.name, self.position, vertex_of(owner), hidden=self.hidden)
+    def between(self, owner: object, target: object) -> Edge:
+        """Return the reference as an edge, which keeps neither of its ends alive."""
+        ends = vertex_of(owner), vertex_of(target)
+        return Edge(self.kind, self.name, self.position, *ends, hidden=self.hidden)
 
 
 def autograd_edges(obj: object) -> list[NativeEdge]:

@@ -7,7 +7,7 @@ each of them, and neither shows; nor do the tuples and dictionaries around array
 from __future__ import annotations
 
 import gc
-from itertools import chain, compress
+from itertools import chain, compress, filterfalse
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -91,9 +91,10 @@ def untracked(listed: Sequence[object], known: set[int]) -> list[object]:
                 [edge.target for edge in c_held_edges(obj)] for obj in part if type(obj) in arrays
             )
             near = [*gc.get_referents(*part), *behind]
-            for obj in compress(near, map(kinds.__contains__, map(type, near))):
-                if id(obj) not in known:
-                    fresh[id(obj)] = obj
+            of_kinds = compress(near, map(kinds.__contains__, map(type, near)))
+            fresh.update((id(obj), obj) for obj in filterfalse(gc.is_tracked, of_kinds))
+        for key in known.intersection(fresh):
+            del fresh[key]
         known.update(fresh)
         todo = list(fresh.values())
         found += todo

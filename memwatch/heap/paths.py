@@ -59,13 +59,27 @@ def steps_of(snapshot: Snapshot, chain: Sequence[int]) -> list[Step]:
     steps: list[Step] = []
     at = 0
     while at < len(chain) - 1:
-        native = snapshot.native_edge(chain[at], chain[at + 1])
-        edge, covered = _name_edge(objects, at) if native is None else (native.owned_by(objects[at]), 1)
+        told = _native(snapshot, chain[at], chain[at + 1])
+        edge, covered = _name_edge(objects, at) if told is None else (told, 1)
         end = min(at + covered, len(chain) - 1)
         if edge is not None:
-            steps.append(Step(replace(edge, target=vertex_of(objects[end])), at, end))
+            told = told or replace(edge, target=vertex_of(objects[end]))
+            steps.append(Step(told, at, end))
         at = end
     return steps
+
+
+def _native(snapshot: Snapshot, owner: int, target: int) -> Edge | None:
+    """Name a reference that native code holds, once: thousands of tensors may hang on one autograd graph."""
+    known = snapshot.named.get((owner, target))
+    if known is not None:
+        return known
+    native = snapshot.native_edge(owner, target)
+    if native is None:
+        return None
+    edge = native.between(snapshot.objects[owner], snapshot.objects[target])
+    snapshot.named[owner, target] = edge
+    return edge
 
 
 def name_chain(chain: Sequence[Any]) -> tuple[Edge, ...]:

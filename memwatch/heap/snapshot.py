@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from memwatch.edges import Edge
+
 UNREACHED: Final = -1
 _CHUNK: Final = 4_000  # objects whose references are listed at a time: few enough for the processor's cache
 _POSITION: Final = np.int32  # half of int64; a heap with 2**31 references would take 16 GiB for them alone
@@ -85,6 +87,7 @@ class Snapshot:
     def _build(self, *, deep: bool) -> None:
         """Add what only C code holds and the roots, and list the references of them all."""
         self._native: dict[tuple[int, int], NativeEdge] = {}
+        self.named: dict[tuple[int, int], Edge] = {}  # what was told of them, by their positions
         self.first_gc_end = len(self.objects)
         hidden = [*self._autograd(), *self._c_held(deep=deep)]
         self.first_root = len(self.objects)
@@ -136,8 +139,10 @@ class Snapshot:
             entries = [held.value for root in self.roots for held in root.entries]
             self.objects += untracked([*self.objects, entries], set(map(id, self.objects)))
         edges = []
-        for parent in [*self.of_types(keeps_in_c), *self.objects[self.first_gc_end :]]:
-            for edge in c_held_edges(parent) if keeps_in_c(type(parent)) else ():
+        rest = self.objects[self.first_gc_end :]
+        wanted = {cls for cls in set(map(type, rest)) if keeps_in_c(cls)}
+        for parent in [*self.of_types(keeps_in_c), *(obj for obj in rest if type(obj) in wanted)]:
+            for edge in c_held_edges(parent):
                 edges.append((parent, edge.target))
                 self._native.setdefault((id(parent), id(edge.target)), edge)
         return [*edges, *self._sharing()] if deep else edges
@@ -146,7 +151,7 @@ class Snapshot:
         """List what shares the memory of the storages that no tensor shows."""
         tensors, capsules = (
             self.instances(torch.Tensor),
-            [obj for obj in self.objects if type(obj) is Capsule],
+            [obj for obj in self.objects[self.first_gc_end :] if type(obj) is Capsule],
         )
         storages = [obj for obj in self._extra if is_storage(obj)]
         edges = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from memwatch.leaks.new_storages import NewStorage
 
 
+_FAR: Final = 24  # references between a loop and what hangs on it
 Explained = tuple["Survivor", list[int]]
 """A survivor, and its path from a root as positions in the snapshot."""
 
@@ -291,7 +292,10 @@ class Reached:
 
 def storages_of(made: Iterable[NewStorage]) -> Iterator[torch.UntypedStorage]:
     """Yield the storages that are alive."""
-    return (storage for each in made if (storage := each.ref()) is not None)
+    for each in made:
+        storage = each.ref()
+        if storage is not None:
+            yield storage
 
 
 def ids_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
@@ -330,11 +334,15 @@ def explain_unreachable(
 
 
 def _in_loop(snapshot: Snapshot, loop: Loop, chain: list[int], storage: NewStorage) -> Survivor:
-    tail = _to_tensor(steps_of(snapshot, chain))
+    # of all that hangs on one loop the nearest is told; thousands of tensors may hang far down on one graph
+    is_named = len(chain) <= _FAR or not loop.is_told
+    loop.is_told = loop.is_told or is_named
+    tail = _to_tensor(steps_of(snapshot, chain)) if is_named else []
     return Survivor(
         storage,
         key=loop.key,
         steps=loop.steps + tail,
+        is_named=is_named,
         cut=loop.cut,
         tensor=_tensor_words([snapshot.objects[place] for place in chain]),
         looped=bool(loop.positions),

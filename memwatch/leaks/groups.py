@@ -137,8 +137,11 @@ def leak_of(
         grows: True if what leaks is one tensor that becomes larger.
     """
     # what the first measured run left has been held longest, by the reference that stays
-    proven = [survivor for survivor in group if survivor.storage.run == min(_runs(group))]
-    shown = min(proven, key=lambda survivor: (len(survivor.steps), -survivor.storage.nbytes))
+    first = min(_runs(group))
+    proven = [survivor for survivor in group if survivor.storage.run == first]
+    shown = min(
+        proven, key=lambda survivor: (not survivor.is_named, len(survivor.steps), -survivor.storage.nbytes)
+    )
     largest = max(
         group,
         key=lambda survivor: (
@@ -208,6 +211,6 @@ def _site(group: list[Survivor]) -> tuple[str | None, str | None]:
     known = [survivor for survivor in group if survivor.storage.site is not None]
     if not known:
         return None, None
-    nearest = min(known, key=lambda survivor: len(survivor.steps)).storage
+    nearest = min(known, key=lambda survivor: (not survivor.is_named, len(survivor.steps))).storage
     caller = None if nearest.caller is None else site_phrase(*nearest.caller)
     return site_phrase(*nearest.site), caller  # type: ignore[misc]

@@ -7,12 +7,16 @@ from functools import cached_property
 from types import CellType
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from memwatch.edges import EdgeKind
 from memwatch.heap.paths import steps_of
+from memwatch.heap.search import search
+from memwatch.leaks.components import Component
 from memwatch.leaks.cut import cycle_key, edge_to_cut
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Hashable, Iterable, Iterator
+    from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 
     import networkx as nx
 
@@ -35,11 +39,13 @@ class Loop:
 
     Attributes:
         positions: the objects in order, the first one repeated at the end; none if there is no loop.
+        is_told: whether the way from it to something that hangs on it was named.
     """
 
     def __init__(self, snapshot: Snapshot, positions: list[int]) -> None:
         self._snapshot = snapshot
         self.positions = positions
+        self.is_told = False
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -77,14 +83,14 @@ class Loops:
         self._reached = reached
         self._starts, self._referrers = snapshot.reversed(~reached.reached)
         self._explored: set[int] = set()
-        self._graphs: dict[int, nx.DiGraph] = {}  # by each object in a loop: what is around it
+        self._components: dict[int, Component] = {}  # by each object in a loop
         self._hidden: dict[
             int, int
         ] = {}  # objects in loops to what refers to them unseen by gc, in the same loop
-        self._loops: dict[tuple[int, ...], Loop] = {}
+        self._loops: dict[tuple[int, ...], Loop] = {}  # by their positions
 
     def find(self, position: int) -> tuple[Loop, list[int]]:
-        """Find the loop nearest above an object.
+        """Find the loop nearest above an object, or one that it hangs on as well if that was found before.
 
         Args:
             position: an object that no root reaches.
@@ -94,11 +100,11 @@ class Loops:
             The loop is empty if there is none; the chain then starts at an object nobody known refers to.
         """
         self._explore(position)
-        chain = self._way_down(position, self._graphs)
+        chain = self._way_down(position, self._components)
         start = chain[0]
-        if start not in self._graphs:
+        if start not in self._components:
             return Loop(self._snapshot, []), chain
-        return self._loop((start,), chain)
+        return self._loop((start,), chain, unseen=False)
 
     def find_unseen(self, position: int) -> tuple[Loop, list[int]] | None:
         """Find the loop nearest above an object that gc cannot free; return it like `find`, or None.
@@ -111,44 +117,64 @@ class Loops:
         chain = self._way_down(position, self._hidden) if self._hidden else [position]
         if chain[0] not in self._hidden:
             return None
-        return self._loop((self._hidden[chain[0]], chain[0]), chain)
+        return self._loop((self._hidden[chain[0]], chain[0]), chain, unseen=True)
 
-    def _loop(self, begin: tuple[int, ...], chain: list[int]) -> tuple[Loop, list[int]]:
-        """Return the shortest loop with these objects, and a chain from one of them lengthened to a name."""
-        if begin not in self._loops:
-            shortest = _shortest_loop(self._graphs[begin[0]], *begin)
-            self._loops[begin] = Loop(self._snapshot, self._rotated(shortest))
-        loop = self._loops[begin]
-        return loop, self._from_a_name(loop.positions[:-1], chain)
+    def _loop(self, begin: tuple[int, ...], chain: list[int], *, unseen: bool) -> tuple[Loop, list[int]]:
+        """Return a loop with these objects, and a chain from one of them lengthened to a name."""
+        component = self._components[begin[0]]
+        known = component.known(unseen=unseen)
+        number = known.through(*begin)
+        if number is None and known.are_enough():
+            chain = known.chain_to(chain[-1], self._chains_from)
+            number = known.through(chain[0])
+        if number is None:
+            number = known.add(self._rotated(component.shortest_loop(*begin)[:-1]))
+        ring = known.rings[number]
+        loop = self._loops.get(tuple(ring))
+        if loop is None:
+            loop = self._loops[tuple(ring)] = Loop(self._snapshot, [*ring, ring[0]])
+        return loop, self._from_a_name(ring, chain)
+
+    def _chains_from(self, places: list[int]) -> Callable[[int], list[int]]:
+        """Return what finds the shortest chain from some objects down to another that no root reaches."""
+        reachable = np.flatnonzero(self._reached.reached)
+        return search(self._snapshot, [places], closed=reachable).path
 
     def _explore(self, position: int) -> None:
         """Find out which of an object's ancestors are in loops, but for those of which that is known."""
-        import networkx as nx
-
         fresh = self._ancestors(position)
-        graph = nx.DiGraph()
-        graph.add_nodes_from(fresh)
-        graph.add_edges_from((above, node) for node in fresh for above in self._above(node) if above in fresh)
-        for component in nx.strongly_connected_components(graph):
-            if len(component) > 1 or any(graph.has_edge(node, node) for node in component):
-                self._graphs.update(dict.fromkeys(component, graph))
-                self._hidden.update(self._hidden_in(graph, component))
         if len(fresh) < _MAX_ANCESTORS:  # else more may be above them
             self._explored.update(fresh)
+        references = [(above, node) for node in fresh for above in self._above(node) if above in fresh]
+        if not references:
+            return
+        import networkx as nx
 
-    def _hidden_in(self, graph: nx.DiGraph, component: set[int]) -> Iterator[tuple[int, int]]:
+        graph = nx.DiGraph(references)
+        members: dict[int, int] = {}  # objects in loops, each with the number of its component
+        loops = [each for each in nx.strongly_connected_components(graph) if _is_loop(graph, each)]
+        for number, component in enumerate(loops):
+            members.update(dict.fromkeys(component, number))
+        inner: list[list[tuple[int, int]]] = [[] for _ in loops]
+        for owner, target in references:
+            if owner in members and members[owner] == members.get(target):
+                inner[members[owner]].append((owner, target))
+        for places, among in zip(loops, inner, strict=True):
+            component = Component(places, among)
+            self._components.update(dict.fromkeys(places, component))
+            self._hidden.update(self._hidden_in(component))
+
+    def _hidden_in(self, component: Component) -> Iterator[tuple[int, int]]:
         """Yield the references among some objects that gc does not see, each as what it leads to and its owner."""
-        for node in component:
-            for above in component.intersection(graph.predecessors(node)):
-                edge = self._snapshot.native_edge(above, node)
-                if edge is not None and edge.hidden:
-                    yield node, above
+        for owner, target in component.references():
+            edge = self._snapshot.native_edge(owner, target)
+            if edge is not None and edge.hidden:
+                yield target, owner
 
-    def _rotated(self, loop: list[int]) -> list[int]:
+    def _rotated(self, ring: list[int]) -> list[int]:
         """Begin the loop at an object with a name of its own, not at a dictionary or tuple inside it."""
-        ring = loop[:-1]
         first = next((n for n, place in enumerate(ring) if not self._is_inner(place)), 0)
-        return [*ring[first:], *ring[:first], ring[first]]
+        return [*ring[first:], *ring[:first]]
 
     def _from_a_name(self, ring: list[int], chain: list[int]) -> list[int]:
         """Lengthen the chain backwards along the loop until it begins at an object with a name of its own."""
@@ -200,18 +226,5 @@ def _chain(towards: dict[int, int], start: int) -> list[int]:
     return chain
 
 
-def _shortest_loop(graph: nx.DiGraph, start: int, second: int | None = None) -> list[int]:
-    """Return the shortest loop from an object, by way of a second one if given."""
-    import networkx as nx
-
-    if graph.has_edge(start, start) and second in (None, start):
-        return [start, start]
-    best: list[int] = []
-    for after in graph.successors(start) if second is None else (second,):
-        try:
-            way = nx.shortest_path(graph, after, start)
-        except nx.NetworkXNoPath:
-            continue
-        if not best or len(way) < len(best):
-            best = way
-    return [start, *best]
+def _is_loop(graph: nx.DiGraph, component: set[int]) -> bool:
+    return len(component) > 1 or any(graph.has_edge(node, node) for node in component)

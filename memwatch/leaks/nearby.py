@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from itertools import compress
+from itertools import chain, compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,14 +72,14 @@ class NearbySearch(HolderSearch):
                 if not (made.certain or id(made.ref()) in self._new):
                     old = self._older_storages() if old is None else old
                 if old is None or id(made.ref()) not in old:
-                    diagnosis.add(held, reachable=not held.cycle_length)
+                    diagnosis.add(held, reachable=not held.unreachable)
             else:
                 self.rest.append(made)
         return diagnosis
 
     def _is_known(self, guess: Survivor) -> bool:
         """Return True for what a known way reaches, and for a known loop through references that gc does not see."""
-        if not guess.cycle_length:
+        if not guess.unreachable:
             return True
         cycle = guess.steps[: guess.cycle_length]
         if not (guess.looped and is_unseen(cycle) and self._known.has_loop(guess.key)):
@@ -90,8 +90,9 @@ class NearbySearch(HolderSearch):
     def _guesses(self) -> list[Survivor | None]:
         """Say of each survivor what would hold it if young objects and known causes were all there is."""
         roots, along_ways = self._known.walk()
-        with Snapshot([*storages_of(self._storages), *along_ways], deep=True, roots=roots) as snapshot:
-            del along_ways
+        extra = chain(storages_of(self._storages), along_ways)  # no list: it would be listed, and refer to them
+        with Snapshot(extra, deep=True, roots=roots) as snapshot:
+            del along_ways, extra
             self.young = snapshot.young
             if not all(made.certain for made in self._storages):
                 self._note_new(snapshot)
@@ -106,15 +107,16 @@ class NearbySearch(HolderSearch):
             if position < 0:
                 yield None
             elif not along_ways.reaches(position):
-                loop, chain = loops.find(position)
-                above = (snapshot.objects[place] for place in chain[:-1])
-                self.deep = self.deep or (not loop.positions and not all(map(gc.is_tracked, above)))
-                yield explain_unreachable(snapshot, loops, (loop, chain), made)
+                loop, way = loops.find(position)
+                above = [snapshot.objects[place] for place in way[:-1]]
+                is_shown = bool(above) and all(map(gc.is_tracked, above))  # else no tensor that gc lists has it
+                self.deep = self.deep or not (loop.positions or is_shown)
+                yield explain_unreachable(snapshot, loops, (loop, way), made)
             elif reached.past_state.reaches(position):
-                chain = reached.past_state.path(position)
+                way = reached.past_state.path(position)
                 # the state of an optimizer is a leak or not by which parameters live, and not all are listed here
-                through_optimizer = any(is_optimizer(snapshot.objects[place]) for place in chain)
-                yield None if through_optimizer else self.explain_retained(snapshot, chain, made)
+                through_optimizer = any(is_optimizer(snapshot.objects[place]) for place in way)
+                yield None if through_optimizer else self.explain_retained(snapshot, way, made)
             else:
                 yield None
 

@@ -40,6 +40,7 @@ class Survivor:
         storage: when and where it was made.
         key: equal for survivors that one edit would free.
         steps: the retention path, or the cycle and the way from it.
+        is_named: False if the way from the cycle is left out of the steps.
         cut: the reference to cut.
         tensor: the tensor, described.
         kind: why it lives on.
@@ -58,6 +59,7 @@ class Survivor:
     steps: list[Step]
     cut: Step | None
     tensor: str
+    is_named: bool = True
     kind: LeakKind = LeakKind.RETAINED
     looped: bool = False
     cycle_length: int = 0
