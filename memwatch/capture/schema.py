@@ -30,7 +30,7 @@ from memwatch.capture.references import (
 from memwatch.capture.table import Reference, Table
 from memwatch.own_code import CodeOwner
 
-FORMAT_VERSION: Final = 7
+FORMAT_VERSION: Final = 8
 """Raised with every change of a recorded table; a file of another format is refused."""
 
 NONE: Final = -1
@@ -203,7 +203,7 @@ RECORDED: Final = (
         (
             "last_op",
             "int",
-            "number of ops started, without a running one, at the look before; -1 if there was none",
+            "number of ops started until which it was in it for certain; -1 where the looks before tell that",
             OPS_STARTED_OR_NONE,
         ),
         (
@@ -212,6 +212,15 @@ RECORDED: Final = (
             "number of ops started, without a running one, when it was seen in it no more",
             OPS_STARTED,
         ),
+    ),
+    _table(
+        "role_looks",
+        "One row per look at what has a role: what is alive then, large enough and has not left its role is in it.",
+        ("op", "int", "number of ops started, without a running one", OPS_STARTED),
+        ("in_op", "int", "1 if an op was running, in which no reference changes", FLAG),
+        ("time_ns", "int", "unix time, nanoseconds"),
+        ("least_bytes", "int", "what is smaller was not looked at"),
+        ("roles", "int", "the roles that were looked at: a bit for each index into ROLES"),
     ),
     _table(
         "modules",

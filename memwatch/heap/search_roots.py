@@ -28,6 +28,8 @@ _MAX_FRAMES: Final = 200
 _MAX_KNOWN: Final = 1024
 _LIBRARIES: Final = {CodeOwner.TORCH: "torch"}
 _PYTHON: Final = "Python"
+_ITERATED: Final = ".0"
+"""The name that Python gives to the argument of a comprehension or a generator expression."""
 
 _is_plumbing: Final = functools.cache(is_test_runner_code)
 
@@ -103,7 +105,7 @@ def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any
     `nn.Module.__call__`, are why a `del` inside frees nothing. All others explain, and nobody edits them.
     """
     inside: FrameType | None = None
-    others = []
+    others, iterated = [], list[Held]()
     for call in running(frame):
         code = call.f_code
         owner = owner_of_function(code)
@@ -112,14 +114,29 @@ def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any
         if owner is CodeOwner.PROGRAM:
             spaces.setdefault(id(call.f_globals), call.f_globals)
         if code.co_name == "<module>" and owner.calls_torch:
-            yield _namespace(call.f_globals, code.co_filename, call.f_lineno)
+            yield _passed_on(_namespace(call.f_globals, code.co_filename, call.f_lineno), iterated)
         elif owner.calls_torch or inside is not None:
-            yield _call(call, thread, None if owner.calls_torch else inside, explains=not owner.calls_torch)
+            root = _call(call, thread, None if owner.calls_torch else inside, explains=not owner.calls_torch)
+            yield _passed_on(root, iterated)
         else:
             others.append(call)
         inside = call if owner.calls_torch else None
     for call in others:
         yield _call(call, thread, explains=True)
+
+
+def _passed_on(root: Root, iterated: list[Held]) -> Root:
+    """Return a call with what the comprehension that it runs goes over, last: a variable of its own names it better.
+
+    Args:
+        root: the variables of a call.
+        iterated: what the call that was before it goes over; then what this one does.
+    """
+    if iterated or any(held.name == _ITERATED for held in root.entries):
+        ours = [held for held in root.entries if held.name == _ITERATED]
+        root.entries[:] = [held for held in root.entries if held.name != _ITERATED] + iterated
+        iterated[:] = ours
+    return root
 
 
 def _call(frame: FrameType, thread: str, inside: FrameType | None = None, *, explains: bool) -> Root:

@@ -2,7 +2,8 @@
 
 torch tells nobody when a `.grad` is set to None, a parameter is replaced or an optimizer's state is cleared. So where
 the recorder looks around anyway, in a sample and at the end of the block, what was known to have a role is compared
-with what is in it now. Nothing is looked for in an op, a module's call or a backward.
+with what is in it now. Nothing is looked for in an op, a module's call or a backward. Each look is noted: what is in a
+role by the last look before an instant, and was not alive at a later one, may have left it in between.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.nn import Parameter
 from memwatch._torch.modules import FUNCTIONAL_CALL_CODE
 from memwatch.capture.schema import NONE
 from memwatch.heap.search_roots import running
+from memwatch.record.clock import ticks
 from memwatch.record.roles import BUFFER, GRADIENT, NAMES, PARAMETER, STATE, STEPPED, UNSHARDED
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
@@ -38,7 +40,7 @@ _ENDING: Final = (*_OF_MODULES, GRADIENT, STATE)
 
 
 class RoleEnds:
-    """Append a row for each role that has ended.
+    """Append a row for each look, and for each role that has ended.
 
     Args:
         roles: the roles that were noted.
@@ -47,15 +49,14 @@ class RoleEnds:
         harmless: around what runs in an op of the program's.
 
     Attributes:
-        tables: rows of `roles` and of `role_ends`.
+        tables: rows of `roles`, `role_ends` and `role_looks`.
     """
 
     def __init__(self, roles: Roles, owners: Owners, gradients: Gradients, harmless: Harmless) -> None:
         self._storages, self._op_counter, self._roles = roles.storages, roles.op_counter, roles
         self._owners, self._gradients, self._harmless = owners, gradients, harmless
-        self._rows = Rows()
-        self.tables = {"roles": roles.rows, "role_ends": self._rows}
-        self._last_ops = dict.fromkeys(_ENDING, NONE)
+        self._rows, self._looks = Rows(), Rows()
+        self.tables = {"roles": roles.rows, "role_ends": self._rows, "role_looks": self._looks}
 
     def look(self, frame: FrameType | None, *, least_bytes: int = 0, in_op: bool = False) -> None:
         """Note which roles ended since the last look, and which memory is new in its role.
@@ -74,6 +75,8 @@ class RoleEnds:
             }
             now = self._op_counter[0] - in_op
             members = self._members(large, frame, now)
+            told = sum(1 << role for role in members)
+            self._looks += (now, int(in_op), ticks(), least_bytes, told)
             if self._end_all_but(members, large.values(), now) or not in_op:
                 self._owners.registry.look_for_moves()
 
@@ -118,9 +121,8 @@ class RoleEnds:
             for role, found in members.items() if bits else ():
                 if bits >> role & 1 and number not in found:
                     known[number] &= ~(1 << role)
-                    self._rows += (number, role, self._last_ops[role], now)
+                    self._rows += (number, role, NONE, now)
                     any_ended = True
-        self._last_ops.update(dict.fromkeys(members, now))
         return any_ended
 
 

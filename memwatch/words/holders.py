@@ -105,6 +105,7 @@ INFERENCES: Final[dict[str, str]] = {
     "no variable": "a look found it in no variable, and this call made it and still runs",
     "role later": "seen in that role later",
     "role earlier": "in that role at the look before, and no more at the next",
+    "role unconfirmed": "in that role when it was last looked at, and gone before the next look",
     "in flight": "made in backward, read by a later op of the same backward",
     "within C++": "one line of Python made it and still runs",
     "within step": "made and dropped within the step",

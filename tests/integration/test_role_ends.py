@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import memwatch
+from memwatch.record.holders import schedule
 
 BOTH = pytest.mark.parametrize(
     "intercept", ["key-native", "mode-native", "key-python", "mode-python"], indirect=True
@@ -140,3 +141,48 @@ def test_a_module_that_is_wrapped_is_told_where_it_is():
         rise()
     names = {row.nbytes: row.name for row in prof.at_peak.query("category == 'parameter'").itertuples()}
     assert names[WEIGHT] == "body.0.weight"
+
+
+@pytest.fixture
+def no_look_in_the_block(monkeypatch):
+    """As in a program of very many modules: no look at roles is affordable before the block ends."""
+    for limit in ("_FREE_ROLE_LOOKS", "_FREE_OF_ROLE_LOOKS", "_FREE_OF_SMALL_PROGRAMS", "_ROLE_LOOKS_RATIO"):
+        monkeypatch.setattr(schedule, limit, 0)
+
+
+def cleared_state(*, clear):
+    """Profile a program whose optimizer's state is in a list too, and perhaps there alone at the peak."""
+    net = nn.Linear(IN, OUT, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    with memwatch.profile() as prof:
+        net(torch.ones(4, IN)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        kept = [state["momentum_buffer"] for state in optimizer.state.values()]
+        if clear:
+            optimizer.state.clear()
+        rise()
+        del kept
+    return of_weight(prof).query("category != 'parameter'")
+
+
+@pytest.mark.usefixtures("no_look_in_the_block")
+@pytest.mark.words
+def test_a_role_that_nobody_looked_at_since_is_inferred():
+    """What left its role and died between two looks is not told as in it: only the look before says so."""
+    state = cleared_state(clear=True)
+    assert state["holder_evidence"].tolist() == ["inferred"]
+    assert "in that role when it was last looked at" in state["holder"].item()
+    assert state["rule"].item().startswith("inferred: ")
+
+
+@pytest.mark.usefixtures("no_look_in_the_block")
+@pytest.mark.words
+def test_a_later_look_proves_what_was_before():
+    """What is in its role at the end of the block was in it at the peak: no look in between is needed."""
+    state = cleared_state(clear=False)
+    assert (state["category"].tolist(), state["holder_evidence"].tolist()) == (
+        ["optimizer state"],
+        ["structure"],
+    )
+    assert not state["rule"].item().startswith("inferred")

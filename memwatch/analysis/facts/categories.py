@@ -24,6 +24,7 @@ from memwatch.analysis.facts.collectives import collective_ops, communicated_in_
 from memwatch.analysis.facts.derived_inputs import DerivedInputs
 from memwatch.analysis.facts.idle_inputs import idle_inputs
 from memwatch.analysis.facts.recomputes import Recomputes
+from memwatch.analysis.facts.role_times import InRole, PastRole
 from memwatch.capture.schema import ACCESSES, FORWARD, IN_BACKWARD, NONE, ROLES
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.analysis.facts.iterations import KeptAcross
-    from memwatch.analysis.facts.role_times import PastRole
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
@@ -79,6 +79,8 @@ _STRENGTH = (
 )
 """Roles that give a category, the strongest first."""
 _ROLE_EARLIER: Final = "inferred: {rule}, and at the next look it was so no more"
+_ROLE_UNCONFIRMED: Final = "inferred: {rule} when it was last looked at, which was before"
+_UNSURE_RULES: Final = {InRole.EARLIER: _ROLE_EARLIER, InRole.UNCONFIRMED: _ROLE_UNCONFIRMED}
 _OUTLIVES: Final = "it was {name}, but no more by op {op}, and the program keeps it"
 _KEPT: Final = "kept from one iteration into the next; no module and no optimizer owns it"
 _WRITTEN_INPUT: Final = "an argument of the outermost module call, kept into the next iteration and written"
@@ -153,9 +155,9 @@ def categorise(
     for row, storage, origin, op, code in rows:
         if storage in roles and not (roles[storage][0] == "input" and storage in derived):
             strongest, role, name, module = roles[storage]
-            is_unsure = (storage, strongest) in past
+            unsure = past.get((storage, strongest))
             is_state = bool(kept.by_itself[row] and written[storage])
-            category, rule = _by_role(strongest, is_unsure=is_unsure, is_state=is_state, is_idle=idle[row])
+            category, rule = _by_role(strongest, unsure, is_state=is_state, is_idle=idle[row])
             found = _Assigned(category, rule, role, name, module)
         elif storage != NONE and origin != WORKSPACE and op in recomputed:
             found = _Assigned("recomputed", recomputed[op])
@@ -258,7 +260,7 @@ def _all_unknown(count: int) -> Categories:
     return _coded([_Assigned("unknown", _NOT_RECORDED)], np.zeros(count, dtype=np.int32))
 
 
-def _by_role(role: str, *, is_unsure: bool, is_state: bool, is_idle: bool) -> tuple[str, str]:
+def _by_role(role: str, unsure: PastRole | None, *, is_state: bool, is_idle: bool) -> tuple[str, str]:
     """Return category and rule of a storage in a role, or perhaps in it no more.
 
     What is given to a module, and written and kept across iterations, is state of the program's, as a cache is; what
@@ -267,7 +269,9 @@ def _by_role(role: str, *, is_unsure: bool, is_state: bool, is_idle: bool) -> tu
     if role == "input" and (is_state or is_idle):
         return "held", _WRITTEN_INPUT if is_state else _IDLE_INPUT
     rule = _ROLE_RULES[role]
-    return _CATEGORY_OF_ROLE.get(role, role), _ROLE_EARLIER.format(rule=rule) if is_unsure else rule
+    if unsure is not None:
+        rule = _UNSURE_RULES[unsure.state].format(rule=rule)
+    return _CATEGORY_OF_ROLE.get(role, role), rule
 
 
 def _outlived_roles(

@@ -124,9 +124,8 @@ class Facts:
 
     def categories_at(self, event: int) -> Categories:
         """Return what every allocation is for at an event; for what is not alive then, what it was for in its life."""
-        past = self.role_times.past_at(int(self.op_of_event[event]))
-        alive = set(self.allocations.storage[self.alive_at(event)].tolist()) if past else set()
-        past = {key: role for key, role in past.items() if key[0] in alive}
+        alive = set(self.allocations.storage[self.alive_at(event)].tolist())
+        past = self.role_times.past_at(int(self.op_of_event[event]), alive)
         key = tuple(sorted(past.items()))
         if key not in self._categories:
             self._categories[key] = categorise(self.capture, self.allocations, self.kept_across, past)

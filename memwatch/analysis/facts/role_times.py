@@ -5,11 +5,16 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 from memwatch.analysis.facts.grouped import Grouped
-from memwatch.capture.schema import ROLES
+from memwatch.capture.schema import NONE, ROLES
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
 
 _NEVER: Final = 1 << 62
 
@@ -20,6 +25,7 @@ class InRole(Enum):
     KNOWN = "known"
     LATER = "later"  # it was seen in it only later
     EARLIER = "earlier"  # it was seen in it before, and at the next look it was in it no more
+    UNCONFIRMED = "unconfirmed"  # it was seen in it before, and at the next look it was not alive
     ENDED = "ended"
 
 
@@ -43,14 +49,19 @@ class PastRole(NamedTuple):
     """A role that a storage was in.
 
     Attributes:
-        is_over: True if it was in it no more; False if that is not known.
+        state: ENDED if it was in it no more; EARLIER or UNCONFIRMED if that is not known.
         end_op: the op by which it was over.
         row: which row of `roles` begins it.
     """
 
-    is_over: bool
+    state: InRole
     end_op: int
     row: int
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the storage was in it no more."""
+        return self.state is InRole.ENDED
 
 
 class RoleTimes:
@@ -59,6 +70,7 @@ class RoleTimes:
     def __init__(self, capture: Capture) -> None:
         self._begun, ended = capture.tables["roles"], capture.tables["role_ends"]
         self._rows_of_storage = Grouped(self._begun["storage"])
+        self._looks = _Looks(capture)
         self._stretches: dict[tuple[int, str], list[Stretch]] = {}
         self._ends: dict[tuple[int, str], list[tuple[int, int]]] = {}
         columns = (ended["storage"].tolist(), ended["role"].tolist(), ended["last_op"].tolist())
@@ -72,7 +84,10 @@ class RoleTimes:
             rows = self._rows_of_storage.within(storage, storage + 1)
             rows = rows[self._begun["role"][rows] == ROLES.index(role)]
             starts = list(zip(self._begun["op"][rows].tolist(), rows.tolist(), strict=True))
-            self._stretches[key] = _stretches(role, starts, self._ends.get(key, []))
+            self._stretches[key] = [
+                each._replace(last_op=max(each.last_op, self._looks.last_op(storage, role, each)))
+                for each in _stretches(role, starts, self._ends.get(key, []))
+            ]
         return self._stretches[key]
 
     def at(self, storage: int, role: str, op: int) -> InRole:
@@ -85,17 +100,58 @@ class RoleTimes:
             return InRole.LATER
         if op <= begun[-1].last_op:
             return InRole.KNOWN
+        if begun[-1].end_op == _NEVER:
+            return InRole.UNCONFIRMED if self._looks.are_at(role) else InRole.KNOWN
         return InRole.EARLIER if op < begun[-1].end_op else InRole.ENDED
 
-    def past_at(self, op: int) -> dict[tuple[int, str], PastRole]:
-        """Return, by storage and role, the roles that were over when an op runs, or may have been."""
+    def past_at(self, op: int, alive: Container[int]) -> dict[tuple[int, str], PastRole]:
+        """Return, by storage and role, the roles that were over when an op runs, or may have been.
+
+        Args:
+            op: the op.
+            alive: the storages that are asked about.
+        """
         found = {}
-        for key in self._ends:
+        numbers = zip(self._begun["storage"].tolist(), self._begun["role"].tolist(), strict=True)
+        for storage, number in dict.fromkeys(numbers):
+            if storage not in alive:
+                continue
+            key = storage, ROLES[number]
             state = self.at(*key, op)
-            if state in (InRole.EARLIER, InRole.ENDED):
+            if state not in (InRole.KNOWN, InRole.LATER):
                 last = max(each for each in self._stretches_of(*key) if each.first_op <= op)
-                found[key] = PastRole(state is InRole.ENDED, last.end_op, last.row)
+                found[key] = PastRole(state, last.end_op, last.row)
         return found
+
+
+class _Looks:
+    """The looks at roles: when what is alive was in the role that it was known in before."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._table, self._births = capture.tables["role_looks"], capture.tables["births"]
+        deaths = capture.tables["deaths"]
+        self._death_ns = dict(zip(deaths["storage"].tolist(), deaths["time_ns"].tolist(), strict=True))
+        self._of_role: dict[str, IntArray] = {}
+
+    def _at(self, role: str) -> IntArray:
+        """Return the rows of the looks at a role."""
+        if role not in self._of_role:
+            self._of_role[role] = np.flatnonzero(self._table["roles"] >> ROLES.index(role) & 1)
+        return self._of_role[role]
+
+    def are_at(self, role: str) -> bool:
+        """Return True if any look was at a role: torch's own books alone tell of the others, and of what FSDP moves."""
+        return len(self._at(role)) > 0
+
+    def last_op(self, storage: int, role: str, stretch: Stretch) -> int:
+        """Return the last op at which a look found a storage in a role within a stretch, -1 if none did."""
+        rows, table = self._at(role), self._table
+        ops = table["op"][rows]
+        found = (ops >= stretch.first_op) & (ops < stretch.end_op)
+        found &= table["least_bytes"][rows] <= self._births["nbytes"][storage]
+        found &= table["time_ns"][rows] <= self._death_ns.get(storage, np.iinfo(np.int64).max)
+        known = ops[found] - (table["in_op"][rows][found] == 0)  # a reference may change before the next op
+        return int(known.max()) if len(known) else NONE
 
 
 def _stretches(role: str, starts: list[tuple[int, int]], ends: list[tuple[int, int]]) -> list[Stretch]:
@@ -110,7 +166,7 @@ def _stretches(role: str, starts: list[tuple[int, int]], ends: list[tuple[int, i
             continue
         while waiting and waiting[0][0] < start:
             waiting.pop(0)
-        end_op, last_op = waiting.pop(0) if waiting else (_NEVER, _NEVER)
+        end_op, last_op = waiting.pop(0) if waiting else (_NEVER, NONE)
         first_op = start - (role != "gradient")
         found.append(Stretch(first_op, max(first_op, last_op), end_op, row))
     return found

@@ -33,6 +33,7 @@ class Inference(Enum):
     NO_VARIABLE = "no variable"  # it, or its twin, was looked for in vain, and a call that made it still runs
     ROLE_LATER = "role later"  # it is seen in that role only later
     ROLE_EARLIER = "role earlier"  # it was seen in that role before, and at the next look in it no more
+    ROLE_UNCONFIRMED = "role unconfirmed"  # it was seen in that role before, and it died before the next look
     IN_FLIGHT = "in flight"  # made in backward, and a later op of the same backward reads it
     WITHIN_CPP = "within C++"  # made and still needed by one call into C++
     WITHIN_STEP = "within step"  # made in a step of the optimizer, and dropped before it ends

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memwatch.analysis.holders.evidence import HolderEvidence
 from memwatch.analysis.holders.kinds import HolderKind
@@ -29,6 +29,10 @@ class HolderKey(NamedTuple):
 
     kind: HolderKind
     subject: tuple[object, ...]
+
+
+_ITERATED: Final = ".0"
+"""The name that Python gives to the argument of a comprehension."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +84,23 @@ class Holder:
         return self.is_own is False
 
     @property
-    def nearness(self) -> tuple[bool, bool]:
-        """What sorts holders seen at one time: the program's own first, then packages', and torch's own calls last."""
-        return self.foreign, self.foreign and self.is_of_torch
+    def is_implicit(self) -> bool:
+        """Whether it is what a comprehension goes over, which the program's text does not name there."""
+        return bool(self.edges) and self.edges[0].name == _ITERATED
 
     @property
-    def order(self) -> tuple[bool, bool]:
+    def nearness(self) -> tuple[bool, bool, bool]:
+        """What sorts holders seen at one time: the program's own first, then packages', and torch's own calls last."""
+        return self.foreign, self.foreign and self.is_of_torch, self.is_implicit
+
+    @property
+    def order(self) -> tuple[bool, bool, bool]:
         """What sorts holders: the program's own first, and of those that are inferred objects before variables.
 
         What an object refers to outlasts a call: more likely it did so at another time as well.
         """
         is_brief = self.inference is not None and self.kind in (HolderKind.LOCAL, HolderKind.ARGUMENT)
-        return self.foreign, is_brief
+        return self.foreign, is_brief, self.is_implicit
 
     @property
     def may_be_cut(self) -> bool:

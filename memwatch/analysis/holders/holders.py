@@ -43,7 +43,11 @@ _ROLES: Final = {
 _BOOKS: Final = HolderEvidence.STRUCTURE
 _INFERRED_ROLES: Final = ("reducer memory",)
 _NO_PACKS: Final = np.zeros(0, dtype=np.int64)
-_INFERENCES: Final = {InRole.LATER: Inference.ROLE_LATER, InRole.EARLIER: Inference.ROLE_EARLIER}
+_INFERENCES: Final = {
+    InRole.LATER: Inference.ROLE_LATER,
+    InRole.EARLIER: Inference.ROLE_EARLIER,
+    InRole.UNCONFIRMED: Inference.ROLE_UNCONFIRMED,
+}
 
 
 class Holders:

@@ -101,14 +101,15 @@ class Unseen:
         )
         module = str(self._facts.made_by.module_name[allocation])
         text, rule, kind = "", Inference.IN_FLIGHT, HolderKind.CPP_ONLY
-        if (
+        is_of_step = phase == phase_now == OPTIMIZER
+        if (is_of_step or phase in IN_BACKWARD) and self._is_dropped_in_this_step(allocation, made, op):
+            text, rule, kind = words.VALUE_OF_STEP, Inference.WITHIN_STEP, HolderKind.OPTIMIZER_STEP
+        elif (
             phase == BACKWARD
             and phase_now in IN_BACKWARD
             and self._is_read_in_this_backward(allocation, made, op)
         ):
             text = words.GRADIENT_IN_FLIGHT_OF if module else words.GRADIENT_IN_FLIGHT
-        elif phase == phase_now == OPTIMIZER and self._is_dropped_in_this_step(allocation, made, op):
-            text, rule, kind = words.VALUE_OF_STEP, Inference.WITHIN_STEP, HolderKind.OPTIMIZER_STEP
         elif self._is_in_one_call(made, event):
             text, rule = words.CPP_CALLED, Inference.WITHIN_CPP
         if not text:
@@ -145,12 +146,20 @@ class Unseen:
         return bool(np.isin(self._ops["phase"][made : last + 1], IN_BACKWARD).all())
 
     def _is_dropped_in_this_step(self, allocation: int, made: int, op: int) -> bool:
-        """Return True if an allocation is made and dropped within the step of an optimizer that runs."""
+        """Return True if an allocation is made and dropped within the step of an optimizer that runs.
+
+        A hook may step within backward; of a backward within a step, as a closure runs, its own rules tell.
+        """
         steps, death = self._facts.capture.tables["steps"], int(self._facts.allocations.death_ns[allocation])
         step = (steps["op"] <= made) & (op < steps["end_op"])
         if not step.any() or death == NONE:
             return False
         row = int(np.flatnonzero(step)[-1])
+        if (
+            self._facts.op_phase(made) in IN_BACKWARD
+            and self._facts.op_phase(int(steps["op"][row])) not in IN_BACKWARD
+        ):
+            return False
         return death <= int(steps["time_ns"][row])
 
     def _is_in_one_call(self, made: int, event: int) -> bool:
