@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwatch.analysis import ByDevice, UnknownDeviceError
-from memwatch.analysis.compare import Comparison, compare
 from memwatch.analysis.last_seconds import last_seconds
 from memwatch.analysis.latest_iterations import Iteration
 from memwatch.analysis.latest_iterations import latest_iterations as iterations_of
+from memwatch.analysis.live_now import LiveNow
+from memwatch.analysis.live_now import live_now as live_now_of
 from memwatch.analysis.observer import not_memory, observer_effects, unrecorded, unrecorded_steps
 from memwatch.analysis.other_threads import other_threads
 from memwatch.capture import Capture
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from memwatch.analysis.compare import Comparison
     from memwatch.analysis.derived_tables import DerivedTables
     from memwatch.analysis.facts.reserved import ReservedBytes
     from memwatch.analysis.findings.finding import Finding
@@ -267,6 +269,8 @@ def compare_readings(old: Reading, new: Reading) -> Comparison:
     Raises:
         UnknownDeviceError: they are about different devices.
     """
+    from memwatch.analysis.compare import compare
+
     if old.device != new.device:
         raise UnknownDeviceError(
             f"the old capture is about {old.device} and the new one about {new.device}; name one device for both, "
@@ -278,3 +282,8 @@ def compare_readings(old: Reading, new: Reading) -> Comparison:
 def latest_iterations(reading: Reading, count: int) -> list[Iteration]:
     """Return the latest iterations of a program that may still run, at most `count`, the earliest of them first."""
     return iterations_of(reading._tables.facts, count)
+
+
+def live_now(reading: Reading, count: int) -> LiveNow:
+    """Return the curve so far and what is alive after its last event, with the `count` largest storages."""
+    return live_now_of(reading._tables.facts, count)

@@ -1,16 +1,18 @@
-"""What one capture tells of a device: facts, tables and findings, each computed once when asked for."""
+"""What one capture tells of a device: facts, tables and findings, each computed once when asked for.
+
+Tables are imported when one is asked for: pandas takes longer to import than all that a live view needs.
+"""
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memwatch.analysis.facts.facts import Facts
 from memwatch.analysis.holders import Holders
 from memwatch.analysis.saved_tensors import SavedTensors, find_saved_tensors
-from memwatch.analysis.tables import modules, ops, saved, steps, storages, timeline
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -20,10 +22,6 @@ if TYPE_CHECKING:
     from memwatch.analysis.findings.finding import Finding
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
-
-_LONG: Final = {
-    "ops": ops.ops, "storages": storages.storages, "timeline": timeline.timeline, "uses": timeline.uses,
-}  # fmt: skip
 
 
 class DerivedTables:
@@ -48,22 +46,30 @@ class DerivedTables:
     @cached_property
     def ops(self) -> pd.DataFrame:
         """The table `ops`."""
-        return ops.ops(self.facts)
+        from memwatch.analysis.tables.ops import ops
+
+        return ops(self.facts)
 
     @cached_property
     def storages(self) -> pd.DataFrame:
         """The table `storages`."""
-        return storages.storages(self.facts)
+        from memwatch.analysis.tables.storages import storages
+
+        return storages(self.facts)
 
     @cached_property
     def uses(self) -> pd.DataFrame:
         """The table `uses`."""
-        return timeline.uses(self.facts)
+        from memwatch.analysis.tables.timeline import uses
+
+        return uses(self.facts)
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
         """The table `timeline`."""
-        return timeline.timeline(self.facts)
+        from memwatch.analysis.tables.timeline import timeline
+
+        return timeline(self.facts)
 
     @cached_property
     def at_peak(self) -> pd.DataFrame:
@@ -73,17 +79,23 @@ class DerivedTables:
     @cached_property
     def saved(self) -> pd.DataFrame:
         """The table `saved`."""
-        return saved.saved(self.facts, self._saved_tensors)
+        from memwatch.analysis.tables.saved import saved
+
+        return saved(self.facts, self._saved_tensors)
 
     @cached_property
     def modules(self) -> pd.DataFrame:
         """The table `modules`."""
-        return modules.modules(self.facts, self.at_peak, self._saved_tensors)
+        from memwatch.analysis.tables.modules import modules
+
+        return modules(self.facts, self.at_peak, self._saved_tensors)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
         """The table `steps`."""
-        return steps.steps(self.facts)
+        from memwatch.analysis.tables.steps import steps
+
+        return steps(self.facts)
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -94,11 +106,15 @@ class DerivedTables:
 
     def live_at(self, event: int) -> pd.DataFrame:
         """Return the rows of `storages` that were alive just after timeline row `event`."""
-        return storages.storages(self.facts, np.flatnonzero(self.facts.alive_at(event)))
+        from memwatch.analysis.tables.storages import storages
+
+        return storages(self.facts, np.flatnonzero(self.facts.alive_at(event)))
 
     def held_at(self, event: int) -> pd.DataFrame:
         """Return what the table `at_peak` would be if the peak were just after timeline row `event`."""
-        return storages.held_at(self.facts, self._holders, self.live_at(event), event)
+        from memwatch.analysis.tables.storages import held_at
+
+        return held_at(self.facts, self._holders, self.live_at(event), event)
 
     def part(
         self, name: str, columns: Collection[str], rows: IntArray | None = None, *, coded: bool = False
@@ -111,4 +127,9 @@ class DerivedTables:
             rows: the rows; by default all.
             coded: whether texts are categories of pandas, a small number in each row.
         """
-        return _LONG[name](self.facts, rows, columns, coded=coded)
+        from memwatch.analysis.tables import ops, storages, timeline
+
+        make = {
+            "ops": ops.ops, "storages": storages.storages, "timeline": timeline.timeline, "uses": timeline.uses,
+        }  # fmt: skip
+        return make[name](self.facts, rows, columns, coded=coded)

@@ -1,9 +1,9 @@
 """Show a capture while it is being written, from another terminal.
 
 The live bytes so far as a curve; what is alive now by category, its largest storages, and the latest iterations with
-their peaks. The program is not touched: the view reads its file, and is paced to take 1 % of the processors' time.
-`q` quits. The screen needs the package textual: pip install "memwatch[live]". Where standard output is no terminal, a
-line of text is printed whenever the file has grown, and nothing more is needed.
+their peaks. The program is not touched: the view reads its file, and is paced to take 1 % of the processors' time, its
+start included. `q` quits. The screen needs the package textual: pip install "memwatch[live]". Where standard output is
+no terminal, a line of text is printed whenever the file has grown, and nothing more is needed.
 
     memwatch live train.4242.memwatch
 """

@@ -24,6 +24,22 @@ VERBS: Final = (
 )  # fmt: skip
 """The verbs in the order of the help; each is a module of this package with `add_arguments` and `execute`."""
 
+_FIRST_HELP: Final = """\
+memwatch: what the peak of a PyTorch program is made of, who holds it, and how
+low it could be.
+
+    memwatch run train.py      record a program; what it prints ends with the
+                               next command to type
+    memwatch summary CAPTURE   what its peak is made of
+    memwatch report CAPTURE    the same and more as a page for the browser
+    memwatch leaks train.py    the tensors that a program leaves behind
+    memwatch plan CAPTURE      how low its peak can be
+
+Begin with `memwatch run` and your own script. `memwatch --help` names all
+verbs, `memwatch run --help` tells of one.
+"""
+"""What a person reads who types `memwatch` alone; a line fits 80 columns."""
+
 _BRACKETS: Final = re.compile(r"\[(?:[^\[\]]|\[[^\[\]]*\])*\]")
 """An option of a usage line, which is not broken."""
 
@@ -59,13 +75,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; those of the process by default.
 
     Returns:
-        0 fine, 1 a finding or bad input. Wrong usage exits with 2.
+        0 fine, 1 a finding or bad input, 2 where no verb is given. Other wrong usage exits with 2.
 
     Raises:
         BaseException: the exception of a program that a verb ran, `SystemExit` included. The process then ends
             as it would have ended without memwatch.
     """
-    options = parse(_parser(), sys.argv[1:] if argv is None else argv)
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments:
+        sys.stderr.write(_FIRST_HELP)
+        return 2
+    options = parse(_parser(), arguments)
     execute: Execute = options.execute
     try:
         ended = execute(options)

@@ -13,7 +13,7 @@ from textual.containers import Horizontal
 from textual.widgets import Footer, Sparkline, Static
 
 from memwatch.errors import MemwatchError
-from memwatch.live.pace import Pace
+from memwatch.live.pace import LEAST_S, Pace
 from memwatch.report.console import CATEGORY_STYLE, bar, name, tail
 from memwatch.report.meta import format_duration
 from memwatch.sizes import format_bytes
@@ -128,9 +128,13 @@ class LiveApp(App[None]):
 
 def head_of(view: View) -> Text:
     """Return two lines: the file and its state; what is live, and the peak so far."""
-    state = view.state.value if view.state.is_last else f"{view.state.value}, flushed {view.age_s:.0f} s ago"
-    first = Text.assemble(name(view.name, "bold"), "  ", state)
     figures = view.figures
+    state = view.state.value
+    if not view.state.is_last:
+        state += f", flushed {view.age_s:.0f} s ago"
+        if figures is not None and view.read_s > view.age_s + LEAST_S:  # a look waits until it is paid for
+            state += f"; below is what was there {view.read_s:.0f} s ago"
+    first = Text.assemble(name(view.name, "bold"), "  ", state)
     if figures is None:
         return first
     others = f"  (also on {', '.join(figures.others)})" if figures.others else ""

@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.reading import latest_iterations
-from memwatch.report.facts import bytes_by
+from memwatch.reading import latest_iterations, live_now
 from memwatch.words.places import own_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import pandas as pd
 
     from memwatch.analysis.latest_iterations import Iteration
     from memwatch.reading import Reading
@@ -68,9 +65,8 @@ class Figures:
 
 def figures_of(reading: Reading) -> Figures:
     """Return what a live view shows of a reading."""
-    line = reading.part("timeline", ["time_ns", "live_bytes"])
-    time_ns, live_bytes = line["time_ns"].to_numpy(), line["live_bytes"].to_numpy()
-    alive, device = reading.live_at(len(line) - 1), reading.device
+    now, device = live_now(reading, _LARGEST), reading.device
+    time_ns, live_bytes = now.time_ns, now.live_bytes
     return Figures(
         device=device,
         others=[name for name in reading.devices if name != device],
@@ -79,11 +75,12 @@ def figures_of(reading: Reading) -> Figures:
         peak_bytes=reading.peak_bytes,
         peak_ns=int(time_ns[live_bytes.argmax()]),
         curve_bytes=_highest(time_ns, live_bytes).tolist(),
-        categories=[
-            (str(name), int(nbytes)) for name, nbytes in bytes_by(alive, "category")["nbytes"].items()
+        categories=now.categories,
+        largest=[
+            Storage(each.nbytes, each.category, each.name, own_place(each.line, each.own_line))
+            for each in now.largest
         ],
-        largest=_largest(alive),
-        count=len(alive),
+        count=now.storages,
         iterations=latest_iterations(reading, _ITERATIONS),
     )
 
@@ -93,12 +90,3 @@ def _highest(time_ns: np.ndarray, live_bytes: np.ndarray) -> np.ndarray:
     starts_ns = np.linspace(time_ns[0], time_ns[-1], POINTS, endpoint=False)
     before = np.maximum(np.searchsorted(time_ns, starts_ns, side="right") - 1, 0)
     return np.maximum.reduceat(live_bytes, before)
-
-
-def _largest(alive: pd.DataFrame) -> list[Storage]:
-    rows = alive.nlargest(_LARGEST, "nbytes")
-    columns = (rows[name] for name in ("nbytes", "category", "name", "line", "own_line"))
-    return [
-        Storage(int(nbytes), str(category), str(name), own_place(line, own_line))
-        for nbytes, category, name, line, own_line in zip(*columns, strict=True)
-    ]

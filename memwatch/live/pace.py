@@ -17,7 +17,8 @@ _NICE: Final = 10
 class Pace:
     """Say how long to wait before the next reading, so that it is paid for when it is made.
 
-    The time counts from the first reading on: what it took to start is not earned back.
+    What the view took to start counts as well. It is paid back out of half of the share, so that the screen does not
+    stand still meanwhile: from the time on at which it is paid, the view has taken no more than its share in all.
 
     Args:
         processors: how many the machine has; by default those that this process may run on.
@@ -36,8 +37,12 @@ class Pace:
         cpu_s, time_s = time.process_time(), time.monotonic()
         if self._start_s is None:
             self._start_s = cpu_s, time_s
-        spent_s, passed_s = cpu_s - self._start_s[0], time_s - self._start_s[1]
-        return max(LEAST_S, (spent_s + 2 * reading_cpu_s) / self._share_ratio - passed_s)
+        start_cpu_s, passed_s = self._start_s[0], time_s - self._start_s[1]
+        after_next_s = cpu_s + 2 * reading_cpu_s
+        until_s = min(
+            (after_next_s - start_cpu_s) / (self._share_ratio / 2), after_next_s / self._share_ratio
+        )
+        return max(LEAST_S, until_s - passed_s)
 
 
 def step_behind_the_program() -> None:

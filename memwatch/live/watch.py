@@ -25,12 +25,14 @@ class View:
         name: of its file.
         state: what became of it.
         age_s: seconds since its last flush.
-        figures: what the last flushed event left; None before the first flush.
+        read_s: seconds since figures were read; longer than `age_s` where flushes came after them.
+        figures: what the last event left that was flushed by then; None before the first flush.
     """
 
     name: str
     state: State
     age_s: float
+    read_s: float
     figures: Figures | None
 
 
@@ -52,6 +54,7 @@ class Watch:
         self.cpu_s = 0.0
         self._may_be_missing = may_be_missing
         self._seen: tuple[int, int] | None = None
+        self._read_at_s = 0.0
         self._meta: Mapping[str, Any] = {}
         self._figures: Figures | None = None
 
@@ -74,7 +77,8 @@ class Watch:
     def glance(self) -> View:
         """Return the view with the figures of the last reading; cheap."""
         age_s = max(time.time() - self._capture.stat().st_mtime, 0.0) if self._capture.exists() else 0.0
-        return View(self._capture.name, state_of(self._meta, age_s), age_s, self._figures)
+        read_s = max(time.time() - self._read_at_s, 0.0)
+        return View(self._capture.name, state_of(self._meta, age_s), age_s, read_s, self._figures)
 
     def _changed(self) -> bool:
         """Whether the file is not the one that was read last."""
@@ -88,6 +92,7 @@ class Watch:
 
     def _read(self) -> None:
         seen = self._signature() if self._capture.exists() else None
+        read_at_s = time.time()
         reading = Reading(self._file.read())
         self._meta = reading.meta
         try:
@@ -96,3 +101,4 @@ class Watch:
             if self._meta.get("complete", True):
                 raise  # else it may still get bytes
         self._seen = seen
+        self._read_at_s = read_at_s

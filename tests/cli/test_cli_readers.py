@@ -153,7 +153,7 @@ def test_what_is_no_capture_is_one_clear_line(verb, tmp_path, capsys):
 
 
 WRONG = [
-    "", "fly", "summary", "summary -n 0 x", "summary -n x x", "run", "run -m", "run -m -c x", "run --fast x",
+    "fly", "summary", "summary -n 0 x", "summary -n x x", "run", "run -m", "run -m -c x", "run --fast x",
     "diff x", "diff --fail-above 5 x y", "diff --fail-above nan% x y", "transform x pdf", "stats --js x",
 ]  # fmt: skip
 
@@ -167,6 +167,17 @@ def test_wrong_usage_exits_2(words, capsys):
     assert ended.value.code == 2
     assert said.startswith("usage: memwatch")
     assert "error: " in said.splitlines()[-1]
+
+
+def test_the_command_alone_says_what_to_type(capsys):
+    """Without a verb a few lines of 80 columns name verbs that there are; the exit code is that of wrong usage."""
+    assert main([]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    named = [words[1] for words in map(str.split, lines) if words[:1] == ["memwatch"]]
+    assert len(named) == 5
+    assert {*named} <= {*VERBS}
+    assert max(map(len, lines)) <= 80
+    assert "memwatch --help" in " ".join(lines)
 
 
 def test_help_names_every_verb_and_each_verb_explains_itself(capsys):

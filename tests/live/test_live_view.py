@@ -9,8 +9,9 @@ import pytest
 
 import memwatch
 from memwatch.cli import main
-from memwatch.live.app import LiveApp
-from memwatch.live.watch import Watch
+from memwatch.live.app import LiveApp, head_of
+from memwatch.live.state import State
+from memwatch.live.watch import View, Watch
 from memwatch.sizes import format_bytes
 
 
@@ -48,6 +49,17 @@ def test_the_screen_has_the_figures_until_the_user_quits(key, trained):
     for peak_bytes in reading.steps["peak_bytes"]:
         assert format_bytes(peak_bytes) in shown
     assert has_ended
+
+
+@pytest.mark.parametrize(
+    ("age_s", "read_s", "said"),
+    [(0.4, 31.2, "flushed 0 s ago; below is what was there 31 s ago"), (3.0, 3.2, "flushed 3 s ago")],
+)
+def test_figures_that_are_older_than_the_last_flush_say_so(age_s, read_s, said, trained):
+    """While the program flushes on, a view that waits until its next look is paid for tells how old its figures are."""
+    figures = Watch(trained).look().figures
+    first, _, _ = head_of(View("a.memwatch", State.RUNNING, age_s, read_s, figures)).plain.partition("\n")
+    assert first == f"a.memwatch  running, {said}"
 
 
 def test_a_view_beside_a_program_ends_with_it(trained):

@@ -1,6 +1,6 @@
 // What all charts of the page have in common: axes in bytes, the colours of text and grid, lines across.
 import uPlot from "uplot";
-import { named } from "./dom.ts";
+import { el, named } from "./dom.ts";
 import { shortBytes, whole } from "./format.ts";
 
 export const FONT = "12px system-ui, sans-serif";
@@ -74,14 +74,16 @@ export function axisOf(more: uPlot.Axis): uPlot.Axis {
 
 export const bytesAxis = (more: uPlot.Axis = {}): uPlot.Axis => axisOf({ values: (_, ticks) => ticks.map(shortBytes), incrs: BINARY_STEPS, size: 80, ...more });
 
+// What marks are drawn on: a chart, or a layer that lies over one.
+export type Surface = Pick<uPlot, "ctx" | "bbox" | "valToPos">;
+
 interface Line {
   width: number;
   color: string;
   dash?: number[];
 }
 
-function stroke(plot: uPlot, { width, color, dash = [] }: Line, from: [number, number], to: [number, number]): void {
-  const { ctx } = plot;
+function stroke({ ctx }: Surface, { width, color, dash = [] }: Line, from: [number, number], to: [number, number]): void {
   ctx.save();
   Object.assign(ctx, { strokeStyle: color, lineWidth: width * devicePixelRatio });
   ctx.setLineDash(dash.map((length) => length * devicePixelRatio));
@@ -92,8 +94,16 @@ function stroke(plot: uPlot, { width, color, dash = [] }: Line, from: [number, n
   ctx.restore();
 }
 
+// Returns an empty layer over a chart: what is drawn there can change while the chart stays as it is.
+export function layerOver({ root, ctx: { canvas }, bbox, valToPos }: uPlot): Surface {
+  const over = root.querySelector<HTMLCanvasElement>("canvas.marks") ?? el("canvas", { class: "marks" });
+  if (!over.parentNode) canvas.after(over);
+  Object.assign(over, { width: canvas.width, height: canvas.height }); // to set its size empties it
+  return { ctx: over.getContext("2d")!, bbox, valToPos };
+}
+
 // Draws a line from bottom to top, and returns its place in pixels.
-export function upright(plot: uPlot, x: number, line: Line): number {
+export function upright(plot: Surface, x: number, line: Line): number {
   const { left, top, height, width } = plot.bbox;
   const at = Math.max(left, Math.min(left + width, Math.round(plot.valToPos(x, "x", true)) + 0.5));
   stroke(plot, line, [at, top], [at, top + height]);
@@ -109,7 +119,7 @@ export function level(plot: uPlot, value: number, name: string): void {
 
 // Writes a label beside a line, on the side where there is room, or not at all where another is in its way; `taken` has
 // what its row holds already.
-export function label(plot: uPlot, text: string, left: number, row: number, taken: [number, number][] = []): void {
+export function label(plot: Surface, text: string, left: number, row: number, taken: [number, number][] = []): void {
   const { ctx, bbox } = plot;
   const scale = devicePixelRatio;
   ctx.save();

@@ -9,12 +9,15 @@ import type { Cell } from "./tree.ts";
 
 const CELL_PX = 22;
 const THINNEST_PX = 2; // of a thinner cell only its border could be seen
+const LABELLED_PX = 35; // d3-flame-graph hides the labels of narrower cells
 const LABEL_CHARS = 160;
 const SAID: Record<string, string> = { root: "", op_name: "op ", line: "", own_line: "", holder: "held by ", holder_kind: "held by ", made_phase: "made in ", change: "" };
 
 // d3-flame-graph's own fields of a cell that it has drawn.
 interface Drawn {
   data: Cell;
+  x0: number; // shares of the cell that is zoomed into
+  x1: number;
   highlight?: boolean;
   parent: Drawn | null;
   children?: Drawn[];
@@ -116,8 +119,10 @@ export class Flame {
   }
 
   #makeReachable(): void {
-    select(this.#box)
-      .selectAll<SVGGElement, Drawn>("g.frame")
+    const cells = select(this.#box).selectAll<SVGGElement, Drawn>("g.frame");
+    // the box of a hidden label would still be laid out and painted: there are hundreds
+    cells.select("foreignObject").attr("display", (d) => ((d.x1 - d.x0) * this.#width < LABELLED_PX ? "none" : null));
+    cells
       .attr("tabindex", 0)
       .attr("role", "button")
       .attr("data-level", (d) => d.data.level)

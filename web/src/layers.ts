@@ -23,16 +23,17 @@ export class Layers {
     this.#base = base;
     this.#group = group;
     this.#other = other;
-    const live = Float64Array.from(base);
-    for (let place = 0; place < detail.count; place++) {
-      if (place % CHECKPOINT === 0) this.#checkpoints.push(Float64Array.from(live));
-      this.#step(live, place);
-    }
+    this.#checkpoints.push(Float64Array.from(base));
   }
 
-  #step(live: Float64Array, place: number): void {
-    const storage = this.#detail.storage[place];
-    live[storage < 0 ? this.#other : this.#group[storage]] += this.#detail.delta[place];
+  // Adds up events to what was live before them, and keeps the checkpoints that it passes for the first time.
+  #add(live: Float64Array, from: number, to: number): void {
+    const { storage, delta } = this.#detail;
+    for (let place = from; place < to; place++) {
+      if (place === this.#checkpoints.length * CHECKPOINT) this.#checkpoints.push(live.slice());
+      const at = storage[place];
+      live[at < 0 ? this.#other : this.#group[at]] += delta[place];
+    }
   }
 
   // Returns the points to draw between two x: every event or, if there are too many, the highest of each bin.
@@ -40,39 +41,51 @@ export class Layers {
     const first = this.#detail.placeOf(from, axis);
     const last = Math.min(this.#detail.count - 1, this.#detail.placeOf(to, axis) + 1);
     const count = last - first + 1;
-    return this.#pointsAt(count <= MOST_POINTS ? Array.from({ length: count }, (_, index) => first + index) : this.#highest(first, last, axis), axis);
-  }
-
-  // Returns the place of each bin after which most is alive. What is alive at the first counts for all: it is left out.
-  #highest(first: number, last: number, axis: Axis): number[] {
-    const { delta } = this.#detail;
-    const xs = this.#detail.xs(axis);
-    const scale = MOST_POINTS / (xs[last] - xs[first] || 1);
-    const places: number[] = [];
-    let [bin, live, most] = [-1, 0, 0];
-    for (let place = first; place <= last; place++) {
-      live += delta[place];
-      const now = Math.min(MOST_POINTS - 1, Math.floor((xs[place] - xs[first]) * scale));
-      if (now === bin && live <= most) continue;
-      if (now === bin) places.pop();
-      places.push(place);
-      most = live;
-      bin = now;
-    }
-    return places;
+    return this.#pointsAt(count <= MOST_POINTS ? Array.from({ length: count }, (_, index) => first + index) : highest(this.#detail, first, last, axis), axis);
   }
 
   #pointsAt(places: number[], axis: Axis): Points {
     const { row } = this.#detail;
     const xs = this.#detail.xs(axis);
     const points: Points = { event: places.map((place) => row[place]), x: places.map((place) => xs[place]), live: Array.from(this.#base, () => []) };
-    const start = Math.floor((places[0] ?? 0) / CHECKPOINT);
+    const start = Math.min(this.#checkpoints.length - 1, Math.floor((places[0] ?? 0) / CHECKPOINT));
     const live = this.#checkpoints[start].slice();
     let next = start * CHECKPOINT; // what its event changes is not yet in a checkpoint
     for (const place of places) {
-      while (next <= place) this.#step(live, next++);
-      live.forEach((bytes, group) => points.live[group].push(bytes));
+      this.#add(live, next, place + 1);
+      next = place + 1;
+      for (let group = 0; group < live.length; group++) points.live[group].push(live[group]);
     }
     return points;
   }
+}
+
+interface Bins {
+  key: string;
+  places: number[];
+}
+
+const drawn = new WeakMap<Detail, Bins>(); // of the last window: other colours have the same
+
+// Returns the place of each bin after which most is alive. What is alive at the first counts for all: it is left out.
+function highest(detail: Detail, first: number, last: number, axis: Axis): number[] {
+  const key = `${first} ${last} ${axis}`;
+  const known = drawn.get(detail);
+  if (known?.key === key) return known.places;
+  const { delta } = detail;
+  const xs = detail.xs(axis);
+  const scale = MOST_POINTS / (xs[last] - xs[first] || 1);
+  const places: number[] = [];
+  let [bin, live, most] = [-1, 0, 0];
+  for (let place = first; place <= last; place++) {
+    live += delta[place];
+    const now = Math.min(MOST_POINTS - 1, Math.floor((xs[place] - xs[first]) * scale));
+    if (now === bin && live <= most) continue;
+    if (now === bin) places.pop();
+    places.push(place);
+    most = live;
+    bin = now;
+  }
+  drawn.set(detail, { key, places });
+  return places;
 }

@@ -45,11 +45,15 @@ export class LiveSets {
     const sites = colouring.column === "dtype" ? detail.sites.with({ dtype: dtypes(detail.sites) }) : detail.sites;
     if (sites.has(colouring.column)) {
       const groups = Uint8Array.from({ length: sites.rows }, (_, row) => colouring.of(sites, row));
-      return mapped(site, (each) => groups[each]);
+      return gathered(groups, site.values);
     }
-    if (colouring.column === "made_phase") return mapped(op, this.#phases.each((phase) => colouring.groupOf(phase)));
-    const blank = colouring.groupOf("");
-    return mapped(id, (each) => (this.#rowAtPeak.has(each) ? colouring.of(this.peak, this.#rowAtPeak.get(each)!) : blank));
+    if (colouring.column === "made_phase") return this.#phases.numbers(op.values, (phase) => colouring.groupOf(phase));
+    const atPeak = new Uint8Array(id.values.length).fill(colouring.groupOf(""));
+    for (const [each, row] of this.#rowAtPeak) {
+      const at = detail.rowOf(each);
+      if (at >= 0) atPeak[at] = colouring.of(this.peak, row);
+    }
+    return atPeak;
   }
 
   // Returns a table of storages with what the columns of the dimensions need.
@@ -81,10 +85,10 @@ export class LiveSets {
 const dtypes = (frame: Frame): Column => frame.derived("tensor", (text) => text.split("[")[0]);
 
 // A loop of its own: there may be millions, and `from` takes ten times as long.
-function mapped({ values }: Column, group: (value: number) => number): Uint8Array {
-  const groups = new Uint8Array(values.length);
-  for (let row = 0; row < values.length; row++) groups[row] = group(values[row]);
-  return groups;
+function gathered(of: Uint8Array, places: Float64Array): Uint8Array {
+  const gathered = new Uint8Array(places.length);
+  for (let at = 0; at < places.length; at++) gathered[at] = of[places[at]];
+  return gathered;
 }
 
 function largestFirst(size: Map<number, number>): number[] {

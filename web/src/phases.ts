@@ -44,19 +44,22 @@ export class Phases {
     return this.of(op)?.phase ?? "";
   }
 
-  // Returns what `of` says of an op's phase, for many ops: it is asked once for each stretch, and most ops are in that
-  // of the one before.
-  each<T>(of: (phase: string) => T): (op: number) => T {
+  // Returns the number that `of` gives an op's phase, for many ops: it is asked once for each stretch, and most ops are in
+  // that of the one before.
+  numbers(ops: Float64Array, of: (phase: string) => number): Uint8Array {
     const before = of("");
     const known = this.all().map(({ phase }) => of(phase));
-    let [row, from, to] = [-1, 0, 0];
-    return (op) => {
+    const numbers = new Uint8Array(ops.length);
+    let [number, from, to] = [before, 0, 0];
+    for (let at = 0; at < ops.length; at++) {
+      const op = ops[at];
       if (op < from || op >= to) {
-        row = op < 0 ? -1 : this.#rowOf(op);
-        [from, to] = row < 0 ? [0, 0] : [this.#starts[row], this.#starts[row + 1] ?? Infinity];
+        const row = op < 0 ? -1 : this.#rowOf(op);
+        [number, from, to] = row < 0 ? [before, op, op + 1] : [known[row], this.#starts[row], this.#starts[row + 1] ?? Infinity];
       }
-      return row < 0 ? before : known[row];
-    };
+      numbers[at] = number;
+    }
+    return numbers;
   }
 
   all(): Stretch[] {

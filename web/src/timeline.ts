@@ -1,6 +1,6 @@
 // Live bytes over time, stacked by group, with the instants marked. uPlot draws; the state says which part.
 import uPlot from "uplot";
-import { axisOf, bytesAxis, frameOf, keepWidth, label, onKeys, stride, textColor, upright } from "./chart.ts";
+import { axisOf, bytesAxis, frameOf, keepWidth, label, layerOver, onKeys, stride, textColor, upright } from "./chart.ts";
 import type { Colouring } from "./colouring.ts";
 import type { Axis } from "./detail.ts";
 import { $, colorOf, named } from "./dom.ts";
@@ -162,22 +162,24 @@ export class Timeline {
 
   #drawMarks(plot: uPlot): void {
     const text = textColor();
+    const over = layerOver(plot);
     const { min, max } = plot.scales.x;
     const taken: [number, number][][] = Object.values(ROW).map(() => []);
     const labels: [string, number, Mark["kind"]][] = []; // they lie above all lines
     for (const { x, label: words, kind } of this.#wishes.marks(this.axis)) {
       if (x < min! || x > max!) continue;
       const isStep = kind === "step";
-      if (!isStep) upright(plot, x, { width: 4, color: named("panel") }); // an outline: a group may have the colour of the mark
+      if (!isStep) upright(over, x, { width: 4, color: named("panel") }); // an outline: a group may have the colour of the mark
       const color = kind === "peak" ? named("peak-mark") : isStep ? `color-mix(in srgb, ${text} 35%, transparent)` : text;
-      const left = upright(plot, x, { width: isStep ? 1 : kind === "at" ? 2 : 1.5, color, dash: isStep ? [2, 3] : kind === "than" ? [6, 3] : [] });
+      const left = upright(over, x, { width: isStep ? 1 : kind === "at" ? 2 : 1.5, color, dash: isStep ? [2, 3] : kind === "than" ? [6, 3] : [] });
       if (words) labels.push([words, left, kind]);
     }
-    for (const [words, left, kind] of labels) label(plot, words, left, ROW[kind], taken[ROW[kind]]);
+    for (const [words, left, kind] of labels) label(over, words, left, ROW[kind], taken[ROW[kind]]);
   }
 
+  // Draws the marks of the instants again: the curve is as before.
   redraw(): void {
-    this.plot?.redraw(false);
+    if (this.plot) this.#drawMarks(this.plot);
   }
 }
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    import pandas as pd
     from numpy.typing import NDArray
 
     from memwatch.capture.packed import IntArray
@@ -53,6 +53,8 @@ class Coded(Sequence[Any]):
 
     def categorical(self) -> pd.Categorical:
         """Return the same values, each once, for pandas to group by their numbers."""
+        import pandas as pd  # a live view reads facts alone: it starts without pandas
+
         number_of: dict[Any, int] = {}
         numbers = [number_of.setdefault(value, len(number_of)) for value in self.values.tolist()]
         values: pd.Index[Any] = pd.Index([*number_of], dtype=object)

@@ -1,0 +1,68 @@
+"""What is alive after the last event of a program that may still run, without the tables: a live view asks often."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwatch.analysis.facts.facts import Facts
+    from memwatch.capture.packed import IntArray
+
+
+class LiveStorage(NamedTuple):
+    """One storage that is alive, with the words of its row in the table `storages`."""
+
+    nbytes: int
+    category: str
+    name: str
+    line: str
+    own_line: str
+
+
+class LiveNow(NamedTuple):
+    """The curve up to the last event, and what is alive after it.
+
+    Attributes:
+        time_ns: when each event was, since the block was entered.
+        live_bytes: what was alive after it.
+        categories: what is alive now by category, largest first.
+        largest: the largest storages that are alive now, largest first.
+        storages: how many are alive now.
+    """
+
+    time_ns: IntArray
+    live_bytes: IntArray
+    categories: Sequence[tuple[str, int]]
+    largest: Sequence[LiveStorage]
+    storages: int
+
+
+def live_now(facts: Facts, count: int) -> LiveNow:
+    """Return the curve so far and what is alive after its last event.
+
+    Args:
+        facts: what the capture shows.
+        count: of how many of the largest storages more is said than their bytes.
+    """
+    curve = facts.curve
+    alive = np.flatnonzero(facts.alive_at(len(curve.time_ns) - 1))
+    nbytes, category = facts.allocations.nbytes[alive], facts.categories.category
+    sums: dict[str, int] = {}
+    for name, size in zip(category.of(alive), nbytes.tolist(), strict=True):
+        sums[name] = sums.get(name, 0) + size
+    rows = alive[np.argsort(-nbytes, kind="stable")[:count]]
+    columns = (
+        facts.allocations.nbytes[rows].tolist(), category.of(rows), facts.names(rows),
+        facts.made_by.line.of(rows), facts.made_by.own_line.of(rows),
+    )  # fmt: skip
+    return LiveNow(
+        time_ns=facts.since_start(curve.time_ns),
+        live_bytes=curve.live_bytes,
+        categories=sorted(sums.items(), key=lambda each: -each[1]),
+        largest=[LiveStorage(*row) for row in zip(*columns, strict=True)],
+        storages=len(alive),
+    )
