@@ -11,14 +11,13 @@ import torch
 
 from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.edges import EdgeKind
-from memwatch.heap.names import type_name
 from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.pause import collect
-from memwatch.heap.roots import Root
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_storage, is_tensor, quiet, storage_bytes, storage_of
 from memwatch.heap.vertices import describe
+from memwatch.leaks.ages import are_old, identity
 from memwatch.leaks.cut import entry_step
 from memwatch.leaks.exemptions import exempt_edges, is_bounded, is_import, is_torchs_own
 from memwatch.leaks.kinds import LeakKind
@@ -31,7 +30,7 @@ from memwatch.leaks.series import series_of
 from memwatch.leaks.survivor import Holding, Survivor
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -201,7 +200,7 @@ class HolderSearch:
             steps = [] if at is None else steps_of(snapshot, chain[at:])
             if at is not None and steps:
                 edge = steps[0].edge
-                key = _identity(snapshot, chain[at]), series_of(edge)
+                key = identity(snapshot, chain, at), series_of(edge)
                 place = str(storage.device), key
                 yield Holding(place, (edge.name, edge.position), storage_bytes(storage))
 
@@ -224,7 +223,7 @@ class HolderSearch:
 
     def _learn(self, snapshot: Snapshot, survivor: Survivor, chain: list[int]) -> None:
         cut = survivor.cut
-        if cut and all(map(snapshot.is_old, chain[1 : cut.start + 1])):
+        if cut and all(are_old(snapshot, chain)[1 : cut.start + 1]):
             self._known.learn_way([snapshot.objects[place] for place in chain[: cut.start + 1]])
 
     def explain_retained(self, snapshot: Snapshot, chain: list[int], made: NewStorage) -> Survivor | None:
@@ -235,8 +234,8 @@ class HolderSearch:
         if any(is_storage(obj) and storage_bytes(obj) == made.bytes_now() for obj in objects[:-1]):
             return None  # the same memory, told by the storage that shares it
         steps = steps_of(snapshot, chain)
-        cut = entry_step(steps, [not snapshot.is_old(position) for position in chain])
-        key = (_identity(snapshot, chain[cut.start]), series_of(cut.edge)) if cut else None
+        cut = entry_step(steps, [not is_old for is_old in are_old(snapshot, chain)])
+        key = (identity(snapshot, chain, cut.start), series_of(cut.edge)) if cut else None
         if cut:
             self._owners.add(chain[cut.start])
         words = _tensor_words(objects)
@@ -302,14 +301,6 @@ def ids_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
     """Return the ids of the storages of tensors."""
     with quiet():
         return {id(storage) for tensor in tensors if (storage := storage_of(tensor)) is not None}
-
-
-def _identity(snapshot: Snapshot, owner: int) -> Hashable:
-    """Return what identifies the owner of a reference; owners that each run makes anew, as threads, share one."""
-    obj = snapshot.objects[owner]
-    if type(obj) is Root:
-        return obj.kind
-    return id(obj) if snapshot.is_old(owner) else type_name(type(obj))
 
 
 def explain_unreachable(
