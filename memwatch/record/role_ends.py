@@ -23,7 +23,6 @@ from memwatch.record.roles import BUFFER, GRADIENT, NAMES, PARAMETER, STATE, STE
 from memwatch.record.tables.parts import plain_parts
 from memwatch.record.tables.rows import Rows
 from memwatch.record.tables.storages import address_of
-from memwatch.record.tables.watched import WatchedStorage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -71,7 +70,7 @@ class RoleEnds:
             large = {
                 watched.key: watched.number
                 for watched in list(self._storages.live.values())
-                if watched.nbytes >= least_bytes and watched.__class__ is WatchedStorage
+                if watched.nbytes >= least_bytes
             }
             now = self._op_counter[0] - in_op
             members = self._members(large, frame, now)

@@ -186,3 +186,56 @@ def test_a_later_look_proves_what_was_before():
         ["structure"],
     )
     assert not state["rule"].item().startswith("inferred")
+
+
+def gradient_kept_by_hand(take):
+    """Profile a program whose gradient is in a list alone once `take` has taken it out."""
+    net, kept = nn.Linear(IN, OUT, bias=False), []
+    with memwatch.profile() as prof:
+        take(net, kept)
+        rise()
+        kept.clear()
+    return of_weight(prof).query("category != 'parameter'")
+
+
+def after_backward(net, kept):
+    net(torch.ones(4, IN)).sum().backward()
+    kept.append(net.weight.grad)
+    net.weight.grad = None
+
+
+class Rises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        for _ in range(3):
+            rise()
+        return grad
+
+
+def in_a_hook_of_backward(net, kept):
+    first = nn.Linear(IN, IN, bias=False)
+
+    def take(_):
+        kept.append(net.weight.grad)
+        net.weight.grad = None
+
+    first.weight.register_post_accumulate_grad_hook(take)
+    x = torch.ones(4, IN, requires_grad=True)
+    net(first(Rises.apply(x))).sum().backward()
+
+
+@pytest.mark.parametrize("take", [after_backward, in_a_hook_of_backward])
+@pytest.mark.parametrize("looks", ["all", "none"])
+@pytest.mark.words
+def test_a_gradient_that_was_taken_out_is_told_as_kept(take, looks, request):
+    """By the very next op, and amid the same backward, it is no gradient; without a look that is not claimed."""
+    if looks == "none":
+        request.getfixturevalue("no_look_in_the_block")
+    found = gradient_kept_by_hand(take)
+    claims = found[found["holder_evidence"].isin(["seen", "structure"])]
+    assert not claims["holder_kind"].eq("gradient").any()
+    assert looks == "none" or "`kept`" in found["holder"].item()

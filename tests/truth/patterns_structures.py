@@ -188,8 +188,9 @@ Past = namedtuple("Past", "keys values")
 def past_reordered_by_beams():
     with memwatch.profile() as prof:
         past = [
-            Past(torch.randn(8, 4, 37, 64), torch.randn(8, 4, 37, 64)) for _ in range(5)
-        ]  # peak: first past
+            Past(torch.randn(8, 4, 37, 64), torch.randn(8, 4, 37, 64))  # peak: first past
+            for _ in range(5)
+        ]
         for _ in range(6):
             beams = torch.randperm(8)
             past = [

@@ -159,7 +159,7 @@ class Observed(nn.Module):
         ".*|",
     ),
     Fact(f32(HIDDEN, IN), "workspace", "rounded", KERNEL, "net|Observed", "mul"),
-    Fact(f32(HIDDEN), "buffer", "low|high", "buffer", "net|Observed", "minimum|maximum"),
+    Fact(f32(HIDDEN), "buffer", "low|high", r"buffer|`net\.(low|high)`", "net|Observed", "minimum|maximum"),
     Fact(
         f32(HIDDEN),
         "temporary|activation",

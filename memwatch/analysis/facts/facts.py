@@ -134,7 +134,7 @@ class Facts:
     @cached_property
     def role_times(self) -> RoleTimes:
         """When each storage was in which role."""
-        return RoleTimes(self.capture)
+        return RoleTimes(self.capture, self.allocations.death_ns)
 
     @cached_property
     def kept_across(self) -> KeptAcross:

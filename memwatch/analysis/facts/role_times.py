@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.grouped import Grouped
-from memwatch.capture.schema import NONE, ROLES
+from memwatch.capture.schema import IN_BACKWARD, NONE, ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -65,12 +65,17 @@ class PastRole(NamedTuple):
 
 
 class RoleTimes:
-    """When each storage was in which role."""
+    """When each storage was in which role.
 
-    def __init__(self, capture: Capture) -> None:
+    Args:
+        capture: what was recorded.
+        death_ns: when each storage died, by its number, -1 if it did not.
+    """
+
+    def __init__(self, capture: Capture, death_ns: IntArray) -> None:
         self._begun, ended = capture.tables["roles"], capture.tables["role_ends"]
         self._rows_of_storage = Grouped(self._begun["storage"])
-        self._looks = _Looks(capture)
+        self._looks, self._phase = _Looks(capture, death_ns), capture.tables["ops"]["phase"]
         self._stretches: dict[tuple[int, str], list[Stretch]] = {}
         self._ends: dict[tuple[int, str], list[tuple[int, int]]] = {}
         columns = (ended["storage"].tolist(), ended["role"].tolist(), ended["last_op"].tolist())
@@ -85,10 +90,21 @@ class RoleTimes:
             rows = rows[self._begun["role"][rows] == ROLES.index(role)]
             starts = list(zip(self._begun["op"][rows].tolist(), rows.tolist(), strict=True))
             self._stretches[key] = [
-                each._replace(last_op=max(each.last_op, self._looks.last_op(storage, role, each)))
+                each._replace(last_op=max(self._known_until(each), self._looks.last_op(storage, role, each)))
                 for each in _stretches(role, starts, self._ends.get(key, []))
             ]
         return self._stretches[key]
+
+    def _known_until(self, stretch: Stretch) -> int:
+        """Return the last op at which a role is known but for looks: of a gradient, the op amid which it was seen.
+
+        A gradient that was seen when backward had ended may be taken out before the next op.
+        """
+        first, phase = stretch.first_op, self._phase
+        is_amid = first < self._begun["op"][stretch.row] or (
+            first < len(phase) and phase[first] in IN_BACKWARD
+        )
+        return max(first - (not is_amid), stretch.last_op)
 
     def at(self, storage: int, role: str, op: int) -> InRole:
         """Return whether a storage is in a role while an op runs, or between it and the next."""
@@ -127,10 +143,12 @@ class RoleTimes:
 class _Looks:
     """The looks at roles: when what is alive was in the role that it was known in before."""
 
-    def __init__(self, capture: Capture) -> None:
-        self._table, self._births = capture.tables["role_looks"], capture.tables["births"]
-        deaths = capture.tables["deaths"]
-        self._death_ns = dict(zip(deaths["storage"].tolist(), deaths["time_ns"].tolist(), strict=True))
+    def __init__(self, capture: Capture, death_ns: IntArray) -> None:
+        self._table, self._births, self._death_ns = (
+            capture.tables["role_looks"],
+            capture.tables["births"],
+            death_ns,
+        )
         self._of_role: dict[str, IntArray] = {}
 
     def _at(self, role: str) -> IntArray:
@@ -149,7 +167,8 @@ class _Looks:
         ops = table["op"][rows]
         found = (ops >= stretch.first_op) & (ops < stretch.end_op)
         found &= table["least_bytes"][rows] <= self._births["nbytes"][storage]
-        found &= table["time_ns"][rows] <= self._death_ns.get(storage, np.iinfo(np.int64).max)
+        if self._death_ns[storage] != NONE:
+            found &= table["time_ns"][rows] <= self._death_ns[storage]
         known = ops[found] - (table["in_op"][rows][found] == 0)  # a reference may change before the next op
         return int(known.max()) if len(known) else NONE
 
@@ -168,5 +187,5 @@ def _stretches(role: str, starts: list[tuple[int, int]], ends: list[tuple[int, i
             waiting.pop(0)
         end_op, last_op = waiting.pop(0) if waiting else (_NEVER, NONE)
         first_op = start - (role != "gradient")
-        found.append(Stretch(first_op, max(first_op, last_op), end_op, row))
+        found.append(Stretch(first_op, last_op, end_op, row))
     return found
