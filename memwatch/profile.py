@@ -150,6 +150,11 @@ class Profile(Reading):
             )
         self._session.mark_step()
 
+    @property
+    def num_ops_started(self) -> int:
+        """How many ops have started in the open block; 0 where none is open."""
+        return 0 if self._session is None else self._session.op_counter[0]
+
     def remarks(self, kind: str) -> list[str]:
         """Return the notes of a kind that were made while recording; nothing is read for them."""
         notes = () if self._recording is None else self._recording.notes

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwatch.analysis import ByDevice, UnknownDeviceError
+from memwatch.analysis.compare import Comparison, PeakSites, compare, peak_sites
 from memwatch.analysis.last_seconds import last_seconds
 from memwatch.analysis.latest_iterations import Iteration
 from memwatch.analysis.latest_iterations import latest_iterations as iterations_of
@@ -259,12 +260,17 @@ def load(path: str | os.PathLike[str]) -> Reading:
     return Reading(load_capture(path))
 
 
-def compare_readings(old: Reading, new: Reading) -> Comparison:
+def sites_at_peak(reading: Reading) -> PeakSites:
+    """Return what a comparison needs of a reading, which may go then: a long run's takes gigabytes."""
+    return peak_sites(reading._tables)
+
+
+def compare_peaks(old: PeakSites, new: PeakSites) -> Comparison:
     """Compare the peaks of two readings of one device.
 
     Args:
-        old: the reading to compare with.
-        new: the reading that is judged.
+        old: the peak to compare with.
+        new: the peak that is judged.
 
     Raises:
         UnknownDeviceError: they are about different devices.
@@ -276,7 +282,7 @@ def compare_readings(old: Reading, new: Reading) -> Comparison:
             f"the old capture is about {old.device} and the new one about {new.device}; name one device for both, "
             f"such as --device {new.device}"
         )
-    return compare(old._tables, new._tables)
+    return compare(old, new)
 
 
 def latest_iterations(reading: Reading, count: int) -> list[Iteration]:

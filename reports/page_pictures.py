@@ -19,7 +19,7 @@ import torch
 
 import memwatch
 from memwatch.analysis import ByDevice
-from memwatch.analysis.compare import compare
+from memwatch.analysis.compare import compare, peak_sites
 from memwatch.report import diff_page, html, leak_page, trade_off
 
 HERE = Path(__file__).resolve().parent
@@ -45,7 +45,7 @@ def pages(folder: Path) -> dict[str, tuple[Path, str]]:
     training.step()
     planned = training.record(1, replay=True)
     plan = memwatch.plan(planned, budget="60%")
-    compared = compare(*(ByDevice(each.capture).tables("cpu") for each in (small, large)))
+    compared = compare(*(peak_sites(ByDevice(each.capture).tables("cpu")) for each in (small, large)))
     half = len(small.timeline) // 2
     return {
         "gpt": (html(small, folder / "gpt.html"), ""),

@@ -26,7 +26,7 @@ VERBS = ("summary", "stats", "report", "diff")
 READ = """
 import resource, sys, time
 import memwatch, memwatch.report.terminal, memwatch.report.page.model
-from memwatch.analysis.compare import compare
+from memwatch.analysis.compare import compare, peak_sites
 from memwatch.report.stats import stats
 verb, path, page = sys.argv[1:]
 before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
@@ -38,7 +38,9 @@ elif verb == "stats":
 elif verb == "report":
     reading.report(page, force=True)
 else:
-    compare(reading._tables, memwatch.load(path)._tables)
+    old = peak_sites(reading._tables)
+    del reading
+    compare(old, peak_sites(memwatch.load(path)._tables))
 print(time.process_time() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, before << 10)
 """
 

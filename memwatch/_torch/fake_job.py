@@ -87,7 +87,9 @@ _READS_NUMBER: Final = "aten::_local_scalar_dense"
 _ORDER: Final = "aten::randperm"
 
 
-def answering(on_read: Callable[[Any], None]) -> AbstractContextManager[object]:
+def answering(
+    on_read: Callable[[Any], None], on_op: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+) -> AbstractContextManager[object]:
     """Return a FakeTensorMode in which a read of a value is answered by zero.
 
     Zero keeps training going: `GradScaler` finds no infinity, and no assertion of a finite loss fails. An order of
@@ -95,21 +97,28 @@ def answering(on_read: Callable[[Any], None]) -> AbstractContextManager[object]:
 
     Args:
         on_read: called with the op of each read.
+        on_op: called with each op that the program calls and its arguments; not with those that an op consists of.
     """
     has_gpu = torch.accelerator.is_available()  # asked before the program is told that there is one
 
     class Answering(_Mode):  # type: ignore[misc]  # the base is looked up
         avoid_device_init = not has_gpu
+        depth = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.name().partition(".")[0] == _ORDER and not _is_elsewhere(kwargs):
                 with really():
                     return func(*args, **(kwargs or {}))
+            if not self.depth:
+                on_op(func, args, kwargs or {})
+            self.depth += 1
             try:
                 return super().__torch_dispatch__(func, types, args, kwargs)
             except _ReadsValue:
                 on_read(func)
                 return _zero(args[0].dtype) if func.name() == _READS_NUMBER else False
+            finally:
+                self.depth -= 1
 
     mode: AbstractContextManager[object] = Answering(allow_non_fake_inputs=True)
     return mode

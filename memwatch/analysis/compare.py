@@ -19,6 +19,21 @@ _NAMED: Final = ("parameter", "buffer", "gradient", "optimizer state")
 
 
 @dataclass(frozen=True)
+class PeakSites:
+    """What a comparison needs of a capture: little, so that the capture may go before the other one is read.
+
+    Attributes:
+        device: the device of the figures.
+        peak_bytes: most live bytes.
+        sites: what was alive at the peak. One row per (category, module, site); columns `bytes` and `count`.
+    """
+
+    device: str
+    peak_bytes: int
+    sites: pd.DataFrame
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Two captures side by side.
 
@@ -44,26 +59,31 @@ class Comparison:
         return self.new_peak_bytes / self.old_peak_bytes - 1 if self.old_peak_bytes else float("inf")
 
 
-def compare(old: DerivedTables, new: DerivedTables) -> Comparison:
-    """Compare the peaks of two captures.
+def peak_sites(tables: DerivedTables) -> PeakSites:
+    """Return the sites of a capture's peak, as seen by a device.
 
     A site is the name of a parameter, gradient or state, else an op and the function that called it. It is no
     line: an edit moves the lines below it, and all of them would look changed.
+    """
+    return PeakSites(tables.facts.device, tables.facts.curve.peak_bytes, _by_site(tables))
+
+
+def compare(old: PeakSites, new: PeakSites) -> Comparison:
+    """Compare the peaks of two captures.
 
     Args:
-        old: the capture to compare with, as seen by a device.
-        new: the capture that is judged.
+        old: the peak to compare with.
+        new: the peak that is judged.
 
     Returns:
         Peaks and sites.
     """
-    before, after = _by_site(old), _by_site(new)
-    sites = before.add_prefix("old_").join(after.add_prefix("new_"), how="outer").fillna(0).astype("int64")
+    before, after = old.sites.add_prefix("old_"), new.sites.add_prefix("new_")
+    sites = before.join(after, how="outer").fillna(0).astype("int64")
     sites["delta_bytes"] = sites["new_bytes"] - sites["old_bytes"]
     sites = sites[["old_bytes", "new_bytes", "delta_bytes", "old_count", "new_count"]]
     order = sites["delta_bytes"].abs().sort_values(ascending=False, kind="stable").index
-    peaks = old.facts.curve.peak_bytes, new.facts.curve.peak_bytes
-    return Comparison(new.facts.device, *peaks, sites.loc[order])
+    return Comparison(new.device, old.peak_bytes, new.peak_bytes, sites.loc[order])
 
 
 def _by_site(tables: DerivedTables) -> pd.DataFrame:

@@ -45,14 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Print the comparison; return 1 if the peak grew by more than allowed."""
-    from memwatch.reading import compare_readings
+    from memwatch.reading import compare_peaks, sites_at_peak
     from memwatch.report.records import difference_record
 
     if options.output is not None:
         make_room(options.output, force=options.force)
     with working("memwatch diff"):
-        old, new = read(options.old, options.device), read(options.new, options.device)
-        compared = compare_readings(old, new)
+        # the one is gone when the other is read: long runs need gigabytes
+        old = sites_at_peak(read(options.old, options.device))
+        compared = compare_peaks(old, sites_at_peak(read(options.new, options.device)))
     if options.output is not None:
         _write_page(compared, options)
     if options.json:

@@ -13,7 +13,7 @@ from mcp.types import ToolAnnotations
 
 from memwatch._version import __version__
 from memwatch.errors import MemwatchError
-from memwatch.reading import Reading, compare_readings, load
+from memwatch.reading import Reading, compare_peaks, load, sites_at_peak
 from memwatch.report.records import (
     difference_record,
     findings_record,
@@ -98,4 +98,5 @@ class _Tools:
     def diff(self, other: str, device: str = "") -> DifferenceRecord:
         """Compare this capture's peak with that of another capture file, which is taken as the one before."""
         old = load(other)
-        return difference_record(compare_readings(old.on(device) if device else old, self._on(device)))
+        before = sites_at_peak(old.on(device) if device else old)
+        return difference_record(compare_peaks(before, sites_at_peak(self._on(device))))

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from memwatch._torch.fake_job import UNANSWERABLE, answering, is_raised_by_fakes, require_jobs
 from memwatch._torch.versions import require_known_torch
 from memwatch.errors import MemwatchError
+from memwatch.estimate.calls import Calls
 from memwatch.estimate.job import Job, pretended
 from memwatch.estimate.left_out import left_out
 from memwatch.estimate.result import Estimate
@@ -63,14 +64,19 @@ def estimate_program(
     """
     require_known_torch()
     require_jobs()
-    reads, counter = Reads(), _Steps(steps)
+    reads, calls, counter = Reads(), Calls(), _Steps(steps)
     recording = profile(path)
+
+    def note(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if started := recording.num_ops_started:
+            calls.add(started - 1, op, args, kwargs)
+
     program = load()
     with (
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(nowhere),
         pretended(job),
-        answering(reads.note),
+        answering(reads.note, note),
         left_out(device, job.world_size or 1, reads.note) as left,
         recording,
         counter.watching(),
@@ -87,7 +93,7 @@ def estimate_program(
             if sentence is None:
                 raise
             raise MemwatchError(sentence) from error
-    return Estimate(recording, job, counter.count, tuple(reads.places), tuple(left.remarks))
+    return Estimate(recording, job, counter.count, calls, tuple(reads.places), tuple(left.remarks))
 
 
 class Reads:

@@ -13,9 +13,14 @@ if TYPE_CHECKING:
 
 def estimate_record(estimate: Estimate) -> EstimateRecord:
     """Return the figures of an estimate, and the summary of what was recorded."""
+    workspace = estimate.workspace
     return {
         "device": estimate.reading.device,
         "tensor_bytes": estimate.tensor_bytes,
+        "workspace_bytes": None if workspace is None else workspace.nbytes,
+        "workspace_is_scaled": workspace is not None and workspace.is_scaled,
+        "workspace_unknown": [] if workspace is None else list(workspace.unknown),
+        "reserved_bytes": estimate.reserved_bytes,
         "rounding_bytes": estimate.rounding_bytes,
         "block_bytes": estimate.block_bytes,
         "rank": estimate.job.rank,

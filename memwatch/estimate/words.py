@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from memwatch.report.estimate import estimate_text
+from memwatch.words.allocators import counted
 
 if TYPE_CHECKING:
     from memwatch.estimate.result import Estimate
+    from memwatch.estimate.workspace import Workspace
 
 _ROWS: Final = 5
 _SHOWN: Final = 3
+_ELSEWHERE: Final = "buffers of collectives' libraries, fragmentation"
 
 
 def text_of(estimate: Estimate, following: str = "") -> str:
@@ -20,16 +25,36 @@ def text_of(estimate: Estimate, following: str = "") -> str:
         estimate: the estimate.
         following: the line that says what to do next, empty for none.
     """
-    reading = estimate.reading
+    reading, workspace = estimate.reading, estimate.workspace
     head = estimate_text(
         tensor_bytes=estimate.tensor_bytes,
         rounding_bytes=estimate.rounding_bytes,
         block_bytes=estimate.block_bytes,
+        reserved_bytes=estimate.reserved_bytes,
+        workspace_bytes=None if workspace is None else workspace.nbytes,
+        workspace_rests_on="" if workspace is None else _rests_on(workspace),
+        not_counted=_not_counted(workspace),
         device=reading.device,
         run=_run(estimate),
         notes=[*_reads(estimate), *estimate.remarks],
     )
     return f"{head}\n{reading.summary(rows=_ROWS, following=following)}"
+
+
+def _rests_on(workspace: Workspace) -> str:
+    ran = "ran here once at smaller sizes" if workspace.is_scaled else "ran here once"
+    threads = counted(torch.get_num_threads(), "thread")
+    return f"what the peak grows by with the workspace of kernels: the ops near it {ran}, with {threads}"
+
+
+def _not_counted(workspace: Workspace | None) -> str:
+    if workspace is None:
+        return f"workspace of kernels and of their libraries, {_ELSEWHERE}"
+    if not workspace.unknown:
+        return _ELSEWHERE
+    names, more = workspace.unknown[:_SHOWN], len(workspace.unknown) - _SHOWN
+    others = f" and {more} other ops" if more > 0 else ""
+    return f"workspace of {', '.join(names)}{others}, {_ELSEWHERE}"
 
 
 def _run(estimate: Estimate) -> str:

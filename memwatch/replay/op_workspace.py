@@ -7,21 +7,21 @@ refuse zeros, are taken to need none: a measured step corrects that.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import fx
 
 from memwatch._torch.overloads import OpOverload, base_name_of
-from memwatch._torch.storages import address_of
 from memwatch.encoding.only_allocate import ONLY_ALLOCATE
-from memwatch.encoding.values import Value, leaves
-from memwatch.replay.executor import below_autograd
-from memwatch.replay.measure import AllocatorWindow, Stretch, can_measure
+from memwatch.replay.measure import can_measure
+from memwatch.replay.op_measure import measure_workspaces, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from memwatch.encoding.values import Value
 
 _known: Final[dict[str, int]] = {}
 _SKIPPED: Final = ONLY_ALLOCATE | {"_local_scalar_dense", "set_", "resize_"}
@@ -49,37 +49,12 @@ class Workspaces:
         new = {key: node for key, node in new.items() if key not in _known}
         if not new or not can_measure():
             return
-        with torch.random.fork_rng(devices=[self._device] if self._device.startswith("cuda") else []):
-            window = AllocatorWindow(self._device)
-            try:
-                with below_autograd():
-                    made = {key: self._run(node, key, window) for key, node in new.items()}
-            finally:
-                stretches = window.stop()
-        for stretch in stretches:
-            if stretch.name in made:
-                _known[stretch.name] = _beyond(stretch, made[stretch.name])
+        calls = {key: (node.target, functools.partial(self._arguments, node)) for key, node in new.items()}
+        found = measure_workspaces(calls, self._device)
+        _known.update((key, found.get(key, 0)) for key in new)
 
-    def _run(self, node: fx.Node, key: str, window: AllocatorWindow) -> int:
-        """Run a node between two marks; return the bytes of what it made."""
-        made = 0
-        result: Value = None
-        with contextlib.suppress(Exception):  # it refuses these values: its workspace is not known
-            positional, keyword = self._filled(node.args), self._filled(dict(node.kwargs))
-            window.mark(key)
-            result = node.target(*positional, **keyword)  # type: ignore[operator]  # an overload
-            given = {
-                address_of(item.untyped_storage()) for item in _tensors([positional, list(keyword.values())])
-            }
-            made = sum(
-                {
-                    address_of(item.untyped_storage()): item.untyped_storage().nbytes()
-                    for item in _tensors(result)
-                    if address_of(item.untyped_storage()) not in given
-                }.values()
-            )
-        window.mark("")
-        return made
+    def _arguments(self, node: fx.Node) -> tuple[list[Value], dict[str, Value]]:
+        return self._filled(node.args), self._filled(dict(node.kwargs))
 
     def _filled(self, value: Value) -> Value:
         """Return an argument of a node with tensors of zeros in place of the nodes."""
@@ -114,20 +89,12 @@ class Workspaces:
         return value
 
 
-def _beyond(stretch: Stretch, made_bytes: int) -> int:
-    return max(stretch.peak_bytes - stretch.start_bytes - made_bytes, 0)
-
-
-def _tensors(value: Value) -> Iterable[torch.Tensor]:
-    return (item for item in leaves(value) if isinstance(item, torch.Tensor))
-
-
 def _is_measurable(node: fx.Node) -> bool:
     overload = node.target
     return (
         isinstance(overload, OpOverload)
         and overload.namespace in {"aten", "prims"}
         and base_name_of(overload) not in _SKIPPED
-        and any(True for _ in _tensors(node.meta.get("val")))
+        and any(True for _ in tensors_in(node.meta.get("val")))
         and not overload.is_view
     )

@@ -21,6 +21,10 @@ def estimate_text(
     tensor_bytes: int,
     rounding_bytes: int,
     block_bytes: int,
+    reserved_bytes: int | None,
+    workspace_bytes: int | None,
+    workspace_rests_on: str,
+    not_counted: str,
     device: str,
     run: str,
     notes: Sequence[str] = (),
@@ -33,6 +37,10 @@ def estimate_text(
         tensor_bytes: the peak of tensors.
         rounding_bytes: what the peak grows by in whole blocks.
         block_bytes: the size of a block.
+        reserved_bytes: what a caching allocator takes from the device for these, None where there is none.
+        workspace_bytes: what kernels take at the peak beside tensors, None where that is not known.
+        workspace_rests_on: how it is known.
+        not_counted: what is in none of the figures.
         device: where they are.
         run: which rank ran, and how far.
         notes: sentences that follow.
@@ -42,18 +50,27 @@ def estimate_text(
     Returns:
         The text, ending with a newline.
     """
-    head = Text("Estimated peak ").append(format_bytes(tensor_bytes + rounding_bytes), style="bold red")
+    peak_bytes = tensor_bytes + rounding_bytes + (workspace_bytes or 0)
+    head = Text("Estimated peak ").append(format_bytes(peak_bytes), style="bold red")
     head.append(f" on {clip(device, 40)}: {run}")
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row(format_bytes(tensor_bytes), "counted", "the sizes of the program's tensors")
-    table.add_row(
-        format_bytes(rounding_bytes), "modelled", f"every tensor takes whole blocks of {block_bytes} B"
-    )
-    table.add_row(
-        "?", "not counted", "workspace of kernels, buffers of collectives' libraries, fragmentation"
-    )
+    if workspace_bytes is not None:
+        about = "" if workspace_bytes == 0 else "about "
+        table.add_row(about + format_bytes(workspace_bytes), "estimated", workspace_rests_on)
+    blocks = f"every tensor takes whole blocks of {block_bytes} B"
+    if reserved_bytes is not None:
+        blocks += ", and rests that the allocator does not split off"
+    table.add_row(format_bytes(rounding_bytes), "modelled", blocks)
+    table.add_row("?", "not counted", not_counted)
+    if reserved_bytes is not None:
+        told = (
+            "reserved",
+            "modelled: segments that torch's caching allocator takes for these blocks by default",
+        )
+        table.add_row(format_bytes(reserved_bytes), *told)
     parts: list[RenderableType] = [head, "", table, *(Text(f"- {clip(note)}") for note in notes)]
     return to_text(*parts, width=width, color=color)

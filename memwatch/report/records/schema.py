@@ -168,6 +168,12 @@ class EstimateRecord(TypedDict):
 
     device: Annotated[str, "the device that the figures are about"]
     tensor_bytes: Annotated[int, "most bytes of tensors that are alive at once: counted"]
+    workspace_bytes: Annotated[
+        int | None, "what the peak grows by with the workspace of kernels, null if unknown"
+    ]
+    workspace_is_scaled: Annotated[bool, "whether that follows from runs of smaller sizes"]
+    workspace_unknown: Annotated[list[str], "ops whose workspace is not known"]
+    reserved_bytes: Annotated[int | None, "what a caching allocator takes for it: modelled, null without one"]
     rounding_bytes: Annotated[int, "what the peak grows by in whole blocks: modelled"]
     block_bytes: Annotated[int, "the size of a block"]
     rank: Annotated[int, "the rank that ran"]

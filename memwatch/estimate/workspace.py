@@ -1,0 +1,218 @@
+"""The workspace of an estimated program's kernels: they run here once, at their sizes or at smaller ones.
+
+A call whose tensors are small runs on zeros of its own sizes, and the allocator's events tell what it holds beyond
+its results. Of a larger one the lengths are halved until it is small; it runs so, and once more for each such length
+halved once more, which tells how its workspace grows with that length. Only calls that could lift the peak run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from memwatch._torch.fake import pretended
+from memwatch._torch.overloads import OpOverload, base_name_of
+from memwatch._torch.profiler import EVENTS_WORK
+from memwatch.device_names import is_host
+from memwatch.encoding.only_allocate import ONLY_ALLOCATE
+from memwatch.estimate.run_calls import run_calls
+from memwatch.replay.op_measure import tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from memwatch.capture.packed import IntArray
+    from memwatch.estimate.calls import Call, Calls, Shape
+    from memwatch.reading import Reading
+
+_SMALL_BYTES: Final = 16 << 20
+"""Most bytes of the tensors of a call that runs."""
+_SHORT: Final = 16
+"""Lengths up to this are not halved: kernels treat them in another way."""
+_AT_MOST: Final = 4
+"""A call may need so many times the bytes of its tensors: one that is further below the peak does not run."""
+_ALLOWED_S: Final = 20.0
+_MOST_LENGTHS: Final = 4
+_TORCHS: Final = frozenset({"aten", "prims"})
+_OF_JOBS: Final = frozenset({"c10d", "_c10d_functional", "_dtensor", "fsdp", "prim", "profiler"})
+_SKIPPED: Final = ONLY_ALLOCATE | {"_local_scalar_dense", "set_", "resize_"}
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What kernels need at the peak beside tensors.
+
+    Attributes:
+        nbytes: what the peak grows by.
+        is_scaled: whether that follows from runs of smaller sizes.
+        unknown: names of ops that may need some and did not run.
+    """
+
+    nbytes: int
+    is_scaled: bool
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """A call that runs at smaller sizes: by which factor each length was divided."""
+
+    call: Call
+    factors: Mapping[int, int]
+
+    def corners(self) -> Iterator[tuple[int, ...]]:
+        """Yield a 1 for each length that is halved once more, else a 0, in all combinations."""
+        return itertools.product((0, 1), repeat=len(self.factors))
+
+    def at(self, corner: tuple[int, ...]) -> Call:
+        """Return the call of a corner."""
+        sizes = zip(self.factors.items(), corner, strict=True)
+        return self.call.resized({length: length // factor >> halved for (length, factor), halved in sizes})
+
+    def whole_bytes(self, measured: Mapping[tuple[int, ...], int]) -> int | None:
+        """Return the workspace at the sizes of the call; None if it does not follow from that of the corners.
+
+        It is taken for a sum of products of lengths, in which a length occurs as often as in one tensor: height and
+        width that are equal occur twice.
+        """
+        nbytes = 0.0
+        for corner, corner_bytes in measured.items():
+            weight = 1.0
+            for (length, factor), halved in zip(self.factors.items(), corner, strict=True):
+                times = max(shape.size.count(length) for shape in self.call.shapes())
+                beyond = (factor**times - 1) / (1 - 0.5**times)
+                weight *= -beyond if halved else 1 + beyond
+            nbytes += weight * corner_bytes
+        return int(nbytes) if nbytes >= 0 else None
+
+
+def workspace_at_peak(calls: Calls, reading: Reading) -> Workspace | None:
+    """Return what kernels on the device of a reading need at its peak; None where nothing can be measured.
+
+    Args:
+        calls: the calls, and the op of each.
+        reading: the recording of fake tensors.
+    """
+    peak_bytes = reading.peak_bytes
+    if not is_host(reading.device) or not EVENTS_WORK:
+        return None
+    highest = _highest(calls, reading)
+    until_s = time.monotonic() + _ALLOWED_S
+    planned: dict[int, _Scaled] = {}
+    unknown: dict[str, None] = {}
+    for call, number in sorted(calls.different.items(), key=lambda item: -int(highest[item[1]])):
+        if not _may_need(call):
+            continue
+        if highest[number] + _AT_MOST * max(call.nbytes, _made_bytes(call) or 0) <= peak_bytes:
+            continue
+        scaled = _shrunk(call) if _runs_alone(call) and time.monotonic() < until_s else None
+        if scaled is None:
+            unknown[call.op.name()] = None
+        else:
+            planned[number] = scaled
+    found = _measured(planned, until_s - time.monotonic())
+    unknown |= {planned[number].call.op.name(): None for number in planned if found.get(number) is None}
+    most, is_scaled = peak_bytes, False
+    for number, nbytes in found.items():
+        if nbytes is not None and highest[number] + nbytes > most:
+            most, is_scaled = (
+                int(highest[number]) + nbytes,
+                any(f > 1 for f in planned[number].factors.values()),
+            )
+    return Workspace(most - peak_bytes, is_scaled, tuple(unknown))
+
+
+def _highest(calls: Calls, reading: Reading) -> IntArray:
+    """Return the most bytes of tensors that were alive while each call ran, its results included."""
+    recorded = reading.part("ops", ["name"])["name"].to_numpy()
+    noted, numbers = np.array(calls.ops, dtype=np.int64), np.array(calls.numbers, dtype=np.int64)
+    names = np.array([str(call.op) for call in calls.different], dtype=object)
+    # an op that was not recorded is noted for the one before it, which has another name
+    same = recorded[noted] == names[numbers]
+    highest: IntArray = np.zeros(len(names), dtype=np.int64)
+    np.maximum.at(highest, numbers[same], _live_of_ops(reading, len(recorded))[noted[same]])
+    return highest
+
+
+def _live_of_ops(reading: Reading, num_ops: int) -> IntArray:
+    """Return the most live bytes from the start of each op to the start of the next: results are met as it ends."""
+    timeline = reading.part("timeline", ["op", "live_bytes"])
+    op, live = timeline["op"].to_numpy(), timeline["live_bytes"].to_numpy()
+    first = np.searchsorted(op, np.arange(num_ops))
+    most: IntArray = live[np.maximum(first - 1, 0)].copy()
+    np.maximum.at(most, op[op >= 0], live[op >= 0])
+    return most
+
+
+def _measured(planned: Mapping[int, _Scaled], allowed_s: float) -> dict[int, int | None]:
+    """Return the workspace of calls at their sizes, None where it does not follow from what ran."""
+    variants = {
+        f"{number} {corner}": scaled.at(corner)
+        for number, scaled in planned.items()
+        for corner in scaled.corners()
+    }
+    found = run_calls(variants, allowed_s)
+    wholes: dict[int, int | None] = {}
+    for number, scaled in planned.items():
+        sizes = {corner: found.get(f"{number} {corner}") for corner in scaled.corners()}
+        known = {corner: nbytes for corner, nbytes in sizes.items() if nbytes is not None}
+        wholes[number] = scaled.whole_bytes(known) if len(known) == len(sizes) else None
+    return wholes
+
+
+def _shrunk(call: Call) -> _Scaled | None:
+    """Return a call with lengths halved until it is small; None where the op refuses that."""
+    factors: dict[int, int] = {}
+    lengths = {length for shape in call.shapes() for length in shape.size if length > _SHORT}
+    nbytes = _made_bytes(call)
+    while nbytes is not None and nbytes > _SMALL_BYTES:
+        most = len(factors) == _MOST_LENGTHS
+        left = [each for each in (factors if most else lengths) if each // factors.get(each, 1) > 2 * _SHORT]
+        if not left:
+            return None
+        length = max(left, key=lambda length: length // factors.get(length, 1))
+        tried = {**factors, length: 2 * factors.get(length, 1)}
+        made = _made_bytes(call.resized({each: each // factor for each, factor in tried.items()}))
+        if made is None and length in factors:
+            return None
+        if made is None:
+            lengths.discard(length)
+        else:
+            factors, nbytes = tried, made
+    return None if nbytes is None else _Scaled(call, factors)
+
+
+def _made_bytes(call: Call) -> int | None:
+    """Return the bytes of the tensors of a call, its results included; None where the op refuses them."""
+    with contextlib.suppress(Exception), torch.no_grad(), pretended():
+        positional, keyword = call.filled(_empty)
+        made = tensors_in(call.op(*positional, **keyword))
+        return call.nbytes + sum(tensor.untyped_storage().nbytes() for tensor in made)
+    return None
+
+
+def _empty(shape: Shape) -> torch.Tensor:
+    return torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype, device=shape.device)
+
+
+def _may_need(call: Call) -> bool:
+    """Return True for an op that computes: it reads tensors, and is none of those that move memory between ranks."""
+    op: Any = call.op
+    return (
+        isinstance(op, OpOverload)
+        and op.namespace not in _OF_JOBS
+        and base_name_of(op) not in _SKIPPED
+        and not op.is_view
+        and any(True for _ in call.shapes())
+    )
+
+
+def _runs_alone(call: Call) -> bool:
+    """Return True for an op of torch's own, of which it is known that it changes nothing but its arguments."""
+    return call.op.namespace in _TORCHS

@@ -1,0 +1,72 @@
+"""What kernels take beside tensors is estimated by running them once, at their sizes or at smaller ones."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import memwatch
+from memwatch.estimate import workspace
+from memwatch.estimate.program import estimate_program
+from memwatch.estimate.words import text_of
+
+
+def train_convolutions():
+    """The peak is inside a backward that needs workspace."""
+    net = nn.Sequential(nn.Conv2d(4, 64, 3, padding=1), nn.Conv2d(64, 96, 3, padding=1), nn.BatchNorm2d(96))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(torch.ones(2, 4, 32, 32)).mean().backward()
+        optimizer.step()
+
+
+def estimate(program, **options):
+    """Return the estimate of a function."""
+    gc.collect()
+    return estimate_program(lambda: program, **options)
+
+
+@pytest.mark.parametrize("most_bytes", [16 << 20, 128 << 10], ids=["at their sizes", "at smaller sizes"])
+def test_tensors_and_workspace_are_what_a_real_run_takes(most_bytes, monkeypatch):
+    """To the byte: convolutions and batch norms copy their operands, and these copies grow as products of lengths."""
+    with memwatch.profile(stacks=False, holders=False) as prof:
+        train_convolutions()
+    monkeypatch.setattr(workspace, "_SMALL_BYTES", most_bytes)
+    monkeypatch.setattr(workspace, "_SHORT", 2)
+    found = estimate(train_convolutions, steps=2)
+    assert found.workspace.nbytes > 100_000
+    assert found.workspace.is_scaled == (most_bytes < 1 << 20)
+    assert found.tensor_bytes + found.workspace.nbytes == prof.peak_bytes
+
+
+def test_an_op_that_is_not_run_is_named():
+    """What an op of others does beside its results is not known: it is not run, and the text says so."""
+
+    @torch.library.custom_op("memwatch_test::unknown", mutates_args=())
+    def unknown(x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError
+
+    unknown.register_fake(torch.empty_like)
+    found = estimate(lambda: unknown(torch.ones(1000)))
+    assert found.workspace.unknown == ("memwatch_test::unknown",)
+    assert "workspace of memwatch_test::unknown" in " ".join(text_of(found).split())
+
+
+def test_no_kernel_of_another_device_runs_here():
+    """Their workspace stays unknown; what the caching allocator reserves is modelled."""
+    found = estimate(lambda: torch.ones(3 << 20, device="cuda").mul(2), device="cuda")
+    assert found.workspace is None
+    assert found.tensor_bytes == 2 * 12 << 20
+    assert found.reserved_bytes == found.tensor_bytes
+    assert "workspace of kernels" in " ".join(text_of(found).split())
+
+
+def test_the_generator_is_where_it_was():
+    """An op that draws numbers ran, and the program that follows draws what it would have drawn."""
+    torch.manual_seed(0)
+    estimate(lambda: torch.nn.functional.dropout(torch.ones(1000), 0.5))
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(0)))
