@@ -51,6 +51,7 @@ class Gradients:
         self.harmless = Harmless(could_not_record, "the end of a backward")
         self._reached: dict[int, set[int]] = {}
         self._new: set[int] = set()
+        self._amid: set[int] = set()
         self._op_of_new = NONE
         self.python_functions: tuple[Callable[..., Any], ...] = (_AtEnd.__call__,)
 
@@ -121,8 +122,11 @@ class Gradients:
                 if grad is None:
                     continue
                 is_new = note(grad, GRADIENT, known.module, known.name, op=op, watch_on=is_over)
-                if is_new and is_over:
-                    self._new.add(known.key)
+                if is_new:
+                    (self._new if is_over else self._amid).add(known.key)
+                elif is_over and known.key in self._amid:  # a hook may have taken it out since
+                    self._amid.discard(known.key)
+                    self._roles.note_again(grad, GRADIENT, known.module, known.name)
 
 
 class _AtEnd:

@@ -72,6 +72,7 @@ class RoleEnds:
                 for watched in list(self._storages.live.values())
                 if watched.nbytes >= least_bytes
             }
+            in_op = in_op and self._op_counter[0] > 0  # else it is an op of a step that is left out
             now = self._op_counter[0] - in_op
             members = self._members(large, frame, now)
             told = sum(1 << role for role in members)

@@ -81,6 +81,12 @@ class Roles:
             self.add(number, role, NAMES[role].format(*words), module, op=op)
         return True
 
+    def note_again(self, tensor: Tensor, role: int, module: int, *words: str) -> None:
+        """Note that a plain tensor is still in a role in which it was noted before."""
+        number = self._watched_number(tensor, True) if tensor.__class__ is Tensor else NONE
+        if number != NONE:
+            self.add(number, role, NAMES[role].format(*words), module)
+
     def _watch_on(self, tensor: Tensor) -> None:
         with contextlib.suppress(RuntimeError, NotImplementedError):
             for part in plain_parts(tensor):

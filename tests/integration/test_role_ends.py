@@ -193,7 +193,7 @@ def gradient_kept_by_hand(take):
     net, kept = nn.Linear(IN, OUT, bias=False), []
     with memwatch.profile() as prof:
         take(net, kept)
-        rise()
+        torch.zeros(WEIGHT, 3)
         kept.clear()
     return of_weight(prof).query("category != 'parameter'")
 

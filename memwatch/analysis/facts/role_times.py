@@ -174,7 +174,7 @@ class _Looks:
 
 
 def _stretches(role: str, starts: list[tuple[int, int]], ends: list[tuple[int, int]]) -> list[Stretch]:
-    """Pair starts and ends in their order; one piece of memory may have been numbered twice, and begin twice.
+    """Pair starts and ends in their order; what is seen again in its role was in it until then.
 
     A gradient may have been in flight in the op before the one by which it was seen; the others change between ops.
     """
@@ -182,6 +182,7 @@ def _stretches(role: str, starts: list[tuple[int, int]], ends: list[tuple[int, i
     waiting = sorted(ends)
     for start, row in sorted(starts):
         if found and start < found[-1].end_op:
+            found[-1] = found[-1]._replace(last_op=max(found[-1].last_op, start - 1))
             continue
         while waiting and waiting[0][0] < start:
             waiting.pop(0)

@@ -30,6 +30,7 @@ _OF_OPS: Final = frozenset(
 """Tables that tell what ops did: a step that is left out leaves none of their rows."""
 _BIRTHS: Final = RECORDED_BY_NAME["births"].names
 _STORAGE, _OP, _ORIGIN = map(_BIRTHS.index, ("storage", "op", "origin"))
+_IN_OP: Final = RECORDED_BY_NAME["role_looks"].names.index("in_op")
 _NO_BIRTHS: Final = np.zeros((0, len(_BIRTHS)), dtype=np.int64)
 _OF_STORAGES: Final = frozenset({"roles", "role_ends", "resizes"})
 """Tables that tell of one storage each, in the first column."""
@@ -124,6 +125,8 @@ class KeptRows:
         """Return the rows to number, with those that waited or without those that wait on."""
         waited, self._waiting = self._waiting, {}
         if not keep:
+            if "role_looks" in rows:  # the op amid which it was is left out
+                rows["role_looks"][:, _IN_OP] = 0
             births = rows.pop("births", _NO_BIRTHS).copy()
             births[:, _OP], births[:, _ORIGIN] = NONE, _BASELINE
             waited = together(waited, {"births": births[np.isin(births[:, _STORAGE], list(alive))]})
