@@ -31,6 +31,7 @@ _BAR_WIDTH = 12
 _CATEGORIES = 7
 _ITERATIONS = 6
 _ENDED_LOOK_S = 0.2
+_HEAD_S = 5.0
 
 
 class LiveApp(App[None]):
@@ -82,7 +83,7 @@ class LiveApp(App[None]):
     def on_mount(self) -> None:
         """Begin to look."""
         self.run_worker(self._follow())
-        self.set_interval(1.0, self._show_head)
+        self.set_interval(_HEAD_S, self._show_head)
         if self._has_ended is not None:
             self.set_interval(_ENDED_LOOK_S, self._leave_with_the_program)
 
@@ -98,7 +99,10 @@ class LiveApp(App[None]):
             self._show(view)
             if view.state.is_last:
                 return
-            await asyncio.sleep(self._pace.wait_s(self._watch.cpu_s))
+            wait_s = self._pace.wait_s(self._watch.cpu_s)
+            while wait_s > 0:
+                await asyncio.sleep(wait_s)
+                wait_s = self._pace.owed_s(self._watch.cpu_s)  # the screen takes time meanwhile
 
     def _show(self, view: View) -> None:
         self._show_head()

@@ -34,6 +34,14 @@ class Pace:
         Args:
             reading_cpu_s: what the last one took; the next may take twice that, for the recording is longer then.
         """
+        return max(LEAST_S, self.owed_s(reading_cpu_s))
+
+    def owed_s(self, reading_cpu_s: float) -> float:
+        """Return the seconds until a reading is paid for; more than was waited for where waiting took time, too.
+
+        Args:
+            reading_cpu_s: as for `wait_s`.
+        """
         cpu_s, time_s = time.process_time(), time.monotonic()
         if self._start_s is None:
             self._start_s = cpu_s, time_s
@@ -42,7 +50,7 @@ class Pace:
         until_s = min(
             (after_next_s - start_cpu_s) / (self._share_ratio / 2), after_next_s / self._share_ratio
         )
-        return max(LEAST_S, until_s - passed_s)
+        return until_s - passed_s
 
 
 def step_behind_the_program() -> None:

@@ -72,31 +72,42 @@ def everywhere(browser) -> dict[str, int | str]:
         "name": browser.text("#instant-name").lower(),
         "header": browser.text("#instant-bytes"),
         "where": browser.text("#instant-where"),
+        "lines": browser.text("#source-title"),
+        "findings": browser.text(".finding .now"),
+        "marks": browser.js("return document.querySelector('#plot canvas.marks').toDataURL()"),
     }
 
 
-def same_instant(browser, reading, event: int) -> None:
-    """Check that every part shows one event: its bytes, and in the header its step, phase, time and device."""
+def same_instant(browser, reading, event: int) -> str:
+    """Check that every part shows one event: its bytes, and in the header its step, phase, time and device.
+
+    Returns:
+        The picture of the marks on the curve.
+    """
     told, live = everywhere(browser), int(reading.timeline["live_bytes"].iloc[event])
     assert (told["table"], told["icicle"], told["legend"]) == (live, live, live)
     assert told["header"] == f"{format_bytes(live)} live on {reading.device}"
     assert told["name"].endswith(f"event {event:,}")
     assert "after entry" in told["where"]
+    when = "at the peak" if told["name"].startswith("peak") else f"at event {event:,}"
+    assert told["lines"].endswith(when)
+    assert told["findings"].endswith(when)
     op = int(reading.timeline["op"].iloc[event])
     if op >= 0:
         assert f"step {reading.ops['step'][op]} · {reading.ops['phase'][op]} ·" in told["where"]
         assert f"op {op}" in told["where"]
+    return str(told["marks"])
 
 
 def test_an_instant_chosen_anywhere_is_shown_everywhere(shown, reading):
-    """Address, slider, keys, a step's peak: icicle, table, legend and header move together."""
+    """Address, slider, keys, a step's peak: curve, icicle, table, legend, lines, findings and header move together."""
     peak = int(reading.timeline["live_bytes"].argmax())
-    same_instant(shown, reading, peak)
+    marks = [same_instant(shown, reading, peak)]
     shown.go("at=7")
-    same_instant(shown, reading, 7)
+    marks.append(same_instant(shown, reading, 7))
     body = shown.driver.find_element("css selector", "body")
     shown.act(lambda: body.send_keys("]"))
-    same_instant(shown, reading, 8)
+    marks.append(same_instant(shown, reading, 8))
     shown.act(lambda: shown.driver.find_element("id", "scrub").send_keys(Keys.ARROW_RIGHT))
     same_instant(shown, reading, 9)
     shown.click("#tab-steps")
@@ -108,6 +119,7 @@ def test_an_instant_chosen_anywhere_is_shown_everywhere(shown, reading):
     shown.go("at=3")
     shown.click("#back-to-peak")
     same_instant(shown, reading, peak)
+    assert len({*marks}) == len(marks)
 
 
 def test_dragging_the_mark_moves_the_instant(shown, reading):
@@ -138,7 +150,15 @@ def test_two_instants_are_compared(shown, reading):
     assert f"{format_bytes(old['nbytes'][died].sum())} died" in words
     levels = "return [...document.querySelectorAll('#flame g.frame')].map((g) => g.__data__.data.level)"
     assert "change" in shown.js(levels)
-    assert "compared with event 6" in shown.text("#icicle-title")
+    assert shown.text("#icicle-title") == "What changed from event 6 to the peak"
+    assert "since event 6" in words
+    shown.go(f"at={before}&than={after}")
+    assert dict(zip(map(int, shown.row_keys()), shown.column(1), strict=True)) == changes, (
+        "later is not born first"
+    )
+    assert shown.text("#icicle-title") == "What changed from event 6 to the peak"
+    assert "until the peak" in shown.text("#compared")
+    shown.go(f"than={before}")
     shown.click("#compare")
     assert "than" not in shown.state()
     assert shown.live_bytes() == reading.peak_bytes

@@ -76,7 +76,7 @@ export class Findings {
     }
     this.#entries.forEach((entry, index) => {
       const now = entry.querySelector<HTMLElement>(".now")!;
-      now.textContent = `${bytes(sums[index])} of them at ${when}`;
+      now.textContent = `${bytes(sums[index])} of them ${when}`;
       now.dataset.bytes = String(sums[index]);
       entry.classList.toggle("picked", isPicked("finding", index));
     });

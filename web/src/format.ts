@@ -35,6 +35,9 @@ export function shortLine(line: string): string {
   return parts.length > 2 ? `…/${parts.slice(-2).join("/")}` : line;
 }
 
+// Shortens the long paths in a text, each as `shortLine` does.
+export const shortPaths = (text: string): string => text.replace(/(?:\/[^\s/():]+)+(?=\/[^\s/():]+\/[^\s/():]+:\d)/g, "…");
+
 // Returns file and number of a `file:line`.
 export function placeOf(line: string): { file: string; number: number } | null {
   const match = /^([^]+):(\d+)$/.exec(line);

@@ -73,7 +73,7 @@ export function tell(model: PageModel, { instant, phases, detail, liveBytes, cha
   $("compare").textContent = than === null ? "Compare from here" : "End the comparison";
   const compared = $("compared");
   compared.hidden = than === null;
-  compared.textContent = than === null ? "" : `· compared with ${instant.nameOf(than)}: ${signedBytes(changes?.born ?? 0)} born, ${signedBytes(-(changes?.died ?? 0))} died`;
+  compared.textContent = than === null ? "" : `· ${than <= event ? "since" : "until"} ${instant.nameOf(than)}: ${signedBytes(changes?.born ?? 0)} born, ${signedBytes(-(changes?.died ?? 0))} died`;
 }
 
 // The op's name is known where something that it made was recorded.

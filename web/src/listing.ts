@@ -27,7 +27,7 @@ export class Listing {
     const most = Math.max(1, ...[...found.values()].map(({ own }) => own));
     const files = [...this.#sources.excerpts(found.keys())].map(([file, lines]) => ({ file, lines, own: lines.reduce<number>((sum, number) => sum + (found.get(`${file}:${number}`)?.own ?? 0), 0) }));
     files.sort((a, b) => b.own - a.own || (a.file < b.file ? -1 : 1));
-    $("source-title").textContent = `Your lines at ${when}`;
+    $("source-title").textContent = `Your lines ${when}`;
     $("source-body").replaceChildren(
       ...files.map(({ file, lines, own }, index) => this.#file(file, own, total, index, () => lines.map((number) => this.#line(file, number, found, most)))),
     );

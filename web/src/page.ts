@@ -121,7 +121,7 @@ export class Page {
     const { isPeak, event, than } = this.#instant;
     if (isPeak && than === null) this.#live = this.#sets.peak;
     else if (than === null) this.#live = this.#sets.at(await this.#data.detail(), event);
-    else this.#live = this.#sets.between(await this.#data.detail(), than, event);
+    else this.#live = this.#sets.between(await this.#data.detail(), Math.min(than, event), Math.max(than, event)); // whichever was chosen first
     const changes = than === null ? null : { born: this.#changed("born", "grown"), died: this.#changed("died", "shrunk") };
     const liveBytes = isPeak ? this.#model.totals.peak_bytes : than === null ? this.#live.sum("nbytes") : (await this.#data.detail()).bytesAt(event);
     tell(this.#model, { instant: this.#instant, phases: this.#phases, detail: this.#data.decoded, liveBytes, changes });
@@ -135,10 +135,11 @@ export class Page {
     return Array.from({ length: frame.rows }, (_, row) => row);
   }
 
-  // The instant in words, for the titles of all parts.
+  // The instant in words, for the titles of all parts: `at the peak`, or what two instants lie apart.
   get #when(): string {
-    const { than, name } = this.#instant;
-    return than === null ? name : `${name}, compared with ${this.#instant.nameOf(than)}`;
+    const { than, event, name } = this.#instant;
+    if (than === null) return `at ${name}`;
+    return `from ${this.#instant.nameOf(Math.min(than, event))} to ${this.#instant.nameOf(Math.max(than, event))}`;
   }
 
   #pick(): void {
@@ -155,10 +156,10 @@ export class Page {
     $<HTMLSelectElement>("by-second").value = second ?? "";
     $<HTMLSelectElement>("color").value = this.#colouring.name;
     const chosen = picked(now.pick);
-    const what = chosen ? `${label(chosen)} at ${this.#when}` : this.#when;
+    const what = chosen ? `${label(chosen)} ${this.#when}` : this.#when;
     const levels = levelsOf(now.by, this.#live.has("change"));
-    this.#flame.show(buildTree(this.#shown, levels, what, (name) => this.#modules.lineage(name), this.#colouring), this.#colouring, now.cell);
-    $("icicle-title").textContent = this.#live.has("change") ? `What changed: ${what}` : chosen || !this.#instant.isPeak ? `What was live: ${what}` : "What the peak is made of";
+    this.#flame.show(buildTree(this.#shown, levels, what.replace(/^at /, ""), (name) => this.#modules.lineage(name), this.#colouring), this.#colouring, now.cell);
+    $("icicle-title").textContent = this.#live.has("change") ? `What changed ${chosen ? "in " : ""}${what}` : chosen || !this.#instant.isPeak ? `What was live${chosen ? ":" : ""} ${what}` : "What the peak is made of";
   }
 
   #find({ q }: State, storages: number): void {
@@ -219,7 +220,7 @@ export class Page {
     const all = this.#live.sum("nbytes");
     const part = sum === all ? "" : ` of ${bytes(all)}`;
     const verb = frame.has("change") ? "changed" : "live";
-    return [el("span", { id: "live-total", "data-bytes": sum, text: `${bytes(sum)}${part} in ${whole(rows.length)} storage${rows.length === 1 ? "" : "s"} ${verb} at ${this.#when}.` })];
+    return [el("span", { id: "live-total", "data-bytes": sum, text: `${bytes(sum)}${part} in ${whole(rows.length)} storage${rows.length === 1 ? "" : "s"} ${verb} ${this.#when}.` })];
   }
 
   #savedSummary(): string {

@@ -2,7 +2,7 @@
 import { describe, drawBiography, lifeOf } from "./biography.ts";
 import type { Detail } from "./detail.ts";
 import { $, type Child, el, link, swatch } from "./dom.ts";
-import { bytes, duration, shortOp, whole } from "./format.ts";
+import { bytes, duration, shortLine, shortOp, shortPaths, whole } from "./format.ts";
 import type { Findings } from "./findings.ts";
 import type { Frame } from "./frame.ts";
 import type { Instant } from "./instant.ts";
@@ -67,7 +67,7 @@ export class StorageDialog {
   #facts({ frame, row }: Shown): HTMLElement {
     const text = (name: string) => frame.text(name, row);
     const nbytes = frame.number("nbytes", row);
-    const toLine = (line: string) => link(line, () => (pick("line", line), this.#parts.revealLine(line)), { class: "link to-line" });
+    const toLine = (line: string) => link(shortLine(line), () => (pick("line", line), this.#parts.revealLine(line)), { class: "link to-line", title: line });
     const own = text("own_line");
     const facts: [string, Child][] = [
       ["bytes", `${bytes(nbytes)} (${whole(nbytes)} B)`],
@@ -75,7 +75,7 @@ export class StorageDialog {
       ["tensor", text("tensor")],
       ["module", text("module") && link(text("module"), () => pick("module", text("module")), { class: "link to-module" })],
       ["op", text("op_name") && `${shortOp(text("op_name"))} (${text("op_name")})`],
-      ["line", text("line") && (text("line") === own ? toLine(own) : text("line"))],
+      ["line", text("line") && (text("line") === own ? toLine(own) : el("span", { title: text("line"), text: shortLine(text("line")) }))],
       ["own line", own && own !== text("line") ? toLine(own) : ""],
       ["origin", text("origin")],
       ["device", text("device")],
@@ -120,7 +120,7 @@ export class StorageDialog {
   #frames(frames: StackFrame[]): HTMLElement {
     const item = ({ file, line, name, user }: StackFrame) => {
       const code = user ? this.#parts.sources.text(`${file}:${line}`).trim() : "";
-      return el("li", { class: user ? "user" : "" }, el("code", { text: `${file}:${line}` }), ` ${name}`, code ? el("pre", { text: code }) : null);
+      return el("li", { class: user ? "user" : "" }, el("code", { title: `${file}:${line}`, text: shortLine(`${file}:${line}`) }), ` ${name}`, code ? el("pre", { text: code }) : null);
     };
     return el("ol", { class: "stack" }, ...frames.map(item));
   }
@@ -132,5 +132,5 @@ function holder(frame: Frame, row: number): HTMLElement[] {
   const path = frame.text("path", row).split("\\n").filter(Boolean);
   const kind = frame.text("holder_kind", row);
   const said = el("p", { text: frame.text("holder", row) + (kind ? ` (${kind})` : "") });
-  return [el("h3", { text: "Held at the peak by" }), said, ...(path.length ? [el("ol", { class: "path" }, ...path.map((edge) => el("li", { text: edge })))] : [])];
+  return [el("h3", { text: "Held at the peak by" }), said, ...(path.length ? [el("ol", { class: "path" }, ...path.map((edge) => el("li", { title: edge, text: shortPaths(edge) })))] : [])];
 }
