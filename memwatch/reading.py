@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memwatch.analysis import ByDevice, UnknownDeviceError
-from memwatch.analysis.compare import Comparison, PeakSites, compare, peak_sites
 from memwatch.analysis.last_seconds import last_seconds
 from memwatch.analysis.latest_iterations import Iteration
 from memwatch.analysis.latest_iterations import latest_iterations as iterations_of
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from memwatch.analysis.compare import Comparison
+    from memwatch.analysis.compare import Comparison, PeakSites
     from memwatch.analysis.derived_tables import DerivedTables
     from memwatch.analysis.facts.reserved import ReservedBytes
     from memwatch.analysis.findings.finding import Finding
@@ -262,6 +261,8 @@ def load(path: str | os.PathLike[str]) -> Reading:
 
 def sites_at_peak(reading: Reading) -> PeakSites:
     """Return what a comparison needs of a reading, which may go then: a long run's takes gigabytes."""
+    from memwatch.analysis.compare import peak_sites
+
     return peak_sites(reading._tables)
 
 
