@@ -104,7 +104,16 @@ SUITES = (
     Suite(
         "skorch==1.4.0",
         ("skorch/tests/callbacks/test_lr_scheduler.py", "skorch/tests/callbacks/test_regularization.py"),
-        needs=("scikit-learn", "scipy", "joblib", "threadpoolctl", "tabulate", "flaky", "cloudpickle"),
+        needs=(
+            "scikit-learn",
+            "scipy",
+            "joblib",
+            "threadpoolctl",
+            "tabulate",
+            "flaky",
+            "cloudpickle",
+            "narwhals",
+        ),
     ),
 )
 TITLE = "# Suites of other libraries under `--memwatch-leaks=all`"

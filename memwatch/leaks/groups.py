@@ -136,12 +136,7 @@ def leak_of(
         end_s: clock when the check began to look, in seconds; by default now.
         grows: True if what leaks is one tensor that becomes larger.
     """
-    # what the first measured run left has been held longest, by the reference that stays
-    first = min(_runs(group))
-    proven = [survivor for survivor in group if survivor.storage.run == first]
-    shown = min(
-        proven, key=lambda survivor: (not survivor.is_named, len(survivor.steps), -survivor.storage.nbytes)
-    )
+    shown = _shown(group)
     largest = max(
         group,
         key=lambda survivor: (
@@ -179,6 +174,15 @@ def leak_of(
         branch=shown.branch,
         cause=cause_of(shown.kind, cut, edges, shown.cycle_length),
         grows=grows,
+    )
+
+
+def _shown(group: list[Survivor]) -> Survivor:
+    """Return the survivor whose path is told: what the first run left is held by the reference that stays."""
+    first = min(_runs(group))
+    proven = [survivor for survivor in group if survivor.storage.run == first]
+    return min(
+        proven, key=lambda survivor: (not survivor.is_named, len(survivor.steps), -survivor.storage.nbytes)
     )
 
 

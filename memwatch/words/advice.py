@@ -93,7 +93,7 @@ SENTENCES: Final[dict[Remedy, str]] = {
         "the hook once"
     ),
     Remedy.HOOK_OF_SELF: (
-        "the hook is a bound method of the very module that keeps it: give it a function that uses the module "
+        "the hook is a bound method of what leads back to the hook: give it a function that uses the module "
         "it is called with, hold `self` by `weakref.ref`, or call `handle.remove()`"
     ),
     Remedy.NODE_HOOK: (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import sys
+import types
 import weakref
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -138,6 +141,85 @@ def clean_parent_child():
     root.children.append(Node(weakref.ref(root)))
 
 
+SCORES = {}
+
+
+def leak_keyed_by_tensor():
+    value = tensor()
+    SCORES[value] = float(value.sum())
+
+
+def clean_keyed_by_tensor():
+    value = tensor()
+    SCORES[tuple(value.shape)] = float(value.sum())
+
+
+GRAVE = []
+
+
+class Undead:
+    def __init__(self):
+        self.value = tensor()
+
+    def __del__(self):
+        GRAVE.append(self)
+
+
+def leak_resurrected():
+    Undead()
+
+
+class Counted(Undead):
+    def __del__(self):
+        GRAVE.append(len(GRAVE))
+
+
+def clean_resurrected():
+    Counted()
+
+
+class Library:
+    @staticmethod
+    def loss(values):
+        return values.sum()
+
+
+def _patch():
+    weight, earlier = tensor(), Library.loss
+
+    def loss(values):
+        return earlier(values) * weight.sum()
+
+    Library.loss = staticmethod(loss)
+    return earlier
+
+
+def leak_patched_again():
+    _patch()
+
+
+def clean_patched_again():
+    Library.loss = staticmethod(_patch())
+
+
+PLUGINS = itertools.count()
+
+
+def _plugin():
+    plugin = types.ModuleType(f"plugin_{next(PLUGINS)}")
+    plugin.weights = tensor()
+    sys.modules[plugin.__name__] = plugin
+    return plugin.__name__
+
+
+def leak_module_per_plugin():
+    _plugin()
+
+
+def clean_module_per_plugin():
+    del sys.modules[_plugin()]
+
+
 PROGRAMS = collect(
     globals(),
     [
@@ -148,6 +230,10 @@ PROGRAMS = collect(
         ("dataclass", "retained", ("global `ENTRIES`", "attribute .output of Result")),
         ("weak_dictionary_value", "retained", ("global `PER_OBJECT`",)),
         ("view_of_big", "retained", ("global `HISTORY`",)),
+        ("keyed_by_tensor", "retained", ("global `SCORES`", "a key of")),
+        ("resurrected", "retained", ("global `GRAVE`", "attribute .value of Undead")),
+        ("patched_again", "retained", ("class attribute .loss", "closure cell `weight`")),
+        ("module_per_plugin", "retained", ("global `weights` of module plugin_",)),
         ("parent_child", "cycle", ("attribute .parent of Node",)),
     ],
 )
