@@ -1,11 +1,12 @@
 """Compare estimates with real ranks to the byte, and estimate models that fit nowhere here.
 
-Writes reports/estimate.md. `python reports/estimate.py ranks`, `large` or `litgpt` measures one part and keeps the
-figures of the others, which lie in reports/estimate.json.
+Writes reports/estimate.md. `python reports/estimate.py ranks`, `kernels`, `large` or `litgpt` measures one part and
+keeps the figures of the others, which lie in reports/estimate.json.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -34,7 +35,11 @@ FIGURES = HERE / "estimate.json"
 PROGRAM = HERE / "estimate_program.py"
 WAYS = ("ddp", "ddp-view", "fsdp2", "fsdp2-bf16", "tensor-parallel")
 JOBS, WORLDS = 2, (2, 4)
+WORKSPACE = HERE / "estimate_workspace.py"
 LLAMA, LITGPT = HERE / "estimate_llama.py", HERE / "estimate_litgpt.py"
+WITH_WORKSPACE = (
+    "MLP", "GPT", "ResNet", "large convolutions", "transformer", "LSTM", "sorts and sums", "bfloat16",
+)  # fmt: skip
 PUBLISHED = {
     "vicuna-33b-v1.3": "12.29 GB (thunder)",
     "falcon-40b": "19.98 GB (thunder)",
@@ -46,15 +51,15 @@ PUBLISHED = {
 INTRODUCTION = """\
 # Estimates beside real runs
 
-Written by `python reports/estimate.py` (parts: `ranks`, `large`, `litgpt`; `page` writes this page again), torch
-{torch}, CPU. What `memwatch estimate` says is made on fake tensors, as one rank, in one process."""
+Written by `python reports/estimate.py` (parts: `ranks`, `kernels`, `large`, `litgpt`; `page` writes this page again),
+torch {torch}, CPU. What `memwatch estimate` says is made on fake tensors, as one rank, in one process."""
 RANKS = """\
 ## Estimated and real ranks
 
 `estimate_program.py`: three steps of a small transformer with AdamW, as real processes over gloo and as estimates. The
 figure is the most bytes of tensors that were alive at once in the whole program, mesh and optimizer included. A thread
 of gloo frees a buffer late now and then, which can only add, so a real rank's figure is the lower of two runs. The
-allocator of a real rank also gives workspace to kernels and buffers to gloo; an estimate counts neither."""
+allocator of a real rank also gives workspace to kernels and buffers to gloo, which are not in these figures."""
 LARGE = """\
 ## A model of Llama 3 70B's sizes
 
@@ -67,6 +72,12 @@ MODELS = """\
 Lightning-AI/lightning-thunder#1337 reports of a GPU. Its figures of thunder are of compiled programs, with blocks
 checkpointed; of eager PyTorch it has one. Where both columns agree, the peak is in the optimizer's step or in the
 gradients of embedding and head, and checkpoints change nothing of it. The estimate has no workspace of kernels."""
+KERNELS = """\
+## Tensors and workspace, beside the allocator
+
+`estimate_workspace.py`: three steps of each program on this machine with one thread, recorded and estimated. The
+real figure is the peak of the allocator, in which the workspace of kernels is; the estimate has run the ops near its
+peak once, those with more than 16 MiB at smaller sizes. An op that could not run so is named."""
 NOT_OF_TENSORS = ("workspace", "unknown")
 
 
@@ -166,6 +177,47 @@ def ranks() -> list[dict[str, Any]]:
     return rows
 
 
+def kernels() -> dict[str, dict[str, Any]]:
+    """Compare the peak of the allocator with an estimate that has workspace."""
+    return {
+        name: {"real": in_child(real_peak, name)(), "estimate": in_child(estimated_peak, name)()}
+        for name in WITH_WORKSPACE
+    }
+
+
+def real_peak(name: str) -> dict[str, Any]:
+    """Return the peak of a real run."""
+    with memwatch.profile() as prof:
+        Program("script", str(WORKSPACE), (name,)).load()()
+    return {"bytes": prof.peak_bytes}
+
+
+def estimated_peak(name: str) -> dict[str, Any]:
+    """Return the parts of an estimate."""
+    found = estimate_program(Program("script", str(WORKSPACE), (name,)).load)
+    assert found.workspace is not None
+    return {"bytes": found.tensor_bytes, "workspace": dataclasses.asdict(found.workspace)}
+
+
+def kernel_lines(figures: dict[str, Any]) -> list[str]:
+    """Return the table of tensors and workspace."""
+    lines = [
+        "| program | real peak, bytes | estimated: tensors | workspace | difference | at smaller sizes | not known |",
+        "| --- | ---: | ---: | ---: | ---: | --- | --- |",
+    ]
+    for name, row in figures.items():
+        real, tensors, workspace = (
+            row["real"]["bytes"],
+            row["estimate"]["bytes"],
+            row["estimate"]["workspace"],
+        )
+        difference = tensors + workspace["nbytes"] - real
+        scaled = "yes" if workspace["is_scaled"] else "no"
+        cells = [name, *(f"{n:,}" for n in (real, tensors, workspace["nbytes"], difference)), scaled]
+        lines.append(f"| {' | '.join(cells)} | {', '.join(workspace['unknown'])} |")
+    return lines
+
+
 def large() -> dict[str, dict[str, Any]]:
     """Estimate rank 0 of large jobs; two steps, for the third is as the second."""
     return {str(world): in_child(of_estimate, 0, world, str(LLAMA), steps=2)() for world in (256, 4096)}
@@ -193,6 +245,7 @@ def page(figures: dict[str, Any]) -> str:
         lines.append(
             f"| {row['way']} | {row['world']} | {row['rank']} | {real:,} | {estimated:,} | {estimated - real:,} |"
         )
+    lines += ["", KERNELS, "", *kernel_lines(figures["kernels"])]
     lines += ["", LARGE, ""]
     lines += [
         "| ranks | peak of tensors | rounding | parameters and state | CPU time | memory of the process | ops |"
@@ -230,7 +283,7 @@ def main() -> None:
     FIGURES.with_suffix(".md").write_text(page(kept))
 
 
-PARTS = {"ranks": ranks, "large": large, "litgpt": litgpt}
+PARTS = {"ranks": ranks, "kernels": kernels, "large": large, "litgpt": litgpt}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from matplotlib import pyplot
+from overhead_turns import FLOOR, HEAVY, PLAIN, measure_turns, turns_lines
+from overhead_turns import STEPS as TURN_STEPS
 from torch.utils._python_dispatch import TorchDispatchMode
 from workloads import WORKLOADS
 
@@ -32,13 +34,11 @@ from memwatch.profile import build_recorder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from overhead_turns import Turns
+
 HERE = pathlib.Path(__file__).parent
-FLOOR = "empty TorchDispatchMode"
 STEPS = {"MLP": 40, "GPT": 8, "ResNet": 10}
-LONG_STEPS = {"MLP": 2000, "GPT": 60, "ResNet": 60}
-"""Steps of a long run: many flushes fall into it."""
-LONG_ROUNDS = 3
-LONG = ("eager", FLOOR, "MemTracker", "memwatch", "memwatch, to a file")
+IN_TURNS = (PLAIN, FLOOR, HEAVY, "memwatch", "memwatch, to a file")
 
 
 class EmptyMode(TorchDispatchMode):
@@ -165,52 +165,13 @@ def measure(rounds: int, workloads: list[str]) -> dict[str, dict[str, dict[str, 
     return results
 
 
-def measure_long(workloads: list[str]) -> dict[str, dict[str, float]]:
-    """Return the mean CPU time of a step in a long run of each configuration, the least of some runs: all threads."""
-    found: dict[str, dict[str, float]] = {}
-    for workload in workloads:
-        step, steps = WORKLOADS[workload](), LONG_STEPS[workload]
-        step()
-        means = {name: [] for name in LONG}
-        for _ in range(LONG_ROUNDS):
-            for name in random.sample(LONG, len(LONG)):
-                means[name].append(mean_s(CONFIGURATIONS[name], step, steps))
-        found[workload] = {name: min(of_runs) for name, of_runs in means.items()}
-    return found
-
-
-def mean_s(make: Callable[[], Any], step: Callable[[], None], steps: int) -> float:
-    """Return the CPU time of a step in one long run, enter and exit included."""
-    gc.collect()
-    begin = time.process_time()
-    with make() as tool:
-        for _ in range(steps):
-            if hasattr(tool, "reset_mod_stats"):
-                tool.reset_mod_stats()
-            step()
-    return (time.process_time() - begin) / steps
-
-
-def long_lines(found: dict[str, dict[str, float]]) -> list[str]:
-    """Return the section about long runs."""
-    lines = [
-        "",
-        "## Long runs",
-        "",
-        "The mean CPU time of a step, all threads, flushes, enter and exit included, in runs of",
-        ", ".join(f"{LONG_STEPS[name]} steps of {name}" for name in found)
-        + f", the least of {LONG_ROUNDS} runs.",
-        "",
-        "| workload | configuration | mean ms | added, of an empty mode | added, of MemTracker |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for workload, rows in found.items():
-        for name, mean in rows.items():
-            ratios = [
-                (mean - rows["eager"]) / max(rows[of] - rows["eager"], 1e-9) for of in (FLOOR, "MemTracker")
-            ]
-            lines.append(f"| {workload} | {name} | {mean * 1e3:.2f} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
-    return lines
+def measure_in_turns(workload: str, seconds: float) -> Turns:
+    """Return the times of the turns of a workload."""
+    step = WORKLOADS[workload]()
+    step()
+    return measure_turns(
+        {name: CONFIGURATIONS[name] for name in IN_TURNS}, step, TURN_STEPS[workload], seconds
+    )
 
 
 def added_by_minima(rows: dict[str, dict[str, float]], name: str) -> float:
@@ -253,7 +214,12 @@ def write(kept: dict[str, Any]) -> str:
                 f"{added_by_minima(rows, name):.2f} | {added_by_medians(rows, name):.2f} | "
                 f"{row['total_median_s'] * 1e3:.2f} |"
             )
-    text = "\n".join([*lines, *(long_lines(kept["long"]) if kept.get("long") else [])]) + "\n"
+    text = (
+        "\n".join(
+            [*lines, *(turns_lines(kept["turns"]) if kept.get("turns") else []), *kept.get("remarks", [])]
+        )
+        + "\n"
+    )
     (HERE / "overhead.md").write_text(text, encoding="utf-8")
     (HERE / "overhead.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     return text
@@ -278,21 +244,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--workload", choices=list(WORKLOADS), help="measure only this one again")
+    parser.add_argument("--turns", choices=list(WORKLOADS), help="measure only more turns of this one")
     parser.add_argument(
-        "--long", nargs="*", choices=list(WORKLOADS), help="measure only the long runs of these again"
+        "--seconds", type=float, default=300, help="how long turns of a workload are measured"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
     build_recorder()
     kept: dict[str, Any] = {"rounds": {}, "results": {}}
-    if options.workload is not None or options.long is not None:
+    if options.workload is not None or options.turns is not None:
         kept = json.loads((HERE / "overhead.json").read_text(encoding="utf-8"))
-    if options.long is None:
+    if options.turns is None:
         wanted = list(WORKLOADS) if options.workload is None else [options.workload]
         kept["results"] |= measure(options.rounds, wanted)
         kept["rounds"] |= dict.fromkeys(wanted, options.rounds)
     if options.workload is None:
-        kept["long"] = kept.get("long", {}) | measure_long(options.long or list(WORKLOADS))
+        for workload in [options.turns] if options.turns else list(WORKLOADS):
+            turns = kept.setdefault("turns", {}).setdefault(workload, {})
+            for name, samples in measure_in_turns(workload, options.seconds).items():
+                turns.setdefault(name, []).extend(samples)
     print(write(kept))
     draw(kept["results"])
 

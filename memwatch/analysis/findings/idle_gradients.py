@@ -45,10 +45,11 @@ class IdleGradients:
     def _spans(self) -> Spans:
         """The idle times: the storage is used by ops before and after the one that zeroes it."""
         storage, op = self._uses()
-        names, number = np.unique(self._facts.capture.tables["ops"]["name"], return_inverse=True)
+        of_ops = self._facts.capture.tables["ops"]["name"]
+        names = np.unique(of_ops)  # without the inverse, which takes 16 bytes for each of millions of ops
         texts = self._facts.capture.text(names)
-        zeroes = np.array([text.startswith(_ZEROING) for text in texts], dtype=bool)[number]
-        at = np.flatnonzero(zeroes[op])
+        zeroing = [text.startswith(_ZEROING) for text in texts]
+        at = np.flatnonzero(np.isin(of_ops[op], names[np.array(zeroing, dtype=bool)]))
         at = at[(at > 0) & (at < len(op) - 1)]
         at = at[(storage[at - 1] == storage[at]) & (storage[at + 1] == storage[at])]
         return Spans(storage[at], *self._events(op[at - 1], op[at], op[at + 1]), op[at])

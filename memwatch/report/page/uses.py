@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypedDict
 
 import numpy as np
+import pandas as pd
 
 from memwatch.report.page.columns import Packed, pack_ints
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 MOST_USES: Final = 100_000
 """So many uses are packed, those of the largest storages first."""
+_OP_BITS: Final = 32
+_OP_MASK: Final = (1 << _OP_BITS) - 1
+"""A use as one number: storage and op, which sort as a pair does."""
 
 
 class Uses(TypedDict):
@@ -37,14 +41,20 @@ def pack_uses(reading: Reading, storages: Sequence[int]) -> Uses:
         reading: the profile.
         storages: numbers of storages, the most important first.
     """
-    uses = reading.part("uses", ["op", "storage"])
-    mine = uses[uses["storage"].isin(list(storages))].drop_duplicates().sort_values(["storage", "op"])
-    counts = mine["storage"].value_counts().reindex(list(storages), fill_value=0)
-    shown = counts.index[counts.cumsum() <= MOST_USES]
-    by_storage = {int(storage): rows.to_numpy() for storage, rows in mine.groupby("storage")["op"]}
-    lists = [by_storage.get(storage, np.zeros(0, dtype=np.int64)) for storage in shown.tolist()]
+    wanted = np.asarray(storages, dtype=np.int64)
+    # one column after the other: nearly all uses of a long run are of parameters, which are alive at the peak
+    used = reading.part("uses", ["storage"])["storage"].to_numpy()
+    rows = pd.Index(np.flatnonzero(np.isin(used, wanted)))
+    del used
+    keys = reading.part("uses", ["storage"], rows)["storage"].to_numpy() << _OP_BITS
+    keys |= reading.part("uses", ["op"], rows)["op"].to_numpy()
+    keys = np.unique(keys)
+    starts = np.searchsorted(keys, wanted << _OP_BITS)
+    ends = np.searchsorted(keys, (wanted + 1) << _OP_BITS)
+    shown = np.flatnonzero(np.cumsum(ends - starts) <= MOST_USES)
+    lists = [keys[starts[each] : ends[each]] & _OP_MASK for each in shown.tolist()]
     return Uses(
-        storage=pack_ints(shown.to_numpy(), delta=True),
+        storage=pack_ints(wanted[shown], delta=True),
         count=pack_ints([len(ops) for ops in lists]),
         op=pack_ints(np.concatenate(lists) if lists else [], delta=True),
     )
