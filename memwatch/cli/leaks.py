@@ -11,6 +11,7 @@ have ended without memwatch.
 from __future__ import annotations
 
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Final
 
 from memwatch.cli.output import emit, say
@@ -36,6 +37,7 @@ def execute(options: argparse.Namespace) -> int | BaseException:
     """Run the program and print its leaks; return 1 if there are any, or the exception of the program."""
     # imported first: the program's folder comes first in sys.path later, and may hold modules of the same name
     from memwatch.leaks import TensorLeakError, check_leaks
+    from memwatch.report.console import line_width
 
     program = chosen_program(options)
     try:
@@ -52,9 +54,21 @@ def execute(options: argparse.Namespace) -> int | BaseException:
             names = vars(sys.modules["__main__"])
             check._blocks[-1].exempt.globals |= {(id(names), name) for name in names}
     except TensorLeakError as error:
-        emit(f"{error}\n")
+        emit(_wrapped(str(error), line_width(None)))
         return 1
     except BaseException as error:
         return hide_own_frames(error)
     say(_NONE)
     return 0
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Return lines that fit; what is left of one stands below it, further in."""
+    lines = []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        fitting = textwrap.wrap(
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        lines += fitting or [""]
+    return "\n".join(lines) + "\n"

@@ -55,6 +55,18 @@ def test_a_summary_as_json_has_the_figures_of_the_reading(narrow, capsys):
         assert_fields(finding, schema.FindingRecord)
 
 
+def test_totals_as_json_have_the_fields_that_are_promised(narrow, capsys):
+    """The categories add up to the peak; devices, lines and ops are records, too."""
+    record = printed(capsys, "stats", "--json", narrow)
+    assert_fields(record, schema.StatsRecord)
+    assert sum(record["category_bytes"].values()) == memwatch.load(narrow).peak_bytes
+    for each in record["devices"].values():
+        assert_fields(each, schema.DevicePeakRecord)
+    assert record["top_lines"]
+    for each in (*record["top_lines"], *record["top_ops"]):
+        assert_fields(each, schema.AllocatedRecord)
+
+
 def test_a_tree_as_json_adds_up_at_every_branch(narrow, capsys):
     """The bytes of the children are those of their parent."""
 

@@ -45,6 +45,8 @@ def test_what_outlives_the_program_is_named(shell_memwatch, tmp_path):
     for kind, holder in (("uncollectable:", "`y`"), ("retained:", "parked")):
         assert kind in done.stdout
         assert holder in done.stdout
+    fitting = [line for line in done.stdout.splitlines() if not any(len(word) > 60 for word in line.split())]
+    assert max(map(len, fitting)) <= 100, "a pipe gets lines of 100 columns"
 
 
 def test_a_program_that_fails_ends_as_it_would_have_ended(shell_memwatch, command, tmp_path):

@@ -94,6 +94,61 @@ class SummaryRecord(TypedDict):
     notes: Annotated[list[NoteRecord], "what memwatch could not see, or did differently"]
 
 
+class DevicePeakRecord(TypedDict):
+    """The peak of one device, in three figures.
+
+    Of an accelerator there are also `peak_reserved_bytes`, what its allocator held at the peak, `most_reserved_bytes`,
+    the most that it held at any time, and `peak_largest_free_bytes`, the largest stretch that was held and free at the
+    peak.
+    """
+
+    peak_bytes: Annotated[int, "most live bytes at one instant"]
+    baseline_bytes: Annotated[int, "live when the block was entered"]
+    peak_increase_bytes: Annotated[int, "most bytes, allocated in the block, that were live at one instant"]
+
+
+class AllocatedRecord(TypedDict):
+    """What a line or an op allocated over the whole run."""
+
+    name: Annotated[str, "the line or the op"]
+    nbytes: Annotated[int, "all bytes that it allocated, whether or not they were alive at once"]
+    count: Annotated[int, "how many allocations"]
+    largest_bytes: Annotated[int, "the largest of them"]
+
+
+class StatsRecord(TypedDict):
+    """Totals of a run: `memwatch stats --json`. What an imported memory snapshot does not know is null.
+
+    Of an accelerator it has the three figures of reserved bytes as well that DevicePeakRecord names.
+    """
+
+    device: Annotated[str, "the device that the figures are about"]
+    devices: Annotated[dict[str, DevicePeakRecord], "the peaks of every device that had any"]
+    peak_bytes: Annotated[int, "most live bytes at one instant"]
+    baseline_bytes: Annotated[int, "live when the block was entered"]
+    peak_increase_bytes: Annotated[int, "most bytes, allocated in the block, that were live at one instant"]
+    peak_op: Annotated[int, "number of the op that ran at the peak, -1 for none"]
+    peak_op_name: Annotated[str, "its name"]
+    peak_line: Annotated[str, "`file:line` that called it"]
+    ops: Annotated[int | None, "how many ops ran"]
+    allocations: Annotated[int, "how many allocations"]
+    frees: Annotated[int, "how many frees"]
+    allocated_bytes: Annotated[int, "bytes of all allocations"]
+    workspaces: Annotated[int | None, "allocations that no tensor named: within one op"]
+    live_at_peak: Annotated[int, "how many storages were live at the peak"]
+    saved_for_backward_bytes: Annotated[int | None, "bytes at the peak that autograd saved"]
+    only_for_backward_ratio: Annotated[float | None, "share of the peak that is there only for backward"]
+    category_bytes: Annotated[dict[str, int], "what was live at the peak by category"]
+    holder_evidence_bytes: Annotated[dict[str, int], "bytes by how their holders are known"]
+    histogram: Annotated[
+        list[tuple[int, int, int, int]], "sizes from, sizes below, how many allocations, their bytes"
+    ]
+    top_lines: Annotated[list[AllocatedRecord], "the lines that allocated most, as many as `-n` says"]
+    top_ops: Annotated[list[AllocatedRecord], "the ops that allocated most"]
+    findings: Annotated[int | None, "how many findings"]
+    meta: Annotated[dict[str, str], "what was recorded about the run, as the text shows it"]
+
+
 class LiveRecord(TypedDict):
     """What was live just after one event of the timeline."""
 
@@ -186,6 +241,7 @@ class EstimateRecord(TypedDict):
 
 RECORDS: tuple[type, ...] = (
     SummaryRecord, PeakRecord, GroupRecord, StorageRecord, HeldStorageRecord, FindingRecord, NoteRecord,
-    LiveRecord, TreeRecord, DifferenceRecord, SiteRecord, PlanRecord, ReplayRecord, EstimateRecord,
+    LiveRecord, TreeRecord, StatsRecord, DevicePeakRecord, AllocatedRecord, DifferenceRecord, SiteRecord, PlanRecord,
+    ReplayRecord, EstimateRecord,
 )  # fmt: skip
 """All records, in the order of the page of documentation."""
