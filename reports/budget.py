@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from budget_programs import PROGRAMS
-from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch import config
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -114,10 +113,6 @@ def with_budget(
         verdicts = [equal(results(model, step, call), wanted) for _ in range(3)]
         made = cell(name, (model, step, call), eager, "" if all(verdicts) else " **differs**")
         taken = peak(model, step, call)
-    except BackendCompilerFailed as error:  # a number of bytes is refused by the compilation
-        if not isinstance(error.inner_exception, BudgetError):
-            raise
-        return "refused"
     except BudgetError:
         return "refused"
     return made if taken <= eager * share / 100 else f"{made} **over**"

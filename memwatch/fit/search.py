@@ -109,7 +109,12 @@ class Search:
         self._say(way.name)
         with warnings.catch_warnings():  # what a plan could not keep shows in the measurement
             warnings.filterwarnings("ignore", _ABOUT_BUDGETS, UserWarning)
-            measured = self._trial.run(way)
+            try:
+                measured = self._trial.run(way)
+            except MemwatchError as error:
+                if not way.is_planned:
+                    raise
+                measured = Measurement(way, None, failure=str(error))  # no plan of memwatch's can be applied
         self.tried.append(measured)
         plain = self.tried[0].results
         if self.is_repeatable is None and None not in (plain, measured.results) and plain != measured.results:

@@ -40,13 +40,12 @@ class BudgetError(MemwatchError):
         self.best = best
         self.bound_bytes = bound_bytes
         self.options = options
+        self._given_advice = advice
 
     def for_options(self, existing: Collection[str]) -> BudgetError:
-        """Return this error as it reads for a caller who has some of the options only."""
-        if set(self.options) <= set(existing):
-            return self
+        """Return a new error that reads as this one does for a caller who has some of the options only."""
         options = tuple(each for each in self.options if each in existing)
-        return BudgetError(self.reason, self.best, self.bound_bytes, options)
+        return BudgetError(self.reason, self.best, self.bound_bytes, options, self._given_advice)
 
 
 def _advice(options: tuple[str, ...]) -> str:

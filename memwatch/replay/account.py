@@ -12,17 +12,15 @@ import logging
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
-from memwatch._torch.dynamo import is_resumed
 from memwatch.planner import BudgetError
 from memwatch.planner.budget import parse_budget
 from memwatch.replay import episode as mark
 from memwatch.replay.episode import Episode, Run, addresses
 from memwatch.replay.measure import can_measure
-from memwatch.replay.standing import Standing, Standings
+from memwatch.replay.standing import Standing, Standings, signature_of
 from memwatch.replay.step_model import StepModel
 from memwatch.replay.step_planner import plan_step, program_order, remembered
+from memwatch.replay.uncovered import warn_of_uncovered
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from memwatch.planner.op import Name
     from memwatch.replay.moves import Move
     from memwatch.replay.options import BackendOptions
-    from memwatch.replay.standing import Signature
     from memwatch.replay.step_model import Orders
     from memwatch.replay.traced_graph import TracedGraph
 
@@ -59,7 +56,6 @@ class Account:
         self._largest: list[dict[Any, int]] = []
         self._standings = Standings()
         self._is_warned = False
-        self._error: BudgetError | None = None
 
     @property
     def budget_bytes(self) -> int | None:
@@ -87,9 +83,10 @@ class Account:
     def add(self, graph: TracedGraph) -> list[str | Move]:
         """Take a graph that was just traced; return the order in which it runs at first.
 
-        Raises:
-            BudgetError: with the option `strict`, the graph alone cannot be run within the budget.
+        With the option `strict`, a graph that alone cannot be run within the budget is refused when it is called: an
+        error of the compilation would reach the program as one of torch's.
         """
+        graph.number = len(self._graphs)
         self._graphs.append(graph)
         self._largest.append(dict(graph.hints))
         graph.on_backward = lambda where: self._backward(graph, where)
@@ -100,24 +97,33 @@ class Account:
         if self._is_share:
             orders = None if own is None else model.cut(own)
             return (orders or program_order(model)).of_graphs[0]
-        standing.orders = self._plan(model, own, standing)
-        self._standings[self._signature([run])] = standing
-        if self.budget_bytes is not None and standing.orders.peak_increase_bytes > self.budget_bytes:
-            self._out_of_reach(standing, None)
-        return standing.orders.of_graphs[0]
+        orders = standing.orders = self._plan(model, own, standing)
+        self._standings[signature_of([run])] = standing
+        if self.budget_bytes is not None and orders.peak_increase_bytes > self.budget_bytes:
+            orders = standing.orders = self._hope(standing, orders)
+        if self.budget_bytes is not None and orders.peak_increase_bytes > self.budget_bytes:
+            if self._options.strict:
+                self._standings.refuse(standing)
+            else:
+                self._out_of_reach(standing, None)
+        return orders.of_graphs[0]
 
     def enter(self, graph: TracedGraph, args: Sequence[Any]) -> Run:
         """Note that a graph is about to run, and choose how.
 
         Raises:
-            BudgetError: with the option `strict`, a larger shape cannot be run within the budget.
+            BudgetError: with the option `strict`, the graph, or a larger shape, cannot be run within the budget.
         """
         if self._episode is None or not self._episode.is_pending():
             self._conclude()
             self._episode = self._open(graph, args)
         episode = self._episode
-        turn = sum(run.graph is graph for run in episode.runs)
+        turn = sum(run.graph is graph for run in episode.runs) if episode.runs else 0
         run = Run(graph, turn, addresses(args) if episode.learns else ())
+        refused = self._standings.refused([*episode.runs, run])
+        if refused is not None and graph.values(args) == self._largest[graph.number]:
+            self.failed()
+            self._out_of_reach(refused, None)
         if graph.hints and not episode.is_eager:
             try:
                 self._make_room(graph, args)
@@ -136,8 +142,9 @@ class Account:
     def leave(self, run: Run, args: Sequence[Any], result: Value) -> None:
         """Note that a graph has run."""
         episode = self._episode
-        heads = run.left(args, result, lambda: self._dropped(episode))
-        if episode is None or run not in episode.runs:
+        is_settled = episode is None or episode.is_settled
+        heads = run.left(args, result, None if is_settled else lambda: self._dropped(episode))
+        if is_settled or episode is None or run not in episode.runs:
             return
         episode.mark(mark.LEFT)
         if episode.learns:
@@ -165,7 +172,7 @@ class Account:
 
     def _backward(self, graph: TracedGraph, where: str) -> None:
         episode = self._episode
-        if episode is None:
+        if episode is None or (where == "begins" and episode.is_settled):
             return
         run = episode.last_waiting(graph) if where == "ends" or episode.learns else None
         if where == "begins":
@@ -186,12 +193,14 @@ class Account:
     def _open(self, graph: TracedGraph, args: Sequence[Any]) -> Episode:
         if self._options.budget is None:
             return Episode()
+        if not graph.hints and self._standings.is_settled(graph):
+            return Episode()
         is_known, is_larger = self._standings.know(graph), self._is_larger(graph, args)
         if is_known and not is_larger and not self._standings.must_measure:
             return Episode(learns=bool(self._standings.awaited))
         if not can_measure():
             return Episode(learns=True)
-        _warn_of_uncovered(args)
+        warn_of_uncovered(args)
         episode = Episode(is_eager=self._is_share and (is_larger or not is_known), learns=True)
         if episode.is_eager:
             self._grow(graph, args)
@@ -201,12 +210,12 @@ class Account:
     def _is_larger(self, graph: TracedGraph, args: Sequence[Any]) -> bool:
         if not graph.hints:
             return False
-        largest = self._largest[self._graphs.index(graph)]
+        largest = self._largest[graph.number]
         return any(value > largest.get(symbol, value) for symbol, value in graph.values(args).items())
 
     def _grow(self, graph: TracedGraph, args: Sequence[Any]) -> float:
         """Note the sizes of a call; return by which factor they are larger than all before."""
-        largest = self._largest[self._graphs.index(graph)]
+        largest = self._largest[graph.number]
         factor = 1.0
         for symbol, value in graph.values(args).items():
             known = largest.get(symbol, value)
@@ -218,7 +227,7 @@ class Account:
         """Plan again for a shape that is larger than all before."""
         if not self._is_larger(graph, args):
             return
-        largest = self._largest[self._graphs.index(graph)]
+        largest = self._largest[graph.number]
         before = dict(largest)
         concerned = self._standings.of_graph(graph)
         copies = [dataclasses.replace(standing) for standing in concerned]
@@ -240,14 +249,15 @@ class Account:
         episode, self._episode = self._episode, None
         if episode is None or not episode.can_stop_here:
             return
-        stretches, runs = episode.stop(), episode.runs
-        if self._options.budget is None or len(runs) > _MOST_RUNS or not any(run.is_done for run in runs):
-            return
-        signature = self._signature(runs)
+        stretches, runs = episode.stop() if episode.is_measured else [], episode.runs
+        signature = signature_of(runs)
         known = self._standings.get(signature)
+        if known is not None and not episode.learns:
+            return
+        if len(runs) > _MOST_RUNS or not any(run.is_done for run in runs):
+            return
         if not episode.learns:
-            if known is None:
-                self._standings.awaited.add(signature)
+            self._standings.wait_for(signature)
             return
         standing = known or self._standings.setdefault(signature, Standing(runs))
         self._standings.saw(signature, is_measured=bool(stretches))
@@ -309,11 +319,11 @@ class Account:
 
     def _improve(self, standing: Standing) -> bool:
         """Plan once more, with what a measured step has taught; return whether that is cheaper."""
-        before, was_lowest, error = standing.orders, standing.is_lowest, self._error
+        before, was_lowest, error = standing.orders, standing.is_lowest, standing.error
         model = self._model(standing)
         after = self._plan(model, model.torchs_own(), standing)
         if standing.is_lowest or before is None or after.extra_cost_ratio >= before.extra_cost_ratio:
-            standing.is_lowest, self._error = was_lowest, error
+            standing.is_lowest, standing.error = was_lowest, error
             return False
         standing.orders = after
         self._choose(standing)
@@ -326,14 +336,14 @@ class Account:
             for run, order in zip(standing.runs, standing.orders.of_graphs, strict=True):
                 run.graph.choose(run.turn, order)
 
-    def _model(self, standing: Standing) -> StepModel:
+    def _model(self, standing: Standing, *, hopes: bool = False) -> StepModel:
         outside = standing.outside_bytes or [0] * len(standing.runs)
         runs = [
             dataclasses.replace(
-                run.graph.as_run(self._largest[self._graphs.index(run.graph)]),
+                run.graph.as_run(self._largest[run.graph.number]),
                 inputs=run.inputs,
                 outputs=run.outputs,
-                released=run.released,
+                released=run.graph.outputs if hopes else run.released,
                 outside_bytes=nbytes,
             )
             for run, nbytes in zip(standing.runs, outside, strict=True)
@@ -348,37 +358,39 @@ class Account:
         wanted = None if budget is None else max(budget - standing.unmodelled_bytes, 0)
         planned = plan_step(model, own, wanted, self._options)
         standing.has_news = False
-        standing.is_lowest, self._error = planned.is_lowest, planned.error
+        standing.is_lowest, standing.error = planned.is_lowest, planned.error
         return planned.orders
+
+    def _hope(self, standing: Standing, before: Orders) -> Orders:
+        """Return lower orders, which hold if the program lets go of all outputs before the backward, or those before.
+
+        The first step is measured, and tells which outputs it holds.
+        """
+        error = standing.error
+        model = self._model(standing, hopes=True)
+        orders = self._plan(model, model.torchs_own(), standing)
+        if orders.peak_increase_bytes < before.peak_increase_bytes:
+            return orders
+        standing.error = error
+        return before
 
     def _out_of_reach(self, standing: Standing, measured_bytes: int | None) -> None:
         """Raise or warn: the budget cannot be kept."""
         budget = self.budget_bytes
         assert budget is not None
         assert standing.orders is not None
-        if self._error is not None and measured_bytes is None and not standing.unmodelled_bytes:
-            error = self._error.for_options(self._options.names())
+        if standing.error is not None and measured_bytes is None and not standing.unmodelled_bytes:
+            error = standing.error.for_options(self._options.names())
         else:
             taken = measured_bytes or standing.orders.peak_increase_bytes
             error = BudgetError(
                 f"no plan fits {format_bytes(budget)}: a step with the lowest plan takes {format_bytes(taken)}",
-                self._error.best if self._error is not None else None,
+                standing.error.best if standing.error is not None else None,
                 standing.orders.peak_increase_bytes,
             )
         if self._options.strict:
+            self._standings.refuse(standing)
             raise error
         if not self._is_warned:
             self._is_warned = True
             warnings.warn(f"torch.compile, backend memwatch: {error}; the lowest plan is used", stacklevel=2)
-
-    def _signature(self, runs: list[Run]) -> Signature:
-        return tuple((self._graphs.index(run.graph), run.turn) for run in runs)
-
-
-def _warn_of_uncovered(args: Sequence[Any]) -> None:
-    """Warn if code of the callable that is not compiled kept something before the first graph ran."""
-    if is_resumed() and any(isinstance(item, torch.Tensor) and item.grad_fn is not None for item in args):
-        warnings.warn(
-            "torch.compile, backend memwatch: code that torch.compile does not compile runs before the first graph; "
-            "the budget does not cover what it keeps for the backward", stacklevel=2,
-        )  # fmt: skip

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.function import BackwardCFunction
 
 from memwatch._torch.engine import call_after_backwards, keeps_graph, metadata_of
 from memwatch._torch.storages import address_of
@@ -28,6 +29,8 @@ FORWARD, LEFT, TANGENT, BACKWARD, RETURNED = "forward", "left", "tangent", "back
 
 class _Token:
     """Lives as long as the graph of autograd that a run made."""
+
+    __slots__ = ("__weakref__",)
 
 
 @dataclass(eq=False, slots=True)
@@ -50,38 +53,50 @@ class Run:
     is_done: bool = False
     released: frozenset[int] = frozenset()
     _storages: Sequence[weakref.ref[Any] | None] = ()
-    _token: weakref.ref[_Token] | None = None
+    _token: weakref.ref[Any] | None = None
 
     def is_pending(self) -> bool:
         """Return True while its backward may come."""
         return not self.is_done and (self._token is None or self._token() is not None)
 
     def left(
-        self, args: Sequence[Any], result: Value, on_dropped: Callable[[], object]
+        self, args: Sequence[Any], result: Value, on_dropped: Callable[[], object] | None
     ) -> list[torch.Tensor]:
         """Note what the forward gave; return those of its tensors whose backward leads into the graph.
 
         Args:
             args: what it was given.
             result: what it gave.
-            on_dropped: called when its backward cannot come any more, though it never came.
+            on_dropped: called when its backward cannot come any more, though it never came; None: nobody asks.
         """
-
-        def dropped(_: object) -> None:
-            if not self.is_done:
-                on_dropped()
-
-        token = _Token()
         given = set(map(id, args))
-        heads = []
+        heads: list[torch.Tensor] = []
+        nodes: list[Any] = []
         for item in leaves(result):
             node = item.grad_fn if isinstance(item, torch.Tensor) and id(item) not in given else None
             if node is not None:
-                metadata_of(node)["memwatch", id(self)] = token
                 heads.append(item)
-        self._token = weakref.ref(token, dropped)
+                if not nodes or node is not nodes[-1]:
+                    nodes.append(node)
         self.is_done = not heads
+        self._token = self._token_of(nodes, on_dropped)
         return heads
+
+    def _token_of(self, nodes: list[Any], on_dropped: Callable[[], object] | None) -> weakref.ref[Any] | None:
+        """Return a reference that dies with the nodes."""
+        if on_dropped is None and len(nodes) == 1 and isinstance(nodes[0], BackwardCFunction):
+            return weakref.ref(nodes[0])  # the same at less cost: this is done in each step
+        token = _Token()
+        for node in nodes:
+            metadata_of(node)["memwatch", id(self)] = token
+        return weakref.ref(token) if on_dropped is None else weakref.ref(token, self._dropped(on_dropped))
+
+    def _dropped(self, then: Callable[[], object]) -> Callable[[object], None]:
+        def dropped(_: object) -> None:
+            if not self.is_done:
+                then()
+
+        return dropped
 
     def note_outputs(self, result: Value) -> None:
         """Note what the forward gave, and follow which of it the program lets go of."""
@@ -116,6 +131,11 @@ class Episode:
     _end_calls: Callable[[], None] = lambda: None
 
     @property
+    def is_settled(self) -> bool:
+        """Whether nothing is measured or learned: only the sequence of runs is noted."""
+        return self._window is None and not self.learns
+
+    @property
     def is_measured(self) -> bool:
         """Whether a window is open."""
         return self._window is not None
@@ -148,11 +168,14 @@ class Episode:
 
     def is_pending(self) -> bool:
         """Return True while the backward of some run may come."""
-        return any(map(Run.is_pending, self.runs))
+        for run in self.runs:  # noqa: SIM110  # each step asks: a generator costs more
+            if run.is_pending():
+                return True
+        return False
 
     def last_waiting(self, graph: TracedGraph) -> Run | None:
         """Return the last run of a graph whose backward has not come."""
-        for run in reversed(self.runs):
+        for run in self.runs[::-1]:
             if run.graph is graph and not run.is_done:
                 return run
         return None

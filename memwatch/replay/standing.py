@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from memwatch.replay.episode import outside_bytes
 
 if TYPE_CHECKING:
+    from memwatch.planner import BudgetError
     from memwatch.replay.episode import Run
     from memwatch.replay.measure import Stretch
     from memwatch.replay.step_model import Orders
@@ -18,6 +19,11 @@ _MOST_IDLE: Final = 8
 
 Signature = tuple[tuple[int, int], ...]
 """A sequence: for each run the number of its graph, and which run of that graph it is."""
+
+
+def signature_of(runs: list[Run]) -> Signature:
+    """Return the signature of a sequence."""
+    return tuple([(run.graph.number, run.turn) for run in runs])
 
 
 @dataclass(eq=False)
@@ -34,6 +40,8 @@ class Standing:
         is_settled: whether its plan was measured and need not be again.
         has_news: whether a measured step has shown what the orders were not planned with.
         is_lowest: whether the orders are the lowest known.
+        error: why nothing fits the budget, in the planner's words.
+        is_refused: whether the program was told that it cannot be run within the budget.
     """
 
     runs: list[Run]
@@ -45,10 +53,12 @@ class Standing:
     is_settled: bool = False
     has_news: bool = False
     is_lowest: bool = False
+    error: BudgetError | None = None
+    is_refused: bool = False
 
     def grow(self, factor: float) -> None:
         """Expect larger shapes: what was learned of smaller ones grows with them."""
-        self.tries, self.is_settled = 0, False
+        self.tries, self.is_settled, self.is_refused = 0, False, False
         self.outside_bytes = [round(factor * nbytes) for nbytes in self.outside_bytes]
         self.unmodelled_bytes = round(factor * self.unmodelled_bytes)
 
@@ -73,11 +83,39 @@ class Standings(dict[Signature, Standing]):
         super().__init__()
         self.awaited: set[Signature] = set()
         self._idle = 0
+        self._settled: frozenset[TracedGraph] | None = None
+        self._has_refused = False
 
     @property
     def must_measure(self) -> bool:
         """Whether a plan in use was not measured yet."""
         return self._idle < _MOST_IDLE and any(one.is_seen and not one.is_settled for one in self.values())
+
+    def is_settled(self, graph: TracedGraph) -> bool:
+        """Return True if a graph is known, and nothing is left to measure or to learn; each step asks."""
+        if self._settled is None:
+            is_quiet = not self.must_measure and not self.awaited
+            seen = (run.graph for one in self.values() if one.is_seen for run in one.runs)
+            self._settled = frozenset(seen) if is_quiet else None
+        return self._settled is not None and graph in self._settled
+
+    def refuse(self, standing: Standing) -> None:
+        """Note that a sequence cannot be run within the budget."""
+        standing.is_refused = self._has_refused = True
+
+    def refused(self, runs: list[Run]) -> Standing | None:
+        """Return a refused sequence if runs have begun that, as far as is known, only become refused ones."""
+        if not self._has_refused:
+            return None
+        begun = signature_of(runs)
+        found = [one for signature, one in self.items() if signature[: len(begun)] == begun]
+        concerned = [one for one in found if one.is_seen or one.is_refused]
+        return concerned[0] if concerned and all(one.is_refused for one in concerned) else None
+
+    def wait_for(self, signature: Signature) -> None:
+        """Note that a sequence came of which nothing is known: when it comes again it is learned."""
+        self.awaited.add(signature)
+        self._settled = None
 
     def know(self, graph: TracedGraph) -> bool:
         """Return True if a graph has run in a sequence that is known."""
@@ -92,9 +130,11 @@ class Standings(dict[Signature, Standing]):
         standing = self[signature]
         self._idle = self._idle + 1 if is_measured and standing.is_settled else 0
         standing.is_seen = True
+        self._settled = None
         self.awaited.discard(signature)
 
     def planned(self, standing: Standing) -> None:
         """Note that a sequence runs in a new order, which is to be measured."""
         standing.is_settled = False
+        self._settled = None
         self._idle = 0

@@ -94,7 +94,8 @@ def _plan(
     except BudgetError as raised:
         if not isinstance(raised.best, Plan):
             raise
-        plan, error = raised.best, raised
+        # its traceback would keep what the frames of the program hold
+        plan, error = raised.best, raised.with_traceback(None)
     orders = model.cut(model.steps_of(plan)) or program_order(model)
     return PlannedStep(orders, is_lowest=error is not None, error=error)
 

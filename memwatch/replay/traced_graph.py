@@ -18,7 +18,7 @@ from memwatch._torch.aot import extract_forward_and_backward, min_cut_partition,
 from memwatch._torch.modes import without_modes
 from memwatch._torch.symbolic_sizes import symbol_of
 from memwatch.encoding.values import leaves
-from memwatch.replay.fx import hinted, is_tangent
+from memwatch.replay.fx import hinted, is_tangent, plain_outputs
 from memwatch.replay.inner import with_kernels
 from memwatch.replay.rewrite import rewritten
 from memwatch.replay.step_parts import GraphRun
@@ -68,6 +68,7 @@ class TracedGraph:
         ways: every way that was made.
         chosen: which of them the first, second, ... run takes of those whose backward is to come.
         run: the compiled graph.
+        number: place among the graphs of its callable.
     """
 
     def __init__(self, module: fx.GraphModule, inputs: list[Any], compiler: Compiler = with_kernels) -> None:
@@ -80,6 +81,7 @@ class TracedGraph:
         self.run: Callable[..., Any] = module
         self.on_backward: Callable[[str], object] = lambda where: None
         self.turn = 0
+        self.number = 0
         self._compiler = compiler
         self._symbols = [
             (place, symbol_of(item)) for place, item in enumerate(inputs) if isinstance(item, torch.SymInt)
@@ -93,6 +95,13 @@ class TracedGraph:
         """As many tensors as a forward may save, or more: any way could save every node, and has its number."""
         assert self.joint is not None
         return len(self.joint.graph.nodes) + 1
+
+    @property
+    def outputs(self) -> frozenset[int]:
+        """The places of its outputs in what the program is given, if a backward comes after it."""
+        if self.joint is None or self.num_fwd_outputs is None:
+            return frozenset()
+        return frozenset(plain_outputs(self.joint.graph))
 
     def values(self, args: Sequence[Any]) -> dict[Any, int]:
         """Return the values of the symbolic sizes in a call."""

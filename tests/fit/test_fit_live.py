@@ -169,6 +169,13 @@ def test_a_foreach_optimizer_is_made_plain():
 
 
 @pytest.mark.words
+def test_a_plan_that_cannot_be_applied_is_a_way_that_failed():
+    """A model without repeated blocks: the limit is refused, and the other ways are in the table."""
+    model, _, step = fit_programs.made("mlp")
+    with pytest.raises(memwatch.BudgetError, match="lowest of"):
+        memwatch.fit(step, model, limit_of("mlp", 0.8), ways=("policy",), quiet=True)
+
+
 def test_what_is_not_known_is_said():
     """An iterator that cannot be set back, a way and a limit that do not exist."""
     model, step = wide(torch.optim.SGD, lr=0.1)

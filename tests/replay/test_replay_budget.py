@@ -211,6 +211,17 @@ def test_a_budget_in_bytes_pays_for_no_more_than_is_needed(caplog):
     assert peak_of(model, lambda: loss(planned)) <= allowed
 
 
+def test_bytes_reach_as_far_as_a_share():
+    """No budget in bytes is refused for an output that the program may let go of: the first step tells."""
+    torch.manual_seed(0)
+    convolutions = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GELU()) for _ in range(3)]
+    model, x = nn.Sequential(*convolutions, nn.Conv2d(8, 8, 3, padding=1)), torch.randn(2, 8, 24, 24)
+    allowed = peak_of(model, lambda: model(x)) * 60 // 100
+    for budget in ("60%", allowed):
+        assert_keeps(model, lambda: model(x), lambda call: lambda: call(x), budget, allowed)
+        torch._dynamo.reset()
+
+
 def test_sequences_that_take_turns_all_keep_the_budget():
     """A step that calls the model twice and one that calls it once are planned each, whichever comes first."""
     model, x, y = layers(3), torch.randn(128, 32), torch.randn(128, 32)
