@@ -111,10 +111,11 @@ class Search:
             warnings.filterwarnings("ignore", _ABOUT_BUDGETS, UserWarning)
             try:
                 measured = self._trial.run(way)
-            except MemwatchError as error:
-                if not way.is_planned:
+            except Exception as error:
+                if not way.changes:
                     raise
-                measured = Measurement(way, None, failure=str(error))  # no plan of memwatch's can be applied
+                # the program itself runs, but not so: no plan applies, or what runs again was written in place
+                measured = Measurement(way, None, failure=str(error).partition("\n")[0])
         self.tried.append(measured)
         plain = self.tried[0].results
         if self.is_repeatable is None and None not in (plain, measured.results) and plain != measured.results:
