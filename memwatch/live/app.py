@@ -99,10 +99,12 @@ class LiveApp(App[None]):
             self._show(view)
             if view.state.is_last:
                 return
-            wait_s = self._pace.wait_s(self._watch.cpu_s)
+            wait_s = self._pace.wait_s(self._watch.next_cpu_s)
             while wait_s > 0:
                 await asyncio.sleep(wait_s)
-                wait_s = self._pace.owed_s(self._watch.cpu_s)  # the screen takes time meanwhile
+                wait_s = self._pace.owed_s(
+                    self._watch.next_cpu_s
+                )  # the screen takes time, and the file grows
 
     def _show(self, view: View) -> None:
         self._show_head()

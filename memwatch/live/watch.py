@@ -80,6 +80,13 @@ class Watch:
         read_s = max(time.time() - self._read_at_s, 0.0)
         return View(self._capture.name, state_of(self._meta, age_s), age_s, read_s, self._figures)
 
+    @property
+    def next_cpu_s(self) -> float:
+        """Processor time that a look would take now: the last one's, and more by as much as the file has grown."""
+        if self._seen is None or not self._capture.exists():
+            return self.cpu_s
+        return self.cpu_s * max(1.0, self._capture.stat().st_size / max(self._seen[1], 1))
+
     def _changed(self) -> bool:
         """Whether the file is not the one that was read last."""
         if self._may_be_missing and not (self._capture.exists() and self._capture.stat().st_size):
