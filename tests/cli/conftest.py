@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 from pathlib import Path
@@ -36,10 +37,18 @@ def record(path: Path, width: int) -> Path:
 
 
 @pytest.fixture(scope="session")
-def narrow(tmp_path_factory):
-    return record(tmp_path_factory.mktemp("captures") / "narrow.memwatch", 64)
+def _captures(tmp_path_factory):
+    """Record both one after the other: peaks hold what is alive at entry, and so what other tests left."""
+    gc.collect()
+    folder = tmp_path_factory.mktemp("captures")
+    return record(folder / "narrow.memwatch", 64), record(folder / "wide.memwatch", 128)
 
 
 @pytest.fixture(scope="session")
-def wide(tmp_path_factory):
-    return record(tmp_path_factory.mktemp("captures") / "wide.memwatch", 128)
+def narrow(_captures):
+    return _captures[0]
+
+
+@pytest.fixture(scope="session")
+def wide(_captures):
+    return _captures[1]
