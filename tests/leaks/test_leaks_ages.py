@@ -63,3 +63,19 @@ def test_two_dictionaries_that_were_empty_are_two_leaks():
 
     leaks = find_leaks(fill_both)
     assert sorted(leak.nbytes for leak in leaks) == [2048, 2048]
+
+
+GROUPS = [{}]
+
+
+def test_a_dictionary_in_a_list_is_an_entry_of_the_list():
+    """Whether it is from before the runs is not known: what grows is the list."""
+
+    def add_group():
+        GROUPS.append({"params": [torch.ones(64, 8)]})
+
+    first = one_pass(add_group)
+    (leak,) = find_leaks(add_group)
+    assert first.cause == leak.cause
+    assert leak.cut.kind is EdgeKind.ITEM
+    assert "deque(maxlen=" in leak.advice
