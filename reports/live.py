@@ -143,7 +143,7 @@ def main(steps: int) -> None:
     least = [min(each["cpu_s"] for each in some) for some in (alone, watched)]
     longest = [max(each["longest_flush_s"] for each in some) for some in (alone, watched)]
     flushes = [min(each["flush_s"] / each["flushes"] for each in some) for some in (alone, watched)]
-    print("# What a live view costs\n\nWritten by `python reports/live.py`.\n")
+    print(f"# What a live view costs\n\nWritten by `python reports/live.py {steps}`.\n")
     print(
         f"A transformer of 4 layers trains for {steps} steps, {watched[0]['events']:,} events in the curve, on "
         f"{len(os.sched_getaffinity(0))} processors; {TURNS} runs alone and {TURNS} with `memwatch live` beside them.\n"

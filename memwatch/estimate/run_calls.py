@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from memwatch.encoding.values import Value
     from memwatch.estimate.calls import Call, Shape
 
+_BEYOND_S: Final = 60.0
+"""How long a process may take beyond what its calls are allowed: it imports torch, and a call may have begun."""
 _TRIES: Final = 4
 """Processes that are started: each but the last may end at a call, which the next leaves out."""
 
@@ -53,16 +55,23 @@ def _packed(call: Call) -> bytes | None:
 def _in_process(waiting: Mapping[str, bytes], allowed_s: float) -> tuple[dict[str, int] | None, str]:
     """Return what a process measured, None if it did not end well; and the key that it came to."""
     path = os.pathsep.join(each for each in sys.path if each)
-    done = subprocess.run(
-        [sys.executable, "-m", "memwatch.estimate.run_calls"],
-        input=pickle.dumps((torch.get_num_threads(), allowed_s, dict(waiting))),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path},
-        check=False,
-    )
-    lines = done.stdout.decode().splitlines()
-    if done.returncode == 0 and lines:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "memwatch.estimate.run_calls"],
+            input=pickle.dumps((torch.get_num_threads(), allowed_s, dict(waiting))),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+            check=False,
+            timeout=allowed_s + _BEYOND_S,
+        )
+        ended_well, written = done.returncode == 0, done.stdout
+    except (
+        subprocess.TimeoutExpired
+    ) as late:  # a kernel that does not return, which is left out as one that ends it
+        ended_well, written = False, late.stdout or b""
+    lines = written.decode().splitlines()
+    if ended_well and lines:
         return cast("dict[str, int]", json.loads(lines[-1])), ""
     return None, json.loads(lines[-1]) if lines else ""
 

@@ -90,9 +90,8 @@ class NearbySearch(HolderSearch):
     def _guesses(self) -> list[Survivor | None]:
         """Say of each survivor what would hold it if young objects and known causes were all there is."""
         roots, along_ways = self._known.walk()
-        extra = chain(
-            storages_of(self._storages), along_ways
-        )  # no list: it would be listed, and refer to them
+        # no list: it would be listed, and refer to them
+        extra = chain(storages_of(self._storages), along_ways)
         with Snapshot(extra, deep=True, roots=roots) as snapshot:
             del along_ways, extra
             self.young = snapshot.young
@@ -111,9 +110,8 @@ class NearbySearch(HolderSearch):
             elif not along_ways.reaches(position):
                 loop, way = loops.find(position)
                 above = [snapshot.objects[place] for place in way[:-1]]
-                is_shown = bool(above) and all(
-                    map(gc.is_tracked, above)
-                )  # else no tensor that gc lists has it
+                # else no tensor that gc lists has it
+                is_shown = bool(above) and all(map(gc.is_tracked, above))
                 self.deep = self.deep or not (loop.positions or is_shown)
                 yield explain_unreachable(snapshot, loops, (loop, way), made)
             elif reached.past_state.reaches(position):

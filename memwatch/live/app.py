@@ -102,9 +102,8 @@ class LiveApp(App[None]):
             wait_s = self._pace.wait_s(self._watch.next_cpu_s)
             while wait_s > 0:
                 await asyncio.sleep(wait_s)
-                wait_s = self._pace.owed_s(
-                    self._watch.next_cpu_s
-                )  # the screen takes time, and the file grows
+                # the screen has taken time, and the file has grown
+                wait_s = self._pace.owed_s(self._watch.next_cpu_s)
 
     def _show(self, view: View) -> None:
         self._show_head()
