@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -14,6 +15,7 @@ import torch
 import memwatch
 from memwatch.capture.file import load
 from memwatch.record import native, session
+from memwatch.record.allocator.thread_clock import cpu_time_ns
 from memwatch.record.allocator.threads import StartedThreads
 from memwatch.record.backend import Block
 from memwatch.record.clock import Clock
@@ -159,3 +161,28 @@ def test_a_warm_pool_is_told_and_an_idle_thread_of_a_library_is_not():
     again.start()
     again.stop()
     assert (others.before, others.at_work_before) == (again.before + 1, again.at_work_before)
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="asks Linux for a thread's time on a processor"
+)
+def test_a_warm_pool_that_does_nothing_in_the_block_is_not_told():
+    """The workers of a pool, the program's or torch.compile's own, that were on no processor made nothing."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(torch.ones, 1).result()
+        wait_until_idle(pool)
+        threads = StartedThreads([], None)
+        threads.start()
+        seen_idle = threads.at_work_before
+        pool.submit(torch.ones, 1).result()
+        seen_at_work = threads.at_work_before
+        threads.stop()
+    assert (seen_idle, seen_at_work, threads.at_work_before) == (0, 1, 1)
+
+
+def wait_until_idle(pool):
+    """Return when the time on a processor of each worker of a pool has stood still for a moment."""
+    before = None
+    while before != (now := [cpu_time_ns(each.native_id) for each in pool._threads]):
+        before = now
+        time.sleep(0.3)  # a loaded machine may leave a ready thread waiting

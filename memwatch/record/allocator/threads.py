@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from memwatch.own_code import is_program_code
+from memwatch.record.allocator.thread_clock import cpu_time_ns
 from memwatch.record.patches import Patches
 from memwatch.record.timer import RepeatingThread
 
@@ -48,11 +49,11 @@ def name_of(thread: threading.Thread) -> str:
     return name if type(name) is str else "unnamed"
 
 
-def _count_at_work(threads: list[threading.Thread]) -> int:
-    """Return how many of some threads run the program's code, or wait for work in a pool of Python's."""
+def _at_work(threads: list[threading.Thread]) -> list[int | None]:
+    """Return the system's numbers of those threads that run the program's code, or wait for work in a pool."""
     frames = sys._current_frames()
     try:
-        return sum(_is_at_work(frames.get(each.ident or 0)) for each in threads)
+        return [each.native_id for each in threads if _is_at_work(frames.get(each.ident or 0))]
     finally:
         frames.clear()  # this call's own frame is among them, which would be a cycle
 
@@ -77,19 +78,29 @@ class StartedThreads:
 
     Attributes:
         before: how many threads of the program's ran already at the start, beside the one that called it.
-        at_work_before: how many of these run code of the program, or wait for it as a pool's worker does.
         unheard: how many have started that have no log.
     """
 
     def __init__(
         self, names: list[str], logs: ThreadLogs | None, heard: Callable[[], None] = lambda: None
     ) -> None:
-        self.before = self.at_work_before = self.unheard = 0
+        self.before = self.unheard = 0
+        self._at_work_before: list[tuple[int | None, int | None]] = []
+        self._stopped_at_work = 0
         self._names = names
         self._taken = set(names)
         self._logs, self._heard = logs, heard
         self._numbering = threading.Lock()
         self._patches = Patches()
+
+    @property
+    def at_work_before(self) -> int:
+        """How many of those threads run the program's code, or a pool's work, and were on a processor since then.
+
+        An idle worker of a pool, the program's or torch's own, makes nothing.
+        """
+        ran = (cpu_ns is None or cpu_time_ns(thread) != cpu_ns for thread, cpu_ns in self._at_work_before)
+        return self._stopped_at_work + sum(ran)
 
     @property
     def meta(self) -> dict[str, int]:
@@ -109,13 +120,14 @@ class StartedThreads:
             if each is not here and not isinstance(each, RepeatingThread)
         ]
         self.before = len(others)
-        self.at_work_before = _count_at_work(others)
+        self._at_work_before = [(thread, cpu_time_ns(thread)) for thread in _at_work(others)]
         if hasattr(threading.Thread, _RUNS_A_THREAD):
             self._patches.put_around(threading.Thread, _RUNS_A_THREAD, self._enter)
 
     def stop(self) -> None:
         """Enter no more; a log leaves a thread that runs on when that ends, or at its next allocation."""
         self._patches.take_off()
+        self._stopped_at_work, self._at_work_before = self.at_work_before, []
 
     def _enter(self, thread: threading.Thread) -> Callable[[], object] | None:
         """Number this thread and give it a log; return what takes that off again."""
