@@ -58,7 +58,7 @@ def test_nothing_but_the_words_depends_on_the_words(tests):
         env={**os.environ, VARIABLE: "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=560,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
