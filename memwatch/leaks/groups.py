@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from memwatch.edges import EdgeKind
 from memwatch.leaks.advice import remedy_for
 from memwatch.leaks.cause import cause_of
 from memwatch.leaks.cut import holder_of
@@ -150,7 +149,7 @@ def leak_of(
     cut = shown.cut.edge if shown.cut else None
     holder, holder_edges = holder_of(shown)
     site, caller = _site(group)
-    keeps_graph = any(map(_through_graph, group))
+    keeps_graph = any(survivor.through_graph for survivor in group)
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
     remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph, grows=grows)
     return Leak(
@@ -174,6 +173,7 @@ def leak_of(
         branch=shown.branch,
         cause=cause_of(shown.kind, cut, edges, shown.cycle_length),
         grows=grows,
+        one_value=all(survivor.may_be_replaced for survivor in group),
     )
 
 
@@ -201,13 +201,9 @@ def _remedy_of_group(
 
 def _mostly_views(group: list[Survivor]) -> bool:
     """Return True if, of what is kept without help of a graph, most bytes lie in storages of which a part is shown."""
-    direct = [survivor for survivor in group if not _through_graph(survivor)]
+    direct = [survivor for survivor in group if not survivor.through_graph]
     total = sum(survivor.nbytes for survivor in direct)
     return 2 * sum(survivor.nbytes for survivor in direct if survivor.is_view) > total
-
-
-def _through_graph(survivor: Survivor) -> bool:
-    return any(step.edge.kind is EdgeKind.GRAD_FN for step in survivor.steps)
 
 
 def _site(group: list[Survivor]) -> tuple[str | None, str | None]:

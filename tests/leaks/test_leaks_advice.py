@@ -324,9 +324,9 @@ FEATURES: dict[str, torch.Tensor] = {}
 
 
 def kept_features(*, keep):
-    FEATURES["last"] = data()
+    FEATURES["layer1"] = data()
     if keep:
-        ENTRIES.append(FEATURES["last"])
+        ENTRIES.append(FEATURES["layer1"])
 
 
 def test_a_list_of_all_is_told_rather_than_the_name_of_the_last():
@@ -339,4 +339,26 @@ def test_a_list_of_all_is_told_rather_than_the_name_of_the_last():
     ENTRIES.clear()
     with check_leaks():
         kept_features(keep=False)
+    FEATURES.clear()
+
+
+BY_USER: dict[str, torch.Tensor] = {}
+
+
+def kept_for(user, *, keep):
+    FEATURES["last"] = data()
+    if keep:
+        BY_USER[user] = FEATURES["last"]
+
+
+def test_a_table_with_older_entries_is_told_rather_than_a_slot():
+    """Whatever the texts of the keys: the table has an older entry beside, the slot has none."""
+    kept_for("alice", keep=True)
+    with pytest.raises(TensorLeakError) as caught, check_leaks():
+        kept_for("bob", keep=True)
+    [leak] = caught.value.leaks
+    assert "BY_USER" in leak.holder
+    BY_USER.clear()
+    with check_leaks():
+        kept_for("carol", keep=False)
     FEATURES.clear()
