@@ -46,6 +46,11 @@ def has_latest(survivor: Survivor) -> bool:
     return survivor.cut is not None and survivor.cut.edge.kind in LATEST
 
 
+def is_latest(survivor: Survivor) -> bool:
+    """Return True for the one value of a name itself, not for what its graph or its entries keep."""
+    return has_latest(survivor) and survivor.steps[-1] is survivor.cut
+
+
 def shows_all(survivor: Survivor) -> int:
     """Return how much shows that what holds a survivor keeps all values: 0 for a name, which has the latest one.
 

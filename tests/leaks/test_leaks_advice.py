@@ -362,3 +362,29 @@ def test_a_table_with_older_entries_is_told_rather_than_a_slot():
     with check_leaks():
         kept_for("carol", keep=False)
     FEATURES.clear()
+
+
+LAYER = torch.nn.Linear(8, 8)
+
+
+class Trainer:
+    average = 0.0
+
+
+def averaged(*, detach):
+    loss = LAYER(torch.randn(4, 8)).square().mean()
+    Trainer.average = 0.9 * Trainer.average + 0.1 * (loss.detach() if detach else loss)
+
+
+def test_of_a_moving_average_with_its_graph_the_graph_alone_is_told():
+    """The newest value is none of what each call adds, and to detach it is all there is to do."""
+    averaged(detach=False)
+    [leak] = find_leaks(lambda: averaged(detach=False))
+    with pytest.raises(TensorLeakError) as caught, check_leaks():
+        averaged(detach=False)
+    added_bytes = 2 * 4 * 8 * 4 + 2 * 8  # two activations of float32, and the two factors as float64
+    assert {leak.nbytes, caught.value.leaks[0].nbytes} == {added_bytes}
+    assert {leak.advice, caught.value.leaks[0].advice} == {advice(Remedy.GRAPH)}
+    Trainer.average = 0.0
+    averaged(detach=True)
+    assert find_leaks(lambda: averaged(detach=True)) == []
