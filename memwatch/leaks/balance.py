@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from memwatch.edges import EdgeKind
-from memwatch.leaks.second_holder import LATEST, has_latest
+from memwatch.leaks.second_holder import LATEST, is_latest
 
 if TYPE_CHECKING:
     from memwatch.leaks.diagnose import Diagnosis
@@ -32,18 +32,13 @@ def unbalanced(diagnosis: Diagnosis, change: Change) -> list[Survivor]:
     kept = [each for each in diagnosis.retained if each.storage.grew]
     left = [each for each in diagnosis.retained if not each.storage.grew]
     left = [
-        survivor for survivor in left if not (_is_latest(survivor) and _take(dead, survivor, exactly=True))
+        survivor for survivor in left if not (is_latest(survivor) and _take(dead, survivor, exactly=True))
     ]
     dead -= Counter(made.size for made in change.born if id(made) not in told)
     left.sort(key=_replaces, reverse=True)
     left = [survivor for survivor in left if not _take(dead, survivor, exactly=True)]
     left = [survivor for survivor in left if not (_has_entries(survivor) and _take(dead, survivor))]
     return kept + left + diagnosis.unreachable
-
-
-def _is_latest(survivor: Survivor) -> bool:
-    """Return True for the one value of a name itself, not for what its graph or its entries keep."""
-    return has_latest(survivor) and survivor.steps[-1] is survivor.cut
 
 
 def _replaces(survivor: Survivor) -> bool:

@@ -141,7 +141,9 @@ class _Block:
             self.exempt.objects.add(id(error))
         self._names.exempt(self.exempt)
         diagnosis = self._explain(self._ledger.alive(0))
-        return leaks_of(unbalanced(diagnosis, change), [0], per_call=False, end_s=end_s)
+        left = unbalanced(diagnosis, change)
+        self._known.names.note(left)
+        return leaks_of(left, [0], per_call=False, end_s=end_s)
 
     def _explain(self, survivors: list[NewStorage]) -> Diagnosis:
         """Look nearby first, and through the whole heap only for what is left."""

@@ -25,7 +25,7 @@ from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.known_retainers import state_edges, state_storages
 from memwatch.leaks.loops import Loops
 from memwatch.leaks.registry import registers_itself
-from memwatch.leaks.second_holder import latest_references, may_have_latest
+from memwatch.leaks.second_holder import is_in_table, latest_references, may_have_latest, shows_all
 from memwatch.leaks.series import series_of
 from memwatch.leaks.survivor import Holding, Survivor
 
@@ -218,7 +218,7 @@ class HolderSearch:
                 continue
             other_chain = tree.path(position)
             other = self.explain_retained(snapshot, other_chain, survivor.storage)
-            is_better = other is not None and not may_have_latest(other)
+            is_better = other is not None and shows_all(other) > shows_all(survivor)
             yield (other, other_chain) if other is not None and is_better else (survivor, chain)
 
     def _learn(self, snapshot: Snapshot, survivor: Survivor, chain: list[int]) -> None:
@@ -240,6 +240,8 @@ class HolderSearch:
             self._owners.add(chain[cut.start])
         words = _tensor_words(objects)
         survivor = Survivor(made, key, _to_tensor(steps), cut, words, nbytes=made.bytes_now())
+        if cut and cut.edge.kind is EdgeKind.VALUE:
+            survivor.in_table = is_in_table(snapshot, chain[cut.end - 1], chain[cut.end])
         survivor.is_view = _is_view(objects, survivor.nbytes)
         survivor.registers_itself = cut is not None and registers_itself(
             objects[cut.end], steps[: steps.index(cut)]

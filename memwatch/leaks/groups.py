@@ -6,12 +6,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from memwatch.edges import EdgeKind
 from memwatch.leaks.advice import remedy_for
 from memwatch.leaks.cause import cause_of
 from memwatch.leaks.cut import holder_of
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.leak import Leak
+from memwatch.leaks.second_holder import is_latest
 from memwatch.words.advice import Remedy, advice
 from memwatch.words.edges import edge_phrase
 from memwatch.words.leaks import path_lines, site_phrase
@@ -19,11 +19,14 @@ from memwatch.words.leaks import path_lines, site_phrase
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from memwatch.leaks.new_storages import NewStorage
     from memwatch.leaks.survivor import Survivor
 
 _FEW: Final = 3
 """With more periods than these, what all but the newest add to is a leak, wherever the newest one's tensor is."""
 
+_OF_NAMES: Final = (Remedy.GLOBAL, Remedy.ATTRIBUTE, Remedy.CLASS_ATTRIBUTE, Remedy.CLOSURE_CELL)
+"""Of a name whose graph alone grows, its value need only be detached."""
 _OF_CONTAINERS: Final = (Remedy.ITEM, Remedy.VALUE, Remedy.MEMBER)
 
 
@@ -54,14 +57,25 @@ def leaks_of(
     chosen = _growing(list(groups.values()), needed) if per_call else list(groups.values())
     leaks = []
     for group in chosen:
-        runs = len(_runs(group)) if per_call else 1
-        nbytes = sum(survivor.storage.nbytes for survivor in group)
+        kept = _lasting(group)
+        runs = len(_runs(kept)) if per_call else 1
+        nbytes = sum(survivor.storage.nbytes for survivor in (kept if per_call else group))
         if not per_call:  # of one pass over a tensor that grew, what it added
             nbytes -= sum(survivor.storage.replaced_bytes for survivor in group)
+        count = len(kept if per_call else group) // runs
         grows = all(survivor.storage.grew for survivor in group)
-        leak = leak_of(group, nbytes // runs, len(group) // runs, per_call=per_call, end_s=end_s, grows=grows)
-        leaks.append(replace(leak, every=max(1, round(len(measured) / runs))) if per_call else leak)
+        leak = leak_of(group, nbytes // runs, count, per_call=per_call, end_s=end_s, grows=grows)
+        every = max(1, round(len(measured) / len(_runs(group))))
+        leaks.append(replace(leak, every=every) if per_call else leak)
     return largest_first(leaks)
+
+
+def _lasting(group: list[Survivor]) -> list[Survivor]:
+    """Return a group without the value of a name behind whose graph the rest lies: the next value replaces it."""
+    behind = {each.holding[:2] for each in group if not is_latest(each)}
+    return [
+        each for each in group if each.unreachable or not is_latest(each) or each.holding[:2] not in behind
+    ]
 
 
 def largest_first(leaks: Iterable[Leak]) -> list[Leak]:
@@ -150,7 +164,7 @@ def leak_of(
     cut = shown.cut.edge if shown.cut else None
     holder, holder_edges = holder_of(shown)
     site, caller = _site(group)
-    keeps_graph = any(map(_through_graph, group))
+    keeps_graph = any(survivor.through_graph for survivor in group)
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
     remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph, grows=grows)
     return Leak(
@@ -174,6 +188,8 @@ def leak_of(
         branch=shown.branch,
         cause=cause_of(shown.kind, cut, edges, shown.cycle_length),
         grows=grows,
+        first_bytes=_nearest(group).nbytes,
+        one_value=all(survivor.may_be_replaced for survivor in group),
     )
 
 
@@ -192,6 +208,8 @@ def _remedy_of_group(
     """Return the remedy of a path, or a better one that only the tensors at its end show."""
     if grows and shown.kind is LeakKind.RETAINED and not keeps_graph:
         return Remedy.GROWING_TENSOR
+    if remedy in _OF_NAMES and all(each.through_graph for each in _lasting(group)):
+        return Remedy.GRAPH
     if remedy in _OF_CONTAINERS and shown.registers_itself:
         return Remedy.REGISTRY
     if shown.kind is LeakKind.RETAINED and _mostly_views(group):
@@ -201,20 +219,21 @@ def _remedy_of_group(
 
 def _mostly_views(group: list[Survivor]) -> bool:
     """Return True if, of what is kept without help of a graph, most bytes lie in storages of which a part is shown."""
-    direct = [survivor for survivor in group if not _through_graph(survivor)]
+    direct = [survivor for survivor in group if not survivor.through_graph]
     total = sum(survivor.nbytes for survivor in direct)
     return 2 * sum(survivor.nbytes for survivor in direct if survivor.is_view) > total
 
 
-def _through_graph(survivor: Survivor) -> bool:
-    return any(step.edge.kind is EdgeKind.GRAD_FN for step in survivor.steps)
-
-
 def _site(group: list[Survivor]) -> tuple[str | None, str | None]:
     """Return the line that made what is held first (the tensor itself, rather than its activations), and its caller."""
-    known = [survivor for survivor in group if survivor.storage.site is not None]
-    if not known:
+    nearest = _nearest(group)
+    if nearest.site is None:
         return None, None
-    nearest = min(known, key=lambda survivor: (not survivor.is_named, len(survivor.steps))).storage
     caller = None if nearest.caller is None else site_phrase(*nearest.caller)
-    return site_phrase(*nearest.site), caller  # type: ignore[misc]
+    return site_phrase(*nearest.site), caller
+
+
+def _nearest(group: list[Survivor]) -> NewStorage:
+    """Return what is held first, of those of which a line was seen if there are any."""
+    known = [survivor for survivor in group if survivor.storage.site is not None] or group
+    return min(known, key=lambda survivor: (not survivor.is_named, len(survivor.steps))).storage

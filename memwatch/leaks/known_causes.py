@@ -17,6 +17,7 @@ from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.c_held import c_held_edges, keeps_in_c
 from memwatch.heap.roots import Held, Root, RootKind
 from memwatch.heap.tensors import TypeFilter, mro_of, quiet
+from memwatch.leaks.filled_names import FilledNames
 from memwatch.leaks.kinds import LeakKind
 
 if TYPE_CHECKING:
@@ -28,11 +29,16 @@ _MOST_WAYS: Final = 200
 
 
 class KnownCauses:
-    """Where earlier leaks hung, and which loops kept others alive."""
+    """Where earlier leaks hung, and which loops kept others alive.
+
+    Attributes:
+        names: what names took in.
+    """
 
     def __init__(self) -> None:
         self._ways: dict[tuple[int, ...], None] = {}
         self._loops: set[object] = set()
+        self.names = FilledNames()
 
     def learn_way(self, objects: Sequence[Any]) -> None:
         """Remember the way from a root to what keeps a leak, if it can be walked again.

@@ -52,6 +52,9 @@ class Leak(ShownAsText):
         cause: a short name for what one edit would end, such as ``cause-1f0a93c2``; leaks of other tests and
             processes with the same cause have the same.
         grows: True if what leaks is one tensor that becomes larger.
+        first_bytes: bytes of the storage that is held first, the one of ``site``.
+        one_value: True if a name has it that, as far as earlier blocks show, has one value at a time: the next one may
+            take its place. Of :func:`memwatch.check_leaks` only.
     """
 
     kind: LeakKind
@@ -76,6 +79,8 @@ class Leak(ShownAsText):
     every: int = 1
     caller: str | None = None
     grows: bool = False
+    first_bytes: int = 0
+    one_value: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", LeakKind(self.kind))

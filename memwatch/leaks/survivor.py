@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from memwatch.edges import EdgeKind
 from memwatch.leaks.kinds import LeakKind
 
 if TYPE_CHECKING:
@@ -48,9 +49,11 @@ class Survivor:
         cycle_length: how many of the steps, from the first, are the cycle; 0 for a retention path.
         branch: which step of the cycle begins at the object from which the way to the tensor leaves.
         is_view: True if the tensor shows half of its storage at most.
+        in_table: True if it is behind the entry of a dictionary that has older ones of its sort.
         registers_itself: True if what the reference to cut leads to puts itself there.
         unreachable: True if no root reaches it.
         nbytes: bytes of the storage when it was looked at.
+        may_be_replaced: True if one name has it, and as far as earlier blocks show, one value at a time.
         if_kept: what explains it instead if gc, which sees every reference of the cycle, does not free it.
     """
 
@@ -65,10 +68,17 @@ class Survivor:
     cycle_length: int = 0
     branch: int = 0
     is_view: bool = False
+    in_table: bool = False
     registers_itself: bool = False
     unreachable: bool = False
     nbytes: int = 0
+    may_be_replaced: bool = False
     if_kept: Survivor | None = None
+
+    @property
+    def through_graph(self) -> bool:
+        """Whether the autograd graph of a tensor on its path keeps it."""
+        return any(step.edge.kind is EdgeKind.GRAD_FN for step in self.steps)
 
     @property
     def holding(self) -> Holding:

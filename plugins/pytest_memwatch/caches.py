@@ -20,11 +20,9 @@ _SLOTS: Final = frozenset(
         EdgeKind.CACHE_RESULT,
         EdgeKind.CACHE_ARGUMENT,
         EdgeKind.FINALIZER_REGISTRY,
-        EdgeKind.GLOBAL,
-        EdgeKind.CLOSURE_CELL,
     }
 )
-"""References that are filled on first use and read later: mappings, memoized functions, lazy constants."""
+"""References that are filled on first use and read later: mappings, memoized functions."""
 
 _CACHE_NAME: Final = re.compile(r"cache|memo|lazy|registry|pool", re.IGNORECASE)
 _TOOL_NAME: Final = re.compile(r"\bExceptionInfo\b|\b(Magic|Async|NonCallable)*(Mock|MagicProxy)\b")
@@ -46,10 +44,10 @@ _BUILT_BY_CLASS: Final = ("property", "getset_descriptor")
 
 
 def kept_by_cache(leak: Leak) -> bool:
-    """Return True if one pass over this holder may well be the first fill of a cache.
+    """Return True if one pass over this holder may well be the first fill of a cache, or of a name that has one value.
 
-    A list or a set that got longer is none, nor is a table of hooks, nor an attribute that parks a tensor; no cache
-    keeps the autograd graph of what it holds, and one tensor that became larger is no first fill.
+    A list or a set that got longer is none, nor is a table of hooks; no cache keeps the autograd graph of what it
+    holds, and one tensor that became larger is no first fill.
     """
     if leak.kind != "retained" or leak.keeps_graph or leak.grows or leak.cut is None:
         return False
@@ -60,7 +58,7 @@ def kept_by_cache(leak: Leak) -> bool:
         return False
     is_bounded = any(vertex.limit is not None for vertex in _vertices(cut.owner))
     names = [cut.name or "", *(vertex.name for vertex in _vertices(cut.owner))]
-    return cut.kind in _SLOTS or is_bounded or any(map(_CACHE_NAME.search, names))
+    return leak.one_value or cut.kind in _SLOTS or is_bounded or any(map(_CACHE_NAME.search, names))
 
 
 def made_by_machinery(leak: Leak) -> bool:

@@ -13,6 +13,7 @@ from pytest_memwatch.caches import kept_by_cache, made_by_machinery
 from pytest_memwatch.errors import PeakError
 from pytest_memwatch.lines import LineSearch
 from pytest_memwatch.measure import Measurement, describe
+from pytest_memwatch.measured_lines import with_lines
 from pytest_memwatch.verdict import (
     LEAK_SECTION,
     PEAK_SECTION,
@@ -160,6 +161,7 @@ class Examination:
         __tracebackhide__ = True
         if self.measurement is not None:
             self._note_figures(self.measurement)
+            self.leaks = with_lines(self.leaks, self.measurement.readings)
         real = self._sort_leaks()
         if self.data.get("check") == "single pass":
             _line_search().learn(real, noted_ops=self._noted_ops, may_have_grown=self._may_have_grown)

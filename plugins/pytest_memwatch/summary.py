@@ -37,7 +37,7 @@ def summary_lines(
         _failures(results),
         cause_lines(results, verbose=verbose),
         _small(results, settings),
-        _noted(results, "kept", "Kept by caches: filled in one run, so not counted as leaks"),
+        _noted(results, "kept", "Kept by caches and names: filled in one run, so not counted as leaks"),
         _machinery(results),
         _ignored(results, settings),
         _allowed(results),

@@ -324,9 +324,9 @@ FEATURES: dict[str, torch.Tensor] = {}
 
 
 def kept_features(*, keep):
-    FEATURES["last"] = data()
+    FEATURES["layer1"] = data()
     if keep:
-        ENTRIES.append(FEATURES["last"])
+        ENTRIES.append(FEATURES["layer1"])
 
 
 def test_a_list_of_all_is_told_rather_than_the_name_of_the_last():
@@ -340,3 +340,51 @@ def test_a_list_of_all_is_told_rather_than_the_name_of_the_last():
     with check_leaks():
         kept_features(keep=False)
     FEATURES.clear()
+
+
+BY_USER: dict[str, torch.Tensor] = {}
+
+
+def kept_for(user, *, keep):
+    FEATURES["last"] = data()
+    if keep:
+        BY_USER[user] = FEATURES["last"]
+
+
+def test_a_table_with_older_entries_is_told_rather_than_a_slot():
+    """Whatever the texts of the keys: the table has an older entry beside, the slot has none."""
+    kept_for("alice", keep=True)
+    with pytest.raises(TensorLeakError) as caught, check_leaks():
+        kept_for("bob", keep=True)
+    [leak] = caught.value.leaks
+    assert "BY_USER" in leak.holder
+    BY_USER.clear()
+    with check_leaks():
+        kept_for("carol", keep=False)
+    FEATURES.clear()
+
+
+LAYER = torch.nn.Linear(8, 8)
+
+
+class Trainer:
+    average = 0.0
+
+
+def averaged(*, detach):
+    loss = LAYER(torch.randn(4, 8)).square().mean()
+    Trainer.average = 0.9 * Trainer.average + 0.1 * (loss.detach() if detach else loss)
+
+
+def test_of_a_moving_average_with_its_graph_the_graph_alone_is_told():
+    """The newest value is none of what each call adds, and to detach it is all there is to do."""
+    averaged(detach=False)
+    [leak] = find_leaks(lambda: averaged(detach=False))
+    with pytest.raises(TensorLeakError) as caught, check_leaks():
+        averaged(detach=False)
+    added_bytes = 2 * 4 * 8 * 4 + 2 * 8  # two activations of float32, and the two factors as float64
+    assert {leak.nbytes, caught.value.leaks[0].nbytes} == {added_bytes}
+    assert {leak.advice, caught.value.leaks[0].advice} == {advice(Remedy.GRAPH)}
+    Trainer.average = 0.0
+    averaged(detach=True)
+    assert find_leaks(lambda: averaged(detach=True)) == []

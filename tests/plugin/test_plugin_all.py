@@ -64,6 +64,40 @@ def test_kept_by_caches_is_listed(session):
     result.stdout.fnmatch_lines(["Kept by caches*", "*3.91 KiB  global `CACHE` of module*(1 test)"])
 
 
+def test_a_name_with_one_value_is_no_leak_at_first_sight(session):
+    """Whatever it had before: a number, nothing, or the value before last. A chain of all values is one, once seen."""
+    result = session(
+        """
+        import pytest, torch
+        class Average:
+            of_class = 0.0
+            def __init__(self): self.mean, self.variance, self.previous = 0.0, None, None
+        AVERAGE, MEAN = Average(), 0.0
+        class Node:
+            def __init__(self, value, before): self.value, self.before = value, before
+        class Chain: head = None
+        CHAIN = Chain()
+        repeated = pytest.mark.parametrize("number", range(5))
+        @repeated
+        def test_mean(number):
+            global MEAN
+            new = torch.ones(8).mean()
+            MEAN = 0.9 * MEAN + new
+            AVERAGE.previous, AVERAGE.mean = AVERAGE.mean, 0.9 * AVERAGE.mean + new
+            AVERAGE.variance = {"value": torch.ones(number + 1)}
+            Average.of_class += new
+        @repeated
+        def test_chain(number): CHAIN.head = Node(torch.ones(100), CHAIN.head)
+        """,
+        "--memwatch-leaks=all",
+        "-v",
+    )
+    result.assert_outcomes(failed=2, passed=8)
+    result.stdout.fnmatch_lines(
+        ["*test_mean?4? PASSED*", "*test_chain?2? PASSED*", "*test_chain?3? LEAK*", "*test_chain?4? LEAK*"]
+    )
+
+
 def test_failing_tests_fail_for_their_own_reason(session):
     """A failing test's locals are pinned by its traceback; neither it nor the next test is accused."""
     result = session(

@@ -60,3 +60,25 @@ def test_growth_of_one_tensor_is_looked_for_from_the_first_larger_one(leak):
     assert search.is_first_growth(grows)
     assert not search.is_first_growth(grows)
     assert search.is_on
+
+
+def test_a_line_that_the_profile_of_the_test_saw_is_told(session):
+    """Of the first leak already, where one line made all of that size that the test left; of two lines none."""
+    result = session(
+        """
+        import torch
+        KEPT, OTHERS = [], []
+        def make(): return torch.ones(100)
+        def test_one():
+            torch.zeros(100)
+            KEPT.append(make())
+        def test_two():
+            OTHERS.append(torch.ones(5))
+            OTHERS.append(torch.zeros(5))
+        """,
+        "--memwatch-leaks=all",
+        "--memwatch",
+    )
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["  made at: *.py:3 in make (*), called from *.py:6 in test_one"])
+    result.stdout.fnmatch_lines(["  made at: unknown line (Tensor ?5? float32)"])
