@@ -25,6 +25,8 @@ from memwatch.record.session import Session
 from memwatch.record.steps.schedule import Sampled, Schedule, schedule
 from memwatch.record.uninterrupted import uninterrupted
 from memwatch.report.out_of_memory import breakdown
+from memwatch.reserve import Reserve, small_pools
+from memwatch.words import out_of_memory as words
 
 if TYPE_CHECKING:
     import os
@@ -55,6 +57,7 @@ class Profile(Reading):
         self._session: Session | None = None
         self._recording: Recording | None = None
         self._unpacked: Capture | None = None
+        self._reserve = Reserve()
         # absolute, because the program may change its working directory
         self._path = None if options.path is None else pathlib.Path(options.path).absolute()
         self.page: pathlib.Path | None = None
@@ -67,38 +70,53 @@ class Profile(Reading):
         session = Session(dataclasses.replace(self._options, force=self._options.force or again))
         session.start()
         self._session = session
+        self._reserve.take()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop recording; an exception of the block passes unchanged."""
+        session = self._session
+        if session is None:
+            return
+        self._reserve.release()
         with uninterrupted():
-            session = self._session
-            if session is not None:
-                session.check_place()
-                self._session = None
-                self._recording, self._unpacked = session.stop(failed=error is not None), None
-                self._replay_inputs = None if session.arguments is None else session.arguments.replay_inputs
-                if self.failure is not None:
-                    text = f"memwatch: {self.failure}; the profile is whole in this process only"
-                    warnings.warn(text, RuntimeWarning, stacklevel=2)
-        if (
-            session is not None
-            and error is not None
-            and (isinstance(error, MemoryLimitError) or is_out_of_memory(error))
-        ):
+            session.check_place()
+            self._session = None
+            try:
+                self._stop(session, failed=error is not None)
+            except Exception as own:
+                if error is None:
+                    raise
+                add_note(
+                    error, words.NOT_ENDED.format(why=_told(own))
+                )  # the program's own error is on its way
+                return
+        if error is not None and (isinstance(error, MemoryLimitError) or is_out_of_memory(error)):
             self._explain(error)
+
+    def _stop(self, session: Session, *, failed: bool) -> None:
+        self._recording = self._unpacked = self._replay_inputs = None
+        self._recording = session.stop(failed=failed)
+        self._replay_inputs = None if session.arguments is None else session.arguments.replay_inputs
+        if self.failure is not None:
+            text = f"memwatch: {self.failure}; the profile is whole in this process only"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def _explain(self, error: BaseException) -> None:
         """Add to the error of an allocator what was live then, and write the page beside the capture."""
-        with contextlib.suppress(Exception):  # the program's own error is on its way, and memory is short
-            reading = self._reading_of(error)
-            by_limit = isinstance(error, MemoryLimitError)
-            asked = None if by_limit else asked_bytes(error)
-            elsewhere = not by_limit and not is_of_host(error) and reading.device == CPU
-            files = self._write_page()
-            add_note(error, breakdown(reading, asked, files, by_limit=by_limit, elsewhere=elsewhere))
+        try:  # the program's own error is on its way, and memory is short
+            with small_pools():
+                reading = self._reading_of(error)
+                by_limit = isinstance(error, MemoryLimitError)
+                asked = None if by_limit else asked_bytes(error)
+                elsewhere = not by_limit and not is_of_host(error) and reading.device == CPU
+                files = self._write_page()
+                text = breakdown(reading, asked, files, by_limit=by_limit, elsewhere=elsewhere)
+        except Exception as own:
+            text = words.NOT_TOLD.format(why=_told(own))
+        add_note(error, text)
 
     def _reading_of(self, error: BaseException) -> Reading:
         """Return the reading of the device that had no memory left."""
@@ -110,7 +128,7 @@ class Profile(Reading):
         if self._path is None or self.failure is not None:
             return []
         page = self._path.with_suffix(".html")
-        with contextlib.suppress(MemwatchError, OSError):
+        with contextlib.suppress(Exception):  # what is to be said of it does not need the page
             self.report(page, force=self._options.force)
             self.page = page
         return [self._path] if self.page is None else [self._path, self.page]
@@ -239,3 +257,7 @@ def profile(
             keep=keep,
         )
     )
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -55,6 +55,13 @@ class Capture:
         table = self.tables[name]
         return table.rows if isinstance(table, ChunkedTable) else len(next(iter(table.values())))
 
+    def is_zero(self, name: str, column: str) -> bool:
+        """Return whether a column is 0 in all rows; what chunks say of themselves is not decoded for it."""
+        table = self.tables[name]
+        if isinstance(table, ChunkedTable):
+            return table.bounds(column) == (0, 0)
+        return not table[column].any()
+
     def lacks(self, what: str) -> bool:
         """Return True for what its source cannot know, as `ops` where a memory snapshot was imported."""
         return what in self.meta.get(NOT_RECORDED, ())

@@ -182,8 +182,10 @@ class Session:
         if self in _running:
             _running.remove(self)
         self._sleeper.put_back()
-        while self._undo:
-            self._undo.pop()()
+        with contextlib.ExitStack() as undo:  # each of them, also after one that fails
+            for stop in self._undo:
+                undo.callback(stop)
+            self._undo = []
 
     def _let_go(self) -> None:
         self._packer.close()
@@ -208,18 +210,17 @@ class Session:
         Args:
             failed: whether an exception ends the block: its last step is kept then.
         """
-        if self._steps is not None:
-            self._steps.end(failed=failed)
-            self.storages.wake()
-        try:
+        with contextlib.ExitStack() as ends:  # each of them, also after one that fails
+            ends.callback(self._let_go)
+            if self.arguments is not None:
+                ends.callback(self.arguments.finish)
+            ends.callback(self._timer.stop)
+            ends.callback(self._switch_off)
+            if self._steps is not None:
+                self._steps.end(failed=failed)
+                self.storages.wake()
             with disable_torch_function():
                 self.context.look_again()
-        finally:
-            self._switch_off()
-            self._timer.stop()
-        if self.arguments is not None:
-            self.arguments.finish()
-        self._let_go()
         self._process.sample()
         self._device_books.end()
         if self._compiled.count:

@@ -27,6 +27,7 @@ from memwatch.words.storages import short_op
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from numpy.typing import NDArray
     from rich.console import RenderableType
 
     from memwatch.report.source import Reading
@@ -103,12 +104,15 @@ class _Made:
         lives = reading.part("storages", ("counted", "birth_event"))
         self._reading = reading
         self._rows = (lives["counted"] & (lives["birth_event"] >= 0)).to_numpy()
-        self.nbytes = reading.part("storages", ("nbytes",))["nbytes"].to_numpy()[self._rows]
+
+    @property
+    def nbytes(self) -> NDArray[np.int64]:
+        """The bytes of each; they are not kept, because findings are searched for meanwhile."""
+        return self._reading.part("storages", ("nbytes",))["nbytes"].to_numpy()[self._rows]
 
     def _column(self, name: str) -> pd.Categorical:
         texts: pd.Categorical = pd.Categorical(self._reading.part("storages", (name,), coded=True)[name])
-        made: pd.Categorical = texts.take(np.flatnonzero(self._rows))
-        return made
+        return pd.Categorical.from_codes(texts.codes[self._rows], dtype=texts.dtype)
 
     def count(self, column: str, text: str) -> int:
         """Count the allocations that have a text in a column."""
@@ -119,8 +123,10 @@ class _Made:
         values = self._column(column)
         codes, texts = values.codes, values.categories
         sums, largest, first = (np.zeros(len(texts), dtype=np.int64) for _ in range(3))
-        np.add.at(sums, codes, self.nbytes)
-        np.maximum.at(largest, codes, self.nbytes)
+        nbytes = self.nbytes
+        np.add.at(sums, codes, nbytes)
+        np.maximum.at(largest, codes, nbytes)
+        del nbytes
         first[codes[::-1]] = np.arange(len(codes), dtype=np.int32)[::-1]
         counts = np.bincount(codes, minlength=len(texts))
         order = np.lexsort((first, -sums))

@@ -46,7 +46,8 @@ _OF_BIRTHS: Final = ("op", "time_ns", "address", "nbytes", "device", "origin")
 class Allocations:
     """Every piece of memory as columns; the first `named` rows are the recorder's storages, by their number.
 
-    `birth_event` and `death_event` are rows of the live curve, -1 until `trace_live_curve` has filled them in.
+    `birth_event` and `death_event` are rows of the live curve, -1 until `trace_live_curve` has filled them in. It lets go
+    of `birth_order` and `death_order`, which are all -1 from then on.
     """
 
     named: int
@@ -72,7 +73,8 @@ class Allocations:
     @property
     def is_later_block(self) -> NDArray[np.bool_]:
         """Whether an allocation is a block that a storage got by a resize, in place of its first one."""
-        later: NDArray[np.bool_] = (self.storage != NONE) & (np.arange(len(self)) >= self.named)
+        later: NDArray[np.bool_] = self.storage != NONE
+        later[: self.named] = False
         return later
 
     def rows_of(self, storages: Sequence[int] | IntArray) -> IntArray:

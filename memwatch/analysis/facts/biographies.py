@@ -10,7 +10,7 @@ memory that no tensor names, and what another thread made, whose ops are not rec
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -30,19 +30,36 @@ if TYPE_CHECKING:
 
 PHASE_NAMES = ("lag", "use", "drag", "void")
 LAG, USE, DRAG, VOID = range(len(PHASE_NAMES))
+_AT_ONCE: Final = 1 << 20
+"""Allocations whose times are looked at together: a long run has millions."""
 
 
 @dataclass(frozen=True)
 class Biographies:
     """Per allocation: when it was first and last used, as events of the live curve, and how long each phase was."""
 
-    first_event: IntArray  # the first event at or after the start of the first use
-    last_event: IntArray  # the first event after the end of the last use
     used: NDArray[np.bool_]
     known: NDArray[np.bool_]  # False where nobody saw the uses: no phase is told then
     lag_known: NDArray[np.bool_]  # False where a step before the first use was not recorded
     drag_known: NDArray[np.bool_]  # False where one after the last use was not
+    _curve: LiveCurve
     _times_ns: Callable[[IntArray | slice], _Times]
+
+    def first_events(self, rows: IntArray | slice) -> IntArray:
+        """Return the first event at or after the start of the first use of some allocations."""
+        return np.searchsorted(self._curve.time_ns, self._times_ns(rows).start, side="left")
+
+    def last_events(self, rows: IntArray | slice) -> IntArray:
+        """Return the first event after the end of the last use of some allocations."""
+        return np.searchsorted(self._curve.time_ns, self._times_ns(rows).end, side="right")
+
+    def first_event(self, row: int) -> int:
+        """Return the first event at or after the start of the first use of an allocation."""
+        return int(self.first_events(np.array([row]))[0])
+
+    def last_event(self, row: int) -> int:
+        """Return the first event after the end of the last use of an allocation."""
+        return int(self.last_events(np.array([row]))[0])
 
     def lag_ns(self, rows: IntArray | slice) -> IntArray:
         """Return how long some allocations waited for their first use."""
@@ -71,8 +88,8 @@ class Biographies:
     def phase_at(self, event: int, rows: IntArray) -> IntArray:
         """Return the phase of some allocations at an event: an index into PHASE_NAMES, -1 where it is not known."""
         drag, lag = np.where(self.drag_known[rows], DRAG, NONE), np.where(self.lag_known[rows], LAG, NONE)
-        in_use = np.where(event < self.last_event[rows], USE, drag)
-        phase = np.where(event < self.first_event[rows], lag, in_use)
+        in_use = np.where(event < self.last_events(rows), USE, drag)
+        phase = np.where(event < self.first_events(rows), lag, in_use)
         return np.where(self.known[rows], np.where(self.used[rows], phase, VOID), NONE)
 
 
@@ -99,17 +116,14 @@ def write_biographies(
     def times_ns(rows: IntArray | slice) -> _Times:
         return _times(capture, allocations, bounds, used, rows)
 
-    times = times_ns(slice(None))
-    known &= used | in_kernel | ~spans_unrecorded(times.birth, times.death)
-    return Biographies(
-        np.searchsorted(curve.time_ns, times.start, side="left").astype(np.int32),
-        np.searchsorted(curve.time_ns, times.end, side="right").astype(np.int32),
-        used | in_kernel,
-        known,
-        ~spans_unrecorded(times.birth, times.start),
-        ~spans_unrecorded(times.end, times.death),
-        times_ns,
-    )
+    lag_known, drag_known = np.ones(len(used), dtype=bool), np.ones(len(used), dtype=bool)
+    for start in range(0, len(used), _AT_ONCE):
+        rows = slice(start, start + _AT_ONCE)
+        times = times_ns(rows)
+        known[rows] &= used[rows] | in_kernel[rows] | ~spans_unrecorded(times.birth, times.death)
+        lag_known[rows] = ~spans_unrecorded(times.birth, times.start)
+        drag_known[rows] = ~spans_unrecorded(times.end, times.death)
+    return Biographies(used | in_kernel, known, lag_known, drag_known, curve, times_ns)
 
 
 class _Times(NamedTuple):

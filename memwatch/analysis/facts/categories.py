@@ -281,8 +281,8 @@ def _outlived_roles(
     if not past:
         return {}
     starts_ns, names = capture.tables["ops"]["start_ns"], capture.tables["roles"]["name"]
-    death_ns = dict(zip(allocations.storage.tolist(), allocations.death_ns.tolist(), strict=True))
-    found = {}
+    rows, found = allocations.rows_of([storage for storage, _ in past]), {}
+    death_ns = dict(zip(allocations.storage[rows].tolist(), allocations.death_ns[rows].tolist(), strict=True))
     for (storage, name), role in past.items():
         if not role.is_over or name == "selective checkpoint":  # its region has taken it over
             continue

@@ -25,11 +25,15 @@ class DerivedInputs:
 
     def __init__(self, capture: Capture) -> None:
         births, uses, roles = (capture.tables[table] for table in ("births", "uses", "roles"))
-        self._made_by = dict(zip(births["storage"].tolist(), births["op"].tolist(), strict=True))
+        self._made_by: IntArray = np.full(int(births["storage"].max(initial=NONE)) + 1, NONE, dtype=np.int32)
+        self._made_by[births["storage"]] = births["op"]
         self._module: IntArray = capture.tables["ops"]["module"]
-        reads = uses["access"] == _READ
-        order = np.argsort(uses["op"][reads], kind="stable")
-        self._ops, self._storages = uses["op"][reads][order], uses["storage"][reads][order]
+        self._ops, self._storages, self._access = uses["op"], uses["storage"], uses["access"]
+        if (self._ops[1:] < self._ops[:-1]).any():  # parallel ops are written as they end
+            order = np.argsort(self._ops, kind="stable")
+            self._ops, self._storages, self._access = (
+                column[order] for column in (self._ops, self._storages, self._access)
+            )
         owned = roles["storage"][np.isin(roles["role"], _OF_MODELS)]
         self._is_derived: dict[int, bool] = dict.fromkeys(owned.tolist(), True)
 
@@ -38,13 +42,14 @@ class DerivedInputs:
         waiting, met = [storage], set()
         while waiting:
             one = waiting.pop()
-            made = self._made_by.get(one, NONE)
+            made = int(self._made_by[one]) if 0 <= one < len(self._made_by) else NONE
             if self._is_derived.get(one, made != NONE and int(self._module[made]) != NONE):
                 self._is_derived[storage] = True
                 return True
             if one not in met and one not in self._is_derived and made != NONE:
                 first, last = np.searchsorted(self._ops, [made, made + 1])
-                waiting += self._storages[first:last].tolist()
+                read = self._access[first:last] == _READ
+                waiting += self._storages[first:last][read].tolist()
             met.add(one)
         self._is_derived.update(dict.fromkeys(met, False))
         return False

@@ -76,8 +76,10 @@ class Facts:
     @cached_property
     def _unrecorded_step(self) -> IntArray:
         """Per allocation: the step that made it, if that was not recorded, else -1."""
-        steps: IntArray = np.full(len(self.allocations), NONE, dtype=np.int32)
         lost = self.allocations.origin == UNRECORDED
+        if not lost.any():
+            return np.broadcast_to(np.int32(NONE), lost.shape)  # one number, whatever the length
+        steps: IntArray = np.full(len(lost), NONE, dtype=np.int32)
         steps[lost] = self.steps.at(self.allocations.birth_ns[lost])
         return steps
 
@@ -125,7 +127,7 @@ class Facts:
     def categories_at(self, event: int) -> Categories:
         """Return what every allocation is for at an event; for what is not alive then, what it was for in its life."""
         alive = set(self.allocations.storage[self.alive_at(event)].tolist())
-        past = self.role_times.past_at(int(self.op_of_event[event]), alive)
+        past = self.role_times.past_at(self.op_at(event), alive)
         key = tuple(sorted(past.items()))
         if key not in self._categories:
             self._categories[key] = categorise(self.capture, self.allocations, self.kept_across, past)
@@ -197,17 +199,23 @@ class Facts:
         allocations = self.allocations
         return np.sort(allocations.birth_ns[allocations.thread != NONE])
 
-    @cached_property
-    def op_of_event(self) -> IntArray:
-        """Per event: the op that was running or, between ops, the one before; -1 before the first."""
-        starts = self.capture.tables["ops"]["start_ns"]
-        after: IntArray = np.searchsorted(starts, self.curve.time_ns, side="right").astype(np.int32)
-        return after - 1
+    def op_at(self, event: int) -> int:
+        """Return the op that was running at an event or, between ops, the one before; -1 before the first."""
+        return int(np.searchsorted(self._op_starts_ns, self.curve.time_ns[event], side="right")) - 1
+
+    def ops_at(self, events: IntArray | slice) -> IntArray:
+        """Return the ops that were running at some events, as `op_at` does."""
+        times_ns = self.curve.time_ns[events]
+        return np.searchsorted(self._op_starts_ns, times_ns, side="right").astype(np.int32) - np.int32(1)
+
+    @property
+    def _op_starts_ns(self) -> IntArray:
+        return self.capture.tables["ops"]["start_ns"]
 
     @property
     def op_at_peak(self) -> int:
         """The op of the peak's event."""
-        return int(self.op_of_event[self.curve.peak_event])
+        return self.op_at(self.curve.peak_event)
 
     def alive_at(self, event: int) -> NDArray[np.bool_]:
         """Return which allocations count and are alive just after an event."""

@@ -28,6 +28,7 @@ class LiveCurve:
     live_bytes: IntArray
     baseline_bytes: int
     peak_event: int
+    peak_order: int  # position among the allocator's events of the birth at the peak, -1 if it is in none of them
     peak_increase_bytes: int
 
     @property
@@ -72,14 +73,18 @@ def trace_live_curve(capture: Capture, allocations: Allocations) -> tuple[Alloca
     at_entry = np.zeros(len(allocations.nbytes), dtype=bool)
     at_entry[counted[entry]] = True
     delta[at_entry[allocation]] = 0
+    peak = int(np.argmax(live))
     curve = LiveCurve(
         np.concatenate([[start_ns], time_ns]),
         np.concatenate([np.array([NONE], dtype=np.int32), allocation]),
         live,
         baseline_bytes,
-        int(np.argmax(live)),
+        peak,
+        int(allocations.birth_order[allocation[peak - 1]]) if peak else NONE,
         max(0, int(np.cumsum(delta, out=delta).max(initial=0))),
     )
+    settled = np.broadcast_to(np.int32(NONE), at_entry.shape)  # the order is in the events now
+    allocations = replace(allocations, birth_order=settled, death_order=settled)
     return replace(allocations, birth_event=birth_event, death_event=death_event), curve
 
 

@@ -40,8 +40,8 @@ class Places:
     module_of_op: IntArray  # likewise
     module_tree: ModuleTree
 
-    def lines(self, stacks: IntArray) -> Texts:
-        """Return `file:line` of each stack, empty for -1."""
+    def lines(self, stacks: IntArray | slice) -> Texts:
+        """Return `file:line` of each stack, empty for -1, which is the last of all."""
         return with_empty_end(self.line_of_stack)[stacks]
 
     def own_lines(self, stacks: IntArray) -> Texts:

@@ -25,7 +25,7 @@ class Recomputes:
         # the outer of two nested regions is left last
         self.stack = runs["stack"]
         self._start_op, self._end_op = runs["start_op"], runs["end_op"]
-        self.run_of_op = np.full(len(phase), NONE, dtype=np.int64)
+        self.run_of_op: IntArray = np.full(len(phase), NONE, dtype=np.int32)
         """Per op: the innermost region that computed it again, -1 if none did or nobody knows."""
         for row in range(len(runs["start_op"]) - 1, -1, -1):
             self.run_of_op[int(runs["start_op"][row]) : int(runs["end_op"][row])] = row
@@ -76,6 +76,8 @@ def _last_reads(capture: Capture) -> dict[int, int]:
     tables = capture.tables
     births, uses, phase = tables["births"], tables["uses"], tables["ops"]["phase"]
     recomputed = tables["recomputed"]["storage"]
+    if not len(recomputed):  # then what follows would go through all that a long run used
+        return {}
     kept = np.isin(births["storage"], recomputed) & (births["op"] != NONE)
     made = np.full(int(births["storage"].max(initial=NONE)) + 1, NONE, dtype=np.int64)
     made[births["storage"][kept]] = births["op"][kept]

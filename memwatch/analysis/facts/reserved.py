@@ -70,10 +70,10 @@ def reserved_bytes(
     entry_bytes, end_bytes = (
         int(capture.meta.get(name, {}).get(device, 0)) for name in ("entry_reserved_bytes", "reserved_bytes")
     )
-    after = np.concatenate([[entry_bytes], events["reserved_bytes"]])
-    if not after.any():
+    if not entry_bytes and capture.is_zero("allocator", "reserved_bytes"):
         return None
-    at_peak = 1 + _order_of_peak(events, allocations, curve)
+    after = np.concatenate([[entry_bytes], events["reserved_bytes"]])
+    at_peak = 1 + _order_of_peak(events, curve)
     ends = dict(map(tuple, capture.meta.get("segments", {}).get(device, ())))
     segments = _segments_at(at_peak, after, events["address"], ends)
     largest_free_bytes = None
@@ -108,13 +108,12 @@ def _of_device(capture: Capture, table: str, device: str) -> Columns:
     return {name: values[here] for name, values in columns.items()}
 
 
-def _order_of_peak(events: Columns, allocations: Allocations, curve: LiveCurve) -> int:
+def _order_of_peak(events: Columns, curve: LiveCurve) -> int:
     """Return the position of the peak among the allocator's events, -1 if it is before all."""
-    allocation = int(curve.allocation[curve.peak_event])
-    if allocation == NONE:
+    if int(curve.allocation[curve.peak_event]) == NONE:
         return -1
-    if allocations.birth_order[allocation] != NONE:
-        return int(allocations.birth_order[allocation])
+    if curve.peak_order != NONE:
+        return curve.peak_order
     return int(np.searchsorted(events["time_ns"], curve.time_ns[curve.peak_event], side="right")) - 1
 
 

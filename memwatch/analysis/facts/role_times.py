@@ -11,7 +11,7 @@ from memwatch.analysis.facts.grouped import Grouped
 from memwatch.capture.schema import IN_BACKWARD, NONE, ROLES
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Collection
 
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
@@ -120,7 +120,7 @@ class RoleTimes:
             return InRole.UNCONFIRMED if self._looks.are_at(role) else InRole.KNOWN
         return InRole.EARLIER if op < begun[-1].end_op else InRole.ENDED
 
-    def past_at(self, op: int, alive: Container[int]) -> dict[tuple[int, str], PastRole]:
+    def past_at(self, op: int, alive: Collection[int]) -> dict[tuple[int, str], PastRole]:
         """Return, by storage and role, the roles that were over when an op runs, or may have been.
 
         Args:
@@ -128,10 +128,9 @@ class RoleTimes:
             alive: the storages that are asked about.
         """
         found = {}
-        numbers = zip(self._begun["storage"].tolist(), self._begun["role"].tolist(), strict=True)
+        rows = np.isin(self._begun["storage"], list(alive))
+        numbers = zip(self._begun["storage"][rows].tolist(), self._begun["role"][rows].tolist(), strict=True)
         for storage, number in dict.fromkeys(numbers):
-            if storage not in alive:
-                continue
             key = storage, ROLES[number]
             state = self.at(*key, op)
             if state not in (InRole.KNOWN, InRole.LATER):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from memwatch.analysis.findings.avoidable_memory import if_large
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import Holder, HolderEvidence, HolderKind
@@ -19,12 +21,9 @@ _LEAST_RATIO: Final = 0.05
 def find_autocast(peak: Moment) -> list[Candidate]:
     """Return the copies in the cache that no op needs after the peak, and autograd does not keep."""
     facts, packs_at = peak.facts, peak.evidence.holders.packs_at
-    copies = [
-        row
-        for row, storage in enumerate(facts.allocations.storage.tolist())
-        if storage in facts.autocast_copies and not packs_at(row, peak.op)
-    ]
-    idle = [row for row in copies if facts.biographies.last_event[row] < peak.event]
+    copies = np.flatnonzero(np.isin(facts.allocations.storage, list(facts.autocast_copies)))
+    unneeded = copies[facts.biographies.last_events(copies) < peak.event].tolist()
+    idle = [row for row in unneeded if not packs_at(row, peak.op)]
     largest = max(idle, key=lambda row: int(facts.allocations.nbytes[row]), default=None)
     if largest is None:
         return []

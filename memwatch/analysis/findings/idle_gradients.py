@@ -59,8 +59,9 @@ class IdleGradients:
         facts, uses = self._facts, self._facts.capture.tables["uses"]
         is_gradient = facts.categories.category.isin(["gradient"])
         storages = facts.allocations.storage[is_gradient]
-        wanted = np.isin(uses["storage"], storages[storages != NONE])
-        chosen = np.flatnonzero(wanted & (uses["access"] != ACCESSES.index("output")))
+        is_wanted = np.zeros(len(is_gradient) + 1, dtype=bool)  # the last one is for -1, which is no storage
+        is_wanted[storages[storages != NONE]] = True
+        chosen = np.flatnonzero(is_wanted[uses["storage"]] & (uses["access"] != ACCESSES.index("output")))
         storage, op = uses["storage"][chosen], uses["op"][chosen]
         order = np.lexsort((op, storage))
         storage, op = storage[order], op[order]

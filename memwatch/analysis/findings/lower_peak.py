@@ -46,15 +46,15 @@ def spared_bytes(candidate: Candidate, facts: Facts) -> IntArray:
         start, death = int(allocations.birth_event[row]), int(allocations.death_event[row])
         end = death if death != NONE else len(change) - 1
         if candidate.kind in _FREED_AFTER_LAST_USE:
-            start = max(start, int(life.last_event[row]))
+            start = max(start, life.last_event(row))
         elif candidate.kind is FindingKind.BUCKETS:
-            start = max(start, int(life.first_event[row]))
+            start = max(start, life.first_event(row))
         elif candidate.kind is FindingKind.LAG:
-            end = min(end, int(life.first_event[row]))
+            end = min(end, life.first_event(row))
         nbytes = int(allocations.nbytes[row])
         if candidate.kind is FindingKind.FLOAT32:
             nbytes //= 2  # the tensor in the lower precision is saved in its place
         if start < end:
             change[start] += nbytes
             change[end] -= nbytes
-    return np.cumsum(change)[:-1]
+    return np.cumsum(change, out=change)[:-1]

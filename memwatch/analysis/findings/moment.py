@@ -46,7 +46,7 @@ class Moment:
 
     def __init__(self, evidence: Evidence, event: int, taken: Container[int] = ()) -> None:
         self.evidence, self.facts = evidence, evidence.facts
-        self.event, self.op = event, int(evidence.facts.op_of_event[event])
+        self.event, self.op = event, evidence.facts.op_at(event)
         self._taken = taken
 
     @cached_property

@@ -88,7 +88,7 @@ def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
             key = (candidate.kind, None if candidate.kind is FindingKind.GRAPH else candidate.holder.key)
             found[key] = found[key].joined(candidate) if key in found else candidate
             taken.update(candidate.allocations)
-            live = live - spared_bytes(candidate, facts)
+            live -= spared_bytes(candidate, facts)
     return [*found.values(), *_avoidable(evidence, taken)]
 
 

@@ -26,8 +26,8 @@ def find_workspace(peak: Moment) -> list[Candidate]:
     if op < 0:
         return []
     allocations, ops = facts.allocations, facts.capture.tables["ops"]
-    lines = facts.places.lines(ops["stack"])
-    same = (ops["name"] == ops["name"][op]) & (lines == lines[op])
+    lines = facts.places.lines(slice(None))
+    same = (ops["name"] == ops["name"][op]) & (lines == facts.op_line(op))[ops["stack"]]
     made = allocations.op != NONE
     found = np.flatnonzero((allocations.origin == WORKSPACE) & made & same[np.maximum(allocations.op, 0)])
     holder = Holder(

@@ -105,7 +105,7 @@ class Holders:
         known = self._in_books(allocation, event)
         if known is not None:
             return known
-        op = int(self._facts.op_of_event[event])
+        op = self._facts.op_at(event)
         variables = self.variables(allocation, op)
         if variables:
             of_region = self._regions.holder(allocation, op, variables)
@@ -118,7 +118,7 @@ class Holders:
 
     def _in_books(self, allocation: int, event: int) -> Holder | None:
         """Return the holder that torch's own books name: a role, a saved tensor, a checkpoint, autocast's cache."""
-        op = int(self._facts.op_of_event[event])
+        op = self._facts.op_at(event)
         role = self._facts.categories.role[allocation]
         by_role = self._by_role(allocation, role, event) if role in _ROLES else None
         if by_role is not None:
@@ -163,7 +163,7 @@ class Holders:
         """
         name = self._facts.recorded_names(np.array([allocation]))[0].removeprefix(GRADIENT_PREFIX)
         holder = Holder(_ROLES[role], words.role_holder(role, name), subject=(name,), evidence=_BOOKS)
-        storage, op = int(self._facts.allocations.storage[allocation]), int(self._facts.op_of_event[event])
+        storage, op = int(self._facts.allocations.storage[allocation]), self._facts.op_at(event)
         known = self._facts.role_times.at(storage, role, op)
         if known is InRole.ENDED:
             return None

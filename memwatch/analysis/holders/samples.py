@@ -184,7 +184,7 @@ class HolderSamples:
         """
         facts, sample_ops = self._facts, self._sample_ops
         death = int(facts.allocations.death_event[allocation])
-        end = int(facts.op_of_event[death]) if death != NONE else facts.capture.rows("ops")
+        end = facts.op_at(death) if death != NONE else facts.capture.rows("ops")
         made = int(facts.allocations.op[allocation])
         alive = (sample_ops > made + 1 if made != NONE else sample_ops >= 0) & (sample_ops <= end)
         first, last = (int(bound[allocation]) for bound in facts.use_bounds)

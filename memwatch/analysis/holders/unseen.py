@@ -33,7 +33,7 @@ class Unseen:
     def running_op(self, allocation: int, event: int) -> Holder | None:
         """Return the op that runs at an event as the holder of what it makes, None for all else."""
         facts = self._facts
-        op = int(facts.op_of_event[event])
+        op = facts.op_at(event)
         is_made_now = int(facts.allocations.op[allocation]) == op != NONE
         if not is_made_now or int(facts.allocations.origin[allocation]) == WORKSPACE:
             return None
@@ -45,7 +45,7 @@ class Unseen:
 
     def _reading_op(self, allocation: int, event: int) -> Holder | None:
         """Return the op that runs at an event as the holder of what it was given: torch holds it until it returns."""
-        facts, op = self._facts, int(self._facts.op_of_event[event])
+        facts, op = self._facts, self._facts.op_at(event)
         if op == NONE or int(facts.curve.time_ns[event]) > int(self._ops["end_ns"][op]):
             return None
         if int(facts.allocations.storage[allocation]) not in self._storages_given_to(op):
@@ -64,7 +64,7 @@ class Unseen:
     def holder(self, allocation: int, event: int) -> Holder:
         """Return the holder of an allocation at an event, as far as it is known."""
         facts, allocations = self._facts, self._facts.allocations
-        op, made = int(facts.op_of_event[event]), int(allocations.op[allocation])
+        op, made = facts.op_at(event), int(allocations.op[allocation])
         op_name, line = str(facts.made_by.op_name[allocation]), str(facts.made_by.line[allocation])
         if int(allocations.origin[allocation]) == WORKSPACE:
             text, books = words.told_by_op(words.KERNEL, op_name), HolderEvidence.STRUCTURE
@@ -91,7 +91,7 @@ class Unseen:
 
     def _inferred(self, allocation: int, event: int) -> Holder | None:
         """Return a holder that a rule about backwards, steps and calls into C++ infers, None where none applies."""
-        made, op = int(self._facts.allocations.op[allocation]), int(self._facts.op_of_event[event])
+        made, op = int(self._facts.allocations.op[allocation]), self._facts.op_at(event)
         if NONE in (made, op) or made > op:
             return None
         phase, phase_now = self._facts.op_phase(made), self._facts.op_phase(op)
@@ -167,7 +167,7 @@ class Unseen:
 
         Between two ops it is the next that tells whether Python went on.
         """
-        op = int(self._facts.op_of_event[event])
+        op = self._facts.op_at(event)
         has_returned = int(self._facts.curve.time_ns[event]) > int(self._ops["end_ns"][op])
         stacks = self._ops["stack"][made : op + 1 + has_returned]
         is_one = len(stacks) == op + 1 + has_returned - made and bool((stacks == stacks[0]).all())

@@ -32,7 +32,7 @@ def steps(facts: Facts) -> pd.DataFrame:
     peak_op = np.full(len(told), NONE, dtype=np.int64)
     for step in np.flatnonzero(told.recorded).tolist():
         first, after = events_between(curve, int(told.start_ns[step]), int(told.end_ns[step]))
-        peak_op[step] = facts.op_of_event[first + int(np.argmax(curve.live_bytes[first:after]))]
+        peak_op[step] = facts.op_at(first + int(np.argmax(curve.live_bytes[first:after])))
     columns = {
         "start_op": np.searchsorted(starts_ns, told.start_ns),
         "end_op": np.searchsorted(starts_ns, told.end_ns),

@@ -28,7 +28,7 @@ def timeline(
     curve, chosen = facts.curve, slice(None) if rows is None else rows
     columns = {
         "time_ns": lambda: facts.since_start(curve.time_ns[chosen]),
-        "op": lambda: facts.op_of_event[chosen],
+        "op": lambda: facts.ops_at(chosen),
         "storage": lambda: curve.allocation[chosen],
         "delta_bytes": lambda: curve.delta_bytes[chosen],
         "live_bytes": lambda: curve.live_bytes[chosen],

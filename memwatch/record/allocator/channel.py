@@ -136,8 +136,15 @@ class AllocatorChannel:
         with self._cutting:
             if self.running:
                 self.running = False
-                windows = self._events.close()
-                set_log_level(None)
+                try:
+                    windows = self._events.close()
+                except (MemoryError, RuntimeError) as error:  # as where memory has run out
+                    self._note(
+                        "allocator", f"the allocator's events of a part of the block are lost: {error}"
+                    )
+                    windows = []
+                finally:
+                    set_log_level(None)
                 self._write(windows)
 
     def _lose(self) -> None:

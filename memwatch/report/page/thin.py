@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from memwatch.report.source import Reading
 
+_ROWS_AT_ONCE: Final = 1 << 20
 MOST_BINS: Final = 2**18
 FEWEST_BINS: Final = 64
 
@@ -70,7 +71,11 @@ def _kept(timeline: pd.DataFrame, storages: pd.DataFrame, most_storages: int) ->
 
 def _alive_at(events: NDArray[np.int64], storages: pd.DataFrame, count: int) -> NDArray[np.bool_]:
     """Return for each storage whether it is alive after one of these events (sorted rows of the timeline)."""
-    birth, death = storages["birth_event"].to_numpy(), storages["death_event"].to_numpy()
-    events_before_birth = np.searchsorted(events, birth)
-    events_before_death = np.searchsorted(events, np.where(death < 0, count, death))
-    return storages["counted"].to_numpy(dtype=bool) & (events_before_birth < events_before_death)
+    births, deaths = storages["birth_event"].to_numpy(), storages["death_event"].to_numpy()
+    alive = storages["counted"].to_numpy(dtype=bool, copy=True)
+    for start in range(0, len(alive), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        death = deaths[rows]
+        before_birth = np.searchsorted(events, births[rows])
+        alive[rows] &= before_birth < np.searchsorted(events, np.where(death < 0, count, death))
+    return alive
