@@ -4,6 +4,7 @@
 | --- | --- |
 | torch._dynamo.backends.common.aot_autograd | aot_autograd |
 | torch._dynamo.backends.debugging.boxed_nop | boxed_nop |
+| torch.fx.graph._BoxedCodeGen, torch.fx._lazy_graph_module._LazyGraphModule.force_recompile | boxed_forward(module) |
 | torch._functorch.compile_utils.fx_graph_cse | without_repeats |
 | TracingContext.try_get().fw_metadata.saved_tensor_is_graph_input | let_saved_tensors_vary(most) |
 | torch._functorch.partitioners._extract_fwd_bwd_modules | extract_forward_and_backward |
@@ -13,12 +14,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from memwatch._torch.lookup import Part
 
 __all__ = [
     "aot_autograd",
+    "boxed_forward",
     "boxed_nop",
     "default_partition",
     "extract_forward_and_backward",
@@ -28,6 +30,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import fx
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
     from torch._functorch.compile_utils import fx_graph_cse
@@ -56,6 +61,28 @@ else:
     without_repeats = _backend.required("torch._functorch.compile_utils.fx_graph_cse")
     """Return a graph in which what is computed twice from the same values is computed once."""
     TracingContext = _backend.required("torch._guards.TracingContext")
+
+
+_boxed: Final = Part("planned graphs are called through two functions more")
+_codegen: Final[Any] = _boxed.take("torch.fx.graph._BoxedCodeGen", None)
+_force_recompile: Final[Any] = _boxed.take(
+    "torch.fx._lazy_graph_module._LazyGraphModule.force_recompile", None
+)
+
+
+def boxed_forward(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Return the forward of a graph, which takes a list of arguments and empties it.
+
+    It is what `boxed_nop` calls through functions of its own. A module that writes its code when it is first called
+    would go on asking in each call whether it has.
+    """
+    if not _boxed.complete:
+        found: Callable[[list[Any]], Any] = boxed_nop(module, [])
+        return found
+    module.graph.set_codegen(_codegen())
+    module.recompile()
+    _force_recompile(module)
+    return module.forward
 
 
 def let_saved_tensors_vary(most: int) -> None:

@@ -17,6 +17,7 @@ from memwatch.planner.budget import parse_budget
 from memwatch.replay import episode as mark
 from memwatch.replay.episode import Episode, Run, addresses
 from memwatch.replay.measure import can_measure
+from memwatch.replay.routine import Routine
 from memwatch.replay.standing import Standing, Standings, signature_of
 from memwatch.replay.step_model import StepModel
 from memwatch.replay.step_planner import plan_step, program_order, remembered
@@ -52,8 +53,8 @@ class Account:
         self._device = device
         self._eager_bytes: int | None = None
         self._episode: Episode | None = None
+        self._routine: Routine | None = None
         self._graphs: list[TracedGraph] = []
-        self._largest: list[dict[Any, int]] = []
         self._standings = Standings()
         self._is_warned = False
 
@@ -73,7 +74,7 @@ class Account:
     @property
     def is_under_way(self) -> bool:
         """Whether a step has begun, and not ended."""
-        return self._episode is not None and self._episode.is_pending()
+        return (now := self._routine or self._episode) is not None and now.is_pending()
 
     @property
     def _is_share(self) -> bool:
@@ -88,8 +89,7 @@ class Account:
         """
         graph.number = len(self._graphs)
         self._graphs.append(graph)
-        self._largest.append(dict(graph.hints))
-        graph.on_backward = lambda where: self._backward(graph, where)
+        graph.on_begin, graph.on_end = self._begins, self._ends
         run = Run(graph, 0, ())
         standing = Standing([run])
         model = self._model(standing)
@@ -108,6 +108,21 @@ class Account:
                 self._out_of_reach(standing, None)
         return orders.of_graphs[0]
 
+    def routine(self, graph: TracedGraph, args: Sequence[Any]) -> Routine | None:
+        """Return the routine if a graph that is about to run goes on with it; else the graph is to `enter`."""
+        routine = self._routine
+        if routine is None:
+            episode = self._episode
+            if episode is None or not episode.is_settled or episode.is_pending():
+                return None
+            self._conclude()
+            routine = self._routine
+        if routine is not None and routine.takes(graph) and not (graph.hints and graph.is_larger(args)):
+            return routine
+        if routine is not None:
+            self._episode, self._routine = routine.as_episode(), None
+        return None
+
     def enter(self, graph: TracedGraph, args: Sequence[Any]) -> Run:
         """Note that a graph is about to run, and choose how.
 
@@ -121,7 +136,7 @@ class Account:
         turn = sum(run.graph is graph for run in episode.runs) if episode.runs else 0
         run = Run(graph, turn, addresses(args) if episode.learns else ())
         refused = self._standings.refused([*episode.runs, run])
-        if refused is not None and graph.values(args) == self._largest[graph.number]:
+        if refused is not None and graph.values(args) == graph.largest:
             self.failed()
             self._out_of_reach(refused, None)
         if graph.hints and not episode.is_eager:
@@ -170,16 +185,20 @@ class Account:
         ):
             self.failed()
 
-    def _backward(self, graph: TracedGraph, where: str) -> None:
+    def _begins(self, graph: TracedGraph) -> None:
+        """Note that the backward of a graph is about to run."""
         episode = self._episode
-        if episode is None or (where == "begins" and episode.is_settled):
+        if episode is None or episode.is_settled:
             return
-        run = episode.last_waiting(graph) if where == "ends" or episode.learns else None
-        if where == "begins":
-            episode.mark(mark.BACKWARD)
-            if run is not None:
-                run.look_at_outputs()
-        elif run is not None:
+        run = episode.last_waiting(graph) if episode.learns else None
+        episode.mark(mark.BACKWARD)
+        if run is not None:
+            run.look_at_outputs()
+
+    def _ends(self, graph: TracedGraph) -> None:
+        """Note that the backward of a graph has run."""
+        episode = self._episode
+        if episode is not None and (run := episode.last_waiting(graph)) is not None:
             episode.note_backward(run, mark.BACKWARD)
 
     def _backward_returned(self) -> None:
@@ -195,7 +214,7 @@ class Account:
             return Episode()
         if not graph.hints and self._standings.is_settled(graph):
             return Episode()
-        is_known, is_larger = self._standings.know(graph), self._is_larger(graph, args)
+        is_known, is_larger = self._standings.know(graph), graph.is_larger(args)
         if is_known and not is_larger and not self._standings.must_measure:
             return Episode(learns=bool(self._standings.awaited))
         if not can_measure():
@@ -203,42 +222,25 @@ class Account:
         warn_of_uncovered(args)
         episode = Episode(is_eager=self._is_share and (is_larger or not is_known), learns=True)
         if episode.is_eager:
-            self._grow(graph, args)
+            graph.grow(args)
         episode.measure(self._device, self._backward_returned)
         return episode
 
-    def _is_larger(self, graph: TracedGraph, args: Sequence[Any]) -> bool:
-        if not graph.hints:
-            return False
-        largest = self._largest[graph.number]
-        return any(value > largest.get(symbol, value) for symbol, value in graph.values(args).items())
-
-    def _grow(self, graph: TracedGraph, args: Sequence[Any]) -> float:
-        """Note the sizes of a call; return by which factor they are larger than all before."""
-        largest = self._largest[graph.number]
-        factor = 1.0
-        for symbol, value in graph.values(args).items():
-            known = largest.get(symbol, value)
-            factor *= max(value / known, 1.0) if known else 1.0
-            largest[symbol] = max(value, known)
-        return factor
-
     def _make_room(self, graph: TracedGraph, args: Sequence[Any]) -> None:
         """Plan again for a shape that is larger than all before."""
-        if not self._is_larger(graph, args):
+        if not graph.is_larger(args):
             return
-        largest = self._largest[graph.number]
-        before = dict(largest)
+        before = dict(graph.largest)
         concerned = self._standings.of_graph(graph)
         copies = [dataclasses.replace(standing) for standing in concerned]
-        factor = self._grow(graph, args)
+        factor = graph.grow(args)
         self._is_warned = False
         try:
             for standing in concerned:
                 standing.grow(factor)
                 self._replan(standing)
         except BudgetError:  # what fitted so far fits still
-            largest.update(before)
+            graph.largest.update(before)
             for standing, copy in zip(concerned, copies, strict=True):
                 vars(standing).update(vars(copy))
                 self._choose(standing)
@@ -253,6 +255,8 @@ class Account:
         signature = signature_of(runs)
         known = self._standings.get(signature)
         if known is not None and not episode.learns:
+            is_settled = all(self._standings.is_settled(run.graph) for run in runs)
+            self._routine = Routine.of(runs) if is_settled else None
             return
         if len(runs) > _MOST_RUNS or not any(run.is_done for run in runs):
             return
@@ -340,7 +344,7 @@ class Account:
         outside = standing.outside_bytes or [0] * len(standing.runs)
         runs = [
             dataclasses.replace(
-                run.graph.as_run(self._largest[run.graph.number]),
+                run.graph.as_run(),
                 inputs=run.inputs,
                 outputs=run.outputs,
                 released=run.graph.outputs if hopes else run.released,

@@ -82,6 +82,15 @@ def memwatch_backend(
     graph.run = _undisabled(graph.run)  # what is returned is itself nothing that dynamo looks into
 
     def run(*args: Any) -> Any:
+        routine = account.routine(graph, args)
+        if routine is not None:
+            try:
+                result = graph.run(*args)
+            except BaseException:
+                routine.forget()
+                raise
+            routine.left(args, result)
+            return result
         turn = account.enter(graph, args)
         try:
             result = graph.eager(*args) if account.runs_eagerly(turn) else graph.run(*args)

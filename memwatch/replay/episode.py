@@ -44,6 +44,8 @@ class Run:
             episode that learns nothing.
         is_done: whether its backward has run, or it has none.
         released: which outputs were gone when the backward began, in any step that was measured.
+        token: dies when its backward cannot come any more; None where none can come, or before it has run.
+        head, node: which output led to the backward, and by which class of node, in an episode that is settled.
     """
 
     graph: TracedGraph
@@ -52,12 +54,19 @@ class Run:
     outputs: tuple[int, ...] = ()
     is_done: bool = False
     released: frozenset[int] = frozenset()
+    token: weakref.ref[Any] | None = None
+    head: int = 0
+    node: type | None = None
     _storages: Sequence[weakref.ref[Any] | None] = ()
-    _token: weakref.ref[Any] | None = None
 
     def is_pending(self) -> bool:
         """Return True while its backward may come."""
-        return not self.is_done and (self._token is None or self._token() is not None)
+        return not self.is_done and (self.token is None or self.token() is not None)
+
+    @property
+    def can_be_followed(self) -> bool:
+        """Whether the next run of its kind is known by `head` and `node`."""
+        return self.token is None or self.node is not None
 
     def left(
         self, args: Sequence[Any], result: Value, on_dropped: Callable[[], object] | None
@@ -72,19 +81,21 @@ class Run:
         given = set(map(id, args))
         heads: list[torch.Tensor] = []
         nodes: list[Any] = []
-        for item in leaves(result):
+        for place, item in enumerate(leaves(result)):
             node = item.grad_fn if isinstance(item, torch.Tensor) and id(item) not in given else None
             if node is not None:
+                self.head = place
                 heads.append(item)
                 if not nodes or node is not nodes[-1]:
                     nodes.append(node)
         self.is_done = not heads
-        self._token = self._token_of(nodes, on_dropped)
+        self.token = self._token_of(nodes, on_dropped) if nodes else None
         return heads
 
     def _token_of(self, nodes: list[Any], on_dropped: Callable[[], object] | None) -> weakref.ref[Any] | None:
         """Return a reference that dies with the nodes."""
         if on_dropped is None and len(nodes) == 1 and isinstance(nodes[0], BackwardCFunction):
+            self.node = type(nodes[0])
             return weakref.ref(nodes[0])  # the same at less cost: this is done in each step
         token = _Token()
         for node in nodes:

@@ -8,6 +8,7 @@ forward returns; the last of them tells the backward which way the forward went.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from memwatch.replay.inner import Boxed, Compiler
     from memwatch.replay.moves import Move
 
+    Listener = Callable[["TracedGraph"], object]
+
 
 @dataclass(frozen=True, eq=False)
 class Way:
@@ -40,6 +43,7 @@ class Way:
         forward, backward: take a list of arguments, which they empty; no backward in inference.
         num_saved, num_symbols: how many tensors, and after them numbers, the forward hands to the backward.
         tag: tensor that says `number` where there are no such numbers.
+        tail: what the forward returns besides, where there are no such numbers; nothing in the first way.
     """
 
     number: int
@@ -49,6 +53,7 @@ class Way:
     num_saved: int
     num_symbols: int
     tag: torch.Tensor
+    tail: tuple[torch.Tensor, ...]
 
 
 class TracedGraph:
@@ -65,10 +70,12 @@ class TracedGraph:
         num_fwd_outputs: how many outputs of `joint` belong to the forward; None without backward.
         saved: names of the nodes that torch's own partition would keep.
         hints: symbol -> the value it was traced with.
+        largest: symbol -> the largest value that was planned for.
         ways: every way that was made.
         chosen: which of them the first, second, ... run takes of those whose backward is to come.
         run: the compiled graph.
         number: place among the graphs of its callable.
+        on_begin, on_end: called when a backward begins, and when it has run.
     """
 
     def __init__(self, module: fx.GraphModule, inputs: list[Any], compiler: Compiler = with_kernels) -> None:
@@ -79,7 +86,8 @@ class TracedGraph:
         self.ways: list[Way] = []
         self.chosen: list[Way] = []
         self.run: Callable[..., Any] = module
-        self.on_backward: Callable[[str], object] = lambda where: None
+        self.on_begin: Listener | None = None
+        self.on_end: Listener | None = None
         self.turn = 0
         self.number = 0
         self._compiler = compiler
@@ -87,8 +95,10 @@ class TracedGraph:
             (place, symbol_of(item)) for place, item in enumerate(inputs) if isinstance(item, torch.SymInt)
         ]
         self.hints = {symbol: hinted(inputs[place]) for place, symbol in self._symbols if symbol is not None}
+        self.largest = dict(self.hints)
         self._torchs_backward: tuple[str, ...] = ()
         self._num_tangents = 0
+        self._of_tag: dict[int, Way] = {}  # by the id of the tag: reading the tag costs more
 
     @property
     def most_saved(self) -> int:
@@ -107,6 +117,22 @@ class TracedGraph:
         """Return the values of the symbolic sizes in a call."""
         return {symbol: int(args[place]) for place, symbol in self._symbols if symbol is not None}
 
+    def is_larger(self, args: Sequence[Any]) -> bool:
+        """Return True for a call with a size that is larger than what was planned for."""
+        if not self.hints:
+            return False
+        largest = self.largest
+        return any(value > largest.get(symbol, value) for symbol, value in self.values(args).items())
+
+    def grow(self, args: Sequence[Any]) -> float:
+        """Note the sizes of a call; return by which factor they are larger than all before."""
+        factor = 1.0
+        for symbol, value in self.values(args).items():
+            known = self.largest.get(symbol, value)
+            factor *= max(value / known, 1.0) if known else 1.0
+            self.largest[symbol] = max(value, known)
+        return factor
+
     def trace(self, joint: fx.GraphModule, inputs: Any, num_fwd_outputs: int | None) -> bool:
         """Take the graph that AOTAutograd traced; return whether it can be planned."""
         placeholders = joint.graph.find_nodes(op="placeholder")
@@ -123,12 +149,10 @@ class TracedGraph:
             self.saved, self._torchs_backward = _torchs_own(joint, inputs, num_fwd_outputs)
         return True
 
-    def as_run(self, values: dict[Any, int] | None = None) -> GraphRun:
-        """Return the graph as part of a step whose sizes have some values."""
+    def as_run(self) -> GraphRun:
+        """Return the graph as part of a step, at the largest sizes that are planned for."""
         assert self.joint is not None, "only a traced graph is planned"
-        return GraphRun(
-            self.joint, self.num_fwd_outputs, self.saved, self._torchs_backward, values or self.hints
-        )
+        return GraphRun(self.joint, self.num_fwd_outputs, self.saved, self._torchs_backward, self.largest)
 
     def add_way(
         self, order: Sequence[str | Move]
@@ -147,10 +171,11 @@ class TracedGraph:
             )
         forward = self._compiler(modules[0], is_backward=False)
         backward = None if modules[1] is None else self._compiler(modules[1], is_backward=True)
-        way = Way(
-            len(self.ways), tuple(order), forward, backward, len(tensors), len(symbols),
-            _tag(len(self.ways)),
-        )  # fmt: skip
+        number, tag = len(self.ways), _tag(len(self.ways))
+        # AOTAutograd marks the sizes of some of the tensors that the first way saved: as many are there always
+        tail = (tag,) * (max(self.ways[0].num_saved - len(tensors), 0) + 1) if self.ways else ()
+        way = Way(number, tuple(order), forward, backward, len(tensors), len(symbols), tag, tail)
+        self._of_tag[id(tag)] = way
         self.ways.append(way)
         return way, modules
 
@@ -162,39 +187,50 @@ class TracedGraph:
         self.chosen[turn] = self.add_way(order)[0] if way is None else way
 
     def forward(self, args: list[Any]) -> Sequence[Any]:
-        """Run the forward as chosen. What AOTAutograd saves has the way's number as its last tensor."""
-        way = self.chosen[min(self.turn, len(self.chosen) - 1)]
-        found = list(way.forward(args))
-        if way.backward is None:
+        """Run the forward as chosen. What AOTAutograd saves ends with the way's tag, but for the first way."""
+        way = self.chosen[self.turn if self.turn < len(self.chosen) else -1]
+        found = way.forward(args)
+        if way.number == 0 or way.backward is None:
             return found
         first = self.ways[0]
+        if not way.num_symbols and not first.num_symbols:
+            return [*found, *way.tail]
         end = len(found) - way.num_symbols
-        # AOTAutograd marks the sizes of some of the tensors that the first way saved: as many are there always
-        filler = [way.tag] * (first.num_saved - way.num_saved)
         tag = torch.tensor([way.number, *map(int, found[end:])]) if way.num_symbols else way.tag
-        return [*found[:end], *filler, tag, *[0] * first.num_symbols]
+        return [*found[:end], *way.tail[1:], tag, *[0] * first.num_symbols]
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
         """Run the backward of the way that the forward took."""
-        first_tangent = len(args) - self._num_tangents
-        number, *symbols = args[first_tangent - 1].tolist()
-        way = self.ways[number]
+        first = self.ways[0]
+        if len(args) == first.num_symbols + first.num_saved + self._num_tangents:
+            way, mine = first, args
+        else:
+            way, mine = self._taken(args)
         assert way.backward is not None, "only a graph with a backward is cut in two"
+        if self.on_begin is not None:
+            self.on_begin(self)
+        found = way.backward(mine)
+        if self.on_end is not None:
+            self.on_end(self)
+        return found
+
+    def _taken(self, args: list[Any]) -> tuple[Way, list[Any]]:
+        """Return another than the first way, and what its backward takes; empty what AOTAutograd gave."""
+        first_tangent = len(args) - self._num_tangents
+        tag = args[first_tangent - 1]
+        way, symbols = self._of_tag.get(id(tag)), []
+        if way is None:  # it has symbols, or hooks of the program have packed what was saved
+            number, *symbols = tag.tolist()
+            way = self.ways[number]
         start = self.ways[0].num_symbols
         mine = [*symbols, *args[start : start + way.num_saved], *args[first_tangent:]]
         args.clear()
-        self.on_backward("begins")
-        found: Sequence[Any] = way.backward(mine)
-        self.on_backward("ends")
-        return found
+        return way, mine
 
 
 def boxed(function: Boxed) -> Boxed:
     """Return a function that AOTAutograd calls with a list it may empty."""
-
-    def run(args: list[Any]) -> Sequence[Any]:
-        return function(args)
-
+    run = partial(function)  # a method takes no attribute
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
 

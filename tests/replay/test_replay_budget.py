@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from memwatch._torch.dynamo import call_when_given_up
 from memwatch._torch.profiler import is_running
 from memwatch.planner import BudgetError
-from memwatch.replay import backend
+from memwatch.replay import account, backend
 from memwatch.replay.measure import measure_peak
 
 
@@ -233,6 +233,30 @@ def test_sequences_that_take_turns_all_keep_the_budget():
         step(model, lambda: planned(x) - planned(y))
         step(model, lambda: planned(x))
     assert peak_of(model, lambda: planned(x) - planned(y)) <= allowed
+
+
+def test_a_settled_step_is_followed_until_it_changes(monkeypatch):
+    """Nothing is noted of a step that came before, whatever fails in it; a second use of the graph is measured."""
+    model = nn.Sequential(nn.Embedding(8, 32), layers(4))
+    x, y = torch.randint(0, 8, (2, 128)).unbind()
+    allowed = peak_of(model, lambda: model(x) - model(y)) * 6 // 10
+    planned = compiled(model, allowed)
+    wanted = [step(model, lambda: model(x)), step(model, lambda: model(x) - model(y))]
+    for _ in range(3):
+        assert_equal(step(model, lambda: planned(x)), wanted[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(account.Account, "enter", None)
+        for _ in range(3):
+            assert_equal(step(model, lambda: planned(x)), wanted[0])
+        for _ in range(2):
+            planned(x)  # let go of
+        with pytest.raises(IndexError):
+            planned(x + 8)
+        assert_equal(step(model, lambda: planned(x)), wanted[0])
+    for _ in range(4):
+        assert_equal(step(model, lambda: planned(x) - planned(y)), wanted[1])
+    assert peak_of(model, lambda: planned(x) - planned(y)) <= allowed
+    assert_equal(step(model, lambda: planned(x)), wanted[0])
 
 
 def test_code_before_the_first_graph_that_is_not_compiled_is_told():
