@@ -1,8 +1,8 @@
 """The time of a step under the torch.compile backend, beside torch's own `activation_memory_budget`.
 
-Run `python reports/budget_times.py [programs]`; it writes `reports/budget_times.md`. One CPU thread. All ways of a
-program are compiled first. Then they take turns, and the least CPU time of each counts: a machine that is shared with
-others only ever adds time. Peaks are of forward and backward, by the allocator's events.
+Run `python reports/budget_times.py [programs]`; it writes `reports/budget_times.md`, whose other rows stay as they are.
+One CPU thread. All ways of a program are compiled first. Then they take turns, and the least CPU time of each counts: a
+machine that is shared with others only ever adds time. Peaks are of forward and backward, by the allocator's events.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def planned(name: str, budget: int | str) -> Way | None:
         return None
 
 
-def row(name: str) -> tuple[str, list[bool | None]]:
-    """Return the row of a program, and whether its three claims hold."""
+def row(name: str) -> str:
+    """Return the row of a program; its last cells tell whether the three claims hold."""
     torch._dynamo.reset()
     eager = way(name)
     # dynamo takes the code of an equal backend for another model as well: each way gets one of its own
@@ -123,7 +123,7 @@ def row(name: str) -> tuple[str, list[bool | None]]:
         and ours_same.least_s <= 1.05 * half.least_s,
     ]
     cells += [{True: "yes", False: "no", None: "refused"}[each] for each in verdicts]
-    return f"| {' | '.join(cells)} |", verdicts
+    return f"| {' | '.join(cells)} |"
 
 
 def cell(found: Way | None, eager: Way) -> str:
@@ -149,18 +149,16 @@ def main() -> None:
         "50 %: at most (1 + extra) x 1.1 of aot_eager 1",
         "in the bytes of aot_eager 0.5: at most 1.05x its time",
     ]
-    lines: list[str] = []
-    found: list[list[bool | None]] = []
+    rows = rows_before()
     for name in sys.argv[1:] or PROGRAMS:
-        line, verdicts = row(name)
-        lines.append(line)
-        found.append(verdicts)
-        sys.stderr.write(line + "\n")
+        rows[name] = row(name)
+        sys.stderr.write(rows[name] + "\n")
+        lines = [rows[each] for each in PROGRAMS if each in rows]
         page = [
             "# Step times under a budget\n",
             *(__doc__ or "").splitlines()[2:],
             f"\nPeaks are in percent of eager PyTorch's, times (x) beside its times. torch {torch.__version__}.\n",
-            *(f"- {claim}: {held(found, number)}" for number, claim in enumerate(head[-3:])),
+            *(f"- {claim}: {held(lines, number - 3)}" for number, claim in enumerate(head[-3:])),
             f"\n| {' | '.join(head)} |",
             f"|{'---|' * len(head)}",
             *lines,
@@ -168,10 +166,22 @@ def main() -> None:
         (HERE / "budget_times.md").write_text("\n".join(page) + "\n")
 
 
-def held(found: list[list[bool | None]], number: int) -> str:
+def rows_before() -> dict[str, str]:
+    """Return the rows of the file, by program."""
+    page = HERE / "budget_times.md"
+    lines = page.read_text().splitlines() if page.exists() else []
+    found = {_cells(line)[0]: line for line in lines if line.startswith("| ")}
+    return {name: line for name, line in found.items() if name in PROGRAMS}
+
+
+def held(lines: list[str], number: int) -> str:
     """Return in how many programs a claim holds."""
-    verdicts = [each[number] for each in found if each[number] is not None]
-    return f"{sum(map(bool, verdicts))} of {len(verdicts)}"
+    verdicts = [verdict for line in lines if (verdict := _cells(line)[number]) != "refused"]
+    return f"{verdicts.count('yes')} of {len(verdicts)}"
+
+
+def _cells(line: str) -> list[str]:
+    return line.strip("| ").split(" | ")
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ class Account:
         self._graphs: list[TracedGraph] = []
         self._standings = Standings()
         self._is_warned = False
+        self._has_trained = False
 
     @property
     def budget_bytes(self) -> int | None:
@@ -139,12 +140,12 @@ class Account:
         if refused is not None and graph.values(args) == graph.largest:
             self.failed()
             self._out_of_reach(refused, None)
-        if graph.hints and not episode.is_eager:
-            try:
+        try:
+            if graph.hints and not episode.is_eager:
                 self._make_room(graph, args)
-            except BudgetError:
-                self.failed()
-                raise
+        except BudgetError:
+            self.failed()
+            raise
         graph.turn = turn
         episode.runs.append(run)
         episode.mark(mark.FORWARD)
@@ -269,6 +270,7 @@ class Account:
         if stretches:
             standing.learn(runs, stretches)
         if episode.is_eager:
+            self._has_trained |= not standing.is_evaluation
             self._eager_bytes = max(self._eager_bytes or 0, peak)
             self._replan_all(standing)
         elif known is None or standing.orders is None:
@@ -277,10 +279,15 @@ class Account:
             self._judge(standing, peak)
 
     def _replan_all(self, first: Standing) -> None:
+        """Plan a sequence that eager PyTorch has run, and those that a larger budget may do good."""
         for standing in self._standings.values():
-            if standing is first or standing.orders is None:
-                standing.tries = 0
-                self._replan(standing)
+            if standing is first or standing.orders is None or standing.is_lowest:
+                standing.tries, standing.is_refused = 0, False
+                try:
+                    self._replan(standing)
+                except BudgetError:  # another sequence is told when it comes
+                    if standing is first:
+                        raise
 
     def _judge(self, standing: Standing, peak_bytes: int) -> None:
         """Compare a measured step with the budget."""
@@ -361,8 +368,7 @@ class Account:
         budget = self.budget_bytes
         wanted = None if budget is None else max(budget - standing.unmodelled_bytes, 0)
         planned = plan_step(model, own, wanted, self._options)
-        standing.has_news = False
-        standing.is_lowest, standing.error = planned.is_lowest, planned.error
+        standing.has_news, standing.is_lowest, standing.error = False, planned.is_lowest, planned.error
         return planned.orders
 
     def _hope(self, standing: Standing, before: Orders) -> Orders:
@@ -380,21 +386,15 @@ class Account:
 
     def _out_of_reach(self, standing: Standing, measured_bytes: int | None) -> None:
         """Raise or warn: the budget cannot be kept."""
-        budget = self.budget_bytes
-        assert budget is not None
-        assert standing.orders is not None
-        if standing.error is not None and measured_bytes is None and not standing.unmodelled_bytes:
-            error = standing.error.for_options(self._options.names())
-        else:
-            taken = measured_bytes or standing.orders.peak_increase_bytes
-            error = BudgetError(
-                f"no plan fits {format_bytes(budget)}: a step with the lowest plan takes {format_bytes(taken)}",
-                standing.error.best if standing.error is not None else None,
-                standing.orders.peak_increase_bytes,
-            )
-        if self._options.strict:
+        assert self.budget_bytes is not None
+        error = standing.out_of_reach(self.budget_bytes, measured_bytes, self._options.names())
+        until = ""
+        if self._is_share and not self._has_trained and standing.is_evaluation:
+            until = f", until a step is measured: {self._options.budget} are of its peak"
+        elif self._options.strict:
             self._standings.refuse(standing)
             raise error
         if not self._is_warned:
-            self._is_warned = True
-            warnings.warn(f"torch.compile, backend memwatch: {error}; the lowest plan is used", stacklevel=2)
+            self._is_warned = not until
+            used = f"the lowest plan is used{until}"
+            warnings.warn(f"torch.compile, backend memwatch: {error}; {used}", stacklevel=2)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from memwatch.planner import BudgetError
 from memwatch.replay.episode import outside_bytes
+from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from memwatch.planner import BudgetError
+    from collections.abc import Collection
+
     from memwatch.replay.episode import Run
     from memwatch.replay.measure import Stretch
     from memwatch.replay.step_model import Orders
@@ -55,6 +58,25 @@ class Standing:
     is_lowest: bool = False
     error: BudgetError | None = None
     is_refused: bool = False
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether no backward belongs to it, though its graphs are given what is trained."""
+        return all(run.graph.is_evaluation for run in self.runs)
+
+    def out_of_reach(
+        self, budget_bytes: int, measured_bytes: int | None, options: Collection[str]
+    ) -> BudgetError:
+        """Return the error that says that the budget cannot be kept, in the planner's words where they hold."""
+        assert self.orders is not None
+        if self.error is not None and measured_bytes is None and not self.unmodelled_bytes:
+            return self.error.for_options(options)
+        taken = measured_bytes or self.orders.peak_increase_bytes
+        return BudgetError(
+            f"no plan fits {format_bytes(budget_bytes)}: a step with the lowest plan takes {format_bytes(taken)}",
+            self.error.best if self.error is not None else None,
+            self.orders.peak_increase_bytes,
+        )
 
     def grow(self, factor: float) -> None:
         """Expect larger shapes: what was learned of smaller ones grows with them."""

@@ -91,6 +91,9 @@ class TracedGraph:
         self.turn = 0
         self.number = 0
         self._compiler = compiler
+        self._has_trained_inputs = any(
+            isinstance(item, torch.Tensor) and item.requires_grad for item in inputs
+        )
         self._symbols = [
             (place, symbol_of(item)) for place, item in enumerate(inputs) if isinstance(item, torch.SymInt)
         ]
@@ -112,6 +115,11 @@ class TracedGraph:
         if self.joint is None or self.num_fwd_outputs is None:
             return frozenset()
         return frozenset(plain_outputs(self.joint.graph))
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether it has no backward, though it is given what is trained."""
+        return self.num_fwd_outputs is None and self._has_trained_inputs
 
     def values(self, args: Sequence[Any]) -> dict[Any, int]:
         """Return the values of the symbolic sizes in a call."""

@@ -259,6 +259,28 @@ def test_a_settled_step_is_followed_until_it_changes(monkeypatch):
     assert_equal(step(model, lambda: planned(x)), wanted[0])
 
 
+def test_a_share_is_of_the_step_and_not_of_an_evaluation_before_it():
+    """A strict share that an evaluation alone cannot keep is told of, and refuses nothing before a step is measured."""
+    model, x = layers(4), torch.randn(128, 32)
+    allowed = peak_of(model, lambda: model(x)) * 6 // 10
+    wanted = step(model, lambda: model(x))
+    planned = compiled(model, "60%")
+    evaluated = torch.no_grad()(planned)
+    with pytest.warns(UserWarning, match="until a step is measured: 60% are of its peak"):
+        assert torch.equal(evaluated(x), model(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for _ in range(3):
+            assert_equal(step(model, lambda: planned(x)), wanted)
+            assert torch.equal(evaluated(x), model(x))
+    assert peak_of(model, lambda: planned(x)) <= allowed
+    model.requires_grad_(False)
+    torch._dynamo.reset()
+    planned = compiled(model, "30%")
+    with pytest.raises(BudgetError):
+        planned(x)
+
+
 def test_code_before_the_first_graph_that_is_not_compiled_is_told():
     """What such code keeps for its backward is in no budget, and that is said; a model before the callable is none."""
     before, after, x = layers(1), nn.Linear(32, 4), torch.randn(8, 32)
