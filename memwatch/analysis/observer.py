@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from memwatch.analysis.facts.allocations import BY_OP, UNOBSERVED, WORKSPACE
-from memwatch.analysis.facts.places import forward_op_of
+from memwatch.analysis.facts.forward_ops import maker_of_node
 from memwatch.analysis.mode_formulas import BACKWARD, FORWARD
 from memwatch.capture.schema import BACKWARD as _BACKWARD
 from memwatch.capture.schema import NONE
@@ -127,7 +127,7 @@ def _formulas(facts: Facts) -> list[ObserverEffect]:
     packets = np.array(
         [name.rpartition(".")[0] for name in facts.strings[ops["name"]].tolist()], dtype=object
     )
-    forward = forward_op_of(ops)
+    forward = maker_of_node(facts.capture)
     of_backward = np.where(forward != NONE, packets[np.maximum(forward, 0)], "")
     is_forward = ops["phase"] != _BACKWARD
     found = []

@@ -9,7 +9,8 @@ import numpy as np
 
 from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_call_at
-from memwatch.analysis.facts.places import op_of_node, with_empty_end
+from memwatch.analysis.facts.forward_ops import op_of_node
+from memwatch.analysis.facts.places import with_empty_end
 from memwatch.capture.schema import BACKWARD, NONE
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def find_saved_tensors(facts: Facts) -> SavedTensors:
     used[unpacks["pack"][read][::-1]] = unpacks["op"][read][::-1]  # the first read is written last and stays
     released[unpacks["pack"][~read]] = unpacks["op"][~read]
     of_region = (packs["sequence"] == NONE) | np.isin(packs["sequence"], facts.recomputes.nodes)
-    op = np.where(of_region, NONE, op_of_node(ops, packs["sequence"]))
+    op = np.where(of_region, NONE, op_of_node(facts.capture, packs["sequence"]))
     some = op != NONE
     name, stack = (np.full(count, NONE, dtype=np.int32) for _ in range(2))
     call = np.where(of_region, NONE, compiled_call_at(facts.capture, packs["time_ns"]))
@@ -69,7 +70,10 @@ def find_saved_tensors(facts: Facts) -> SavedTensors:
         len(strings),
         facts.capture.tables["compiled_calls"]["stack"][call[in_call]],
     )
-    name[some], stack[some] = ops["name"][op[some]], ops["stack"][op[some]]
+    name[some], stack[some] = ops["name"][op[some]], places.stack_of_op[op[some]]
+    module = packs["module"].copy()
+    in_backward = np.flatnonzero(some)[ops["phase"][op[some]] == BACKWARD]  # with `create_graph`
+    module[in_backward] = places.module_of_op[op[in_backward]]  # no module's call ran there
     released, released_ns = _in_hands_of_node(facts, packs, released)
     return SavedTensors(
         storage=packs["storage"],
@@ -77,7 +81,7 @@ def find_saved_tensors(facts: Facts) -> SavedTensors:
         tensor=Coded(facts.strings, packs["shape"]),
         op=op,
         op_name=Coded(with_empty_end([*strings, COMPILED]), name),
-        module=Coded(with_empty_end(places.module_tree.names), packs["module"]),
+        module=Coded(with_empty_end(places.module_tree.names), module),
         line=Coded(with_empty_end(places.line_of_stack), stack),
         saved_op=packs["op"],
         used_op=used,

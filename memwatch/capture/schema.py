@@ -30,7 +30,7 @@ from memwatch.capture.references import (
 from memwatch.capture.table import Reference, Table
 from memwatch.own_code import CodeOwner
 
-FORMAT_VERSION: Final = 8
+FORMAT_VERSION: Final = 9
 """Raised with every change of a recorded table; a file of another format is refused."""
 
 NONE: Final = -1
@@ -106,6 +106,16 @@ RECORDED: Final = (
         ("start_ns", "int", "unix time at which the op started, nanoseconds"),
         ("end_ns", "int", "unix time at which the op returned, nanoseconds"),
         ("failed", "int", "1 if the op raised", FLAG),
+    ),
+    _table(
+        "nodes",
+        "One row per op of a backward that makes a graph of its own, with `create_graph=True`.",
+        ("op", "int", "the op", OP),
+        (
+            "sequence",
+            "int",
+            "autograd sequence number of the newest node when it started, as of a forward op",
+        ),
     ),
     _table(
         "uses",

@@ -24,12 +24,13 @@ from memwatch.heap.tensors import mro_of
 from memwatch.heap.vertices import module_vertex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 _MAX_LEVELS: Final = 7
 _MAX_TENSORS: Final = 24
 _MAX_REFERRERS: Final = 2000
 _MAX_YOUNG: Final = 50_000
+_AT_ONCE: Final = 64
 _OURS: Final = 4  # both dictionaries, the loop's name, the argument of getrefcount; C++ may hold one more
 
 Path = tuple[Edge, ...]
@@ -133,7 +134,9 @@ def _referrers(
     """Return what refers to the objects of a level, and note for each of these who does."""
     wanted = {id(obj) for obj in level}
     fresh = []
-    for referrer in gc.get_referrers(*level)[:_MAX_REFERRERS] if objects is None else objects:
+    for referrer in (
+        gc.get_referrers(*level)[:_MAX_REFERRERS] if objects is None else _parts_with(wanted, objects)
+    ):
         children = gc.get_referents(referrer)
         if wanted.isdisjoint(map(id, children)):
             continue  # nearly all: a call in Python for each would cost more than the rest
@@ -146,6 +149,14 @@ def _referrers(
         if not (type(referrer) in (FrameType, ModuleType) or type in mro_of(type(referrer))):
             fresh.append(referrer)
     return fresh
+
+
+def _parts_with(wanted: set[int], objects: list[Any]) -> Iterator[Any]:
+    """Yield the parts of a list in which some object refers to what is wanted: one call asks for a whole part."""
+    for start in range(0, len(objects), _AT_ONCE):
+        part = objects[start : start + _AT_ONCE]
+        if not wanted.isdisjoint(map(id, gc.get_referents(*part))):
+            yield from part
 
 
 def _is_own(referrer: Any) -> bool:

@@ -157,11 +157,15 @@ class Recorder(Protocol):
 
 
 class OpRecorder(Protocol):
-    """Runs the ops that an interceptor hands it, and appends rows of `ops`, `uses`, `births` and `deaths`."""
+    """Runs the ops that an interceptor hands it, and appends rows of `ops`, `nodes`, `uses`, `births` and `deaths`."""
 
     @property
     def ops(self) -> Table:
         """Rows of the ops that ran."""
+
+    @property
+    def nodes(self) -> Table:
+        """Rows of the nodes that ops of a backward made, for another backward."""
 
     @property
     def uses(self) -> Table:

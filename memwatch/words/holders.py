@@ -97,6 +97,7 @@ INFERRED: Final = "{holder} (inferred: {rule})"
 INFERENCES: Final[dict[str, str]] = {
     "earlier": "seen so earlier, and it may have let go since",
     "later": "seen so later",
+    "between": "seen so before and after",
     "twin": "seen so of another tensor that this line made",
     "within region": "made when its region ran again, and alive while the backward of that runs",
     "made with": "born while torch made it, and alive after that",
@@ -105,6 +106,7 @@ INFERENCES: Final[dict[str, str]] = {
     "no variable": "a look found it in no variable, and this call made it and still runs",
     "role later": "seen in that role later",
     "role earlier": "in that role at the look before, and no more at the next",
+    "role between": "in that role at the looks before and after",
     "role unconfirmed": "in that role when it was last looked at, and gone before the next look",
     "in flight": "made in backward, read by a later op of the same backward",
     "within C++": "one line of Python made it and still runs",

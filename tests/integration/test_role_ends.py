@@ -74,13 +74,13 @@ def test_a_gradient_that_nothing_keeps_dies_with_its_place(intercept):
 
 
 def test_a_functional_call_ends_no_role():
-    """`torch.func.functional_call` gives a module other parameters for one call; its own stay what they are."""
+    """`torch.func.functional_call` gives a module other parameters for one call; its own are then not looked at."""
     net = nn.Linear(IN, OUT, bias=False)
     with memwatch.profile() as prof:
         other = {"weight": torch.zeros(OUT, IN)}
         torch.func.functional_call(net, other, torch.ones(WEIGHT, IN))
     found = dict(zip(of_weight(prof)["category"], of_weight(prof)["holder"]))
-    assert found["parameter"] == "parameter `weight`"
+    assert found["parameter"] == "parameter `weight` (inferred: in that role at the looks before and after)"
     assert prof.capture.rows("role_ends") == 0
 
 
@@ -178,14 +178,14 @@ def test_a_role_that_nobody_looked_at_since_is_inferred():
 
 @pytest.mark.usefixtures("no_look_in_the_block")
 @pytest.mark.words
-def test_a_later_look_proves_what_was_before():
-    """What is in its role at the end of the block was in it at the peak: no look in between is needed."""
+def test_a_later_look_makes_likely_what_was_before():
+    """What is in its role at the end of the block as before the peak was most likely in it at the peak."""
     state = cleared_state(clear=False)
     assert (state["category"].tolist(), state["holder_evidence"].tolist()) == (
         ["optimizer state"],
-        ["structure"],
+        ["inferred"],
     )
-    assert not state["rule"].item().startswith("inferred")
+    assert state["rule"].item().endswith("at the looks before and after")
 
 
 def gradient_kept_by_hand(take):
@@ -239,3 +239,24 @@ def test_a_gradient_that_was_taken_out_is_told_as_kept(take, looks, request):
     claims = found[found["holder_evidence"].isin(["seen", "structure"])]
     assert not claims["holder_kind"].eq("gradient").any()
     assert looks == "none" or "`kept`" in found["holder"].item()
+
+
+@BOTH
+@pytest.mark.parametrize("taken_out", [True, False])
+def test_what_the_looks_before_and_after_the_peak_found_is_inferred(intercept, taken_out):
+    """A weight that is taken out and put back between two looks is in its place at both: none tells it from others."""
+    net, other = nn.Linear(IN, OUT, bias=False), torch.ones(OUT, IN)
+    with memwatch.profile(intercept=intercept) as prof:
+        net(torch.ones(4, IN))
+        large, own = torch.zeros(WEIGHT, 4), net.weight.data
+        if taken_out:
+            net.weight.data = other
+        small = torch.zeros(WEIGHT // 20, 4)  # the peak, at which too little is new for a look
+        net.weight.data = own
+        del own, small, large
+    own, *_ = of_weight(prof).query("category == 'parameter'").itertuples()
+    assert (
+        own.rule == "inferred: it is a parameter of a module or of an optimizer at the looks before and after"
+    )
+    assert own.holder.endswith("(inferred: in that role at the looks before and after)")
+    assert own.holder_evidence == "inferred"

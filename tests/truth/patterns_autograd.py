@@ -305,3 +305,56 @@ def mixture_of_experts():
             net.zero_grad()
             del x
     return Ran(prof, {"net": net})
+
+
+class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(67, 307, bias=False)
+
+    def forward(self, x):
+        h = self.up(x)  # peak: whole rows
+        first = h[:7]  # peak: first rows
+        noise = torch.rand(7, 307)  # peak: noise of rows
+        return first * noise  # peak: noisy rows
+
+
+@pattern(
+    Fact(f32(89, 307), "temporary|activation", "whole rows", f"{SAVED}|{UNNAMED}|{GRADIENT}", "up", "mm"),
+    Fact(
+        f32(89, 307),
+        "temporary",
+        "first rows|backward of rows",
+        f"{UNNAMED}|{GRADIENT}",
+        "net|Rows|",
+        "slice_backward",
+    ),
+    Fact(f32(7, 307), "activation", "noise of rows", SAVED, "net|Rows", "rand"),
+    Fact(
+        f32(7, 307), "temporary|activation", "noisy rows", f"{SAVED}|{UNNAMED}|{GRADIENT}", "net|Rows", "mul"
+    ),
+    Fact(f32(7, 307), "temporary|activation", "backward of rows", f"{SAVED}|{UNNAMED}|{GRADIENT}"),
+    Fact(f32(307, 67), "gradient|temporary", "whole rows", f"{GRAD}|{GRADIENT}", "up", "mm"),
+    Fact(f32(89, 67), "input|held|activation", "", f"{SAVED}|{var('x')}", "", "^$"),
+)
+def view_before_an_op_without_a_node():
+    net, x = Rows(), torch.randn(89, 67)
+    with memwatch.profile() as prof:
+        net(x).exp().sum().backward()  # peak: backward of rows
+    return Ran(prof, {"net": net})
+
+
+@pattern(
+    Fact(f32(97, 311), "temporary", "late backward", f"{UNNAMED}|{GRADIENT}"),
+    Fact(f32(97, 311), "activation|input|held", "", f"{SAVED}|not seen", "", "^$"),
+    Fact(f32(17, 29), "temporary|held", "unrelated", var("unrelated")),
+    Fact(f32(311, 67), "gradient|temporary", "late backward", f"{GRAD}|{GRADIENT}", ".*"),
+)
+def graph_that_was_made_before():
+    net = nn.Linear(67, 311, bias=False)
+    loss = net(torch.randn(97, 67)).pow(2).mean()
+    with memwatch.profile() as prof:
+        unrelated = torch.rand(17, 29)  # peak: unrelated
+        loss.backward()  # peak: late backward
+        del unrelated
+    return Ran(prof, {"net": net})

@@ -216,3 +216,26 @@ def head_replaced_that_an_optimizer_still_steps():
 @pattern(*RISE)
 def head_replaced_with_its_optimizer():
     return head_replaced(with_new_optimizer=True)
+
+
+@pattern(
+    Fact(WEIGHT, "parameter", "averaged", r"`averaged`|parameter `|input", "net|Linear|", "clone"),
+    Fact(WEIGHT, "held|parameter", "", r"`own`|parameter `", "net|Linear|", "^$"),
+    Fact(f32(1501, OUT), "temporary", "evaluated", f"{var('scores')}|{UNNAMED}|{RESULT}", "net|Linear|"),
+    Fact(f32(1501, IN), "input|held|temporary", "evaluation data", f"{var('data')}|{var('input')}|{UNNAMED}"),
+)
+def evaluation_with_averaged_weights():
+    net = linear()
+    with memwatch.profile() as prof:
+        averaged = net.weight.detach().clone()  # peak: averaged
+        for _ in range(2):
+            net(torch.randn(3, IN)).sum().backward()
+            net.zero_grad()
+            with torch.no_grad():
+                averaged.lerp_(net.weight, 0.1)
+                own, net.weight.data = net.weight.data, averaged
+                data = torch.randn(1501, IN)  # peak: evaluation data
+                scores = net(data).softmax(1)  # peak: evaluated
+                net.weight.data = own
+            del own, data, scores
+    return Ran(prof)

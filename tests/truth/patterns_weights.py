@@ -85,24 +85,31 @@ class Critic(nn.Module):
     Fact(
         f32(211, HIDDEN),
         "activation|temporary",
-        "critic|slope|backward of the penalty",
+        "critic",
         f"{SAVED}|{UNNAMED}|{GRADIENT}|{RESULT}",
-        "critic|Critic|up|down|",
+        "critic|Critic|up|down",
     ),
     Fact(f32(211, IN), "activation", "mixed", f"{SAVED}|{var('mixed')}", ""),
     Fact(
         f32(211, IN),
         "activation|temporary",
-        "critic|slope|penalty",
+        "critic",
         f"{SAVED}|{GRADIENT}|{var('slope')}|{UNNAMED}",
-        "critic|Critic|up|",
+        "critic|Critic|up",
+    ),
+    Fact(
+        f32(211, IN),
+        "activation|temporary",
+        "penalty",
+        f"{SAVED}|{GRADIENT}|{UNNAMED}",
+        "",
     ),
     Fact(
         f32(HIDDEN, IN),
         "gradient|temporary",
-        "critic|slope|backward of the penalty",
+        "critic",
         f"{GRAD}|{GRADIENT}",
-        "critic|Critic|up|",
+        "critic|Critic|up",
     ),
 )
 def gradient_penalty():

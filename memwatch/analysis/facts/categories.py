@@ -78,9 +78,11 @@ _STRENGTH = (
     "input",
 )
 """Roles that give a category, the strongest first."""
-_ROLE_EARLIER: Final = "inferred: {rule}, and at the next look it was so no more"
-_ROLE_UNCONFIRMED: Final = "inferred: {rule} when it was last looked at, which was before"
-_UNSURE_RULES: Final = {InRole.EARLIER: _ROLE_EARLIER, InRole.UNCONFIRMED: _ROLE_UNCONFIRMED}
+_UNSURE_RULES: Final = {
+    InRole.EARLIER: "inferred: {rule}, and at the next look it was so no more",
+    InRole.BETWEEN: "inferred: {rule} at the looks before and after",
+    InRole.UNCONFIRMED: "inferred: {rule} when it was last looked at, which was before",
+}
 _OUTLIVES: Final = "it was {name}, but no more by op {op}, and the program keeps it"
 _KEPT: Final = "kept from one iteration into the next; no module and no optimizer owns it"
 _WRITTEN_INPUT: Final = "an argument of the outermost module call, kept into the next iteration and written"
@@ -89,9 +91,7 @@ _KEPT_ACROSS_PASSES: Final = (
     "kept from one pass of the program's loop into the next, in a container or an object"
 )
 _LIKE_OTHERS: Final = "inferred: what the same line made before was kept into a later iteration"
-_LIKE_OTHERS_ACROSS_PASSES: Final = (
-    "inferred: what the same line made before was kept into a later pass of the loop"
-)
+_LIKE_OTHERS_ACROSS_PASSES: Final = "inferred: what the same line made before was kept into a later pass"
 _KEPT_BY_OBJECTS: Final = "a global, a class or a cache was seen to keep it, whichever call returns"
 _TEMPORARY: Final = "made by an op, in no other role, and no later iteration needs it"
 _TEMPORARY_OF_ALL: Final = "made by an op, in no other role; no iteration was marked"

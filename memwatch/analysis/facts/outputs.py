@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.facts.places import op_of_node
+from memwatch.analysis.facts.forward_ops import op_of_node
 from memwatch.capture.schema import ACCESSES, FORWARD, NONE
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _saved(capture: Capture, named: int) -> tuple[IntArray, IntArray]:
     packs, ops = capture.tables["packs"], capture.tables["ops"]
     by, inside = (np.full(named, NONE, dtype=np.int32) for _ in range(2))
     known = (packs["storage"] != NONE) & (packs["sequence"] != NONE)
-    op = op_of_node(ops, packs["sequence"][known])
+    op = op_of_node(capture, packs["sequence"][known])
     name = np.append(ops["name"], NONE)[op]
     storage, first = np.unique(packs["storage"][known], return_index=True)
     by[storage], inside[storage] = name[first], packs["module"][known][first]

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from memwatch.analysis.facts.forward_ops import forward_op_of
 from memwatch.analysis.facts.module_tree import ModuleTree, read_modules
-from memwatch.capture.schema import BACKWARD, NONE
+from memwatch.capture.schema import NONE
 from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
     from memwatch.capture import Capture
-    from memwatch.capture.packed import Columns, IntArray
+    from memwatch.capture.packed import IntArray
 
 Texts = np.ndarray[Any, Any]
 """An array of str objects."""
@@ -69,7 +70,7 @@ def with_empty_end(texts: list[str]) -> Texts:
 def find_places(capture: Capture, op: int) -> Places:
     """Return the place of every op of a capture; modules are called what they are called when one op runs."""
     ops = capture.tables["ops"]
-    forward = _within_regions(capture, forward_op_of(ops))
+    forward = _within_regions(capture, forward_op_of(capture))
     has = forward != NONE
     safe = np.maximum(forward, 0)
     stack = np.where(has, ops["stack"][safe], ops["stack"]) if len(forward) else ops["stack"]
@@ -101,45 +102,15 @@ def _lines_of_stacks(capture: Capture) -> _Lines:
     return _Lines(list(map(line, rows.tolist())), list(map(line, own.tolist())), functions)
 
 
-def op_of_node(ops: Columns, sequence: IntArray) -> IntArray:
-    """Return the op, of no backward, that ran while the node with each sequence number was the newest; -1 if none."""
-    forward = np.flatnonzero((ops["phase"] != BACKWARD) & (ops["sequence"] != NONE))
-    if not len(forward):
-        return np.full(len(sequence), NONE, dtype=np.int64)
-    numbers, first = np.unique(ops["sequence"][forward], return_index=True)
-    position = np.minimum(np.searchsorted(numbers, sequence), len(numbers) - 1)
-    return np.where(numbers[position] == sequence, forward[first[position]], NONE)
-
-
-def forward_op_of(ops: Columns) -> IntArray:
-    """Return, for each backward op, the op of a forward or of a recomputation that made its node; -1 for all others.
-
-    An op made a node if autograd's sequence number moved when it ran; a backward op carries the number of the node that
-    runs. What is recomputed in backward has a place of its own.
-    """
-    sequence, forward = ops["sequence"], ops["phase"] != BACKWARD
-    index = np.flatnonzero(forward & (sequence != NONE))
-    if not len(index):
-        return np.full(len(sequence), NONE, dtype=np.int64)
-    running = np.maximum.accumulate(sequence[index])
-    moved = index[np.concatenate([[True], running[1:] > running[:-1]])]
-    numbers = sequence[moved]
-    position = np.searchsorted(numbers, sequence)
-    position = np.minimum(position, len(numbers) - 1)
-    found = ~forward & (sequence != NONE) & (numbers[position] == sequence)
-    return np.where(found, moved[position], NONE)
-
-
 def _within_regions(capture: Capture, forward: IntArray) -> IntArray:
     """Return the same, but what the backward of a reentrant region ran is put down to that run of the region.
 
     Numbers of nodes count in each thread: on another device a region runs again in a thread of autograd's.
     """
-    ops, runs = capture.tables["ops"], capture.tables["recomputes"]
+    runs = capture.tables["recomputes"]
     reentrant = runs["sequence"] != NONE
     spans = zip(runs["start_op"][reentrant].tolist(), runs["end_op"][reentrant].tolist(), strict=True)
     for start, end in reversed(list(spans)):  # the outer of two is left last
-        within = {name: column[start:end] for name, column in ops.items()}
-        made = forward_op_of(within)
+        made = forward_op_of(capture, start, end)
         forward[start:end] = np.where(made != NONE, made + start, NONE)
     return forward

@@ -25,6 +25,7 @@ class InRole(Enum):
     KNOWN = "known"
     LATER = "later"  # it was seen in it only later
     EARLIER = "earlier"  # it was seen in it before, and at the next look it was in it no more
+    BETWEEN = "between"  # it was seen in it before and after, and no look was just then
     UNCONFIRMED = "unconfirmed"  # it was seen in it before, and at the next look it was not alive
     ENDED = "ended"
 
@@ -34,12 +35,14 @@ class Stretch(NamedTuple):
 
     Attributes:
         first_op: the first op at which it is known.
-        last_op: the last op at which it is known.
+        known_op: the last op by which torch's books tell it, whatever the looks do.
+        last_op: the last op at which a look found it.
         end_op: the op by which it is over.
         row: which row of `roles` begins it.
     """
 
     first_op: int
+    known_op: int
     last_op: int
     end_op: int
     row: int
@@ -49,7 +52,7 @@ class PastRole(NamedTuple):
     """A role that a storage was in.
 
     Attributes:
-        state: ENDED if it was in it no more; EARLIER or UNCONFIRMED if that is not known.
+        state: ENDED if it was in it no more; EARLIER, BETWEEN or UNCONFIRMED if that is not known.
         end_op: the op by which it was over.
         row: which row of `roles` begins it.
     """
@@ -90,21 +93,22 @@ class RoleTimes:
             rows = rows[self._begun["role"][rows] == ROLES.index(role)]
             starts = list(zip(self._begun["op"][rows].tolist(), rows.tolist(), strict=True))
             self._stretches[key] = [
-                each._replace(last_op=max(self._known_until(each), self._looks.last_op(storage, role, each)))
+                each._replace(
+                    known_op=self._known_until(each, role),
+                    last_op=max(each.last_op, self._looks.last_op(storage, role, each)),
+                )
                 for each in _stretches(role, starts, self._ends.get(key, []))
             ]
         return self._stretches[key]
 
-    def _known_until(self, stretch: Stretch) -> int:
+    def _known_until(self, stretch: Stretch, role: str) -> int:
         """Return the last op at which a role is known but for looks: of a gradient, the op amid which it was seen.
 
         A gradient that was seen when backward had ended may be taken out before the next op.
         """
         first, phase = stretch.first_op, self._phase
-        is_amid = first < self._begun["op"][stretch.row] or (
-            first < len(phase) and phase[first] in IN_BACKWARD
-        )
-        return max(first - (not is_amid), stretch.last_op)
+        is_amid = role == "gradient" and first < len(phase) and phase[first] in IN_BACKWARD
+        return max(first if is_amid or first == NONE else first - 1, stretch.known_op)
 
     def at(self, storage: int, role: str, op: int) -> InRole:
         """Return whether a storage is in a role while an op runs, or between it and the next."""
@@ -114,11 +118,14 @@ class RoleTimes:
             return InRole.KNOWN
         if not begun:
             return InRole.LATER
-        if op <= begun[-1].last_op:
+        stretch, is_looked_at = begun[-1], self._looks.are_at(role)
+        if op <= stretch.known_op or (is_looked_at and self._looks.saw(storage, role, stretch, op)):
             return InRole.KNOWN
-        if begun[-1].end_op == _NEVER:
-            return InRole.UNCONFIRMED if self._looks.are_at(role) else InRole.KNOWN
-        return InRole.EARLIER if op < begun[-1].end_op else InRole.ENDED
+        if is_looked_at and op < stretch.last_op:
+            return InRole.BETWEEN
+        if stretch.end_op == _NEVER:
+            return InRole.UNCONFIRMED if is_looked_at else InRole.KNOWN
+        return InRole.EARLIER if op < stretch.end_op else InRole.ENDED
 
     def past_at(self, op: int, alive: Collection[int]) -> dict[tuple[int, str], PastRole]:
         """Return, by storage and role, the roles that were over when an op runs, or may have been.
@@ -160,16 +167,24 @@ class _Looks:
         """Return True if any look was at a role: torch's own books alone tell of the others, and of what FSDP moves."""
         return len(self._at(role)) > 0
 
+    def saw(self, storage: int, role: str, stretch: Stretch, op: int) -> bool:
+        """Return True if a look found a storage in a role while an op ran, in which no reference changes."""
+        rows = self._within(storage, role, stretch)
+        return bool((self._table["in_op"][rows] & (self._table["op"][rows] == op)).any())
+
     def last_op(self, storage: int, role: str, stretch: Stretch) -> int:
-        """Return the last op at which a look found a storage in a role within a stretch, -1 if none did."""
+        """Return how many ops had started when the last look within a stretch found a storage in a role, -1 if none."""
+        return int(self._table["op"][self._within(storage, role, stretch)].max(initial=NONE))
+
+    def _within(self, storage: int, role: str, stretch: Stretch) -> IntArray:
+        """Return the rows of the looks within a stretch that found a storage in a role."""
         rows, table = self._at(role), self._table
         ops = table["op"][rows]
         found = (ops >= stretch.first_op) & (ops < stretch.end_op)
         found &= table["least_bytes"][rows] <= self._births["nbytes"][storage]
         if self._death_ns[storage] != NONE:
             found &= table["time_ns"][rows] <= self._death_ns[storage]
-        known = ops[found] - (table["in_op"][rows][found] == 0)  # a reference may change before the next op
-        return int(known.max()) if len(known) else NONE
+        return rows[found]
 
 
 def _stretches(role: str, starts: list[tuple[int, int]], ends: list[tuple[int, int]]) -> list[Stretch]:
@@ -181,11 +196,11 @@ def _stretches(role: str, starts: list[tuple[int, int]], ends: list[tuple[int, i
     waiting = sorted(ends)
     for start, row in sorted(starts):
         if found and start < found[-1].end_op:
-            found[-1] = found[-1]._replace(last_op=max(found[-1].last_op, start - 1))
+            found[-1] = found[-1]._replace(last_op=max(found[-1].last_op, start))
             continue
         while waiting and waiting[0][0] < start:
             waiting.pop(0)
-        end_op, last_op = waiting.pop(0) if waiting else (_NEVER, NONE)
-        first_op = start - (role != "gradient")
-        found.append(Stretch(first_op, last_op, end_op, row))
+        end_op, known_op = waiting.pop(0) if waiting else (_NEVER, NONE)
+        first_op = start if start or role == "gradient" else NONE  # before the first op none ran
+        found.append(Stretch(first_op, known_op, NONE, end_op, row))
     return found

@@ -73,6 +73,6 @@ def as_one(
 def _candidate(
     kind: FindingKind, group: list[tuple[int, list[Holder]]], allocations: Allocations
 ) -> Candidate:
-    _, (holder, *others) = min(group, key=lambda claim: claim[1][0].inference is not None)
+    _, (holder, *others) = min(group, key=lambda claim: not claim[1][0].is_likely)
     held = [allocation for allocation, _ in group]
     return Candidate(kind, holder, tuple(others), held, int(allocations.nbytes[held].sum()))

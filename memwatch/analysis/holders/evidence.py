@@ -9,7 +9,7 @@ from enum import Enum, unique
 class HolderEvidence(Enum):
     """How a holder is known; the values are those of the column `holder_evidence`."""
 
-    SEEN = "seen"  # the reference was observed in that very op, or both before and after it
+    SEEN = "seen"  # the reference was observed in that very op
     STRUCTURE = (
         "structure"  # torch's own books: packs, parameters, `.grad`, optimizer state, allocator events
     )
@@ -23,6 +23,7 @@ class Inference(Enum):
 
     EARLIER = "earlier"  # seen before, and it cannot be told whether the reference ended since
     LATER = "later"  # seen afterwards, and it cannot be told whether the reference had begun
+    BETWEEN = "between"  # seen both before and after, and no look was just then
     TWIN = "twin"  # another one that the same line made was seen so
     WITHIN_REGION = (
         "within region"  # made when its region ran again, and no pack has it while the backward runs
@@ -33,6 +34,7 @@ class Inference(Enum):
     NO_VARIABLE = "no variable"  # it, or its twin, was looked for in vain, and a call that made it still runs
     ROLE_LATER = "role later"  # it is seen in that role only later
     ROLE_EARLIER = "role earlier"  # it was seen in that role before, and at the next look in it no more
+    ROLE_BETWEEN = "role between"  # it was seen in that role before and after, and no look was just then
     ROLE_UNCONFIRMED = "role unconfirmed"  # it was seen in that role before, and it died before the next look
     IN_FLIGHT = "in flight"  # made in backward, and a later op of the same backward reads it
     WITHIN_CPP = "within C++"  # made and still needed by one call into C++

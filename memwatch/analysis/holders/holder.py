@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from memwatch.analysis.holders.evidence import HolderEvidence
+from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.paths import HolderPath
 from memwatch.edges import EdgeKind
@@ -14,7 +14,6 @@ from memwatch.words import holders as words
 from memwatch.words.edges import edge_phrase
 
 if TYPE_CHECKING:
-    from memwatch.analysis.holders.evidence import Inference
     from memwatch.capture.paths import Path
     from memwatch.edges import Edge
 
@@ -89,6 +88,11 @@ class Holder:
         return bool(self.edges) and self.edges[0].name == _ITERATED
 
     @property
+    def is_likely(self) -> bool:
+        """Whether it is told as a fact, or samples before and after saw it so."""
+        return self.inference in (None, Inference.BETWEEN)
+
+    @property
     def nearness(self) -> tuple[bool, bool, bool]:
         """What sorts holders seen at one time: the program's own first, then packages', and torch's own calls last."""
         return self.foreign, self.foreign and self.is_of_torch, self.is_implicit
@@ -99,7 +103,7 @@ class Holder:
 
         What an object refers to outlasts a call: more likely it did so at another time as well.
         """
-        is_brief = self.inference is not None and self.kind in (HolderKind.LOCAL, HolderKind.ARGUMENT)
+        is_brief = not self.is_likely and self.kind in (HolderKind.LOCAL, HolderKind.ARGUMENT)
         return self.foreign, is_brief, self.is_implicit
 
     @property

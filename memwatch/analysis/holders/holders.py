@@ -46,6 +46,7 @@ _NO_PACKS: Final = np.zeros(0, dtype=np.int64)
 _INFERENCES: Final = {
     InRole.LATER: Inference.ROLE_LATER,
     InRole.EARLIER: Inference.ROLE_EARLIER,
+    InRole.BETWEEN: Inference.ROLE_BETWEEN,
     InRole.UNCONFIRMED: Inference.ROLE_UNCONFIRMED,
 }
 
@@ -202,5 +203,4 @@ def _lasts_less(holder: Holder) -> tuple[bool, ...]:
     What torch's calls pass on, as in `*args`, is another's.
     """
     is_variable = holder.kind in (HolderKind.LOCAL, HolderKind.ARGUMENT, HolderKind.EVALUATION_STACK)
-    is_unseen = holder.evidence is not HolderEvidence.SEEN
-    return holder.foreign, holder.is_of_torch, is_unseen, is_variable and not holder.is_inside
+    return holder.foreign, holder.is_of_torch, not holder.is_likely, is_variable and not holder.is_inside

@@ -7,13 +7,12 @@ calls made (a *twin*), often has to speak for it. `LastingReferences` says what 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from memwatch.analysis.holders.births import Births
-from memwatch.analysis.holders.evidence import HolderEvidence, Inference
+from memwatch.analysis.holders.evidence import Inference
 from memwatch.analysis.holders.holder import object_holder
 from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.lasting import LastingReferences
@@ -163,7 +162,7 @@ class HolderSamples:
     ) -> Holder | None:
         """Return a holder of an allocation, seen in one op, as its holder while another op runs.
 
-        It is seen then too, if samples before and after saw it hold the same storage.
+        Where samples before and after saw it hold the same storage, that is likelier than where only one did.
         """
         placed = self._lasting.of_itself(holder, allocation, seen_op, op)
         if placed is None or placed.inference not in _ACROSS:
@@ -173,7 +172,7 @@ class HolderSamples:
             [self._rows.holder(path).key == holder.key for path in self._table["path"][rows].tolist()]
         )
         if (same & (seen_ops <= op)).any() and (same & (seen_ops >= op)).any():
-            return dataclasses.replace(placed, evidence=HolderEvidence.SEEN, inference=None)
+            return placed.inferred(Inference.BETWEEN)
         return placed
 
     def _telling_samples(self, allocation: int, op: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -187,6 +186,8 @@ class HolderSamples:
         end = facts.op_at(death) if death != NONE else facts.capture.rows("ops")
         made = int(facts.allocations.op[allocation])
         alive = (sample_ops > made + 1 if made != NONE else sample_ops >= 0) & (sample_ops <= end)
+        # also amid the op in which, or after which, it died
+        alive |= np.isin(self._samples, self._table["sample"][self._rows.of(allocation)])
         first, last = (int(bound[allocation]) for bound in facts.use_bounds)
         if first == NONE:
             return alive, alive

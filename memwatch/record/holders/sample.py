@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from memwatch.record.holders.state import SamplingState
 
 _MAX_HOLDERS: Final = 6
-_SMALL_RATIO: Final = 0.001
 _UNNAMED_RATIO: Final = 0.1
 _LIBRARY_CALLS: Final = 0
 _PLAIN: Final = (Tensor, Parameter)
@@ -60,7 +59,7 @@ class Sample:
         self._state = state
         self._live = state.storages.live
         self._device, self._increase_bytes = device, state.increase_bytes(device)
-        self._smallest_bytes = max(int(self._increase_bytes * _SMALL_RATIO), 1)
+        self._smallest_bytes = state.least_bytes(device)
         self._holder_counts: dict[int, int] = {}
         self._deep = False
         self._told_now: dict[int, list[Told]] = {}
@@ -75,7 +74,7 @@ class Sample:
         """Append the holders of all that is large, as seen from a call and its callers."""
         if self._state.context.in_backward:
             self._state.context.gradients.note_in_op()
-        self._look_at_roles(frame)
+        self._state.look_at_roles(frame, self._smallest_bytes)
         spaces: dict[int, dict[str, Any]] = {}
         self._search_near(frame, spaces)
         fresh = self._unnamed(frame)
@@ -84,15 +83,6 @@ class Sample:
             self._search_deep(frame, spaces)
             if fresh:
                 self._ask_gc(fresh, frame)
-
-    def _look_at_roles(self, frame: FrameType | None) -> None:
-        """End the roles that are over: what has none is searched for."""
-        state = self._state
-        known_count = len(self._live) + len(state.context.owners.registry.known)
-        if state.costs.may_look_at_roles(known_count):
-            start = ticks()
-            state.context.role_ends.look(frame, least_bytes=self._smallest_bytes, in_op=True)
-            state.costs.roles_looked_at(known_count, ticks() - start)
 
     # Each search ends with the method that makes it: what it has in its queues would refer to the program's
     # objects while gc is asked who does.

@@ -6,6 +6,7 @@ A *sample* is one search for the holders of everything large that is live at tha
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from memwatch.record.holders.sample import Sample
 from memwatch.record.holders.state import SamplingState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from memwatch.record.context import Context
     from memwatch.record.saved.packer import Packer
     from memwatch.record.tables.op_counter import OpCounter
@@ -116,19 +119,34 @@ class HolderSampler:
         """
         state = self._state
         schedule = state.schedule_of(device)
-        if not self._is_sampling and schedule.is_worth_it(nbytes, high_bytes, state.op_counter[0]):
+        if self._is_sampling:
+            return
+        is_worth_it = schedule.is_worth_it(nbytes, high_bytes, state.op_counter[0])
+        if is_worth_it or schedule.is_new_peak:
             self._watch(device)
+        if is_worth_it:
             self.sample(device)
+        elif schedule.is_new_peak:
+            with self._amid_op():
+                state.look_at_roles(sys._getframe(1), state.least_bytes(device))
 
     def sample(self, device: int) -> None:
         """Find the holders now, of what is large on a device."""
-        self._is_sampling = True
         start = ticks()
+        try:
+            with self._amid_op():
+                Sample(self._state, device).take(sys._getframe(1))
+        finally:
+            self._state.costs.sampled(ticks() - start)
+
+    @contextlib.contextmanager
+    def _amid_op(self) -> Iterator[None]:
+        """Look at the program's objects in the middle of an op, without running any code of its own."""
+        self._is_sampling = True
         pause_gc()  # a collection now would run the program's finalizers inside an op
         try:
             with disable_torch_function():
-                Sample(self._state, device).take(sys._getframe(1))
+                yield
         finally:
             resume_gc()
-            self._state.costs.sampled(ticks() - start)
             self._is_sampling = False

@@ -3,7 +3,7 @@
 What samples may cost is bounded. On the way up one is taken whenever the increase is a multiple of what it was at
 the one before, so there are few. The others wait for births, twice as long each time until the increase has
 grown again. Some of these are free, for a short program would have none else; all others may take a small share of
-the time that the block has been open.
+the time that the block has been open. At other new peaks of later iterations roles alone are looked at.
 """
 
 from __future__ import annotations
@@ -90,6 +90,9 @@ class SamplingSchedule:
     Args:
         base_bytes: what is live there when the block is entered.
         costs: what the samples have cost.
+
+    Attributes:
+        is_new_peak: whether the last birth that was asked about made a new peak in a later iteration than the first.
     """
 
     def __init__(self, base_bytes: int, costs: SamplingCosts) -> None:
@@ -101,6 +104,7 @@ class SamplingSchedule:
         self._born_bytes = 0
         self._again = 0
         self._due_op = -1
+        self._peak_bytes, self.is_new_peak = 0, False
         self._iteration_start = 0
         self._iteration_high = (0, -1)
 
@@ -121,8 +125,10 @@ class SamplingSchedule:
         """Return the live bytes from which on a birth may be worth a sample."""
         if self._due_op >= 0:
             return 0
-        near, climb = self._high_bytes * _NEAR_RATIO, self._climbed_bytes * _CLIMB_RATIO
-        return self.base_bytes + int(climb if self._again >= _MAX_AGAIN else min(near, climb))
+        climb = int(self._climbed_bytes * _CLIMB_RATIO)
+        near = int(self._high_bytes * _NEAR_RATIO) if self._again < _MAX_AGAIN else climb
+        new_peak = self._peak_bytes if self._iteration_start else climb
+        return self.base_bytes + min(near, climb, new_peak)
 
     def is_worth_it(self, born_bytes: int, high_bytes: int, op: int) -> bool:
         """Return True if a sample should be taken now, at a birth.
@@ -136,6 +142,8 @@ class SamplingSchedule:
         if high_bytes > self._iteration_high[0]:
             self._iteration_high = (high_bytes, op)
         increase, high = high_bytes - self.base_bytes, self._high_bytes
+        self.is_new_peak = increase > self._peak_bytes and self._iteration_start > 0
+        self._peak_bytes = max(increase, self._peak_bytes)
         climbs = increase > self._climbed_bytes * _CLIMB_RATIO
         if not (climbs or self._is_due(op) or self._is_fresh(increase)):
             return False

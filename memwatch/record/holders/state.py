@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memwatch.capture.paths import PathTables
 from memwatch.heap.known_ways import KnownWays
 from memwatch.heap.reference_search import KnownClasses
+from memwatch.record.clock import ticks
 from memwatch.record.holders.schedule import SamplingCosts, SamplingSchedule
 from memwatch.record.tables.rows import Rows
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from memwatch.record.context import Context
     from memwatch.record.saved.packer import Packer
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.storages import Storages
     from memwatch.record.tables.strings import Strings
 
+_SMALL_RATIO: Final = 0.001
 _SAMPLES_BETWEEN_SEARCHES: Final = 4
 _GROWTH_BETWEEN_SEARCHES: Final = 3
 
@@ -93,6 +97,18 @@ class SamplingState:
     def increase_bytes(self, device: int) -> int:
         """Return the live bytes on a device that the block made."""
         return self.storages.gross_bytes(device) - self.schedule_of(device).base_bytes
+
+    def least_bytes(self, device: int) -> int:
+        """Return the size below which nothing is looked at."""
+        return max(int(self.increase_bytes(device) * _SMALL_RATIO), 1)
+
+    def look_at_roles(self, frame: FrameType | None, least_bytes: int) -> None:
+        """End the roles that are over, if there is time to: what has none is searched for."""
+        known_count = len(self.storages.live) + len(self.context.owners.registry.known)
+        if self.costs.may_look_at_roles(known_count):
+            start = ticks()
+            self.context.role_ends.look(frame, least_bytes=least_bytes, in_op=True)
+            self.costs.roles_looked_at(known_count, ticks() - start)
 
     def append(self, storage: int, path: int) -> None:
         """Append a row for a holder of a storage."""

@@ -32,6 +32,10 @@ class OpRunner(Protocol):
     def ops(self) -> Table:
         """Rows of the ops that ran."""
 
+    @property
+    def nodes(self) -> Table:
+        """Rows of the nodes that ops of a backward made."""
+
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
         """Run an op that Python hands on."""
 

@@ -58,7 +58,7 @@ class PythonOpRecorder:
         listener: Listener,
     ) -> None:  # fmt: skip
         self.ops = Rows()
-        self.uses = Rows()
+        self.uses, self.nodes = Rows(), Rows()
         self._listener = listener
         self._flush_op = self._flush_ticks = NEVER
         self._storages = storages
@@ -73,6 +73,7 @@ class PythonOpRecorder:
         self._names: dict[OpKind, int] = {}
         self._op_counter = block.op_counter
         self._graphs = BackwardGraphs()
+        self._node_at_entry = next_sequence_nr() - 1
 
     def interceptor(self, *, by_mode: bool) -> Interceptor:
         """Return what hands this recorder every op."""
@@ -97,6 +98,8 @@ class PythonOpRecorder:
                 grad = _grad_enabled()
                 phase = OPTIMIZER if context.optimizing and not grad else FORWARD
                 sequence = next_sequence_nr() - 1 if grad else NONE
+                if sequence == self._node_at_entry:  # no op of the block made it
+                    sequence = NONE
             else:
                 phase, sequence = self._in_backward(task)
             stack = self._capture_stack(outer, task)
@@ -148,6 +151,8 @@ class PythonOpRecorder:
         sequence = NONE if node is None else sequence_nr_of(node)
         if sequence not in self._graphs.visited:
             self._listener.leaves_reached(self._graphs.leaves_from(node))
+        if grad:  # it makes a graph for another backward
+            self.nodes += (self._op_counter[0], next_sequence_nr() - 1)
         # AccumulateGrad's is the largest unsigned number
         return BACKWARD, NONE if sequence > _MAX_SEQUENCE else sequence
 

@@ -226,6 +226,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            py::arg("callbacks"), py::arg("storages"), py::arg("stacks"), py::arg("context"), py::arg("uses"),
            py::arg("op_counter"))
       .def_property_readonly("ops", &Recorder::ops)
+      .def_property_readonly("nodes", &Recorder::nodes)
       .def("run", &Recorder::run)
       .def("dispatch", &torch_dispatch)
       .def("flush_at", &Recorder::flush_at)

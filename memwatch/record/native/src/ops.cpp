@@ -31,7 +31,9 @@ Recorder::Recorder(const py::object& callbacks, std::shared_ptr<Storages> storag
       stacks_(std::move(stacks)),
       uses_(std::move(uses)),
       kinds_(callbacks_.string_id),
-      overloads_(callbacks_.overload_of) {}
+      overloads_(callbacks_.overload_of) {
+  pass();
+}
 
 void Recorder::close() {
   closed_ = true;
@@ -53,7 +55,11 @@ void Recorder::leave() {
 bool Recorder::before(const Kind& kind, const c10::OperatorHandle& op, const torch::jit::Stack& stack, Call& call) {
   Running running(*this);
   call.kind = &kind;
-  if (kind.skipped || !start(call, 0)) {
+  if (kind.skipped) {
+    pass();
+    return false;
+  }
+  if (!start(call, 0)) {
     return false;
   }
   const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
@@ -114,6 +120,7 @@ py::object Recorder::dispatch(const py::object& mode, const py::object& func, co
     }
   }
   if (overload.kind == nullptr) {
+    pass();
     return owned(PyObject_Call(overload.call.ptr(), args.ptr(), kwargs.ptr()));
   }
   return perform(*overload.kind, overload.python_kind, overload.call, 0, args, kwargs);
@@ -122,6 +129,9 @@ py::object Recorder::dispatch(const py::object& mode, const py::object& func, co
 /// Run an op of plain tensors as C++ does: Python would look for those who might want to run it instead.
 py::object Recorder::perform_boxed(const Kind* kind, c10::OperatorHandle op, torch::jit::Stack stack) {
   Call call;
+  if (kind == nullptr) {
+    pass();
+  }
   const bool noted = kind != nullptr && before(*kind, op, stack, call);
   int64_t end = 0;
   try {
@@ -206,6 +216,19 @@ bool Recorder::start(Call& call, int skip) {
   return begun;
 }
 
+/// The newest node is of no op that is recorded: of one before the block, or of a view.
+void Recorder::pass() {
+  if (c10::GradMode::is_enabled()) {
+    passed_ = last_sequence();
+  }
+}
+
+/// The number of the newest node, unless no op that is recorded made it.
+int64_t Recorder::own_sequence() const {
+  const int64_t newest = last_sequence();
+  return newest == passed_ ? kNone : newest;
+}
+
 /// Note what is true before an op runs.
 void Recorder::begin(Call& call, int skip) {
   storages_->record_deaths(ops_started());
@@ -218,7 +241,7 @@ void Recorder::begin(Call& call, int skip) {
       context_.leave_backward();
     }
     call.phase = !c10::GradMode::is_enabled() && context_.is_optimizing() ? kPhaseOptimizer : kPhaseForward;
-    call.sequence = last_sequence();
+    call.sequence = own_sequence();
   } else {
     if (task_before != task) {
       if (task_before == kNone) {
@@ -233,7 +256,8 @@ void Recorder::begin(Call& call, int skip) {
                        (c10::GradMode::is_enabled() && !torch::autograd::get_current_graph_task_keep_graph() &&
                         context_.recomputes_by_hand());
     call.phase = again ? kPhaseRecompute : kPhaseBackward;
-    call.sequence = again ? last_sequence() : running_sequence();
+    call.sequence = again ? own_sequence() : running_sequence();
+    call.made = !again && c10::GradMode::is_enabled() ? own_sequence() : kNone;
   }
   call.stack = stacks_->capture(outer, task, skip);
 }
@@ -256,6 +280,9 @@ void Recorder::ran(const Call& call, int64_t end, bool failed) {
                    .start_ticks = call.start,
                    .end_ticks = end,
                    .failed = failed});
+  if (call.made != kNone) {
+    nodes_->add(NodesRow{.op = call.number, .sequence = call.made});
+  }
   if (failed) {
     look(*call.kind, [&] { callbacks_.op_failed(); });
   }

@@ -27,7 +27,7 @@ struct Given {
 /// What is noted of an op before it runs.
 struct Call {
   const Kind* kind = nullptr;
-  int64_t number = 0, stack = kNone, module = kNone, phase = 0, sequence = kNone, start = 0;
+  int64_t number = 0, stack = kNone, module = kNone, phase = 0, sequence = kNone, made = kNone, start = 0;
   int64_t workspace_bytes = kNone;  // read when the first storage that it made is seen
   Given given;
   torch::jit::Stack kept;  // the arguments of an op that may give them other storages
@@ -69,6 +69,9 @@ class Recorder {
   /// The rows of the ops that ran.
   const std::shared_ptr<Rows>& ops() const { return ops_; }
 
+  /// The rows of the nodes that ops of a backward made.
+  const std::shared_ptr<Rows>& nodes() const { return nodes_; }
+
   /// Append its rows when it has run; `stack` holds its results, or nothing if it raised.
   void after(const c10::OperatorHandle& op, const torch::jit::Stack* stack, Call& call, int64_t end);
 
@@ -78,6 +81,8 @@ class Recorder {
   py::object perform(const Kind& kind, const PythonKind& python_kind, const py::object& function, int skip,
                      const py::tuple& args, const py::dict& kwargs);
   bool start(Call& call, int skip);
+  void pass();
+  int64_t own_sequence() const;
   void begin(Call& call, int skip);
   void number(Call& call);
   void ran(const Call& call, int64_t end, bool failed);
@@ -128,7 +133,8 @@ class Recorder {
   const py::list started_;
   std::shared_ptr<Storages> storages_;
   std::shared_ptr<Stacks> stacks_;
-  const std::shared_ptr<Rows> ops_ = std::make_shared<Rows>(), uses_;
+  const std::shared_ptr<Rows> ops_ = std::make_shared<Rows>(), nodes_ = std::make_shared<Rows>(), uses_;
+  int64_t passed_ = kNone;  // the newest node, where no op that is recorded made it
   Kinds kinds_;
   Overloads overloads_;
 };

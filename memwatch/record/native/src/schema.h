@@ -34,6 +34,12 @@ struct OpsRow {
   int64_t failed;
 };
 
+/// A row of the table `nodes`.
+struct NodesRow {
+  int64_t op;
+  int64_t sequence;
+};
+
 /// A row of the table `uses`.
 struct UsesRow {
   int64_t op;
