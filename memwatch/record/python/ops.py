@@ -73,7 +73,6 @@ class PythonOpRecorder:
         self._names: dict[OpKind, int] = {}
         self._op_counter = block.op_counter
         self._graphs = BackwardGraphs()
-        self._node_at_entry = next_sequence_nr() - 1
 
     def interceptor(self, *, by_mode: bool) -> Interceptor:
         """Return what hands this recorder every op."""
@@ -98,8 +97,6 @@ class PythonOpRecorder:
                 grad = _grad_enabled()
                 phase = OPTIMIZER if context.optimizing and not grad else FORWARD
                 sequence = next_sequence_nr() - 1 if grad else NONE
-                if sequence == self._node_at_entry:  # no op of the block made it
-                    sequence = NONE
             else:
                 phase, sequence = self._in_backward(task)
             stack = self._capture_stack(outer, task)

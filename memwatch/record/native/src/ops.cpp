@@ -31,9 +31,7 @@ Recorder::Recorder(const py::object& callbacks, std::shared_ptr<Storages> storag
       stacks_(std::move(stacks)),
       uses_(std::move(uses)),
       kinds_(callbacks_.string_id),
-      overloads_(callbacks_.overload_of) {
-  pass();
-}
+      overloads_(callbacks_.overload_of) {}
 
 void Recorder::close() {
   closed_ = true;
@@ -55,11 +53,7 @@ void Recorder::leave() {
 bool Recorder::before(const Kind& kind, const c10::OperatorHandle& op, const torch::jit::Stack& stack, Call& call) {
   Running running(*this);
   call.kind = &kind;
-  if (kind.skipped) {
-    pass();
-    return false;
-  }
-  if (!start(call, 0)) {
+  if (kind.skipped || !start(call, 0)) {
     return false;
   }
   const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
@@ -120,7 +114,6 @@ py::object Recorder::dispatch(const py::object& mode, const py::object& func, co
     }
   }
   if (overload.kind == nullptr) {
-    pass();
     return owned(PyObject_Call(overload.call.ptr(), args.ptr(), kwargs.ptr()));
   }
   return perform(*overload.kind, overload.python_kind, overload.call, 0, args, kwargs);
@@ -129,9 +122,6 @@ py::object Recorder::dispatch(const py::object& mode, const py::object& func, co
 /// Run an op of plain tensors as C++ does: Python would look for those who might want to run it instead.
 py::object Recorder::perform_boxed(const Kind* kind, c10::OperatorHandle op, torch::jit::Stack stack) {
   Call call;
-  if (kind == nullptr) {
-    pass();
-  }
   const bool noted = kind != nullptr && before(*kind, op, stack, call);
   int64_t end = 0;
   try {
@@ -216,19 +206,6 @@ bool Recorder::start(Call& call, int skip) {
   return begun;
 }
 
-/// The newest node is of no op that is recorded: of one before the block, or of a view.
-void Recorder::pass() {
-  if (c10::GradMode::is_enabled()) {
-    passed_ = last_sequence();
-  }
-}
-
-/// The number of the newest node, unless no op that is recorded made it.
-int64_t Recorder::own_sequence() const {
-  const int64_t newest = last_sequence();
-  return newest == passed_ ? kNone : newest;
-}
-
 /// Note what is true before an op runs.
 void Recorder::begin(Call& call, int skip) {
   storages_->record_deaths(ops_started());
@@ -241,7 +218,7 @@ void Recorder::begin(Call& call, int skip) {
       context_.leave_backward();
     }
     call.phase = !c10::GradMode::is_enabled() && context_.is_optimizing() ? kPhaseOptimizer : kPhaseForward;
-    call.sequence = own_sequence();
+    call.sequence = last_sequence();
   } else {
     if (task_before != task) {
       if (task_before == kNone) {
@@ -256,8 +233,8 @@ void Recorder::begin(Call& call, int skip) {
                        (c10::GradMode::is_enabled() && !torch::autograd::get_current_graph_task_keep_graph() &&
                         context_.recomputes_by_hand());
     call.phase = again ? kPhaseRecompute : kPhaseBackward;
-    call.sequence = again ? own_sequence() : running_sequence();
-    call.made = !again && c10::GradMode::is_enabled() ? own_sequence() : kNone;
+    call.sequence = again ? last_sequence() : running_sequence();
+    call.made = !again && c10::GradMode::is_enabled() ? last_sequence() : kNone;
   }
   call.stack = stacks_->capture(outer, task, skip);
 }

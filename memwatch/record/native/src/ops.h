@@ -81,8 +81,6 @@ class Recorder {
   py::object perform(const Kind& kind, const PythonKind& python_kind, const py::object& function, int skip,
                      const py::tuple& args, const py::dict& kwargs);
   bool start(Call& call, int skip);
-  void pass();
-  int64_t own_sequence() const;
   void begin(Call& call, int skip);
   void number(Call& call);
   void ran(const Call& call, int64_t end, bool failed);
@@ -134,7 +132,6 @@ class Recorder {
   std::shared_ptr<Storages> storages_;
   std::shared_ptr<Stacks> stacks_;
   const std::shared_ptr<Rows> ops_ = std::make_shared<Rows>(), nodes_ = std::make_shared<Rows>(), uses_;
-  int64_t passed_ = kNone;  // the newest node, where no op that is recorded made it
   Kinds kinds_;
   Overloads overloads_;
 };
