@@ -66,7 +66,7 @@ def live_by_category(reading: Reading, events: NDArray[np.int64]) -> dict[str, N
     # row 0 is the entry: its bytes are the baseline
     for start in range(1, len(live_bytes) if len(events) else 0, _ROWS_AT_ONCE):
         rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(live_bytes)))
-        storage = reading.part("timeline", ["storage"], rows)["storage"].to_numpy()
+        storage = reading.part("timeline", ["storage"], pd.Index(rows))["storage"].to_numpy()
         stretch = np.searchsorted(starts, rows, side="right") - 1
         np.add.at(changes, (of_storage[storage], stretch), live_bytes[rows] - live_bytes[rows - 1])
     return {name: base[name] + np.cumsum(changes[code]) for code, name in enumerate(CATEGORIES)}
