@@ -29,8 +29,8 @@ EXTRA_FLOATS = 4096
 TEMPLATE = """# Schedules
 
 `python reports/schedules.py {steps} {count}`, torch {torch}. Each 1,000th step holds a block more than the others,
-whose bytes are known; *exact* counts the steps whose peak is higher by exactly these. `keep="peaks"` is measured on fewer
-steps.
+whose bytes are known; *exact* counts the steps whose peak is higher by exactly these. `keep="peaks"` is measured on
+fewer steps.
 
 | recorded | steps | ops | file | bytes per step | memory grew by | CPU per step | highest step | peak | exact |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |

@@ -108,7 +108,10 @@ class _Made:
     @property
     def nbytes(self) -> NDArray[np.int64]:
         """The bytes of each; they are not kept, because findings are searched for meanwhile."""
-        return self._reading.part("storages", ("nbytes",))["nbytes"].to_numpy()[self._rows]
+        nbytes: NDArray[np.int64] = self._reading.part("storages", ("nbytes",))["nbytes"].to_numpy()[
+            self._rows
+        ]
+        return nbytes
 
     def _column(self, name: str) -> pd.Categorical:
         texts: pd.Categorical = pd.Categorical(self._reading.part("storages", (name,), coded=True)[name])

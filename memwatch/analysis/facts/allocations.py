@@ -46,8 +46,8 @@ _OF_BIRTHS: Final = ("op", "time_ns", "address", "nbytes", "device", "origin")
 class Allocations:
     """Every piece of memory as columns; the first `named` rows are the recorder's storages, by their number.
 
-    `birth_event` and `death_event` are rows of the live curve, -1 until `trace_live_curve` has filled them in. It lets go
-    of `birth_order` and `death_order`, which are all -1 from then on.
+    `birth_event` and `death_event` are rows of the live curve, -1 until `trace_live_curve` has filled them in. It lets
+    go of `birth_order` and `death_order`, which are all -1 from then on.
     """
 
     named: int

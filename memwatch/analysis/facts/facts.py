@@ -206,7 +206,8 @@ class Facts:
     def ops_at(self, events: IntArray | slice) -> IntArray:
         """Return the ops that were running at some events, as `op_at` does."""
         times_ns = self.curve.time_ns[events]
-        return np.searchsorted(self._op_starts_ns, times_ns, side="right").astype(np.int32) - np.int32(1)
+        ops: IntArray = np.searchsorted(self._op_starts_ns, times_ns, side="right").astype(np.int32)
+        return ops - 1
 
     @property
     def _op_starts_ns(self) -> IntArray:

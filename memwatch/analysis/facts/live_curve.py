@@ -28,7 +28,9 @@ class LiveCurve:
     live_bytes: IntArray
     baseline_bytes: int
     peak_event: int
-    peak_order: int  # position among the allocator's events of the birth at the peak, -1 if it is in none of them
+    peak_order: (
+        int  # position among the allocator's events of the birth at the peak, -1 if it is in none of them
+    )
     peak_increase_bytes: int
 
     @property

@@ -21,9 +21,9 @@ _LEAST_RATIO: Final = 0.05
 def find_autocast(peak: Moment) -> list[Candidate]:
     """Return the copies in the cache that no op needs after the peak, and autograd does not keep."""
     facts, packs_at = peak.facts, peak.evidence.holders.packs_at
-    copies = np.flatnonzero(np.isin(facts.allocations.storage, list(facts.autocast_copies)))
-    unneeded = copies[facts.biographies.last_events(copies) < peak.event].tolist()
-    idle = [row for row in unneeded if not packs_at(row, peak.op)]
+    rows = np.flatnonzero(np.isin(facts.allocations.storage, list(facts.autocast_copies))).tolist()
+    copies = [row for row in rows if not packs_at(row, peak.op)]
+    idle = [row for row in copies if facts.biographies.last_event(row) < peak.event]
     largest = max(idle, key=lambda row: int(facts.allocations.nbytes[row]), default=None)
     if largest is None:
         return []

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 BINS: Final = 2000
 """More than the pixels of a wide screen, and few enough to paint at once."""
+_ROWS_AT_ONCE: Final = 1 << 20
 
 
 def peak_keeping_events(
@@ -57,25 +58,22 @@ def baseline_by_category(reading: Reading) -> dict[str, int]:
 
 def live_by_category(reading: Reading, events: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
     """Return live bytes of each category after each of these events (rows of the timeline)."""
-    category = event_categories(
-        reading.part("timeline", ["storage"]), reading.part("storages", ["category"], coded=True)
-    )
+    of_storage = _of_storage(reading.part("storages", ["category"], coded=True))
     live_bytes = reading.part("timeline", ["live_bytes"])["live_bytes"].to_numpy()
-    delta = np.zeros(len(live_bytes), dtype=np.int64)  # row 0 is the entry: its bytes are the baseline
-    np.subtract(live_bytes[1:], live_bytes[:-1], out=delta[1:])
     base = baseline_by_category(reading)
     starts = np.append(0, events[:-1] + 1) if len(events) else events
-    return {
-        name: base[name] + np.cumsum(np.add.reduceat(np.where(category == code, delta, 0), starts))
-        for code, name in enumerate(CATEGORIES)
-    }
+    changes = np.zeros((len(CATEGORIES), len(starts)), dtype=np.int64)
+    # row 0 is the entry: its bytes are the baseline
+    for start in range(1, len(live_bytes) if len(events) else 0, _ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + _ROWS_AT_ONCE, len(live_bytes)))
+        storage = reading.part("timeline", ["storage"], pd.Index(rows))["storage"].to_numpy()
+        stretch = np.searchsorted(starts, rows, side="right") - 1
+        np.add.at(changes, (of_storage[storage], stretch), live_bytes[rows] - live_bytes[rows - 1])
+    return {name: base[name] + np.cumsum(changes[code]) for code, name in enumerate(CATEGORIES)}
 
 
-def event_categories(timeline: pd.DataFrame, storages: pd.DataFrame) -> NDArray[np.int8]:
-    """Return the index into CATEGORIES of each event's storage; that of `unknown` where there is none."""
-    of_storage = pd.Categorical(storages["category"], categories=CATEGORIES).codes
+def _of_storage(storages: pd.DataFrame) -> NDArray[np.int8]:
+    """Return the index into CATEGORIES of each row; a last one, of `unknown`, is for -1, which is no storage."""
+    codes = pd.Categorical(storages["category"], categories=CATEGORIES).codes
     unknown = np.int8(CATEGORIES.index("unknown"))
-    of_storage = np.append(np.where(of_storage < 0, unknown, of_storage), unknown)
-    storage = timeline["storage"].to_numpy()
-    is_by_row = storages.index.equals(pd.RangeIndex(len(storages)))
-    return of_storage[storage if is_by_row else storages.index.get_indexer(pd.Index(storage))]
+    return np.append(np.where(codes < 0, unknown, codes), unknown)

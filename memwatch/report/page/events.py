@@ -99,6 +99,7 @@ def number_storages(timeline: pd.DataFrame, storages: pd.DataFrame) -> Numbering
 def pack_detail(reading: Reading, words: Words, most_bytes: int = DETAIL_BYTES) -> Detail:
     """Return all events and storages, or as many of them as fit into `most_bytes` of packed text."""
     at_entry, lives = reading.baseline_bytes, reading.part("storages", _OF_LIVES)
+    lives = lives.astype({"birth_event": np.int32, "death_event": np.int32})  # numbers of rows
     counted = int(lives["counted"].sum())
     kept = thin_rows(reading, lives, KEPT_STORAGES) if counted > MOST_STORAGES else None
     del lives
