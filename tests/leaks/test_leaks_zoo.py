@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
-from memwatch.words.advice import advice
+from memwatch.words.advice import Remedy, advice
 
 sys.path.insert(0, str(Path(__file__).parent))
 import programs_idioms
@@ -53,14 +53,19 @@ def of(program, leaks):
     return [leak for leak in mine if all(word in leak.holder for word in program.words)]
 
 
+def of_one_pass(program):
+    """One pass over a hidden state shows its newest value alone, and not that the graph has the earlier ones."""
+    return Remedy.ATTRIBUTE if program.name == "hidden_state" else REMEDIES[program.name]
+
+
 @pytest.mark.parametrize("program", NEW, ids=str)
 def test_a_leak_is_told_with_its_holder_and_its_advice(program, leaks):
     """Amid all the others, by further calls and by one pass."""
     by_calls, by_pass = (of(program, found) for found in leaks)
     assert by_calls
     assert by_pass
-    wanted = [advice(REMEDIES[program.name], with_graph=with_graph) for with_graph in (False, True)]
-    for told in (by_calls, by_pass):
+    for told, remedy in ((by_calls, REMEDIES[program.name]), (by_pass, of_one_pass(program))):
+        wanted = [advice(remedy, with_graph=with_graph) for with_graph in (False, True)]
         assert any(leak.advice in wanted for leak in told), "\n".join(map(str, told))
 
 
