@@ -136,6 +136,11 @@ class Reading:
         return self._tables.at_peak
 
     @property
+    def peak_event(self) -> int:
+        """The row of `timeline` that `at_peak` is of: of several as high, the first that memwatch looked at."""
+        return self._tables.peak_event
+
+    @property
     def saved(self) -> pd.DataFrame:
         """What autograd saved for backward."""
         return self._tables.saved

@@ -74,7 +74,7 @@ class DerivedTables:
     @cached_property
     def at_peak(self) -> pd.DataFrame:
         """The table `at_peak`."""
-        return self.held_at(self.facts.curve.peak_event)
+        return self.held_at(self.peak_event)
 
     @cached_property
     def saved(self) -> pd.DataFrame:
@@ -96,6 +96,11 @@ class DerivedTables:
         from memwatch.analysis.tables.steps import steps
 
         return steps(self.facts)
+
+    @property
+    def peak_event(self) -> int:
+        """The event of the peak."""
+        return self.facts.curve.peak_event
 
     @cached_property
     def findings(self) -> list[Finding]:

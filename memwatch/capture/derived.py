@@ -96,7 +96,8 @@ DERIVED: Final = (
     ),
     Table.of(
         "at_peak",
-        "The rows of `storages` that were alive at the peak, largest first; index is the storage id.",
+        "The rows of `storages` that were alive at the peak (row `peak_event` of `timeline`: of several as high, the "
+        "first amid whose op memwatch looked), largest first; index is the storage id.",
         ("nbytes", "int", "bytes"),
         ("share_ratio", "float", "share of the peak, 0 to 1"),
         ("category", "text", "one of CATEGORIES"),

@@ -105,11 +105,8 @@ def evidence_text(nbytes: Mapping[str, int]) -> str:
 
 
 def peak_instant(reading: Reading) -> PeakInstant:
-    """Return the first event at which live bytes are at their maximum."""
-    live_bytes = reading.part("timeline", ["live_bytes"])["live_bytes"].to_numpy()
-    if not len(live_bytes):
-        return PeakInstant(0, 0, -1, "", "", "", "")
-    event = int(live_bytes.argmax())
+    """Return an event at which live bytes are at their maximum, the one that `at_peak` is of."""
+    event = reading.peak_event
     row = reading.part("timeline", ["time_ns", "op", "storage"], [event]).iloc[0]
     steps = reading.steps
     if not steps["recorded"].all():

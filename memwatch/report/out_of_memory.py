@@ -65,7 +65,7 @@ def breakdown(
 
 
 def _highest(reading: Reading) -> tuple[int, None]:
-    return int(reading.part("timeline", ["live_bytes"])["live_bytes"].to_numpy().argmax()), None
+    return reading.peak_event, None
 
 
 def _moment(reading: Reading) -> tuple[int, pd.Series[str] | None]:

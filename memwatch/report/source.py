@@ -67,6 +67,10 @@ class Reading(Protocol):
         """Peak minus baseline, bytes."""
 
     @property
+    def peak_event(self) -> int:
+        """The row of `timeline` that `at_peak` is of."""
+
+    @property
     def reserved(self) -> ReservedBytes | None:
         """What the allocator of the device held at the peak, None where it keeps nothing."""
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 import memwatch
 from memwatch.analysis.holders.evidence import HolderEvidence
 from memwatch.capture.schema import EVIDENCE
-from memwatch.record.holders.schedule import SamplingSchedule
+from memwatch.record.holders.schedule import SamplingCosts, SamplingSchedule
 from memwatch.report.stats import format_stats, stats
 
 WIDE = 256
@@ -199,6 +199,28 @@ def test_a_variable_that_was_seen_before_the_peak_may_have_ended(program):
     peak = profiled(program).at_peak
     (first,) = peak.loc[peak["nbytes"] == 1000 * WIDE * 4, "holder"]
     assert first.endswith("(inferred: seen so earlier, and it may have let go since)")
+
+
+def test_of_peaks_that_are_as_high_the_first_that_was_looked_at_is_told(monkeypatch):
+    """Each step of a training comes to one peak: where memwatch looked at the fifth, parameters are known there."""
+    may_look = []
+    monkeypatch.setattr(SamplingCosts, "may_look_at_roles", lambda self, known_count: bool(may_look))
+    model = nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, 1))
+    optimizer = torch.optim.SGD(model.parameters())
+    with memwatch.profile() as prof:
+        for step in range(8):
+            if step == 4:
+                may_look.append(True)
+            optimizer.zero_grad()
+            model(torch.ones(WIDE, WIDE)).sum().backward()
+            optimizer.step()
+            prof.step()
+    live_bytes = prof.timeline["live_bytes"]
+    assert live_bytes[prof.peak_event] == live_bytes.max()
+    assert prof.steps["start_op"][4] <= prof.timeline["op"][prof.peak_event]
+    parameter = prof.at_peak[(prof.at_peak["category"] == "parameter") & (prof.at_peak["nbytes"] > 4 * WIDE)]
+    assert list(parameter["holder_evidence"]) == ["structure"]
+    assert f"Op {prof.timeline['op'][prof.peak_event]}, " in prof.summary(color=False)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -76,9 +76,12 @@ class HandMade:
         return self.peak_bytes - self.baseline_bytes
 
     @property
+    def peak_event(self) -> int:
+        return int(self.timeline["live_bytes"].to_numpy().argmax())
+
+    @property
     def at_peak(self) -> pd.DataFrame:
-        event = int(self.timeline["live_bytes"].to_numpy().argmax())
-        alive = self.live_at(event).sort_values("nbytes", ascending=False, kind="stable")
+        alive = self.live_at(self.peak_event).sort_values("nbytes", ascending=False, kind="stable")
         columns = {name: alive[name] for name in DERIVED_BY_NAME["at_peak"].names if name in alive}
         columns["share_ratio"] = alive["nbytes"] / max(self.peak_bytes, 1)
         for number, name in enumerate(("holder", "holder_kind", "path")):

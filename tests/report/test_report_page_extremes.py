@@ -84,7 +84,7 @@ def test_a_million_events_without_any_pattern_fit_too(quiet, tmp_path):
     assert page.stat().st_size < MAX_MILLION_EVENTS_BYTES
     quiet.open(page)
     assert quiet.live_bytes() == reading.peak_bytes
-    peak = int(reading.timeline["live_bytes"].argmax())
+    peak = reading.peak_event
     quiet.go(f"at={peak}&axis=events&zoom={peak - 500}_{peak + 500}")
     assert quiet.live_bytes() == reading.peak_bytes
     assert sorted(map(int, quiet.row_keys())) == sorted(reading.at_peak.index)

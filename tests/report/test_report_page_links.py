@@ -101,7 +101,7 @@ def same_instant(browser, reading, event: int) -> str:
 
 def test_an_instant_chosen_anywhere_is_shown_everywhere(shown, reading):
     """Address, slider, keys, a step's peak: curve, icicle, table, legend, lines, findings and header move together."""
-    peak = int(reading.timeline["live_bytes"].argmax())
+    peak = reading.peak_event
     marks = [same_instant(shown, reading, peak)]
     shown.go("at=7")
     marks.append(same_instant(shown, reading, 7))
@@ -137,7 +137,7 @@ def test_dragging_the_mark_moves_the_instant(shown, reading):
 
 def test_two_instants_are_compared(shown, reading):
     """What was born and what died between two instants is listed with its bytes; the header and the icicle say it."""
-    before, after = 6, int(reading.timeline["live_bytes"].argmax())
+    before, after = 6, reading.peak_event
     shown.go(f"at={before}")
     shown.click("#compare")
     shown.click("#back-to-peak")

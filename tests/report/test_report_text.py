@@ -37,7 +37,7 @@ def test_the_total_comes_first(training):
         format_bytes, (training.peak_bytes, training.baseline_bytes, training.peak_increase_bytes)
     )
     assert first == f"Peak {peak} = {base} at entry + {grown} increase (cpu)"
-    event = training.timeline["live_bytes"].argmax()
+    event = training.peak_event
     op = training.timeline["op"].iloc[event]
     assert second.startswith(f"Op {op}, {short_op(training.ops['name'][op])} ")
     assert training.ops["line"][op].rpartition("/")[2] in second

@@ -79,8 +79,8 @@ def score(pattern: Pattern, ran: Ran) -> Score:
 
 
 def peak_op(prof) -> int:
-    """Return the op at the highest point of the timeline."""
-    return int(prof.timeline["op"].to_numpy()[prof.timeline["live_bytes"].to_numpy().argmax()])
+    """Return the op of the peak."""
+    return int(prof.timeline["op"][prof.peak_event])
 
 
 def may_be(fact: Fact, row) -> bool:

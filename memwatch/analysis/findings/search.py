@@ -78,7 +78,9 @@ def _candidates(evidence: Evidence, least_bytes: int) -> list[Candidate]:
     found: dict[tuple[FindingKind, HolderKey | None], Candidate] = {}
     taken: set[int] = set()
     for _ in range(_MAX_ROUNDS):
-        event = int(np.argmax(live))
+        event = facts.curve.peak_event
+        if live[event] < live.max():
+            event = int(np.argmax(live))
         if not event:
             break
         fresh = _held_at(Moment(evidence, event, taken), least_bytes)
