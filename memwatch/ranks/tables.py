@@ -118,6 +118,7 @@ def differences(members: Mapping[str, Member], compared: Sequence[str]) -> pd.Da
     if sites.empty or len(compared) < 2:
         empty: pd.DataFrame = pd.DataFrame(columns=[*SITE, *names])
         return empty
+    sites = _of_one_module(sites)
     wide = sites.pivot_table(index=list(SITE), columns="process", values="nbytes", aggfunc="sum", sort=False)
     wide = wide.reindex(columns=list(compared))
     unlisted = np.array([_most_unlisted(members[name]) for name in compared])
@@ -135,6 +136,22 @@ def differences(members: Mapping[str, Member], compared: Sequence[str]) -> pd.Da
     found.insert(2, "spread_bytes", found["highest_bytes"] - found["lowest_bytes"])
     differing = found[highest > lowest].sort_values("spread_bytes", ascending=False, kind="stable")
     table: pd.DataFrame = differing.reset_index()
+    return table
+
+
+def _of_one_module(sites: pd.DataFrame) -> pd.DataFrame:
+    """Return sites of which each has the module that it has in another process, where it was seen in none in its own.
+
+    That is known where no process has two such sites: a gradient bucket of DDP may have been seen amid its module's
+    backward in one rank, and in the other after it.
+    """
+    others = [name for name in SITE if name != "module"]
+    group = sites.groupby(others, sort=False)
+    one_each = group["process"].transform("nunique") == group["process"].transform("size")
+    seen = sites["module"].where(sites["module"] != "")
+    modules = seen.groupby([sites[name] for name in others], sort=False)
+    same = modules.transform("first").where(one_each & (modules.transform("nunique") == 1))
+    table: pd.DataFrame = sites.assign(module=seen.fillna(same).fillna(""))
     return table
 
 

@@ -13,7 +13,9 @@ import torch
 import memwatch
 from memwatch.capture.rank_summary import add_summary
 from memwatch.cli.main import main
+from memwatch.ranks.member import Member
 from memwatch.ranks.summary import summarise
+from memwatch.ranks.tables import differences
 from memwatch.report.page.render import json_for_script
 from memwatch.sizes import format_bytes
 
@@ -92,6 +94,18 @@ def test_what_differs_is_told_with_its_place(recorded, captures):
     assert set(ranks.differences["category"]) <= {"activation", "temporary", "input", "workspace"}
     assert all("test_ranks_merge.py" in line for line in ranks.differences["line"])
     assert (ranks.differences["where"] == "most in rank 1").all()
+
+
+@pytest.mark.parametrize(("modules", "count"), [(("", "net"), 0), (("net", "net"), 0), (("head", "net"), 2)])
+def test_what_is_in_all_ranks_does_not_differ_where_one_did_not_see_its_module(modules, count):
+    """A gradient bucket is seen amid its module's backward in one rank, after it in the other: it is in both."""
+    members = {
+        f"rank {rank}": Member(
+            {"rank": rank}, {"sites": [["communication", module, "bucket 0", "train.py:5", 4096, 1]]}
+        )
+        for rank, module in enumerate(modules)
+    }
+    assert len(differences(members, list(members))) == count
 
 
 def test_a_summary_stands_for_the_tables(captures):
