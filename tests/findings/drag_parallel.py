@@ -17,13 +17,18 @@ def network():
 def data_parallel(**options):
     def program():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        # Its threads may be letting go of buckets still, for which they need Python's lock. Who lets go of it from
+        # Python, the last of all, waits for them without the lock; the model would wait with it, for ever.
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
         try:
             # without the broadcast, whose copy gloo's thread frees at any time
             model = DistributedDataParallel(network(), init_sync=False, **options)
             model(torch.ones(4, WIDE)).sum().backward()
             sgd(model).step()
+            del model
         finally:
             dist.destroy_process_group()
+            del backend
 
     return program
 

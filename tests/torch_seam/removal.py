@@ -175,7 +175,13 @@ _IMPORTED_BY_JOBS = (
     "torch.distributed.tensor",
     "torch.testing._internal.distributed.fake_pg",
 )
-_OF_THE_BACKEND = ("torch._dynamo.backends.", "torch._functorch.", "torch.autograd._engine_run_backward")
+_OF_THE_BACKEND = (
+    "torch._dynamo.backends.",
+    "torch._functorch.",
+    "torch.autograd._engine_run_backward",
+    "torch.fx._lazy_graph_module.",
+    "torch.fx.graph._BoxedCodeGen",
+)
 _OF_THE_COMPILER = ("torch._dynamo.", *_OF_THE_BACKEND)
 ASKED_LAST = (*_OF_THE_COMPILER, *_OF_INDUCTOR, *_OF_VALUES, *_OF_JOBS)
 """Names whose steps import torch's compiler: it is imported once for them, after all others."""
