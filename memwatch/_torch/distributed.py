@@ -6,6 +6,7 @@
 | torch._C._distributed_c10d.Reducer._rebuild_buckets | Reducer, REBUILD; None if unknown |
 | torch.distributed._broadcast_coalesced | BROADCAST, None if unknown |
 | ddp._get_ddp_logging_data() | bucket_sizes(ddp) |
+| group._device_types, group._get_backend(device) | backends_of(ddp) |
 | FSDPParamGroup in sys.modules["torch.distributed.fsdp._fully_shard._fsdp_param_group"] | loaded_parameter_group() |
 | group._all_gather_result, comm_ctx.all_gather_state | all_gather_output(group) |
 | param.all_gather_outputs, _unsharded_inner_tensors | unsharded(group) |
@@ -19,6 +20,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,6 +60,16 @@ def bucket_sizes(ddp: Any) -> list[int]:
         return [int(size) for size in logged.split(",") if size.strip()]
     except (AttributeError, RuntimeError, ValueError):
         return []
+
+
+def backends_of(ddp: Any) -> list[Any]:
+    """Return what does the collectives of a DistributedDataParallel, for each kind of device that it tells."""
+    group: Any = getattr(ddp, "process_group", None)
+    found = []
+    for device in getattr(group, "_device_types", ()):
+        with contextlib.suppress(AttributeError, RuntimeError):
+            found.append(group._get_backend(device))
+    return found
 
 
 _fsdp: Final = Part("the unsharded parameters and buffers of FSDP2 are not told from other memory")

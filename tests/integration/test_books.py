@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from collections import Counter
 
 import pytest
@@ -332,3 +333,22 @@ def test_whole_parameters_are_not_there_only_for_backward(rank_of_four):
     saved = saved_for_backward(prof)
     assert saved.nbytes > LAYER_BYTES  # backward reads weights
     assert saved.nbytes - saved.held_anyway_bytes < LAYER_BYTES
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_python_lets_go_of_a_backend_after_the_reducer(is_older):
+    """The reducer would wait with Python's lock for a thread that needs it, to let go of a bucket that is watched."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = DistributedDataParallel(net()) if is_older else None
+    with memwatch.profile() as prof:
+        model = model or DistributedDataParallel(net())
+        train(model, 2)
+        backend = weakref.ref(dist.group.WORLD._get_backend(torch.device("cpu")))
+        dist.destroy_process_group()
+        gc.collect()
+        is_kept = backend() is not None
+        del model
+        gc.collect()
+        is_let_go = backend() is None
+    assert (is_kept, is_let_go) == (True, True)
+    assert prof.notes == []

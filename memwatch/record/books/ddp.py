@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from memwatch._torch.distributed import BROADCAST, MAKE_REDUCER, REBUILD, Reducer, bucket_sizes
+from memwatch._torch.distributed import BROADCAST, MAKE_REDUCER, REBUILD, Reducer, backends_of, bucket_sizes
 from memwatch.record.harmless import Harmless
 from memwatch.record.roles import BUCKET, COMMUNICATION, REDUCER_MEMORY
 
@@ -35,6 +35,7 @@ class ReducerBook:
         self.functions = (self._making, self._rebuilding, self._broadcasting)
         # by the reducer: who has it, and the bytes of all its buckets
         self._owners: weakref.WeakKeyDictionary[Any, tuple[str, int]] = weakref.WeakKeyDictionary()
+        self._backed: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def open(self, patches: Patches) -> bool:
         """Begin to read; torch always has it."""
@@ -52,12 +53,16 @@ class ReducerBook:
         with self._harmless:
             if self._context.is_its_thread:
                 name = f"{type(ddp).__name__}({type(ddp.module).__name__})"
+                self._back(ddp)
                 sizes = bucket_sizes(ddp)
                 self._owners[ddp.reducer] = name, sum(sizes)
                 self._note(self._storages.born_since(first), name, sizes)
         return result
 
     def _rebuilding(self, rebuild: Callable[..., Any], reducer: Any, *args: Any, **kwargs: Any) -> Any:
+        if reducer not in self._backed:
+            with self._harmless:
+                self._back_from_before(reducer)
         first = self._storages.count
         is_rebuilt = rebuild(reducer, *args, **kwargs)
         with self._harmless:
@@ -65,6 +70,23 @@ class ReducerBook:
                 owner, nbytes = self._owners.get(reducer, (DistributedDataParallel.__name__, 0))
                 self._note(_last_with(nbytes, self._storages.born_since(first)), owner, None)
         return is_rebuilt
+
+    def _back_from_before(self, reducer: Any) -> None:
+        """Do for a model that is older than the block what is done for those made in it; it is being called."""
+        self._backed.add(reducer)
+        for module, _ in self._context.owners.registry.alive():
+            if isinstance(module, DistributedDataParallel) and vars(module).get("reducer") is reducer:
+                self._back(module)
+
+    def _back(self, ddp: Any) -> None:
+        """Have the backends of a model's process group outlive its reducer, to be let go of by Python then.
+
+        What is watched has an object of Python's. A thread of a backend that is the last to let go of a bucket needs
+        Python's lock for it. Where the reducer is the last that has the backend, it waits for the thread with the
+        lock, for ever; Python, where it is the last, waits without. No memory of tensors lives longer by this.
+        """
+        self._backed.add(ddp.reducer)
+        weakref.finalize(ddp.reducer, backends_of(ddp).clear).atexit = False
 
     def _note(self, born: list[tuple[int, int]], owner: str, sizes: list[int] | None) -> None:
         """Note the role of what was born for a reducer.
