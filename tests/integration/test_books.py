@@ -351,4 +351,4 @@ def test_python_lets_go_of_a_backend_after_the_reducer(is_older):
         gc.collect()
         is_let_go = backend() is None
     assert (is_kept, is_let_go) == (True, True)
-    assert prof.notes == []
+    assert [text for kind, text in prof.notes if kind != "threads"] == []  # other tests' may run
