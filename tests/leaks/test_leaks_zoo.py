@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -40,24 +38,12 @@ def all_twins(programs=PROGRAMS):
         program.clean()
 
 
-def settle():
-    """Wait until the programs' threads have let go of what they will: what dies amid a pass excuses what it leaks."""
-    gc.collect()
-    before = -1
-    while before != (now := sum(type(each) is torch.Tensor for each in gc.get_objects())):
-        before = now
-        time.sleep(0.3)
-
-
 @pytest.fixture(scope="module")
 def leaks():
     """Return what further calls of all programs leak, and what one pass does."""
     torch.set_num_threads(1)
     all_leaks()  # so that every container is there
-    settle()
-    by_calls = find_leaks(all_leaks, runs=2)
-    settle()
-    return by_calls, leaks_of_one_pass(all_leaks)
+    return find_leaks(all_leaks, runs=2), leaks_of_one_pass(all_leaks)
 
 
 def of(program, leaks):
