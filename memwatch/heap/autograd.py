@@ -91,11 +91,17 @@ def _read(descriptors: Any, name: str, obj: object) -> Any:
         return None
 
 
+def gradient_of(tensor: Any) -> torch.Tensor | None:
+    """Return what `.grad` of a tensor is; torch warns about reading it where it is no leaf and retains none."""
+    if not (_read(TENSOR_DICT, "is_leaf", tensor) or _read(TENSOR_DICT, "retains_grad", tensor)):
+        return None
+    gradient: torch.Tensor | None = _read(TENSOR_DICT, GRAD, tensor)
+    return gradient
+
+
 def _tensor_edges(tensor: Any) -> Iterator[NativeEdge]:
     yield NativeEdge(EdgeKind.STORAGE, storage_of(tensor))
-    # torch warns about reading the gradient of any other tensor
-    if _read(TENSOR_DICT, "is_leaf", tensor) or _read(TENSOR_DICT, "retains_grad", tensor):
-        yield NativeEdge(EdgeKind.GRAD, _read(TENSOR_DICT, GRAD, tensor))
+    yield NativeEdge(EdgeKind.GRAD, gradient_of(tensor))
     yield NativeEdge(EdgeKind.GRAD_FN, _read(TENSOR_DICT, "grad_fn", tensor))
     yield NativeEdge(EdgeKind.BASE, _read(TENSOR_DICT, BASE, tensor))
     yield NativeEdge(EdgeKind.TENSOR_HOOKS, _read(TENSOR_DICT, BACKWARD_HOOKS, tensor), hidden=False)

@@ -23,10 +23,12 @@ from types import (
 )
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
+from memwatch.heap.autograd import gradient_of
 from memwatch.heap.call_edges import frame_edge, suspended_edge, traceback_edge
 from memwatch.heap.names import (
     assignment_place,
@@ -36,7 +38,7 @@ from memwatch.heap.names import (
     instance_dict,
     type_name,
 )
-from memwatch.heap.references import copied_items, position_in
+from memwatch.heap.references import copied_items, items_of_array, position_in
 from memwatch.heap.roots import Root, RootKind
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.heap.vertices import (
@@ -326,6 +328,20 @@ def _attribute(chain: Sequence[Any], at: int, name: str, owner: Vertex, *, cover
     return Edge(kind or EdgeKind.ATTRIBUTE, name, None, owner, None, *assignment_place(cls, name)), covered
 
 
+def _array(chain: Sequence[Any], at: int) -> Named | None:
+    if chain[at + 1] is np.ndarray.__dict__["base"].__get__(chain[at]):
+        return Edge(EdgeKind.NUMPY_BASE), 1
+    position = position_in(items_of_array(chain[at]), list, chain[at + 1])
+    return (
+        None if position is None else (Edge(EdgeKind.ITEM, position=position, owner=vertex_of(chain[at])), 1)
+    )
+
+
+def _gradient(chain: Sequence[Any], at: int) -> Named | None:
+    is_one = torch.Tensor in mro_of(type(chain[at + 1])) and gradient_of(chain[at]) is chain[at + 1]
+    return (Edge(EdgeKind.GRAD), 1) if is_one else None
+
+
 _MODULE_TABLES: Final = {
     PARAMETERS: EdgeKind.PARAMETER,
     BUFFERS: EdgeKind.BUFFER,
@@ -352,6 +368,8 @@ _NAMERS: Final[dict[type, Callable[[Sequence[Any], int], Named | None]]] = {
     threading.local: _thread_local,
     contextvars.Context: _context,
     asyncio.Future: _future,
+    np.ndarray: _array,
+    torch.Tensor: _gradient,
     set: _set,
     frozenset: _set,
 }

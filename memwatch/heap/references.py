@@ -22,6 +22,7 @@ from itertools import islice
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -46,6 +47,7 @@ _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _PLAIN: Final = (list, tuple, dict, set, frozenset, deque)
 _OFTEN_EMPTY: Final = (dict, OrderedDict, set, list)  # as the ten tables of hooks of a module
 _TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
+_ARRAY: Final = np.ndarray.__dict__
 _KEEPERS: Final = (queue.Queue, asyncio.Queue, concurrent.futures.Future, UserDict, UserList)
 """Classes of Python's library that are written in Python and hold what a program puts into them."""
 _LEAVES: Final = (
@@ -112,8 +114,27 @@ def _module_itself(value: Any) -> Iterator[Chain]:
             yield attributes, held
 
 
+def _array(value: Any) -> Iterator[Chain]:
+    # `tensor.numpy()` refers to the tensor, and an array of objects to each; gc shows nothing of either.
+    base = _ARRAY["base"].__get__(value)
+    if base is not None:
+        yield (base,)
+    for held in items_of_array(value):
+        yield (held,)
+
+
+def items_of_array(array: Any) -> list[Any]:
+    """Return the first objects in an array of objects, none of an array of numbers."""
+    if _ARRAY["dtype"].__get__(array) != np.object_:
+        return []
+    first = np.ndarray.__getitem__(np.ndarray.reshape(array, -1), slice(_MAX_ITEMS))
+    items: list[Any] = np.ndarray.tolist(first)
+    return items
+
+
 def _mapping(value: Any) -> Iterator[Chain]:
-    if gc.is_tracked(value):
+    # gc leaves a dictionary alone in which it knows no object, as one of arrays
+    if gc.is_tracked(value) or np.ndarray in map(type, islice(dict.values(value), 1)):
         yield from _items(value, dict.values)
         yield from _extra(value)
 
@@ -261,5 +282,6 @@ _STEPS: Final[tuple[tuple[type, Callable[[Any], Iterator[Chain]]], ...]] = (
     (BaseException, exception_step),
     (FrameType, _frame),
     (contextvars.Context, _context),
+    (np.ndarray, _array),
     (type, _class),
 )

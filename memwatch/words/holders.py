@@ -152,6 +152,8 @@ def _accessor(edge: Edge) -> str:
         return ".args" if edge.name is None else ".keywords"
     if edge.kind is EdgeKind.REFERENCE:
         return ".func"  # of a functools.partial
+    if edge.kind is EdgeKind.GRAD:
+        return ".grad"
     return f".{edge.name}"
 
 

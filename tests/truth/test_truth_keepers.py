@@ -6,6 +6,7 @@ import patterns_data
 import patterns_generation
 import patterns_keepers
 import patterns_python
+import patterns_references
 import patterns_roles
 import patterns_structures
 import patterns_weights
@@ -21,6 +22,7 @@ PROGRAMS = programs_of(
     patterns_generation,
     patterns_keepers,
     patterns_python,
+    patterns_references,
     patterns_roles,
     patterns_structures,
     patterns_weights,

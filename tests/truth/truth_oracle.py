@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from types import FrameType, FunctionType, ModuleType, TracebackType
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from truth_score import CLAIMED, peak_op
@@ -169,6 +170,8 @@ def reaches(start: object, nbytes: int) -> bool:
             if nbytes in sizes_of(obj):
                 return True
             waiting.append(obj.grad if obj.is_leaf else None)
+        if isinstance(obj, np.ndarray):
+            waiting.extend([obj.base, *(obj.ravel().tolist() if obj.dtype == object else [])])
         if isinstance(obj, (FrameType, ModuleType, type)):
             continue
         if isinstance(obj, TracebackType):

@@ -23,9 +23,11 @@ from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.collectives import collective_ops, communicated_in_backward, received_into
 from memwatch.analysis.facts.derived_inputs import DerivedInputs
 from memwatch.analysis.facts.idle_inputs import idle_inputs
+from memwatch.analysis.facts.like_state import like_state
+from memwatch.analysis.facts.read_in_backward import crosses_to_backward, saved_by_autograd
 from memwatch.analysis.facts.recomputes import Recomputes
 from memwatch.analysis.facts.role_times import InRole, PastRole
-from memwatch.capture.schema import ACCESSES, FORWARD, IN_BACKWARD, NONE, ROLES
+from memwatch.capture.schema import ACCESSES, NONE, ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -92,6 +94,7 @@ _KEPT_ACROSS_PASSES: Final = (
 )
 _LIKE_OTHERS: Final = "inferred: what the same line made before was kept into a later iteration"
 _LIKE_OTHERS_ACROSS_PASSES: Final = "inferred: what the same line made before was kept into a later pass"
+_LIKE_STATE: Final = "inferred: the optimizer keeps in its state what the same line made before"
 _KEPT_BY_OBJECTS: Final = "a global, a class or a cache was seen to keep it, whichever call returns"
 _TEMPORARY: Final = "made by an op, in no other role, and no later iteration needs it"
 _TEMPORARY_OF_ALL: Final = "made by an op, in no other role; no iteration was marked"
@@ -149,7 +152,9 @@ def categorise(
     kinds = [_Assigned(*_by_itself(_Traits.of_code(code), None)) for code in different.tolist()]
     of_kind, number_of = np.searchsorted(different, codes).astype(np.int32), dict[_Assigned, int]()
     names = (allocations.storage, allocations.origin, allocations.op, codes)
+    alike = like_state(capture, allocations, kept)
     is_special = np.isin(allocations.storage, [*roles, *outlived]) | np.isin(allocations.op, list(recomputed))
+    is_special |= alike
     special = np.flatnonzero(is_special)
     rows = zip(special.tolist(), *(column[special].tolist() for column in names), strict=True)
     for row, storage, origin, op, code in rows:
@@ -163,6 +168,8 @@ def categorise(
             found = _Assigned("recomputed", recomputed[op])
         else:
             found = _Assigned(*_by_itself(_Traits.of_code(code), outlived.get(storage)))
+            if alike[row] and found.category == "held":
+                found = _Assigned("optimizer state", _LIKE_STATE)
         of_kind[row] = number_of.setdefault(found, len(kinds) + len(number_of))
     return _coded([*kinds, *number_of], of_kind)
 
@@ -203,8 +210,8 @@ def _codes_of_traits(capture: Capture, allocations: Allocations, kept: KeptAcros
     storage, op = allocations.storage, allocations.op
     collective = collective_ops(capture)
     by_storage = (
-        _saved(capture, allocations.named),
-        _crosses_to_backward(capture, allocations.named),
+        saved_by_autograd(capture, allocations.named),
+        crosses_to_backward(capture, allocations.named),
         communicated_in_backward(capture, collective, allocations.named),
         received_into(capture, collective, allocations.named),
     )
@@ -371,30 +378,8 @@ def _roles(capture: Capture, over: Container[tuple[int, str]]) -> dict[int, tupl
     return found
 
 
-def _saved(capture: Capture, named: int) -> NDArray[np.bool_]:
-    saved = np.zeros(named, dtype=bool)
-    storages = capture.tables["packs"]["storage"]
-    saved[storages[storages != NONE]] = True
-    return saved
-
-
 def _written(capture: Capture, named: int) -> NDArray[np.bool_]:
     """Return, for each storage, whether an op wrote into it after it was made, as one does into a cache."""
     written, uses = np.zeros(named, dtype=bool), capture.tables["uses"]
     written[uses["storage"][uses["access"] == ACCESSES.index("write")]] = True
     return written
-
-
-def _crosses_to_backward(capture: Capture, named: int) -> NDArray[np.bool_]:
-    """Return which storages a forward op made and an op of a backward read, a recomputed one included."""
-    crosses = np.zeros(named, dtype=bool)
-    uses, births, phase = capture.tables["uses"], capture.tables["births"], capture.tables["ops"]["phase"]
-    if not len(phase):
-        return crosses
-    made_forward = np.zeros(named, dtype=bool)
-    by_op = births["op"] != NONE
-    made_forward[births["storage"][by_op]] = phase[births["op"][by_op]] == FORWARD
-    reads = (uses["access"] == ACCESSES.index("read")) & np.isin(phase[uses["op"]], IN_BACKWARD)
-    read = uses["storage"][reads]
-    crosses[read[made_forward[read]]] = True
-    return crosses

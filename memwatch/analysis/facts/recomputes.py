@@ -65,7 +65,7 @@ class Recomputes:
 
     def is_awaited(self, storage: int, op: int) -> bool:
         """Return True if torch's frame of the region keeps a storage for a read that is not over as an op runs."""
-        return op <= self._last_read.get(storage, NONE)
+        return storage in self._last_read and op <= self._last_read[storage]
 
 
 def _last_reads(capture: Capture) -> dict[int, int]:

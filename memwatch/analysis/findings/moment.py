@@ -95,7 +95,7 @@ class Moment:
         """What variables hold, and autograd does not: allocation, phase, and the variables.
 
         Variables of torch and of installed packages count only where the program has no code of its own, as when a
-        package's own command runs.
+        package's own command runs. What numpy has is left out: nobody sees it read.
         """
         evidence = self.evidence
         own = self.facts.call_stacks.has_program_code
@@ -104,7 +104,8 @@ class Moment:
             for row, phase, packs in self._droppable
             if not packs
         ]
-        return [row for row in found if row[2] and not (own and row[2][0].foreign)]
+        known = [row for row in found if row[2] and not (own and row[2][0].foreign)]
+        return [row for row in known if not any(holder.is_of_array for holder in row[2])]
 
     def held_by_variables(self, phase: int) -> Iterator[tuple[int, list[Holder]]]:
         """Yield the allocations in one phase that variables hold, each with its variables."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memwatch.capture.schema import NONE
 from memwatch.own_code import CodeOwner
@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 COMPREHENSIONS = ("comp>", "genexpr>")
 """The ends of the names that Python gives to comprehensions and to generator expressions."""
+
+
+_ENGINE: Final = "_engine_run_backward"
+"""The function of torch's that calls autograd's engine."""
 
 
 class StackCall(NamedTuple):
@@ -29,7 +33,10 @@ class StackCall(NamedTuple):
 
 
 def common_call(facts: Facts, allocation: int, op: int) -> StackCall | None:
-    """Return the program's innermost call that ran both when an allocation was made and while an op ran."""
+    """Return the program's innermost call that ran both when an allocation was made and while an op ran.
+
+    What autograd's engine makes is of no call around the engine: only of one that it has called itself.
+    """
     made = int(facts.allocations.op[allocation])
     if op < 0 or made == NONE:
         return None
@@ -41,6 +48,8 @@ def common_call(facts: Facts, allocation: int, op: int) -> StackCall | None:
     ):
         if (file, function) != (file_now, function_now):
             return found
+        if function == _ENGINE:
+            found = loop = None
         if calls_torch:
             is_own = facts.call_stacks.owner_of_file[file] == CodeOwner.PROGRAM
             found = StackCall(file, line_now, defined_name(function), is_own)

@@ -83,6 +83,11 @@ class Holder:
         return self.is_own is False
 
     @property
+    def is_of_array(self) -> bool:
+        """Whether numpy has the memory too: what it reads of it is no op."""
+        return any(edge.kind is EdgeKind.NUMPY_BASE for edge in self.edges)
+
+    @property
     def is_implicit(self) -> bool:
         """Whether it is what a comprehension goes over, which the program's text does not name there."""
         return bool(self.edges) and self.edges[0].name == _ITERATED

@@ -31,7 +31,7 @@ _VARIABLES: Final = {
 _ITEMS: Final = (EdgeKind.ITEM, EdgeKind.VALUE)
 _ACCESSORS: Final = (
     *_ITEMS, EdgeKind.ATTRIBUTE, EdgeKind.CLASS_ATTRIBUTE, EdgeKind.PARAMETER, EdgeKind.BUFFER,
-    EdgeKind.SUBMODULE, EdgeKind.FIELD, EdgeKind.PARTIAL_ARGUMENT,
+    EdgeKind.SUBMODULE, EdgeKind.FIELD, EdgeKind.PARTIAL_ARGUMENT, EdgeKind.GRAD,
 )  # fmt: skip
 """References that an expression can follow, as `.cache` or `[3]`."""
 _OF_OBJECTS: Final = (
@@ -127,8 +127,11 @@ class HolderPath:
 
     @property
     def _on_the_way(self) -> Path:
-        """The references after the root's."""
-        return self.edges[1:-1] if self.is_graph else self.edges[1:]
+        """The references after the root's; a reader is told of the array whose memory is a tensor's, not of both."""
+        edges = self.edges[1:-1] if self.is_graph else self.edges[1:]
+        while edges and edges[-1].kind is EdgeKind.NUMPY_BASE:
+            edges = edges[:-1]
+        return edges
 
     @cached_property
     def accessors(self) -> Path | None:

@@ -17,6 +17,7 @@ from memwatch.words import holders as words
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
+    from memwatch.analysis.holders.calls import StackCall
     from memwatch.analysis.holders.samples import HolderSamples
 
 _OUTPUT = ACCESSES.index("output")
@@ -109,6 +110,9 @@ class Unseen:
             and phase_now in IN_BACKWARD
             and self._is_read_in_this_backward(allocation, made, op)
         ):
+            call = common_call(self._facts, allocation, op)
+            if call is not None:  # of the program's own, which autograd's engine has called
+                return _on_stack_of(call, Inference.SAME_CALL)
             text = words.GRADIENT_IN_FLIGHT_OF if module else words.GRADIENT_IN_FLIGHT
         elif self._is_in_one_call(made, event):
             text, rule = words.CPP_CALLED, Inference.WITHIN_CPP
@@ -133,10 +137,7 @@ class Unseen:
         call = common_call(self._facts, allocation, op)
         if call is None or not self._samples.was_in_no_variable(allocation, op):
             return None
-        inferred = HolderEvidence.INFERRED
-        value = Holder(HolderKind.EVALUATION_STACK, words.STACK_VALUE, evidence=inferred)
-        placed = value.on_stack_of(call.function, call.site, is_own=call.is_own)
-        return placed.inferred(Inference.NO_VARIABLE)
+        return _on_stack_of(call, Inference.NO_VARIABLE)
 
     def _is_read_in_this_backward(self, allocation: int, made: int, op: int) -> bool:
         """Return True if only backward ran since an allocation was made, until a later op that reads it."""
@@ -172,3 +173,9 @@ class Unseen:
         stacks = self._ops["stack"][made : op + 1 + has_returned]
         is_one = len(stacks) == op + 1 + has_returned - made and bool((stacks == stacks[0]).all())
         return bool(stacks[0] != NONE) and is_one
+
+
+def _on_stack_of(call: StackCall, rule: Inference) -> Holder:
+    """Return the evaluation stack of a call as the holder of a value that no variable names."""
+    value = Holder(HolderKind.EVALUATION_STACK, words.STACK_VALUE, evidence=HolderEvidence.INFERRED)
+    return value.on_stack_of(call.function, call.site, is_own=call.is_own).inferred(rule)

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.capture.schema import NONE
 from memwatch.edges import Edge, EdgeKind
+from memwatch.heap.autograd import gradient_of
 from memwatch.heap.graph_walk import GraphWalk, first_node
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch
@@ -50,6 +52,8 @@ _UNNAMED_RATIO: Final = 0.1
 _LIBRARY_CALLS: Final = 0
 _PLAIN: Final = (Tensor, Parameter)
 _GRAPH: Final = Edge(EdgeKind.GRAPH)
+_REQUIRES_GRAD: Final = TENSOR_DICT["requires_grad"].__get__
+_LONGEST: Final = 32  # of gradients of gradients: a tensor may be its own
 
 
 class Sample:
@@ -143,6 +147,10 @@ class Sample:
                 if self._deep:
                     self._state.ways.learn(chain)
                     self._told_now.setdefault(number, []).append(Told(path, _function_of(chain[0])))
+        if type(chain[-1]) is Tensor and _REQUIRES_GRAD(chain[-1]):
+            gradient = gradient_of(chain[-1])
+            if gradient is not None and len(chain) < _LONGEST:
+                self._held((*chain, gradient))
         if not self._deep:
             self._held_by_graph(chain)
 
