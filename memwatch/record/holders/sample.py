@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.capture.schema import NONE
 from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.autograd import gradient_of
@@ -52,7 +51,7 @@ _UNNAMED_RATIO: Final = 0.1
 _LIBRARY_CALLS: Final = 0
 _PLAIN: Final = (Tensor, Parameter)
 _GRAPH: Final = Edge(EdgeKind.GRAPH)
-_REQUIRES_GRAD: Final = TENSOR_DICT["requires_grad"].__get__
+_DIRECT: Final = 2  # a root, and what its variable refers to
 _LONGEST: Final = 32  # of gradients of gradients: a tensor may be its own
 
 
@@ -147,10 +146,13 @@ class Sample:
                 if self._deep:
                     self._state.ways.learn(chain)
                     self._told_now.setdefault(number, []).append(Told(path, _function_of(chain[0])))
-        if type(chain[-1]) is Tensor and _REQUIRES_GRAD(chain[-1]):
-            gradient = gradient_of(chain[-1])
+        tensor = chain[-1]
+        if type(tensor) is Tensor and tensor.requires_grad:
+            gradient = gradient_of(tensor)
             if gradient is not None and len(chain) < _LONGEST:
                 self._held((*chain, gradient))
+        elif type(tensor) in _PLAIN:
+            return  # a parameter's gradient is known by its role, and neither has a graph
         if not self._deep:
             self._held_by_graph(chain)
 
@@ -298,6 +300,8 @@ def _function_of(root: Root) -> tuple[str, str] | None:
 
 def _leads_through_containers(chain: Chain) -> bool:
     """Return True for a chain of plain containers only: a reader is told of the variable that holds the first."""
+    if len(chain) == _DIRECT:
+        return True
     return all(type(link) in (list, tuple, dict, set, deque) for link in chain[1:-1]) and is_tensor(chain[-1])
 
 

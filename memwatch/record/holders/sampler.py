@@ -121,14 +121,13 @@ class HolderSampler:
         schedule = state.schedule_of(device)
         if self._is_sampling:
             return
-        is_worth_it = schedule.is_worth_it(nbytes, high_bytes, state.op_counter[0])
-        if is_worth_it or schedule.is_new_peak:
-            self._watch(device)
-        if is_worth_it:
+        if schedule.is_worth_it(nbytes, high_bytes, state.op_counter[0]):
             self.sample(device)
-        elif schedule.is_new_peak:
+            self._watch(device)
+        elif schedule.is_new_peak and state.costs.may_ask_for_roles:
             with self._amid_op():
                 state.look_at_roles(sys._getframe(1), state.least_bytes(device))
+            self._watch(device)
 
     def sample(self, device: int) -> None:
         """Find the holders now, of what is large on a device."""

@@ -41,6 +41,7 @@ class SamplingCosts:
         self._heap_scan_ticks = 0
         self._role_look_count = self._role_look_ticks = self._looked_at_count = 0
         self._heap_scan_count = 0
+        self._refused_at_ticks = -1
         self._start_ticks = ticks()
 
     def is_affordable(self) -> bool:
@@ -65,7 +66,15 @@ class SamplingCosts:
             return True
         if looked_at_count <= _FREE_OF_SMALL_PROGRAMS:
             return True
-        return self._role_look_ticks <= _ROLE_LOOKS_RATIO * self.cost_ticks
+        is_affordable = self._role_look_ticks <= _ROLE_LOOKS_RATIO * self.cost_ticks
+        if not is_affordable:
+            self._refused_at_ticks = self.cost_ticks
+        return is_affordable
+
+    @property
+    def may_ask_for_roles(self) -> bool:
+        """Whether a look at roles alone may be allowed: where one was refused, not before the next sample."""
+        return self._refused_at_ticks != self.cost_ticks
 
     def roles_looked_at(self, known_count: int, spent_ticks: int) -> None:
         """Note how much a look at the roles went through, and what it took."""
@@ -127,7 +136,8 @@ class SamplingSchedule:
             return 0
         climb = int(self._climbed_bytes * _CLIMB_RATIO)
         near = int(self._high_bytes * _NEAR_RATIO) if self._again < _MAX_AGAIN else climb
-        new_peak = self._peak_bytes if self._iteration_start else climb
+        asks = self._iteration_start and self._costs.may_ask_for_roles
+        new_peak = self._peak_bytes if asks else climb
         return self.base_bytes + min(near, climb, new_peak)
 
     def is_worth_it(self, born_bytes: int, high_bytes: int, op: int) -> bool:
