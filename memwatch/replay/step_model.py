@@ -152,7 +152,9 @@ class StepModel:
             written = {
                 name for node in mutated_inputs(part.run.module.graph) for name in part.reader.buffers[node]
             }
-            reads, writes = sorted(set(part.given) - written), sorted(written)
+            # the program may look at what its forward has written as soon as that returns
+            seen = {name for spec in part.early for name in spec.writes if name in part.reader.inputs}
+            reads, writes = sorted((set(part.given) | seen) - written, key=str), sorted(written)
             outside = part.run.outside_bytes
             ops.append(OpSpec(part.prefix + LEAVE, reads, {}, 0.0, writes, outside, Effect.UNKNOWN))
             passing = part.flowing | part.released

@@ -21,6 +21,7 @@ from memwatch._torch.symbolic_sizes import symbol_of
 from memwatch.encoding.values import leaves
 from memwatch.replay.fx import hinted, is_tangent, plain_outputs
 from memwatch.replay.inner import with_kernels
+from memwatch.replay.input_writes import place_writes
 from memwatch.replay.rewrite import rewritten
 from memwatch.replay.step_parts import GraphRun
 
@@ -151,10 +152,10 @@ class TracedGraph:
             whole = fx.GraphModule(joint, without_repeats(joint.graph))
             whole.meta.update(joint.meta)
             joint = whole
+            self.saved, self._torchs_backward = _torchs_own(joint, inputs, num_fwd_outputs)
+        place_writes(joint.graph, has_backward=num_fwd_outputs is not None)
         self.joint, self.num_fwd_outputs = joint, num_fwd_outputs
         self._num_tangents = sum(map(is_tangent, placeholders))
-        if num_fwd_outputs is not None:
-            self.saved, self._torchs_backward = _torchs_own(joint, inputs, num_fwd_outputs)
         return True
 
     def as_run(self) -> GraphRun:
