@@ -31,7 +31,7 @@ from memwatch.replay.step_parts import DONE, LEAVE, GraphRun, Part, holders
 from memwatch.replay.torchs_order import torchs_order
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from memwatch.planner import Plan
     from memwatch.planner.op import Name
@@ -208,6 +208,15 @@ class StepModel:
             return simulate(self.graph, schedule).peak_bytes - self.graph.baseline_bytes
         except OrderError:
             return None
+
+    def with_parts(self, order: Sequence[Name], parts: Sequence[Mapping[str, str]]) -> list[Name]:
+        """Return an order of the step from before ops were taken apart, given the names of their other parts."""
+        others: dict[Name, Name] = {
+            part.prefix + name: part.prefix + other
+            for part, names in zip(self._parts, parts, strict=True)
+            for name, other in names.items()
+        }
+        return [each for name in order for each in (name, others.get(name)) if each is not None]
 
     def _step(self, name: Name) -> Step:
         if isinstance(name, Move):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import py_sym_types
@@ -19,6 +20,7 @@ from memwatch._torch.aot import extract_forward_and_backward, min_cut_partition,
 from memwatch._torch.modes import without_modes
 from memwatch._torch.symbolic_sizes import symbol_of
 from memwatch.encoding.values import leaves
+from memwatch.replay.conv_backward import split_backward
 from memwatch.replay.fx import hinted, is_tangent, plain_outputs
 from memwatch.replay.inner import with_kernels
 from memwatch.replay.input_writes import place_writes
@@ -158,6 +160,10 @@ class TracedGraph:
         self._num_tangents = sum(map(is_tangent, placeholders))
         return True
 
+    def split(self) -> dict[str, str]:
+        """Take ops apart whose parts need less memory, one by one; return their names -> those of their other parts."""
+        return {} if self.joint is None else split_backward(self.joint.graph)
+
     def as_run(self) -> GraphRun:
         """Return the graph as part of a step, at the largest sizes that are planned for."""
         assert self.joint is not None, "only a traced graph is planned"
@@ -261,9 +267,12 @@ def _torchs_own(
 
 
 def _tag(number: int) -> torch.Tensor:
-    """Return a real tensor that holds a number. While AOTAutograd traces, a fake one is made, which is slow to read."""
+    """Return a real tensor that holds a number. While AOTAutograd traces, a fake one is made, which is slow to read.
+
+    torch did not allocate its memory: a later graph is compiled while a step is measured, and would be counted.
+    """
     with without_modes():
-        return torch.tensor([number])
+        return torch.from_numpy(np.array([number]))
 
 
 def _is_symbol(node: fx.Node) -> bool:
