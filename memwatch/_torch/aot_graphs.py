@@ -5,6 +5,7 @@
 | torch._functorch._aot_autograd.descriptors.InputMutationAOTOutput | InputMutation |
 | torch._functorch._aot_autograd.descriptors.PlainAOTOutput | PlainOutput |
 | node.meta["partitioner_tag"] = "must_be_in_forward" | keep_in_forward(node) |
+| node.meta["partitioner_tag"] == "must_be_in_forward" | is_kept_in_forward(node) |
 | node.meta["custom"]["_region_activation_memory_budget"] | has_region_budget(module) |
 """
 
@@ -30,6 +31,8 @@ else:
     )
     """The class of outputs of a joint graph that the program is given; `idx` is its place among them."""
 
+_PARTITIONER_TAG: Final = "partitioner_tag"
+_IN_FORWARD: Final = "must_be_in_forward"
 _REGION_BUDGET: Final = "_region_activation_memory_budget"
 
 
@@ -46,4 +49,12 @@ def keep_in_forward(node: fx.Node) -> None:
 
     Else random ops would be drawn in both: a cut drops no random op, used or not.
     """
-    node.meta["partitioner_tag"] = "must_be_in_forward"
+    node.meta[_PARTITIONER_TAG] = _IN_FORWARD
+
+
+def is_kept_in_forward(node: fx.Node) -> bool:
+    """Return True for a node that is to run in the forward, though it may stand behind the backward.
+
+    What the program writes into its inputs is copied there at the end of a joint graph.
+    """
+    return node.meta.get(_PARTITIONER_TAG) == _IN_FORWARD

@@ -348,18 +348,7 @@ class Account:
                 run.graph.choose(run.turn, order)
 
     def _model(self, standing: Standing, *, hopes: bool = False) -> StepModel:
-        outside = standing.outside_bytes or [0] * len(standing.runs)
-        runs = [
-            dataclasses.replace(
-                run.graph.as_run(),
-                inputs=run.inputs,
-                outputs=run.outputs,
-                released=run.graph.outputs if hopes else run.released,
-                outside_bytes=nbytes,
-            )
-            for run, nbytes in zip(standing.runs, outside, strict=True)
-        ]
-        model = StepModel(runs, self._device)
+        model = StepModel(standing.as_runs(hopes=hopes), self._device)
         model.graph = remembered(model.graph)
         return model
 
@@ -368,6 +357,12 @@ class Account:
         budget = self.budget_bytes
         wanted = None if budget is None else max(budget - standing.unmodelled_bytes, 0)
         planned = plan_step(model, own, wanted, self._options)
+        graphs = [run.graph for run in standing.runs]
+        parts = {graph: graph.split() for graph in set(graphs)} if planned.is_lowest else {}
+        if any(parts.values()):
+            model = self._model(standing)
+            order = model.with_parts(planned.orders.whole, [parts[graph] for graph in graphs])
+            planned = plan_step(model, model.torchs_own(), wanted, self._options, [order])
         standing.has_news, standing.is_lowest, standing.error = False, planned.is_lowest, planned.error
         return planned.orders
 

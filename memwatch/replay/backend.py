@@ -76,6 +76,7 @@ def memwatch_backend(
         inference_compiler=compiler.inference,
         partition_fn=compiler.partition,
         decompositions=decompositions() if is_inductor else None,
+        keep_inference_input_mutations=True,
     )(module, inputs)
     if graph.joint is None or not account.is_kept:
         return graph.run

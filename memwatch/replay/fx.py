@@ -22,6 +22,7 @@ from memwatch._torch.storages import address_of
 from memwatch._torch.symbolic_sizes import size_hint
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec, cuda_block_sizes
+from memwatch.replay.batch_norms import written_once
 from memwatch.replay.cost import price
 from memwatch.replay.errors import UnsupportedOpError
 
@@ -88,11 +89,12 @@ class GraphReader:
             )
 
     def cross(self, outputs: list[fx.Node], mutated: list[fx.Node]) -> None:
-        """Add the boundary op: it reads the forward's outputs, writes mutated inputs and makes the tangents."""
+        """Add the boundary op: it reads what the forward gave and wrote, writes inputs and makes the tangents."""
         written = {name for node in mutated for name in self.buffers[node]}
-        given = {name for node in outputs for name in self.buffers[node]} - written
+        seen = {name for op in self.ops for name in op.writes if name in self.inputs}
+        given = (seen | {name for node in outputs for name in self.buffers[node]}) - written
         spec = OpSpec(
-            BOUNDARY, sorted(given), dict(self.tangents), 0.0, sorted(written), effect=Effect.UNKNOWN
+            BOUNDARY, sorted(given, key=str), dict(self.tangents), 0.0, sorted(written), effect=Effect.UNKNOWN
         )  # fmt: skip
         self.ops.append(spec)
 
@@ -109,13 +111,14 @@ class GraphReader:
         self.buffers[node] = tuple(mine)
         writes = {name for used in written_nodes(node) for name in self.buffers[used]}
         reads = {name for used in node.all_input_nodes for name in self.buffers[used]} - writes - made.keys()
+        once = {name for used in written_once(node) for name in self.buffers[used]}
         effect = _effect(node)
         if made or writes or effect is not Effect.NONE:
             # the random state before an op of an FX graph is not recorded, so ops that draw never run twice
             spec = OpSpec(
                 f"{self.prefix}{node.name}", sorted(reads), made, _price(node), sorted(writes), effect=effect,
                 recomputable=None if list(_tensors(node)) else False,
-                workspace_bytes=self.workspace_of(node),
+                workspace_bytes=self.workspace_of(node), writes_once=sorted(once),
             )  # fmt: skip
             self.ops.append(spec)
 

@@ -15,6 +15,7 @@ from torch import fx
 from memwatch._torch.aot_graphs import keep_in_forward
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner.schedule import StepKind
+from memwatch.replay.batch_norms import without_statistics
 from memwatch.replay.fx import BOUNDARY, is_tangent
 from memwatch.replay.moves import MOVE_BACK, MOVE_OUT, Move
 
@@ -91,7 +92,10 @@ class _Writer:
             self._move(name)
             return
         node = self._nodes[str(name)]
+        is_again = node in self.now
         self.now[node] = self._copy(node)
+        if is_again:
+            without_statistics(self.now[node])
         for user in node.users:
             if user.target is operator.getitem:  # unpacked at once: a tuple would keep all its items alive
                 self.now[user] = self._copy(user)

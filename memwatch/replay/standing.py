@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from memwatch.replay.episode import Run
     from memwatch.replay.measure import Stretch
     from memwatch.replay.step_model import Orders
+    from memwatch.replay.step_parts import GraphRun
     from memwatch.replay.traced_graph import TracedGraph
 
 _MOST_IDLE: Final = 8
@@ -63,6 +65,20 @@ class Standing:
     def is_evaluation(self) -> bool:
         """Whether no backward belongs to it, though its graphs are given what is trained."""
         return all(run.graph.is_evaluation for run in self.runs)
+
+    def as_runs(self, *, hopes: bool) -> list[GraphRun]:
+        """Return the runs as parts of a step; hopes: the program lets go of all outputs before the backward."""
+        outside = self.outside_bytes or [0] * len(self.runs)
+        return [
+            dataclasses.replace(
+                run.graph.as_run(),
+                inputs=run.inputs,
+                outputs=run.outputs,
+                released=run.graph.outputs if hopes else run.released,
+                outside_bytes=nbytes,
+            )
+            for run, nbytes in zip(self.runs, outside, strict=True)
+        ]
 
     def out_of_reach(
         self, budget_bytes: int, measured_bytes: int | None, options: Collection[str]

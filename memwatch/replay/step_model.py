@@ -31,7 +31,7 @@ from memwatch.replay.step_parts import DONE, LEAVE, GraphRun, Part, holders
 from memwatch.replay.torchs_order import torchs_order
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from memwatch.planner import Plan
     from memwatch.planner.op import Name
@@ -152,7 +152,9 @@ class StepModel:
             written = {
                 name for node in mutated_inputs(part.run.module.graph) for name in part.reader.buffers[node]
             }
-            reads, writes = sorted(set(part.given) - written), sorted(written)
+            # the program may look at what its forward has written as soon as that returns
+            seen = {name for spec in part.early for name in spec.writes if name in part.reader.inputs}
+            reads, writes = sorted((set(part.given) | seen) - written, key=str), sorted(written)
             outside = part.run.outside_bytes
             ops.append(OpSpec(part.prefix + LEAVE, reads, {}, 0.0, writes, outside, Effect.UNKNOWN))
             passing = part.flowing | part.released
@@ -206,6 +208,15 @@ class StepModel:
             return simulate(self.graph, schedule).peak_bytes - self.graph.baseline_bytes
         except OrderError:
             return None
+
+    def with_parts(self, order: Sequence[Name], parts: Sequence[Mapping[str, str]]) -> list[Name]:
+        """Return an order of the step from before ops were taken apart, given the names of their other parts."""
+        others: dict[Name, Name] = {
+            part.prefix + name: part.prefix + other
+            for part, names in zip(self._parts, parts, strict=True)
+            for name, other in names.items()
+        }
+        return [each for name in order for each in (name, others.get(name)) if each is not None]
 
     def _step(self, name: Name) -> Step:
         if isinstance(name, Move):

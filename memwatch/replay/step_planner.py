@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from memwatch.planner import BudgetError, Graph, Plan, plan_graph
 from memwatch.planner.fingerprint import fingerprint
+from memwatch.replay.moves import Move
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,15 +31,21 @@ class PlannedStep:
         orders: how the graphs run.
         is_lowest: whether these are the lowest orders found, above the budget.
         error: why nothing fits, in the planner's words.
+        uncut_bytes: the peak increase of the plan before it was cut into graphs.
     """
 
     orders: Orders
     is_lowest: bool = False
     error: BudgetError | None = None
+    uncut_bytes: int = 0
 
 
 def plan_step(
-    model: StepModel, own: Sequence[Name] | None, wanted_bytes: int | None, options: BackendOptions
+    model: StepModel,
+    own: Sequence[Name] | None,
+    wanted_bytes: int | None,
+    options: BackendOptions,
+    others: Sequence[Sequence[Name]] = (),
 ) -> PlannedStep:
     """Return orders within a budget, or the lowest ones found.
 
@@ -47,6 +54,7 @@ def plan_step(
         own: the order of torch's own partition, if it is known; no plan is above it.
         wanted_bytes: the budget; None for the lowest peak that an order alone can reach.
         options: what the user asked for.
+        others: other orders to begin with.
     """
     known = [own] if own is not None and options.recompute and options.order == "auto" else []
     own_peak = model.peak_of(known[0]) if known else None
@@ -55,6 +63,7 @@ def plan_step(
         if own_peak is None or found.orders.peak_increase_bytes <= own_peak:
             return found
         return _plan(model, own_peak, known, options)
+    known += [order for order in others if known and not any(isinstance(name, Move) for name in order)]
     target = wanted_bytes if own_peak is None else min(wanted_bytes, own_peak)
     best: PlannedStep | None = None
     for _ in range(_MOST_TRIES):
@@ -66,7 +75,9 @@ def plan_step(
             best = found
         if found.is_lowest:
             break
-        target = max(target - over, 0)  # cut into graphs, the plan takes a little more
+        # cut into graphs, the plan takes a little more: so will the next one, which must be another one
+        more = found.orders.peak_increase_bytes - found.uncut_bytes
+        target = max(min(target - over, wanted_bytes - more), 0)
     assert best is not None, "something was planned"
     if options.offload:  # cut into graphs, a plan with moves may end above one without
         other = plan_step(model, own, wanted_bytes, dataclasses.replace(options, offload=False))
@@ -97,7 +108,7 @@ def _plan(
         # its traceback would keep what the frames of the program hold
         plan, error = raised.best, raised.with_traceback(None)
     orders = model.cut(model.steps_of(plan)) or program_order(model)
-    return PlannedStep(orders, is_lowest=error is not None, error=error)
+    return PlannedStep(orders, is_lowest=error is not None, error=error, uncut_bytes=plan.peak_increase_bytes)
 
 
 def program_order(model: StepModel) -> Orders:

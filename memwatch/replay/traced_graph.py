@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import py_sym_types
@@ -19,8 +20,10 @@ from memwatch._torch.aot import extract_forward_and_backward, min_cut_partition,
 from memwatch._torch.modes import without_modes
 from memwatch._torch.symbolic_sizes import symbol_of
 from memwatch.encoding.values import leaves
+from memwatch.replay.conv_backward import split_backward
 from memwatch.replay.fx import hinted, is_tangent, plain_outputs
 from memwatch.replay.inner import with_kernels
+from memwatch.replay.input_writes import place_writes
 from memwatch.replay.rewrite import rewritten
 from memwatch.replay.step_parts import GraphRun
 
@@ -151,11 +154,15 @@ class TracedGraph:
             whole = fx.GraphModule(joint, without_repeats(joint.graph))
             whole.meta.update(joint.meta)
             joint = whole
+            self.saved, self._torchs_backward = _torchs_own(joint, inputs, num_fwd_outputs)
+        place_writes(joint.graph, has_backward=num_fwd_outputs is not None)
         self.joint, self.num_fwd_outputs = joint, num_fwd_outputs
         self._num_tangents = sum(map(is_tangent, placeholders))
-        if num_fwd_outputs is not None:
-            self.saved, self._torchs_backward = _torchs_own(joint, inputs, num_fwd_outputs)
         return True
+
+    def split(self) -> dict[str, str]:
+        """Take ops apart whose parts need less memory, one by one; return their names -> those of their other parts."""
+        return {} if self.joint is None else split_backward(self.joint.graph)
 
     def as_run(self) -> GraphRun:
         """Return the graph as part of a step, at the largest sizes that are planned for."""
@@ -260,9 +267,12 @@ def _torchs_own(
 
 
 def _tag(number: int) -> torch.Tensor:
-    """Return a real tensor that holds a number. While AOTAutograd traces, a fake one is made, which is slow to read."""
+    """Return a real tensor that holds a number. While AOTAutograd traces, a fake one is made, which is slow to read.
+
+    torch did not allocate its memory: a later graph is compiled while a step is measured, and would be counted.
+    """
     with without_modes():
-        return torch.tensor([number])
+        return torch.from_numpy(np.array([number]))
 
 
 def _is_symbol(node: fx.Node) -> bool:

@@ -135,15 +135,16 @@ class RecomputeSearch:
     def _step_down(self, best: PricedSchedule, begun: list[PricedSchedule], seeds: Seeds) -> PricedSchedule:
         """Return the lowest schedule of searches whose budget is a little below what was found.
 
-        A budget far below every known schedule misleads the greedy search: it values all cuts alike.
+        A budget far below every known schedule misleads the greedy search: it values all cuts alike. One just below
+        leaves it no way around what it met: there the target is below the budget.
         """
         steps = iter(_STEPS_DOWN)
         for _ in range(_MOST_STEPS_DOWN):
             share = next(steps, None)
             if share is None or best.peak_bytes <= self._budget or self._clock.is_over():
                 break
-            target = max(self._budget, int(best.peak_bytes * (1 - share)))
-            found = self._with_budget(target)._search(begun, seeds)
+            target = int(best.peak_bytes * (1 - share))
+            found = self.prune(self._with_budget(target)._search(begun, seeds))
             if found.peak_bytes < best.peak_bytes:
                 best, steps = found, iter(_STEPS_DOWN)
         return best
