@@ -20,6 +20,7 @@ from memwatch.heap.vertices import describe
 from memwatch.leaks.ages import are_old, identity
 from memwatch.leaks.cut import entry_step
 from memwatch.leaks.exemptions import exempt_edges, is_bounded, is_import, is_torchs_own
+from memwatch.leaks.hidden import is_hidden
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.known_retainers import state_edges, state_storages
@@ -121,7 +122,7 @@ def diagnose(
         return Diagnosis(time_s=time_s)
     search_ = HolderSearch(storages, exempt, list(held), per_call=per_call, elders=elders, known=known)
     search_.young, search_.old = young, old
-    diagnosis = search_.run(deep=deep)
+    diagnosis = search_.run(deep=deep or is_hidden(storages))
     if diagnosis is None:  # something holds a survivor that gc does not show
         diagnosis = search_.run(deep=True)
     assert diagnosis is not None
