@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from itertools import chain, compress, filterfalse
+from operator import not_
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,7 +21,7 @@ from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import mro_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _BASE: Final = np.ndarray.__dict__["base"]
 _DTYPE: Final = np.ndarray.__dict__["dtype"]
@@ -69,36 +70,39 @@ def _scripted(module: Any) -> list[NativeEdge]:
     ]
 
 
-def untracked(listed: Sequence[object], known: set[int]) -> list[object]:
+def untracked(
+    *listed: Sequence[object], are_listed: Callable[[Iterable[int]], Sequence[bool]]
+) -> list[object]:
     """Find the arrays, capsules, and tuples and dictionaries without gc's attention that listed objects refer to.
 
     Args:
-        listed: where to look.
-        known: ``id`` of the objects that are listed already; those found are added.
+        *listed: where to look.
+        are_listed: says of objects, by ``id``, which are listed already.
 
     Returns:
         Objects that gc does not list.
     """
     arrays = set(_array_types(np.ndarray))
     kinds = {dict, tuple, Capsule, *arrays}
-    found: list[object] = []
-    todo: Sequence[object] = listed
-    while todo:
+    found: dict[int, object] = {}
+    todo = listed
+    while any(todo):
         fresh: dict[int, object] = {}
-        for start in range(0, len(todo), _CHUNK):
-            part = todo[start : start + _CHUNK]
-            behind = chain.from_iterable(
-                [edge.target for edge in c_held_edges(obj)] for obj in part if type(obj) in arrays
-            )
+        for part in chain.from_iterable(map(_parts, todo)):
+            among = compress(part, map(arrays.__contains__, map(type, part)))
+            behind = [edge.target for obj in among for edge in c_held_edges(obj)]
             near = [*gc.get_referents(*part), *behind]
             of_kinds = compress(near, map(kinds.__contains__, map(type, near)))
             fresh.update((id(obj), obj) for obj in filterfalse(gc.is_tracked, of_kinds))
-        for key in known.intersection(fresh):
-            del fresh[key]
-        known.update(fresh)
-        todo = list(fresh.values())
-        found += todo
-    return found
+        unlisted = compress(fresh, map(not_, are_listed(fresh)))
+        new = {key: fresh[key] for key in unlisted if key not in found}
+        found.update(new)
+        todo = (list(new.values()),)
+    return list(found.values())
+
+
+def _parts(listed: Sequence[object]) -> Iterator[Sequence[object]]:
+    return (listed[start : start + _CHUNK] for start in range(0, len(listed), _CHUNK))
 
 
 def _array_types(cls: type) -> list[type]:

@@ -7,7 +7,7 @@ apart by `id`: a metaclass may define hash and comparison as it likes.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -19,19 +19,24 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_PIECE: Final = 50_000  # objects at a time, few enough for the processor's cache
+
+
 class Classes:
     """The classes of some objects; holds each class, so drop it soon.
 
     Attributes:
         by_id: the classes by their ids.
-        ids: for each object the `id` of its class.
     """
 
     def __init__(self, objects: Sequence[object]) -> None:
         types = tuple(map(type, objects))  # alive until each has its place below
-        self.ids: NDArray[np.int64] = ids_of(types)
-        distinct = np.unique(self.ids).tolist()
-        self.by_id: dict[int, type] = {key: ctypes.cast(key, ctypes.py_object).value for key in distinct}
+        ids = ids_of(types)
+        self._distinct = np.unique(ids)
+        self._numbers = _places_among(self._distinct, ids)  # of each object's class: smaller than its id
+        self.by_id: dict[int, type] = {
+            key: ctypes.cast(key, ctypes.py_object).value for key in self._distinct.tolist()
+        }
 
     def ids_where(self, wanted: Callable[[type], bool]) -> list[int]:
         """Return the ids of the wanted classes."""
@@ -39,7 +44,16 @@ class Classes:
 
     def places(self, ids: Collection[int]) -> NDArray[np.int64]:
         """Return the positions of the objects whose class has one of these ids."""
-        return np.flatnonzero(np.isin(self.ids, list(ids)))
+        return np.flatnonzero(np.isin(self._distinct, list(ids))[self._numbers])
+
+
+def _places_among(distinct: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.unsignedinteger[Any]]:
+    """Return for each id its place among the distinct ones."""
+    numbers = np.empty(len(ids), dtype=np.min_scalar_type(len(distinct)))
+    for start in range(0, len(ids), _PIECE):
+        piece = slice(start, start + _PIECE)
+        numbers[piece] = np.searchsorted(distinct, ids[piece])
+    return numbers
 
 
 def of_classes(objects: Sequence[Any], wanted: Callable[[type], bool]) -> list[Any]:

@@ -49,9 +49,9 @@ def without_empty_dictionaries(objects: list[Any]) -> list[Any]:
     the program held it, and the next look would leave it filled.
     """
     is_dictionary = ids_of(map(type, objects)) == id(dict)
-    empty = [place for place in np.flatnonzero(is_dictionary).tolist() if not objects[place]]
+    lengths = np.fromiter(map(len, compress(objects, is_dictionary.tolist())), dtype=np.int64)
     is_kept = np.ones(len(objects), dtype=bool)
-    is_kept[empty] = False
+    is_kept[is_dictionary] = lengths > 0
     return list(compress(objects, is_kept.tolist()))
 
 

@@ -137,7 +137,10 @@ class Snapshot:
         """List what numpy arrays, futures and scripted modules hold, having added those that gc does not list."""
         if deep:
             entries = [held.value for root in self.roots for held in root.entries]
-            self.objects += untracked([*self.objects, entries], set(map(id, self.objects)))
+            beyond = set(map(id, self.objects[self.first_gc_end :]))
+            self.objects += untracked(
+                self.objects, entries, are_listed=lambda ids: self._are_listed(ids, beyond)
+            )
         edges = []
         rest = self.objects[self.first_gc_end :]
         wanted = {cls for cls in set(map(type, rest)) if keeps_in_c(cls)}
@@ -146,6 +149,12 @@ class Snapshot:
                 edges.append((parent, edge.target))
                 self._native.setdefault((id(parent), id(edge.target)), edge)
         return [*edges, *self._sharing()] if deep else edges
+
+    def _are_listed(self, ids: Iterable[int], rest: set[int]) -> list[bool]:
+        """Say of objects, by `id`, whether gc lists them, or they are among the rest."""
+        ids = list(ids)
+        by_gc = self._find(np.array(ids, dtype=np.int64)) != UNREACHED
+        return [is_listed or key in rest for key, is_listed in zip(ids, by_gc.tolist(), strict=True)]
 
     def _sharing(self) -> list[tuple[object, object]]:
         """List what shares the memory of the storages that no tensor shows."""
@@ -197,10 +206,12 @@ class Snapshot:
         listed = (parents != UNREACHED) & (targets != UNREACHED)
         order = np.argsort(parents[listed], kind="stable")
         parents, targets = parents[listed][order], targets[listed][order]
-        ends = np.cumsum(lengths, dtype=_POSITION)
-        children = np.insert(children, ends[parents], targets)
-        lengths = lengths + np.bincount(parents, minlength=len(lengths)).astype(_POSITION)
-        return np.concatenate([[0], np.cumsum(lengths)]).astype(_POSITION), children
+        starts = np.zeros(len(lengths) + 1, dtype=_POSITION)
+        np.cumsum(lengths, out=starts[1:])
+        children = np.insert(children, starts[1:][parents], targets)
+        np.add.at(lengths, parents, 1)
+        np.cumsum(lengths, out=starts[1:])
+        return starts, children
 
     def _index(self) -> None:
         """Sort the ids of what is listed so far, for :meth:`_find`."""

@@ -2,7 +2,8 @@
 
 A single pass shows what it made and what it freed, but not where the freed was held. So each tensor that died excuses
 one that was made: of the same size first, and first at a holder that has one value (a variable, an attribute, a key),
-then at one that has many. Never excused is what was made of a smaller one that died, as by `torch.cat`: it grows.
+then at one that has many. Never excused is what was made of a smaller one that died, as by `torch.cat`: it grows, and
+the smaller one excuses nothing else.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def unbalanced(diagnosis: Diagnosis, change: Change) -> list[Survivor]:
     told = {id(survivor.storage) for survivor in diagnosis.survivors}
     dead = Counter(made.size for made in change.died)
     kept = [each for each in diagnosis.retained if each.storage.grew]
+    dead -= Counter((made.device, made.replaced_bytes) for made in change.born if made.grew)
     left = [each for each in diagnosis.retained if not each.storage.grew]
     left = [
         survivor for survivor in left if not (is_latest(survivor) and _take(dead, survivor, exactly=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from memwatch.edges import Edge, EdgeKind
+from memwatch.edges import Edge, EdgeKind, VertexKind
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.series import series_of
 from memwatch.own_code import CodeOwner, code_owner
@@ -68,10 +68,12 @@ def cycle_key(steps: Sequence[Step], cut: Step) -> Hashable:
     return min((series_of(step.edge) for step in steps if _rank_of(step.edge) == rank), key=repr)
 
 
-def _rank(step: Step) -> tuple[int, int]:
+def _rank(step: Step) -> tuple[int, bool, int]:
     rank = _rank_of(step.edge)
     of_every_class = step.edge.kind in (EdgeKind.CLASS_DESCRIPTOR, EdgeKind.CLASS_BASES)
-    return rank, 0 if of_every_class or rank > _UNTOLD else step.start
+    # of a child's parent and the parent's list of children the first can be made weak; a list cannot
+    to_container = step.edge.target is not None and step.edge.target.kind is VertexKind.CONTAINER
+    return rank, to_container, 0 if of_every_class or rank > _UNTOLD else step.start
 
 
 def _rank_of(edge: Edge) -> int:

@@ -20,10 +20,13 @@ from memwatch.heap.vertices import describe
 from memwatch.leaks.ages import are_old, identity
 from memwatch.leaks.cut import entry_step
 from memwatch.leaks.exemptions import exempt_edges, is_bounded, is_import, is_torchs_own
+from memwatch.leaks.fixed_places import was_read_by_all
+from memwatch.leaks.hidden import is_hidden
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.known_retainers import state_edges, state_storages
 from memwatch.leaks.loops import Loops
+from memwatch.leaks.module_growth import is_of_one_more_model
 from memwatch.leaks.registry import registers_itself
 from memwatch.leaks.second_holder import is_in_table, latest_references, may_have_latest, shows_all
 from memwatch.leaks.series import series_of
@@ -121,7 +124,7 @@ def diagnose(
         return Diagnosis(time_s=time_s)
     search_ = HolderSearch(storages, exempt, list(held), per_call=per_call, elders=elders, known=known)
     search_.young, search_.old = young, old
-    diagnosis = search_.run(deep=deep)
+    diagnosis = search_.run(deep=deep or is_hidden(storages))
     if diagnosis is None:  # something holds a survivor that gc does not show
         diagnosis = search_.run(deep=True)
     assert diagnosis is not None
@@ -174,8 +177,8 @@ class HolderSearch:
                 chain = reached.past_state.path(position)
                 explained.append((self.explain_retained(snapshot, chain, made), chain))
             elif reached.through_state.reaches(position):
-                if made.grew or position not in reached.legitimate:
-                    chain = reached.through_state.path(position)
+                chain = reached.through_state.path(position)
+                if made.grew or position not in reached.legitimate or is_of_one_more_model(snapshot, chain):
                     explained.append((self.explain_retained(snapshot, chain, made), chain))
             elif not reached.everyone.reaches(position):
                 loops = loops or Loops(snapshot, reached.everyone)
@@ -231,10 +234,14 @@ class HolderSearch:
         objects = [snapshot.objects[place] for place in chain]
         if any(map(is_bounded, objects)) or (not self._per_call and is_torchs_own(objects)):
             return None
+        if was_read_by_all(objects):
+            return None
         if any(is_storage(obj) and storage_bytes(obj) == made.bytes_now() for obj in objects[:-1]):
             return None  # the same memory, told by the storage that shares it
         steps = steps_of(snapshot, chain)
         cut = entry_step(steps, [not is_old for is_old in are_old(snapshot, chain)])
+        if cut and self._known.slots.is_slot(objects[cut.start], cut):
+            return None
         key = (identity(snapshot, chain, cut.start), series_of(cut.edge)) if cut else None
         if cut:
             self._owners.add(chain[cut.start])

@@ -18,6 +18,7 @@ from memwatch.heap.c_held import c_held_edges, keeps_in_c
 from memwatch.heap.roots import Held, Root, RootKind
 from memwatch.heap.tensors import TypeFilter, mro_of, quiet
 from memwatch.leaks.filled_names import FilledNames
+from memwatch.leaks.fixed_places import Slots
 from memwatch.leaks.kinds import LeakKind
 
 if TYPE_CHECKING:
@@ -33,12 +34,14 @@ class KnownCauses:
 
     Attributes:
         names: what names took in.
+        slots: lists of which it is known that their items have fixed places.
     """
 
     def __init__(self) -> None:
         self._ways: dict[tuple[int, ...], None] = {}
         self._loops: set[object] = set()
         self.names = FilledNames()
+        self.slots = Slots()
 
     def learn_way(self, objects: Sequence[Any]) -> None:
         """Remember the way from a root to what keeps a leak, if it can be walked again.

@@ -1,21 +1,24 @@
 """Parts that a block added to a module beside older ones of their kind: a model that grows, not one being built.
 
 The third entry of a `ModuleList` that had two is kept as an item of a list is. A part with a name of its own is the
-model's state, as is all that a new module brings along.
+model's state, as is all that a new module brings along. Likewise a list of the program's: one more model beside older
+ones of its class is kept as any item is.
 """
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.heap.names import instance_dict
+from memwatch.heap.tensors import mro_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from memwatch.heap.snapshot import Snapshot
 
@@ -31,6 +34,22 @@ def added_parts(snapshot: Snapshot) -> set[int]:
             found.update(id(part) for part in parts)
             found.update(id(part) for top in parts for part in _inside(top) if snapshot.is_young(part))
     return found
+
+
+def is_of_one_more_model(snapshot: Snapshot, chain: Sequence[int]) -> bool:
+    """Return True if a path leads through an old list to a young model, and the list has an old one of its class.
+
+    Args:
+        snapshot: the open graph.
+        chain: the path, as positions.
+    """
+    for owner, target in pairwise(chain):
+        values, model = snapshot.objects[owner], snapshot.objects[target]
+        if type(values) is not list or torch.nn.Module not in mro_of(type(model)):
+            continue
+        if snapshot.is_old(owner) and snapshot.is_young(model):
+            return any(type(other) is type(model) and not snapshot.is_young(other) for other in values)
+    return False
 
 
 def entries(module: Any, *tables: str) -> Iterator[tuple[dict[str, Any], str, Any]]:

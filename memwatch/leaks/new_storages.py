@@ -92,7 +92,7 @@ class NewStorages:
     """The storages that successive runs made, each once.
 
     Attributes:
-        by_id: the storages, by `id`.
+        by_id: the storages, by `id`, in the order in which they were noted.
         resized_at: the lines that gave storages other sizes, and their callers, by the `id` of the storage.
     """
 
@@ -111,6 +111,9 @@ class NewStorages:
             return None
         ref = weakref.ref(storage)
         made = NewStorage(ref, nbytes, str(storage.device), run, site, certain, time.monotonic())
+        self.by_id.pop(
+            id(storage), None
+        )  # of a dead one, in whose place in the order this one does not belong
         self.by_id[id(storage)] = made
         return made
 
@@ -179,9 +182,12 @@ _MAX_NODES: Final = 1_000_000
 
 
 def storages_behind(objects: Iterable[object]) -> list[torch.UntypedStorage]:
-    """Return the real storages that tensors and nodes keep alive, the ones only autograd holds included."""
+    """Return the real storages that tensors and nodes keep alive, the ones only autograd holds included.
+
+    They come in the order of the objects, which is that of their making if gc lists them.
+    """
     seen: dict[int, object] = {id(obj): obj for obj in objects}
-    todo = list(seen.values())
+    todo = list(reversed(seen.values()))
     found = []
     wanted = TypeFilter()
     with quiet():

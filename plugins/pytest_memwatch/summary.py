@@ -97,11 +97,11 @@ def _noted(results: Results, key: str, title: str) -> list[str]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in results.values():
         for leak in row.get(key, []):
-            groups.setdefault(leak["holder"], []).append(leak)
+            groups.setdefault(leak["cause"], []).append(leak)
     lines = [f"{title} ({sum(map(len, groups.values()))})"] if groups else []
-    for holder, leaks in groups.items():
+    for leaks in groups.values():
         total = format_bytes(sum(leak["nbytes"] for leak in leaks))
-        lines.append(f"  {total:>12}  {holder}  ({len(leaks)} test{'s'[: len(leaks) != 1]})")
+        lines.append(f"  {total:>12}  {leaks[0]['holder']}  ({len(leaks)} test{'s'[: len(leaks) != 1]})")
     return lines
 
 

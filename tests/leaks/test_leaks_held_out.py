@@ -12,6 +12,18 @@ from memwatch.words.advice import SENTENCES, Remedy
 BUFFER = torch.zeros(0)
 CACHE = {"keys": torch.ones(4, 4)}
 LAYERS = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+ALL = []
+
+
+class Node:
+    def __init__(self, value, parent=None):
+        self.value, self.parent, self.children = value, parent, []
+
+
+def tree(*, child_first):
+    values = torch.ones(8), torch.ones(8)
+    root = Node(values[child_first])
+    root.children.append(Node(values[not child_first], root))
 
 
 def enlarge():
@@ -64,3 +76,27 @@ def test_one_more_layer_is_told_by_one_pass_but_a_replaced_one_is_not():
         LAYERS[1] = nn.Linear(4, 9)
     with pytest.raises(TensorLeakError, match="submodule '2' of Sequential"), check_leaks():
         LAYERS.append(nn.Linear(4, 4))
+
+
+def test_what_a_growing_tensor_replaces_excuses_no_other_leak():
+    """The smaller one that died made room for the larger one alone, and not for an entry of any size."""
+    ALL.append(torch.ones(3))
+
+    def step():
+        append_keys()
+        ALL.append(torch.ones(1000))
+
+    with pytest.raises(TensorLeakError) as caught:
+        check_leaks()(step)()
+    assert sorted("ALL" in leak.holder for leak in caught.value.leaks) == [False, True]
+
+
+@pytest.mark.parametrize("sites", [True, False])
+@pytest.mark.parametrize("child_first", [True, False])
+def test_of_a_loop_the_same_reference_is_to_be_cut_wherever_it_was_entered(child_first, sites):
+    """The one that can be made weak, which a list of children cannot."""
+    with pytest.raises(TensorLeakError) as caught:
+        check_leaks(sites=sites)(tree)(child_first=child_first)
+    (leak,) = caught.value.leaks
+    assert leak.cut.name == "parent"
+    assert leak.count == 2

@@ -1,0 +1,84 @@
+"""References whose number does not grow, whatever a program puts there: slots of a list, what a tee has not let go of.
+
+`slots = [None] * n; slots[step % n] = tensor` fills places that were made before: what has an empty one after it was
+not appended. The last one has none, so how long such a list was is remembered. `itertools.tee` frees what both its ends
+have read in blocks of 57.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import itertools
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from memwatch.edges import EdgeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from memwatch.heap.paths import Step
+
+_END: Final[type] = type(itertools.tee(())[0])
+_BLOCK: Final[type | None] = getattr(itertools, "_tee_dataobject", None)
+_MOST_LISTS: Final = 1_000
+
+
+class Slots:
+    """Lists and arrays with empty places, and how long they were when these were seen; keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._lengths: dict[int, int] = {}
+
+    def is_slot(self, owner: Any, step: Step) -> bool:
+        """Return True for an item of a list, or of an array, that had its place before something was put there.
+
+        Args:
+            owner: what has the item.
+            step: the reference to it.
+        """
+        position = step.edge.position
+        if step.edge.kind is not EdgeKind.ITEM or position is None:
+            return False
+        if type(owner) is list:
+            length, beside = len(owner), owner[position + 1 :]
+        elif type(owner) is np.ndarray:
+            length, beside = owner.size, owner.reshape(-1)[position + 1 :].tolist()
+        else:
+            return False
+        if any(item is None for item in beside):
+            self._lengths[id(owner)] = length
+            if len(self._lengths) > _MOST_LISTS:
+                del self._lengths[next(iter(self._lengths))]
+            return True
+        return self._lengths.get(id(owner)) == length
+
+
+def was_read_by_all(objects: Sequence[Any]) -> bool:
+    """Return True if a path leads through a tee to what all ends of it have read, and that the next blocks will free.
+
+    Args:
+        objects: the path.
+    """
+    blocks = [at for at, obj in enumerate(objects[:-1]) if type(obj) is _BLOCK]
+    if _BLOCK is None or not blocks:
+        return False
+    block, item = objects[blocks[-1]], objects[blocks[-1] + 1]
+    place = next((at for at, obj in enumerate(gc.get_referents(block)[1:]) if obj is item), None)
+    referrers = [obj for obj in gc.get_referrers(block) if type(obj) in (_END, _BLOCK)]
+    if place is None or any(type(obj) is _BLOCK for obj in referrers):  # an end is a block behind at least
+        return False
+    return all(place < _next_index(end, block) for end in referrers)
+
+
+def _next_index(end: Any, block: Any) -> int:
+    """Return which item of its block an end gives next: the number in memory behind its reference to the block.
+
+    To pickle an end tells it too, but warns, and from Python 3.14 on not at all.
+    """
+    reference = id(end) + object.__basicsize__
+    if ctypes.c_void_p.from_address(reference).value != id(block):
+        return 0
+    return ctypes.c_int.from_address(reference + ctypes.sizeof(ctypes.c_void_p)).value

@@ -1,0 +1,125 @@
+"""What is put in a place that was there before is no growth: slots of a list, of an array, and the blocks of a tee."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
+from memwatch.leaks.known_causes import KnownCauses
+
+SLOTS = [None] * 3
+MANY_SLOTS = [None] * 64
+OUTPUTS = [None, None]
+ROWS = np.empty(5, dtype=object)
+GROWING = SimpleNamespace(rows=np.empty(0, dtype=object))
+MODELS = []
+
+
+class Ends(NamedTuple):
+    first: object
+    second: object
+
+
+def ends():
+    return Ends(*itertools.tee(torch.ones(16) for _ in itertools.count()))
+
+
+BOTH_READ, ONE_READ, ONE_BEHIND = ends(), ends(), ends()
+
+
+def leaks_of_a_pass(fn, known=None):
+    try:
+        check_leaks(known=known)(fn)()
+    except TensorLeakError as error:
+        return error.leaks
+    return []
+
+
+def fill(slots, places):
+    slots[next(places)] = torch.ones(16)
+
+
+def by_turns(slots):
+    return slots, itertools.cycle(range(len(slots)))
+
+
+def append_a_row():
+    rows = np.empty(len(GROWING.rows) + 1, dtype=object)
+    rows[:-1] = GROWING.rows
+    rows[-1] = torch.ones(16)
+    GROWING.rows = rows
+
+
+def read_first(pair):
+    next(pair.first)
+
+
+def read_both():
+    next(BOTH_READ.first)
+    next(BOTH_READ.second)
+
+
+def test_slots_that_are_filled_for_the_first_time_are_no_leak():
+    """In one pass each, the last of them too where earlier passes saw an empty one; the next value replaces it."""
+    known, slots = KnownCauses(), by_turns(SLOTS)
+    told = [leaks_of_a_pass(lambda: fill(*slots), known) for _ in range(2 * len(SLOTS))]
+    assert told == [[]] * len(told)
+
+
+def test_more_slots_than_calls_are_no_leak():
+    """Further calls do not reach the last one."""
+    assert find_leaks(fill, *by_turns(MANY_SLOTS)) == []
+
+
+def test_what_is_appended_to_a_list_with_empty_places_is_a_leak():
+    """Whatever lies before it."""
+    (leak,) = find_leaks(lambda: OUTPUTS.append(torch.ones(16)))
+    assert (leak.nbytes, leak.count) == (64, 1)
+    assert [each.cause for each in leaks_of_a_pass(lambda: OUTPUTS.append(torch.ones(16)))] == [leak.cause]
+
+
+def test_an_array_of_objects_has_fixed_places():
+    """It fills up in the calls that are measured, and is then told from one that each call makes larger."""
+    _, places = by_turns(ROWS)
+    assert leaks_of_a_pass(lambda: fill(ROWS, places)) == []
+    assert find_leaks(lambda: fill(ROWS, places)) == []
+    (leak,) = find_leaks(append_a_row)
+    assert [each.cause for each in leaks_of_a_pass(append_a_row)] == [leak.cause]
+
+
+def test_what_both_ends_of_a_tee_have_read_is_no_leak():
+    """A tee frees it in blocks of 57."""
+    assert leaks_of_a_pass(read_both) == []
+    assert find_leaks(read_both) == []
+
+
+@pytest.mark.parametrize("pair", [ONE_READ, ONE_BEHIND], ids=["one_read", "one_behind"])
+def test_what_one_end_of_a_tee_has_not_read_is_a_leak(pair):
+    """It waits there for the end that is behind."""
+    if pair is ONE_BEHIND:
+        next(pair.second)
+    (leak,) = find_leaks(read_first, pair)
+    assert [each.cause for each in leaks_of_a_pass(lambda: read_first(pair))] == [leak.cause]
+
+
+def test_one_more_model_of_a_list_is_told_by_one_pass():
+    """But not the first one, nor one that takes the place of another."""
+
+    def replace():
+        MODELS[0] = nn.Linear(8, 8)
+
+    def add():
+        MODELS.append(nn.Linear(8, 8))
+
+    assert leaks_of_a_pass(add) == []
+    assert leaks_of_a_pass(replace) == []
+    (leak,) = leaks_of_a_pass(add)
+    assert (leak.nbytes, leak.count) == (288, 2)
+    assert [each.cause for each in find_leaks(add)] == [leak.cause]
