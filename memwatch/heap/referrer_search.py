@@ -43,7 +43,10 @@ def young_objects() -> list[Any]:
     """
     if gc.get_count()[0] > _MAX_YOUNG:
         return []
-    objects = without_empty_dictionaries(gc.get_objects(generation=0) + gc.get_objects(generation=1))
+    older = gc.get_objects(generation=1)
+    if len(older) > _MAX_YOUNG:
+        return []
+    objects = without_empty_dictionaries(gc.get_objects(generation=0) + older)
     return objects if len(objects) <= _MAX_YOUNG else []
 
 

@@ -138,8 +138,9 @@ def _peak_of_allocation(reading: Reading, event: int, row: pd.Series[int]) -> Pe
 def bytes_by_line(rows: pd.DataFrame) -> pd.DataFrame:
     """Return `bytes_by` lines, told by the program's own line where the work is done in a library."""
     places = list(zip(rows["line"], rows["own_line"], strict=True))
-    whole = [own_place(*place) for place in places]
-    short = {told: short_own_place(*place) for told, place in zip(whole, places, strict=True)}
+    known = {place: own_place(*place) for place in dict.fromkeys(places)}
+    whole = [known[place] for place in places]
+    short = {told: short_own_place(*place) for place, told in known.items()}
     lines: pd.Series[str] = pd.Series(whole, index=rows.index, dtype=TEXT)
     grouped = bytes_by(rows.assign(line=lines), "line")  # two files may have one short name
     told = [short.get(place) or place for place in grouped.index]

@@ -45,6 +45,7 @@ class Facts:
         self._whole = capture
         self._source = narrowed(capture, device)
         self._categories: dict[tuple[tuple[tuple[int, str], PastRole], ...], Categories] = {}
+        self._categories_at: dict[int, Categories] = {}
 
     @cached_property
     def _joined(self) -> tuple[Capture, Allocations, LiveCurve]:
@@ -126,17 +127,20 @@ class Facts:
 
     def categories_at(self, event: int) -> Categories:
         """Return what every allocation is for at an event; for what is not alive then, what it was for in its life."""
+        if event in self._categories_at:
+            return self._categories_at[event]
         alive = set(self.allocations.storage[self.alive_at(event)].tolist())
         past = self.role_times.past_at(self.op_at(event), alive)
         key = tuple(sorted(past.items()))
         if key not in self._categories:
             self._categories[key] = categorise(self.capture, self.allocations, self.kept_across, past)
+        self._categories_at[event] = self._categories[key]
         return self._categories[key]
 
     @cached_property
     def role_times(self) -> RoleTimes:
         """When each storage was in which role."""
-        return RoleTimes(self.capture, self.allocations.death_ns)
+        return RoleTimes(self.capture, self.allocations)
 
     @cached_property
     def kept_across(self) -> KeptAcross:

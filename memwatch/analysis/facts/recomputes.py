@@ -9,6 +9,8 @@ import numpy as np
 from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, RECOMPUTE, ROLES
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from numpy.typing import NDArray
 
     from memwatch.capture import Capture
@@ -62,6 +64,11 @@ class Recomputes:
     def is_over(self, run: int, op: int) -> bool:
         """Return True if a region had run again by the time of an op, so that none of its calls was left."""
         return op > int(self.last_op[run])
+
+    @property
+    def awaited(self) -> Collection[int]:
+        """The storages that frames of regions keep."""
+        return self._last_read.keys()
 
     def is_awaited(self, storage: int, op: int) -> bool:
         """Return True if torch's frame of the region keeps a storage for a read that is not over as an op runs."""

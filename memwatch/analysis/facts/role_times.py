@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -13,8 +14,8 @@ from memwatch.capture.schema import IN_BACKWARD, NONE, ROLES
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from memwatch.analysis.facts.allocations import Allocations
     from memwatch.capture import Capture
-    from memwatch.capture.packed import IntArray
 
 _NEVER: Final = 1 << 62
 
@@ -72,13 +73,13 @@ class RoleTimes:
 
     Args:
         capture: what was recorded.
-        death_ns: when each storage died, by its number, -1 if it did not.
+        allocations: every piece of memory; the first rows are the storages, by their number.
     """
 
-    def __init__(self, capture: Capture, death_ns: IntArray) -> None:
+    def __init__(self, capture: Capture, allocations: Allocations) -> None:
         self._begun, ended = capture.tables["roles"], capture.tables["role_ends"]
         self._rows_of_storage = Grouped(self._begun["storage"])
-        self._looks, self._phase = _Looks(capture, death_ns), capture.tables["ops"]["phase"]
+        self._looks, self._phase = _Looks(capture, allocations), capture.tables["ops"]["phase"]
         self._stretches: dict[tuple[int, str], list[Stretch]] = {}
         self._ends: dict[tuple[int, str], list[tuple[int, int]]] = {}
         columns = (ended["storage"].tolist(), ended["role"].tolist(), ended["last_op"].tolist())
@@ -91,15 +92,19 @@ class RoleTimes:
         if key not in self._stretches:
             rows = self._rows_of_storage.within(storage, storage + 1)
             rows = rows[self._begun["role"][rows] == ROLES.index(role)]
-            starts = list(zip(self._begun["op"][rows].tolist(), rows.tolist(), strict=True))
-            self._stretches[key] = [
-                each._replace(
-                    known_op=self._known_until(each, role),
-                    last_op=max(each.last_op, self._looks.last_op(storage, role, each)),
-                )
-                for each in _stretches(role, starts, self._ends.get(key, []))
-            ]
+            self._learn(key, list(zip(self._begun["op"][rows].tolist(), rows.tolist(), strict=True)))
         return self._stretches[key]
+
+    def _learn(self, key: tuple[int, str], starts: list[tuple[int, int]]) -> None:
+        """Place the stretches of a storage in a role, given when it was seen to get into it, and the rows of that."""
+        storage, role = key
+        self._stretches[key] = [
+            each._replace(
+                known_op=self._known_until(each, role),
+                last_op=max(each.last_op, self._looks.last_op(storage, role, each)),
+            )
+            for each in _stretches(role, starts, self._ends.get(key, []))
+        ]
 
     def _known_until(self, stretch: Stretch, role: str) -> int:
         """Return the last op at which a role is known but for looks: of a gradient, the op amid which it was seen.
@@ -134,14 +139,18 @@ class RoleTimes:
             op: the op.
             alive: the storages that are asked about.
         """
+        rows = np.flatnonzero(np.isin(self._begun["storage"], list(alive)))
+        starts: dict[tuple[int, str], list[tuple[int, int]]] = {}
+        columns = (self._begun[name][rows].tolist() for name in ("storage", "role", "op"))
+        for storage, number, start, row in zip(*columns, rows.tolist(), strict=True):
+            starts.setdefault((storage, ROLES[number]), []).append((start, row))
         found = {}
-        rows = np.isin(self._begun["storage"], list(alive))
-        numbers = zip(self._begun["storage"][rows].tolist(), self._begun["role"][rows].tolist(), strict=True)
-        for storage, number in dict.fromkeys(numbers):
-            key = storage, ROLES[number]
+        for key, begun in starts.items():
+            if key not in self._stretches:
+                self._learn(key, begun)
             state = self.at(*key, op)
             if state not in (InRole.KNOWN, InRole.LATER):
-                last = max(each for each in self._stretches_of(*key) if each.first_op <= op)
+                last = max(each for each in self._stretches[key] if each.first_op <= op)
                 found[key] = PastRole(state, last.end_op, last.row)
         return found
 
@@ -149,42 +158,55 @@ class RoleTimes:
 class _Looks:
     """The looks at roles: when what is alive was in the role that it was known in before."""
 
-    def __init__(self, capture: Capture, death_ns: IntArray) -> None:
-        self._table, self._births, self._death_ns = (
-            capture.tables["role_looks"],
-            capture.tables["births"],
-            death_ns,
-        )
-        self._of_role: dict[str, IntArray] = {}
+    def __init__(self, capture: Capture, allocations: Allocations) -> None:
+        self._table, self._death_ns = capture.tables["role_looks"], allocations.death_ns
+        # of each row of `roles`: the births of a long run are many, and are read once
+        self._nbytes = capture.tables["births"]["nbytes"][capture.tables["roles"]["storage"]]
+        self._of_role: dict[str, _LooksAtRole] = {}
 
-    def _at(self, role: str) -> IntArray:
-        """Return the rows of the looks at a role."""
+    def _at(self, role: str) -> _LooksAtRole:
         if role not in self._of_role:
-            self._of_role[role] = np.flatnonzero(self._table["roles"] >> ROLES.index(role) & 1)
+            table = self._table
+            rows = np.flatnonzero(table["roles"] >> ROLES.index(role) & 1)
+            rows = rows[np.argsort(table["op"][rows], kind="stable")]
+            # lists: for each of many storages a few of these are read
+            self._of_role[role] = _LooksAtRole(*(table[name][rows].tolist() for name in _LooksAtRole._fields))
         return self._of_role[role]
 
     def are_at(self, role: str) -> bool:
         """Return True if any look was at a role: torch's own books alone tell of the others, and of what FSDP moves."""
-        return len(self._at(role)) > 0
+        return bool(self._at(role).op)
 
     def saw(self, storage: int, role: str, stretch: Stretch, op: int) -> bool:
         """Return True if a look found a storage in a role while an op ran, in which no reference changes."""
-        rows = self._within(storage, role, stretch)
-        return bool((self._table["in_op"][rows] & (self._table["op"][rows] == op)).any())
+        if not stretch.first_op <= op < stretch.end_op:
+            return False
+        looks = self._at(role)
+        rows = range(bisect_left(looks.op, op), bisect_right(looks.op, op))
+        return any(looks.in_op[row] and self._found(looks, row, storage, stretch) for row in rows)
 
     def last_op(self, storage: int, role: str, stretch: Stretch) -> int:
         """Return how many ops had started when the last look within a stretch found a storage in a role, -1 if none."""
-        return int(self._table["op"][self._within(storage, role, stretch)].max(initial=NONE))
+        looks = self._at(role)
+        rows = range(bisect_left(looks.op, stretch.first_op), bisect_left(looks.op, stretch.end_op))
+        return next(
+            (looks.op[row] for row in reversed(rows) if self._found(looks, row, storage, stretch)), NONE
+        )
 
-    def _within(self, storage: int, role: str, stretch: Stretch) -> IntArray:
-        """Return the rows of the looks within a stretch that found a storage in a role."""
-        rows, table = self._at(role), self._table
-        ops = table["op"][rows]
-        found = (ops >= stretch.first_op) & (ops < stretch.end_op)
-        found &= table["least_bytes"][rows] <= self._births["nbytes"][storage]
-        if self._death_ns[storage] != NONE:
-            found &= table["time_ns"][rows] <= self._death_ns[storage]
-        return rows[found]
+    def _found(self, looks: _LooksAtRole, row: int, storage: int, stretch: Stretch) -> bool:
+        """Return True if a look was at storages of that size, and this one was alive."""
+        death_ns = self._death_ns[storage]
+        is_alive = death_ns == NONE or looks.time_ns[row] <= death_ns
+        return bool(is_alive and looks.least_bytes[row] <= self._nbytes[stretch.row])
+
+
+class _LooksAtRole(NamedTuple):
+    """The looks at one role, in the order of their ops."""
+
+    op: list[int]
+    in_op: list[int]
+    least_bytes: list[int]
+    time_ns: list[int]
 
 
 def _stretches(role: str, starts: list[tuple[int, int]], ends: list[tuple[int, int]]) -> list[Stretch]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from memwatch.analysis.facts.allocations import WORKSPACE
 from memwatch.analysis.facts.role_times import InRole
 from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
@@ -97,7 +98,28 @@ class Holders:
 
     def describe(self, allocations: Sequence[int], event: int) -> list[Holder]:
         """Return one holder for each allocation, at an event of the live curve."""
-        return [self._one(allocation, event) for allocation in allocations]
+        untold = self._untold(np.array(allocations, dtype=np.int64), self._facts.op_at(event)).tolist()
+        return [
+            self._unseen.not_seen(allocation) if is_untold else self._one(allocation, event)
+            for allocation, is_untold in zip(allocations, untold, strict=True)
+        ]
+
+    def _untold(self, allocations: IntArray, op: int) -> NDArray[np.bool_]:
+        """Return which allocations nothing tells of as an op runs: no op made them, and no table has a row of them.
+
+        Beside a small model that trains there may be 100,000 of them.
+        """
+        facts, every = self._facts, self._facts.allocations
+        told: NDArray[np.bool_] = every.op[allocations] != NONE
+        told |= facts.categories.role.isin(_ROLES)[allocations]
+        told |= every.origin[allocations] == WORKSPACE
+        tables = (
+            self._packs_by_storage, self._samples.storages, facts.autocast_copies, facts.recomputes.awaited,
+            self._unseen.storages_given_to(op),
+        )  # fmt: skip
+        for storages in tables:
+            told |= np.isin(every.storage[allocations], list(storages))
+        return ~told
 
     def _one(self, allocation: int, event: int) -> Holder:
         running = self._unseen.running_op(allocation, event)

@@ -14,6 +14,8 @@ from memwatch.capture.paths import Path, read_paths
 from memwatch.edges import Edge, EdgeKind
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.facts import Facts
@@ -71,6 +73,11 @@ class SampleRows:
         for row, storage in enumerate(self.table["storage"].tolist()):
             found.setdefault(storage, []).append(row)
         return {storage: np.array(rows) for storage, rows in found.items()}
+
+    @property
+    def storages(self) -> Collection[int]:
+        """The storages that any row is about."""
+        return self._rows_by_storage.keys()
 
     def of(self, allocation: int) -> IntArray:
         """Return the rows about an allocation."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from memwatch.analysis.facts.allocations import BASELINE
 from memwatch.analysis.holders.births import Births
 from memwatch.analysis.holders.evidence import Inference
 from memwatch.analysis.holders.holder import object_holder
@@ -21,14 +22,15 @@ from memwatch.analysis.holders.twins import Twins
 from memwatch.capture.schema import NONE
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from numpy.typing import NDArray
 
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.holders.holder import Holder
     from memwatch.capture.packed import IntArray
 
-SMALL_RATIO: Final = 0.001
-"""Share of the peak increase below which the recorder does not look for a storage's holder."""
+_SMALL_RATIO: Final = 0.001
 _ACROSS: Final = (Inference.EARLIER, Inference.LATER)
 
 
@@ -44,6 +46,11 @@ class HolderSamples:
         self._births = births = Births(facts)
         self._lasting = LastingReferences(facts, births)
         self._twins = Twins(facts, self._rows, births, self._lasting)
+
+    @property
+    def storages(self) -> Collection[int]:
+        """The storages that samples saw anybody hold."""
+        return self._rows.storages
 
     def variables(self, allocation: int, op: int) -> list[Holder]:
         """Return the variables that held an allocation while an op ran: the program's own first, innermost first.
@@ -65,8 +72,7 @@ class HolderSamples:
         return any(self._is_looked_for_in_vain(row, op) for row in self._births.alike(allocation))
 
     def _is_looked_for_in_vain(self, allocation: int, op: int) -> bool:
-        least_bytes = SMALL_RATIO * self._facts.curve.peak_increase_bytes
-        if self._facts.allocations.nbytes[allocation] <= least_bytes or len(self._rows.of(allocation)):
+        if is_small(self._facts, allocation) or len(self._rows.of(allocation)):
             return False
         alive, _ = self._telling_samples(allocation, op)
         return bool(alive.any())
@@ -100,8 +106,7 @@ class HolderSamples:
         facts, rows = self._facts, self._rows.of(allocation)
         if not len(rows) and not len(self._twins.rows(allocation)):
             return []  # no sample tells of it, nor of another that the same calls made
-        small = facts.allocations.nbytes[allocation] <= SMALL_RATIO * facts.curve.peak_increase_bytes
-        if len(rows) and small:  # most samples leave out what is so small
+        if len(rows) and is_small(facts, allocation):  # most samples leave out what is so small
             return self._own(rows, np.unique(self._table["sample"][rows]), allocation, op)
         alive, telling = self._telling_samples(allocation, op)
         if not telling.any() and self._may_ask_twins(allocation, op, seen=bool(alive.any())):
@@ -194,3 +199,14 @@ class HolderSamples:
         if op < first:
             return alive, alive & (sample_ops <= first)
         return alive, alive & (sample_ops > last + 1 if op > last else sample_ops > first)
+
+
+def is_small(facts: Facts, allocation: int) -> bool:
+    """Return True for memory whose holder the recorder does not look for.
+
+    It is less than 0.1 % of the peak's increase or, if it was there at entry, of the peak.
+    """
+    of_bytes = facts.curve.peak_increase_bytes
+    if int(facts.allocations.origin[allocation]) == BASELINE:
+        of_bytes = facts.curve.peak_bytes
+    return bool(facts.allocations.nbytes[allocation] <= _SMALL_RATIO * of_bytes)

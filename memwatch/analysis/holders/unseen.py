@@ -11,7 +11,7 @@ from memwatch.analysis.holders.calls import common_call
 from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
 from memwatch.analysis.holders.kinds import HolderKind
-from memwatch.analysis.holders.samples import SMALL_RATIO
+from memwatch.analysis.holders.samples import is_small
 from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIMIZER
 from memwatch.words import holders as words
 
@@ -30,6 +30,7 @@ class Unseen:
         self._facts, self._samples = facts, samples
         self._ops = facts.capture.tables["ops"]
         self._given: dict[int, set[int]] = {}
+        self._not_seen: dict[tuple[object, ...], Holder] = {}
 
     def running_op(self, allocation: int, event: int) -> Holder | None:
         """Return the op that runs at an event as the holder of what it makes, None for all else."""
@@ -49,13 +50,14 @@ class Unseen:
         facts, op = self._facts, self._facts.op_at(event)
         if op == NONE or int(facts.curve.time_ns[event]) > int(self._ops["end_ns"][op]):
             return None
-        if int(facts.allocations.storage[allocation]) not in self._storages_given_to(op):
+        if int(facts.allocations.storage[allocation]) not in self.storages_given_to(op):
             return None
         op_name = facts.op_name(op)
         text, seen = words.told_by_op(words.READING_OP, op_name), HolderEvidence.SEEN
         return Holder(HolderKind.RUNNING_OP, text, facts.op_line(op), subject=(op_name,), evidence=seen)
 
-    def _storages_given_to(self, op: int) -> set[int]:
+    def storages_given_to(self, op: int) -> set[int]:
+        """Return the storages of an op's arguments."""
         if op not in self._given:
             uses = self._facts.capture.tables["uses"]
             given = (uses["op"] == op) & (uses["access"] != _OUTPUT)
@@ -72,23 +74,29 @@ class Unseen:
             return Holder(HolderKind.KERNEL, text, line, subject=(op_name,), evidence=books)
         known = self._inferred(allocation, event) or self._reading_op(allocation, event)
         known = known or self._in_no_variable(allocation, made, op)
-        return self._not_seen(allocation, made) if known is None else known
+        return self.not_seen(allocation) if known is None else known
 
-    def _not_seen(self, allocation: int, made: int) -> Holder:
+    def not_seen(self, allocation: int) -> Holder:
+        """Return what stands for the holder of an allocation that nothing tells of."""
         facts, allocations = self._facts, self._facts.allocations
         kind, text = HolderKind.NOT_SEEN, words.NOT_SEEN
         thread = str(facts.strings[allocations.thread[allocation]])
-        if int(allocations.nbytes[allocation]) <= SMALL_RATIO * facts.curve.peak_increase_bytes:
-            kind, text = HolderKind.NOT_LOOKED_FOR, words.TOO_SMALL
+        if is_small(facts, allocation):
+            was_there = int(allocations.origin[allocation]) == BASELINE
+            kind, text = HolderKind.NOT_LOOKED_FOR, words.TOO_SMALL_AT_ENTRY if was_there else words.TOO_SMALL
         elif thread:
             text = words.MADE_BY_THREAD
-        elif made != NONE:
+        elif int(allocations.op[allocation]) != NONE:
             text = words.NOT_SEEN_MADE_BY
         elif int(allocations.origin[allocation]) == BASELINE:
             text = words.NOT_SEEN_MADE_BEFORE
         op_name, line = str(facts.made_by.op_name[allocation]), str(facts.made_by.line[allocation])
-        told = words.told_by_op(text, op_name, thread=thread)
-        return Holder(kind, told, line, subject=(op_name, thread), evidence=HolderEvidence.NONE)
+        key = kind, text, op_name, thread, line
+        if key not in self._not_seen:  # many allocations have one
+            told = words.told_by_op(text, op_name, thread=thread)
+            evidence = HolderEvidence.NONE
+            self._not_seen[key] = Holder(kind, told, line, subject=(op_name, thread), evidence=evidence)
+        return self._not_seen[key]
 
     def _inferred(self, allocation: int, event: int) -> Holder | None:
         """Return a holder that a rule about backwards, steps and calls into C++ infers, None where none applies."""
