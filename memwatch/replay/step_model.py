@@ -27,7 +27,7 @@ from memwatch.replay.fx import (
 )
 from memwatch.replay.moves import Move
 from memwatch.replay.op_workspace import Workspaces
-from memwatch.replay.step_parts import DONE, LEAVE, GraphRun, Part, holders
+from memwatch.replay.step_parts import DONE, KEPT, LEAVE, GraphRun, Part, holders
 from memwatch.replay.torchs_order import torchs_order
 
 if TYPE_CHECKING:
@@ -156,7 +156,12 @@ class StepModel:
             seen = {name for spec in part.early for name in spec.writes if name in part.reader.inputs}
             reads, writes = sorted((set(part.given) | seen) - written, key=str), sorted(written)
             outside = part.run.outside_bytes
-            ops.append(OpSpec(part.prefix + LEAVE, reads, {}, 0.0, writes, outside, Effect.UNKNOWN))
+            has_backward = part.run.num_fwd_outputs is not None
+            kept: dict[Name, int] = (
+                {part.prefix + KEPT: part.run.kept_bytes} if part.run.kept_bytes and has_backward else {}
+            )
+            outside = max(outside - part.run.kept_bytes, 0)
+            ops.append(OpSpec(part.prefix + LEAVE, reads, kept, 0.0, writes, outside, Effect.UNKNOWN))
             passing = part.flowing | part.released
             keep.update((name, None) for name in part.reader.keep if name not in passing)
         arriving: dict[str, list[str]] = {}
@@ -174,6 +179,7 @@ class StepModel:
                 else:
                     has_gradient.add(source)
             flown = [name for output in part.flowing for name in arriving.get(output, [])]
+            flown += [part.prefix + KEPT] if part.run.kept_bytes else []
             tangents: dict[Name, int] = dict(part.reader.tangents)
             ops.append(OpSpec(part.prefix + BOUNDARY, flown, tangents, 0.0, effect=Effect.UNKNOWN))
             ops += part.late
