@@ -219,6 +219,18 @@ def addresses(items: Sequence[Any]) -> tuple[int, ...]:
     )
 
 
+def kept_bytes(stretches: list[Stretch], num_runs: int, before: list[int]) -> list[int]:
+    """Return what the code between a forward and the next one keeps, for its own backward for instance."""
+    pairs = zip(stretches, [*stretches[1:], None], strict=True)
+    found = [
+        max(after.start_bytes - stretch.start_bytes, 0) if after is not None and after.name == FORWARD else 0
+        for stretch, after in pairs
+        if stretch.name == LEFT
+    ]
+    found = found if len(found) == num_runs else [0] * num_runs
+    return [max(pair) for pair in zip(found, before, strict=True)] if before else found
+
+
 def outside_bytes(stretches: list[Stretch], num_runs: int, before: list[int]) -> list[int]:
     """Return what the code after each forward allocated, at most, as far as it was seen."""
     left = [stretch.peak_bytes - stretch.start_bytes for stretch in stretches if stretch.name == LEFT]

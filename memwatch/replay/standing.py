@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from memwatch.planner import BudgetError
-from memwatch.replay.episode import outside_bytes
+from memwatch.replay.episode import kept_bytes, outside_bytes
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Standing:
         runs: the runs of an episode of this kind.
         orders: how its graphs run now.
         outside_bytes: what the code after each forward took.
+        kept_bytes: what it kept while the next forward ran.
         unmodelled_bytes: how much more a step took than the plan says.
         tries: how often it was measured above the budget.
         is_seen: whether it ever ran.
@@ -52,6 +53,7 @@ class Standing:
     runs: list[Run]
     orders: Orders | None = None
     outside_bytes: list[int] = field(default_factory=list)
+    kept_bytes: list[int] = field(default_factory=list)
     unmodelled_bytes: int = 0
     tries: int = 0
     is_seen: bool = False
@@ -68,7 +70,7 @@ class Standing:
 
     def as_runs(self, *, hopes: bool) -> list[GraphRun]:
         """Return the runs as parts of a step; hopes: the program lets go of all outputs before the backward."""
-        outside = self.outside_bytes or [0] * len(self.runs)
+        outside, kept = (each or [0] * len(self.runs) for each in (self.outside_bytes, self.kept_bytes))
         return [
             dataclasses.replace(
                 run.graph.as_run(),
@@ -76,8 +78,9 @@ class Standing:
                 outputs=run.outputs,
                 released=run.graph.outputs if hopes else run.released,
                 outside_bytes=nbytes,
+                kept_bytes=staying,
             )
-            for run, nbytes in zip(self.runs, outside, strict=True)
+            for run, nbytes, staying in zip(self.runs, outside, kept, strict=True)
         ]
 
     def out_of_reach(
@@ -98,16 +101,18 @@ class Standing:
         """Expect larger shapes: what was learned of smaller ones grows with them."""
         self.tries, self.is_settled, self.is_refused = 0, False, False
         self.outside_bytes = [round(factor * nbytes) for nbytes in self.outside_bytes]
+        self.kept_bytes = [round(factor * nbytes) for nbytes in self.kept_bytes]
         self.unmodelled_bytes = round(factor * self.unmodelled_bytes)
 
     def learn(self, runs: list[Run], stretches: list[Stretch]) -> None:
         """Take what a measured episode of this kind has shown."""
-        known = [run.released for run in self.runs], self.outside_bytes
+        known = [run.released for run in self.runs], self.outside_bytes, self.kept_bytes
         for run, before in zip(runs, self.runs, strict=True):
             run.released |= before.released
         self.runs = runs
         self.outside_bytes = outside_bytes(stretches, len(runs), self.outside_bytes)
-        self.has_news |= known != ([run.released for run in runs], self.outside_bytes)
+        self.kept_bytes = kept_bytes(stretches, len(runs), self.kept_bytes)
+        self.has_news |= known != ([run.released for run in runs], self.outside_bytes, self.kept_bytes)
 
 
 class Standings(dict[Signature, Standing]):

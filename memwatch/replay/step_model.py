@@ -27,7 +27,7 @@ from memwatch.replay.fx import (
 )
 from memwatch.replay.moves import Move
 from memwatch.replay.op_workspace import Workspaces
-from memwatch.replay.step_parts import DONE, LEAVE, GraphRun, Part, holders
+from memwatch.replay.step_parts import DONE, KEPT, LEAVE, GraphRun, Part, holders
 from memwatch.replay.torchs_order import torchs_order
 
 if TYPE_CHECKING:
@@ -149,14 +149,7 @@ class StepModel:
                 for spec in part.early
             ]
             ops += part.early
-            written = {
-                name for node in mutated_inputs(part.run.module.graph) for name in part.reader.buffers[node]
-            }
-            # the program may look at what its forward has written as soon as that returns
-            seen = {name for spec in part.early for name in spec.writes if name in part.reader.inputs}
-            reads, writes = sorted((set(part.given) | seen) - written, key=str), sorted(written)
-            outside = part.run.outside_bytes
-            ops.append(OpSpec(part.prefix + LEAVE, reads, {}, 0.0, writes, outside, Effect.UNKNOWN))
+            ops.append(_leave(part))
             passing = part.flowing | part.released
             keep.update((name, None) for name in part.reader.keep if name not in passing)
         arriving: dict[str, list[str]] = {}
@@ -174,6 +167,7 @@ class StepModel:
                 else:
                     has_gradient.add(source)
             flown = [name for output in part.flowing for name in arriving.get(output, [])]
+            flown += [part.prefix + KEPT] if part.run.kept_bytes else []
             tangents: dict[Name, int] = dict(part.reader.tangents)
             ops.append(OpSpec(part.prefix + BOUNDARY, flown, tangents, 0.0, effect=Effect.UNKNOWN))
             ops += part.late
@@ -282,6 +276,19 @@ class StepModel:
         steps = map(self._step, order)
         cost = sum(float(self.graph.op_cost[op]) for kind, op in steps if kind == StepKind.COMPUTE)
         return cost / once - 1 if once else 0.0
+
+
+def _leave(part: Part) -> OpSpec:
+    """Return the op that stands for the code after a forward."""
+    run = part.run
+    written = {name for node in mutated_inputs(run.module.graph) for name in part.reader.buffers[node]}
+    # the program may look at what its forward has written as soon as that returns
+    seen = {name for spec in part.early for name in spec.writes if name in part.reader.inputs}
+    reads, writes = sorted((set(part.given) | seen) - written, key=str), sorted(written)
+    has_kept = run.kept_bytes and run.num_fwd_outputs is not None
+    kept: dict[Name, int] = {part.prefix + KEPT: run.kept_bytes} if has_kept else {}
+    outside = max(run.outside_bytes - run.kept_bytes, 0)
+    return OpSpec(part.prefix + LEAVE, reads, kept, 0.0, writes, outside, Effect.UNKNOWN)
 
 
 def _released(run: GraphRun, reader: GraphReader) -> set[str]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 LEAVE: Final = "the code after the forward"
 """Name of the op that stands for it: it reads the forward's outputs."""
+KEPT: Final = "what the code after the forward keeps"
+"""Name of the buffer that stands for it."""
 DONE: Final = "the code after the backward"
 """Name of the op that stands for it: it adds up gradients."""
 
@@ -39,6 +41,7 @@ class GraphRun:
         inputs, outputs: addresses of the storages it was given and gave; empty if not known.
         released: which outputs the program no longer holds when the backward begins, as far as it was seen.
         outside_bytes: what the code after its forward allocated beyond the graph's own storages, at most.
+        kept_bytes: what of that was still there when the next forward began; its own backward comes before this one.
     """
 
     module: fx.GraphModule
@@ -50,6 +53,7 @@ class GraphRun:
     outputs: tuple[int, ...] = ()
     released: frozenset[int] = frozenset()
     outside_bytes: int = 0
+    kept_bytes: int = 0
 
     def size_of(self, size: Value) -> int:
         """Return a size as a number."""

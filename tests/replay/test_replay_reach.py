@@ -114,3 +114,21 @@ def test_gradients_of_weights_and_of_the_input_may_come_one_after_the_other():
     """The backward of a convolution makes both at once, with the workspace of both."""
     torch.manual_seed(0)
     assert_reaches(Images(), torch.randn(2, 1, 32, 32), 65)
+
+
+class Averaged(nn.Module):
+    """A batch norm that averages: dynamo leaves it to eager PyTorch, between two graphs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+        self.average, self.norm = nn.BatchNorm2d(8, momentum=None), nn.BatchNorm2d(8, affine=False)
+
+    def forward(self, x):
+        return self.norm(self.norm(self.second(torch.relu(self.average(self.first(x))))))
+
+
+def test_what_stays_between_two_graphs_is_planned_for():
+    """What eager PyTorch keeps there for its backward is alive while the second graph runs."""
+    torch.manual_seed(0)
+    assert_reaches(Averaged(), torch.randn(4, 3, 20, 20), 92)
