@@ -19,6 +19,7 @@ from memwatch.heap.capsules import Capsule
 from memwatch.heap.classes import Classes
 from memwatch.heap.frames import is_own_code, without_empty_dictionaries
 from memwatch.heap.ids import identities, ids_of
+from memwatch.heap.packs import seen_through
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.roots import Held, Root, RootKind, find_roots, is_tool_class, is_tool_module
 from memwatch.heap.shared_memory import shared_memory_edges
@@ -120,7 +121,7 @@ class Snapshot:
         added: set[int] = set()
         with quiet():
             while todo:
-                near = [(parent, edge) for parent in todo for edge in autograd_edges(parent)]
+                near = [(parent, edge) for parent in todo for edge in seen_through(autograd_edges(parent))]
                 todo = []
                 unlisted = self._find(ids_of(edge.target for _, edge in near)) == UNREACHED
                 for (parent, edge), is_new in zip(near, unlisted, strict=True):

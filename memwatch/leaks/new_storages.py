@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.heap.autograd import autograd_edges
 from memwatch.heap.classes import of_classes
+from memwatch.heap.packs import seen_through
 from memwatch.heap.pause import age_everything, pause_gc, resume_gc
 from memwatch.heap.tensors import (
     TypeFilter,
@@ -201,7 +202,7 @@ def storages_behind(objects: Iterable[object]) -> list[torch.UntypedStorage]:
                 storage = None if is_simulated(obj) else storage_of(obj)
                 if storage is not None:
                     found.append(storage)
-            for edge in autograd_edges(obj):
+            for edge in seen_through(autograd_edges(obj)):
                 if id(edge.target) not in seen and wanted(edge.target) and not is_storage(edge.target):
                     seen[id(edge.target)] = edge.target
                     todo.append(edge.target)

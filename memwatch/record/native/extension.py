@@ -143,6 +143,9 @@ class Extension(Protocol):
     def original_of(self, packed: Any, /) -> Any:
         """Return the tensor that a pack stands for; None if it is gone, or if another packed it."""
 
+    def content_of(self, packed: Any, /) -> tuple[Any, Any] | None:
+        """Return what a pack of ours keeps, and the program's hook that unpacks it; None for any other object."""
+
     def hook(self, modifying: str, packed: Any, pack_hook: Any, unpack_hook: Any, /) -> bool:
         """Have hooks of the program take over from a pack; `modifying` words the error if they write what they get."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from memwatch.heap.capsules import Capsule
+from memwatch.heap.packs import look_through
 from memwatch.record.saved.disguise import Disguise
 from memwatch.record.saved.errors import MODIFYING, inplace_error
 from memwatch.record.saved.tensors import saved_storage
@@ -34,6 +36,7 @@ class NativePacker:
         self.hooks: Hooks = self._native.hooks()
         self.python_functions: tuple[Callable[..., Any], ...] = ()  # the hooks are functions of C's
         self.disguise = Disguise(extension.original_of, functools.partial(extension.hook, MODIFYING))
+        look_through(Capsule, extension.content_of)
         self.set_outer = self._native.set_outer
         self.set_keeper = self._native.set_keeper
         self.living_by_sequence = self._native.living_by_sequence

@@ -21,6 +21,7 @@ from memwatch._torch.autograd import current_node, in_forward_mode, next_sequenc
 from memwatch._torch.modes import current_mode, disable_torch_dispatch
 from memwatch._torch.tensors import version_of
 from memwatch.capture.schema import NONE
+from memwatch.heap.packs import look_through
 from memwatch.record.clock import ticks
 from memwatch.record.saved.disguise import Disguise
 from memwatch.record.saved.errors import MODIFYING, inplace_error
@@ -227,6 +228,11 @@ def _hook(packed: Any, pack_hook: Any, unpack_hook: Any) -> bool:
     return True
 
 
+def _content_of(pack: Pack) -> tuple[Any, Any]:
+    return pack.packed, pack.by_program
+
+
+look_through(Pack, _content_of)
 _DISGUISE: Final = Disguise(_original_of, _hook)
 
 

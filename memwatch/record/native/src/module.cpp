@@ -123,6 +123,19 @@ py::object original_of(const py::object& packed) {
   return original.defined() ? owned(THPVariable_Wrap(original)) : py::none();
 }
 
+/// Give what a pack of ours keeps and the hook of the program that unpacks it, if one packed it; None if not ours.
+py::object content_of(const py::object& packed) {
+  if (PyCapsule_IsValid(packed.ptr(), typeid(std::unique_ptr<Pack>).name()) == 0) {
+    return py::none();
+  }
+  const auto& pack = *kept_by<std::unique_ptr<Pack>>(packed.ptr());
+  const py::object unpack = pack.unpack_by_program ? pack.unpack_by_program : py::none();
+  if (pack.packed.defined()) {
+    return py::make_tuple(owned(THPVariable_Wrap(pack.packed)), unpack);
+  }
+  return py::make_tuple(pack.packed_by_program ? pack.packed_by_program : py::none(), unpack);
+}
+
 bool hook(const std::string& modifying, const py::object& packed, const py::object& pack_hook,
           const py::object& unpack_hook) {
   return PyCapsule_IsValid(packed.ptr(), typeid(std::unique_ptr<Pack>).name()) != 0 &&
@@ -192,6 +205,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("take_kernel", [] { library.reset(); }, "Take it off");
   module.def("passed", [] { return passed.load(); }, "How many ops the kernel saw while no recorder ran");
   module.def("original_of", &original_of, "Give the tensor that a pack stands for");
+  module.def("content_of", &content_of, "Give what a pack keeps, and the program's hook that unpacks it");
   module.def("hook", &hook, "Have hooks of the program take over from a pack");
   module.def("stamp_by_torch", [](bool wanted) { ticks_are_torchs = wanted; }, "Choose the clock");
   module.def("device_name", &Events::name_of, "Name the device of an allocator event");
