@@ -29,6 +29,10 @@ class LastFlush:
         """Note that rows are written."""
         self._op, self._ticks = self._op_counter[0], ticks()
 
+    def is_within(self, seconds: float) -> bool:
+        """Return whether so many seconds have not passed since."""
+        return bool(self._clock.duration_ns(ticks() - self._ticks) < seconds * 1e9)
+
     def is_long_ago(self, seconds: float) -> bool:
         """Return whether some hundred ops, or so many seconds, have passed since."""
         waiting_ns = self._clock.duration_ns(ticks() - self._ticks)
