@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.edges import EdgeKind
+from memwatch.edges import EdgeKind, VertexKind
 from memwatch.heap.classes import count_by_class
 from memwatch.heap.roots import Held
 from memwatch.leaks.balance import unbalanced
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from memwatch.leaks.new_storages import NewStorage
     from memwatch.leaks.places import Growth
     from memwatch.leaks.schedule import Runs
+    from memwatch.leaks.survivor import Survivor
 
 __all__ = ["RunsError", "find_growth", "find_leaks"]
 
@@ -282,10 +283,17 @@ def _is_certain(look: Diagnosis, measured: range) -> bool:
     fills = False
     for survivor in look.survivors:
         runs.setdefault(survivor.holding.place, set()).add(survivor.storage.run)
-        fills = fills or (
-            not survivor.unreachable and survivor.cut is not None and survivor.cut.edge.kind in _FILLS
-        )
+        fills = fills or (not survivor.unreachable and _may_fill(survivor))
     return not fills and all(found.issuperset(measured) for found in runs.values())
+
+
+def _may_fill(survivor: Survivor) -> bool:
+    """Return True for an entry of a container, and of a tuple that each call makes anew for a name to have."""
+    cut = survivor.cut
+    if cut is None or cut.edge.kind in _FILLS:
+        return cut is not None
+    below = survivor.steps[survivor.steps.index(cut) + 1 :]
+    return bool(below) and cut.edge.target is not None and cut.edge.target.kind is VertexKind.CONTAINER
 
 
 def _collections() -> int:

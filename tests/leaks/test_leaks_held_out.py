@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -100,3 +102,18 @@ def test_of_a_loop_the_same_reference_is_to_be_cut_wherever_it_was_entered(child
     (leak,) = caught.value.leaks
     assert leak.cut.name == "parent"
     assert leak.count == 2
+
+
+def test_a_window_that_is_a_new_tuple_for_each_call_is_no_leak():
+    """It fills up in the calls that are measured."""
+    held = SimpleNamespace(window=(), all=())
+
+    def slide():
+        held.window = (*held.window[-3:], torch.ones(16))
+
+    def grow():
+        held.all = (*held.all, torch.ones(16))
+
+    assert find_leaks(slide) == []
+    (leak,) = find_leaks(grow)
+    assert leak.nbytes == 64
