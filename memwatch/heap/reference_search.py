@@ -59,23 +59,15 @@ class ReferenceSearch:
         barren: `id` of functions and classes of modules in which earlier searches found no tensor; a deep search
             looks into them again.
         known_classes: the classes that earlier searches met, if any did.
-        passes_over: returns True for a tensor in an object that the caller does not want to hear of.
-
-    Attributes:
-        met_count: how many references it met: what it takes grows with these.
     """
 
     def __init__(
-        self, seen: set[int], *, deep: bool, barren: set[int], known_classes: KnownClasses | None = None,
-        passes_over: Callable[[Any], bool] | None = None,
-    ) -> None:  # fmt: skip
+        self, seen: set[int], *, deep: bool, barren: set[int], known_classes: KnownClasses | None = None
+    ) -> None:
         self._seen = seen
         self._deep = deep
         self._known_classes = KnownClasses() if known_classes is None else known_classes
         self._barren = barren
-        self._passes_over = passes_over
-        self._passed_in: set[int] = set()
-        self.met_count = 0
         self.cut_count = 0
         """Roots that reach more than was looked at."""
         self._steps = self._known_classes.steps(deep=deep)
@@ -133,7 +125,6 @@ class ReferenceSearch:
             if self._deep:
                 self._rest += (*waiting, *self._later)
             return
-        found |= self._passed_in
         self._barren.update(
             id(held.value)
             for root in roots
@@ -170,22 +161,13 @@ class ReferenceSearch:
             return  # a container passed on as an argument is held by both calls
         self._seen.add(id(value))
         if len(chain) < _MAX_DEPTH:
-            steps, step_for, passes_over = self._steps, self._step, self._passes_over
+            steps, step_for = self._steps, self._step
             found: list[Chain] = []
-            met_count = 0
             for link in step(value):
-                held = link[-1]
-                met_count += 1
-                cls = id(type(held))
-                how = steps[cls] if cls in steps else step_for(held)
-                if how is tensor_step:
-                    if passes_over is not None and passes_over(held):
-                        self._passed_in.add(id(chain[1]))
-                    else:
-                        waiting.append((*chain, *link))
-                elif how is not None:
-                    found.append((*chain, *link))
-            self.met_count += met_count
+                cls = id(type(link[-1]))
+                how = steps[cls] if cls in steps else step_for(link[-1])
+                if how is not None:
+                    (waiting if how is tensor_step else found).append((*chain, *link))
             (waiting if len(found) <= _WIDE_ITEMS else self._later).extend(found)
 
     def _step(self, value: Any) -> Callable[[Any], Iterator[Chain]] | None:

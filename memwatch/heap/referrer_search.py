@@ -43,11 +43,7 @@ def young_objects() -> list[Any]:
     """
     if gc.get_count()[0] > _MAX_YOUNG:
         return []
-    youngest = gc.get_objects(generation=0)  # first: it would list the list of the others
-    older = gc.get_objects(generation=1)
-    if len(older) > _MAX_YOUNG:
-        return []
-    objects = without_empty_dictionaries(youngest + older)
+    objects = without_empty_dictionaries(gc.get_objects(generation=0) + gc.get_objects(generation=1))
     return objects if len(objects) <= _MAX_YOUNG else []
 
 

@@ -85,7 +85,6 @@ NOT_SEEN: Final = "not seen"
 NOT_SEEN_MADE_BEFORE: Final = "not seen; made before the block"
 NOT_SEEN_MADE_BY: Final = "not seen; made by {op}"
 TOO_SMALL: Final = "too small to look for: less than 0.1 % of the increase"
-TOO_SMALL_AT_ENTRY: Final = "too small to look for: it was there at entry, and is less than 0.1 % of the peak"
 MADE_BY_THREAD: Final = "not seen; made by thread `{thread}`"
 
 GRADIENT_IN_FLIGHT: Final = "gradient in flight, made by {op}"

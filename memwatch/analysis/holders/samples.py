@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.analysis.facts.allocations import BASELINE
 from memwatch.analysis.holders.births import Births
 from memwatch.analysis.holders.evidence import Inference
 from memwatch.analysis.holders.holder import object_holder
@@ -202,11 +201,6 @@ class HolderSamples:
 
 
 def is_small(facts: Facts, allocation: int) -> bool:
-    """Return True for memory whose holder the recorder does not look for.
-
-    It is less than 0.1 % of the peak's increase or, if it was there at entry, of the peak.
-    """
-    of_bytes = facts.curve.peak_increase_bytes
-    if int(facts.allocations.origin[allocation]) == BASELINE:
-        of_bytes = facts.curve.peak_bytes
-    return bool(facts.allocations.nbytes[allocation] <= _SMALL_RATIO * of_bytes)
+    """Return True for memory whose holder the recorder does not look for: less than 0.1 % of the peak's increase."""
+    least_bytes = _SMALL_RATIO * facts.curve.peak_increase_bytes
+    return bool(facts.allocations.nbytes[allocation] <= least_bytes)

@@ -82,8 +82,7 @@ class Unseen:
         kind, text = HolderKind.NOT_SEEN, words.NOT_SEEN
         thread = str(facts.strings[allocations.thread[allocation]])
         if is_small(facts, allocation):
-            was_there = int(allocations.origin[allocation]) == BASELINE
-            kind, text = HolderKind.NOT_LOOKED_FOR, words.TOO_SMALL_AT_ENTRY if was_there else words.TOO_SMALL
+            kind, text = HolderKind.NOT_LOOKED_FOR, words.TOO_SMALL
         elif thread:
             text = words.MADE_BY_THREAD
         elif int(allocations.op[allocation]) != NONE:

@@ -63,7 +63,6 @@ class Sample:
         self._live = state.storages.live
         self._device, self._increase_bytes = device, state.increase_bytes(device)
         self._smallest_bytes = state.least_bytes(device)
-        self._smallest_of_entry = state.least_bytes_of_entry(device)
         self._holder_counts: dict[int, int] = {}
         self._deep = False
         self._told_now: dict[int, list[Told]] = {}
@@ -83,8 +82,6 @@ class Sample:
         self._search_near(frame, spaces)
         fresh = self._unnamed(frame)
         state, device = self._state, self._device
-        if not state.costs.may_search_deep():
-            return
         if fresh or state.is_time_to_search_again(device) or state.is_much_unnamed_again(device):
             self._search_deep(frame, spaces)
             if fresh:
@@ -101,7 +98,6 @@ class Sample:
                 self._held(chain)
             known += self._state.ways.tensors(root)
         self._held_where_known(known)
-        self._state.costs.searched(search.met_count, deep=self._deep)
         self._state.cut_count += search.cut_count > 0
         self._root = None
 
@@ -125,34 +121,12 @@ class Sample:
                 self._held(chain)
         for chain in search.rest():
             self._held(chain)
-        self._state.costs.searched(search.met_count, deep=self._deep)
         self._state.told.update(self._told_now)
         self._root = None
 
     def _reference_search(self, frame: FrameType | None) -> ReferenceSearch:
         calls, state = {id(call) for call in running(frame)}, self._state
-        return ReferenceSearch(
-            calls, deep=self._deep, barren=state.barren, known_classes=state.known_classes,
-            passes_over=self._is_passed_over,
-        )  # fmt: skip
-
-    def _is_passed_over(self, tensor: Tensor) -> bool:
-        """Return True for a tensor in an object that is too small to be wanted, and has no graph behind it.
-
-        A program may have a list of 100,000 of them.
-        """
-        if type(tensor) not in _PLAIN:
-            return False
-        try:
-            alive = self._live.get(address_of(tensor))
-            return alive is not None and self._is_small(alive) and tensor.grad_fn is None
-        except (NotImplementedError, RuntimeError):
-            return False
-
-    def _is_small(self, alive: WatchedStorage | WatchedTensor) -> bool:
-        """Return True for what is not looked at: a small share of the increase or, if there at entry, of all."""
-        was_there = alive.number < self._state.first_number
-        return alive.nbytes < (self._smallest_of_entry if was_there else self._smallest_bytes)
+        return ReferenceSearch(calls, deep=self._deep, barren=state.barren, known_classes=state.known_classes)
 
     def _enter(self, root: Root) -> None:
         """Number the root whose chains follow: `id` would name another one, once this one is freed."""
@@ -190,7 +164,7 @@ class Sample:
             key: the address of its storage.
         """
         alive = self._live.get(key) or self._met(tensor, key)
-        if alive is None or self._is_small(alive) or alive.device != self._device:
+        if alive is None or alive.nbytes < self._smallest_bytes or alive.device != self._device:
             return NONE
         if isinstance(alive, WatchedTensor) and alive.address != address_or_zero(tensor):
             return NONE  # a storage of backward that is gone; another lies where it lay
@@ -289,13 +263,12 @@ class Sample:
             running(frame)
         )  # first: a list of all objects holds the frames' dictionaries
         objects = young_objects()
-        is_large = not objects
         tensors = living_tensors(left, address_of, objects)
         self._found_by_gc(referrer_paths(tensors, variables, objects))
         old = {key: number for key, number in left.items() if number not in tensors}
         objects.clear()
         tensors.clear()
-        if old and state.costs.may_scan_heap(is_large=is_large):
+        if old and state.costs.may_scan_heap():
             start = ticks()
             objects = gc.get_objects()
             tensors = living_tensors(old, address_of, objects)

@@ -3,9 +3,7 @@
 What samples may cost is bounded. On the way up one is taken whenever the increase is a multiple of what it was at
 the one before, so there are few. The others wait for births, twice as long each time until the increase has
 grown again. Some of these are free, for a short program would have none else; all others may take a small share of
-the time that the block has been open. Where much is merely alive a search meets much, and less is free: few samples on
-the way up, and nothing that goes through all there is. At other new peaks of later iterations roles alone are looked
-at.
+the time that the block has been open. At other new peaks of later iterations roles alone are looked at.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from typing import Final
 from memwatch.record.clock import ticks
 
 _CLIMB_RATIO: Final = 1.4
-_STEEP_CLIMB_RATIO: Final = 2.5
 _NEAR_RATIO: Final = 0.9
 _FRESH_RATIO: Final = 0.1
 _FRESH_GROWTH_RATIO: Final = 1.5
@@ -26,20 +23,11 @@ _SAMPLES_TIME_RATIO: Final = 0.04
 _HEAP_SCANS_TIME_RATIO: Final = 0.02
 _FREE_FRESH_SAMPLES: Final = 12
 _FREE_DUE_SAMPLES: Final = 2
-_SAME_BETWEEN_SAMPLES: Final = 16
-"""An iteration with the peak of the one before, as in a steady training, is sampled once in so many."""
 _FREE_HEAP_SCANS: Final = 1
-_FREE_REFERENCES: Final = 60_000
-_FREE_DEEP_REFERENCES: Final = 60_000
-"""References that free searches may meet, near and deep ones; those of a small program meet some thousands in all."""
-_TICKS_OF_MODULE_OR_STORAGE: Final = 4_000
-"""About what a look at the roles takes for each."""
-_TICKS_OF_HEAP_SCAN: Final = 500_000_000
-"""About what it takes where the heap is large."""
 _ROLE_LOOKS_RATIO: Final = 0.1
 _FREE_ROLE_LOOKS: Final = 4
 _FREE_OF_ROLE_LOOKS: Final = 20_000
-"""Storages and modules that the free looks at roles may go through."""
+"""Storages and modules that the free looks at roles may go through, after the first."""
 _FREE_OF_SMALL_PROGRAMS: Final = 1_000
 """Of those, as many may be gone through in however many looks: what is said of a small program hangs on no clock."""
 
@@ -52,7 +40,7 @@ class SamplingCosts:
         self.cost_ticks = 0
         self._heap_scan_ticks = 0
         self._role_look_count = self._role_look_ticks = self._looked_at_count = 0
-        self._heap_scan_count = self._met_count = self._deeply_met_count = 0
+        self._heap_scan_count = 0
         self._refused_at_ticks = -1
         self._start_ticks = ticks()
 
@@ -60,32 +48,11 @@ class SamplingCosts:
         """Return True if the samples so far took a small share of the time."""
         return self.cost_ticks <= _SAMPLES_TIME_RATIO * (ticks() - self._start_ticks)
 
-    @property
-    def is_little_alive(self) -> bool:
-        """Whether searches from the calls met little so far: counted, not timed, so that it is so on any machine."""
-        return self._met_count <= _FREE_REFERENCES
-
-    def may_search_deep(self) -> bool:
-        """Return True if deep searches met little so far, or the samples took a small share of the time."""
-        return self._deeply_met_count <= _FREE_DEEP_REFERENCES or self.is_affordable()
-
-    def searched(self, met_count: int, *, deep: bool) -> None:
-        """Note how many references a search met."""
-        if deep:
-            self._deeply_met_count += met_count
-        else:
-            self._met_count += met_count
-
-    def may_scan_heap(self, *, is_large: bool) -> bool:
-        """Return True if there is time left to go through all objects of the process: tens of milliseconds.
-
-        Args:
-            is_large: whether even the young objects are many: then nothing is free.
-        """
-        if self._heap_scan_count < _FREE_HEAP_SCANS and not is_large:
+    def may_scan_heap(self) -> bool:
+        """Return True if there is time left to go through all objects of the process: tens of milliseconds."""
+        if self._heap_scan_count < _FREE_HEAP_SCANS:
             return True
-        spent_ticks = self._heap_scan_ticks or _TICKS_OF_HEAP_SCAN
-        return spent_ticks <= _HEAP_SCANS_TIME_RATIO * (ticks() - self._start_ticks)
+        return self._heap_scan_ticks <= _HEAP_SCANS_TIME_RATIO * (ticks() - self._start_ticks)
 
     def may_look_at_roles(self, known_count: int) -> bool:
         """Return True if looks at the roles are a small share of what the samples take, or few and at little.
@@ -94,12 +61,12 @@ class SamplingCosts:
             known_count: storages and modules that a look goes through now.
         """
         looked_at_count = self._looked_at_count + known_count
-        if self._role_look_count < _FREE_ROLE_LOOKS and looked_at_count <= _FREE_OF_ROLE_LOOKS:
+        is_little = looked_at_count <= _FREE_OF_ROLE_LOOKS
+        if self._role_look_count < _FREE_ROLE_LOOKS and (is_little or not self._role_look_count):
             return True
         if looked_at_count <= _FREE_OF_SMALL_PROGRAMS:
             return True
-        next_ticks = 0 if self._role_look_count else known_count * _TICKS_OF_MODULE_OR_STORAGE
-        is_affordable = self._role_look_ticks + next_ticks <= _ROLE_LOOKS_RATIO * self.cost_ticks
+        is_affordable = self._role_look_ticks <= _ROLE_LOOKS_RATIO * self.cost_ticks
         if not is_affordable:
             self._refused_at_ticks = self.cost_ticks
         return is_affordable
@@ -149,7 +116,6 @@ class SamplingSchedule:
         self._peak_bytes, self.is_new_peak = 0, False
         self._iteration_start = 0
         self._iteration_high = (0, -1)
-        self._last_peak, self._same_count = (0, -1), 0
 
     def iteration_starts(self, op: int, last_from: int | None = None) -> None:
         """Plan a sample at the op, in the iteration that starts with `op`, at which the last one had its peak.
@@ -158,29 +124,21 @@ class SamplingSchedule:
             op: ops started so far.
             last_from: the op with which the last iteration began; None for the last call's `op`.
         """
-        high_bytes, peak_op = self._iteration_high
+        _, peak_op = self._iteration_high
+        is_wanted = peak_op >= 0 and (self._due_count < _FREE_DUE_SAMPLES or self._costs.is_affordable())
         start = self._iteration_start if last_from is None else last_from
-        peak = high_bytes, max(peak_op - start, 0)
-        self._same_count = self._same_count + 1 if peak == self._last_peak else 0
-        self._last_peak = peak
-        is_needed = self._same_count % _SAME_BETWEEN_SAMPLES == 0 and self._costs.is_affordable()
-        is_wanted = peak_op >= 0 and (self._due_count < _FREE_DUE_SAMPLES or is_needed)
-        self._due_op = op + peak[1] if is_wanted else -1
+        self._due_op = op + max(peak_op - start, 0) if is_wanted else -1
         self._iteration_start, self._iteration_high = op, (0, -1)
 
     def worth_from_bytes(self) -> int:
         """Return the live bytes from which on a birth may be worth a sample."""
         if self._due_op >= 0:
             return 0
-        climb = int(self._climbed_bytes * self._climb_ratio)
+        climb = int(self._climbed_bytes * _CLIMB_RATIO)
         near = int(self._high_bytes * _NEAR_RATIO) if self._again < _MAX_AGAIN else climb
         asks = self._iteration_start and self._costs.may_ask_for_roles
         new_peak = self._peak_bytes if asks else climb
         return self.base_bytes + min(near, climb, new_peak)
-
-    @property
-    def _climb_ratio(self) -> float:
-        return _CLIMB_RATIO if self._costs.is_little_alive else _STEEP_CLIMB_RATIO
 
     def is_worth_it(self, born_bytes: int, high_bytes: int, op: int) -> bool:
         """Return True if a sample should be taken now, at a birth.
@@ -196,7 +154,7 @@ class SamplingSchedule:
         increase, high = high_bytes - self.base_bytes, self._high_bytes
         self.is_new_peak = increase > self._peak_bytes and self._iteration_start > 0
         self._peak_bytes = max(increase, self._peak_bytes)
-        climbs = increase > self._climbed_bytes * self._climb_ratio
+        climbs = increase > self._climbed_bytes * _CLIMB_RATIO
         if not (climbs or self._is_due(op) or self._is_fresh(increase)):
             return False
         if climbs:
@@ -218,7 +176,7 @@ class SamplingSchedule:
         enough = self._born_bytes >= high * _FRESH_RATIO * _FRESH_GROWTH_RATIO**self._again
         if not enough or increase_bytes < high * _NEAR_RATIO or self._again >= _MAX_AGAIN:
             return False
-        if self._free_count < _FREE_FRESH_SAMPLES and self._costs.is_little_alive:
+        if self._free_count < _FREE_FRESH_SAMPLES:
             self._free_count += 1
         elif not self._costs.is_affordable():
             return False

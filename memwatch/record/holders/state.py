@@ -102,10 +102,6 @@ class SamplingState:
         """Return the size below which nothing is looked at."""
         return max(int(self.increase_bytes(device) * _SMALL_RATIO), 1)
 
-    def least_bytes_of_entry(self, device: int) -> int:
-        """Return the size below which nothing is looked at that was there at entry: a share of all that is live."""
-        return max(int(self.storages.gross_bytes(device) * _SMALL_RATIO), 1)
-
     def look_at_roles(self, frame: FrameType | None, least_bytes: int) -> None:
         """End the roles that are over, if there is time to: what has none is searched for."""
         known_count = len(self.storages.live) + len(self.context.owners.registry.known)
