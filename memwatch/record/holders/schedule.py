@@ -23,6 +23,8 @@ _SAMPLES_TIME_RATIO: Final = 0.04
 _HEAP_SCANS_TIME_RATIO: Final = 0.02
 _FREE_FRESH_SAMPLES: Final = 12
 _FREE_DUE_SAMPLES: Final = 2
+_SAME_BETWEEN_SAMPLES: Final = 16
+"""An iteration with the peak of the one before, as in a steady training, is sampled once in so many."""
 _FREE_HEAP_SCANS: Final = 1
 _ROLE_LOOKS_RATIO: Final = 0.1
 _FREE_ROLE_LOOKS: Final = 4
@@ -116,6 +118,7 @@ class SamplingSchedule:
         self._peak_bytes, self.is_new_peak = 0, False
         self._iteration_start = 0
         self._iteration_high = (0, -1)
+        self._last_peak, self._same_count = (0, -1), 0
 
     def iteration_starts(self, op: int, last_from: int | None = None) -> None:
         """Plan a sample at the op, in the iteration that starts with `op`, at which the last one had its peak.
@@ -124,10 +127,14 @@ class SamplingSchedule:
             op: ops started so far.
             last_from: the op with which the last iteration began; None for the last call's `op`.
         """
-        _, peak_op = self._iteration_high
-        is_wanted = peak_op >= 0 and (self._due_count < _FREE_DUE_SAMPLES or self._costs.is_affordable())
+        high_bytes, peak_op = self._iteration_high
         start = self._iteration_start if last_from is None else last_from
-        self._due_op = op + max(peak_op - start, 0) if is_wanted else -1
+        peak = high_bytes, max(peak_op - start, 0)
+        self._same_count = self._same_count + 1 if peak == self._last_peak else 0
+        self._last_peak = peak
+        is_needed = self._same_count % _SAME_BETWEEN_SAMPLES == 0 and self._costs.is_affordable()
+        is_wanted = peak_op >= 0 and (self._due_count < _FREE_DUE_SAMPLES or is_needed)
+        self._due_op = op + peak[1] if is_wanted else -1
         self._iteration_start, self._iteration_high = op, (0, -1)
 
     def worth_from_bytes(self) -> int:
