@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from memwatch._torch.batch_norms import (
+    RETURNS_STATISTICS,
+    WITHOUT_STATISTICS,
+    WRITES_STATISTICS,
+    can_compute_batch_norms_again,
+)
+
 if TYPE_CHECKING:
     from torch import fx
 
 _COPY: Final = torch.ops.aten.copy_.default
-_RETURNS_STATISTICS: Final = torch.ops.aten._native_batch_norm_legit_functional.default
-_WRITES_STATISTICS: Final = torch.ops.aten._native_batch_norm_legit.default
-_WITHOUT_STATISTICS: Final = torch.ops.aten._native_batch_norm_legit.no_stats
 _BACKWARD: Final = torch.ops.aten.native_batch_norm_backward.default
 _STATISTICS: Final = (3, 4)
 """Where the running statistics are among the arguments of each of them, and the new ones among the results."""
@@ -27,10 +31,27 @@ _TRAINING_OF_BACKWARD: Final = 7
 
 def write_statistics(graph: fx.Graph) -> None:
     """Let the batch norms of a graph write their running statistics, where nothing else uses the new ones."""
+    if not can_compute_batch_norms_again():
+        return
     for node in graph.find_nodes(op="call_function", target=_BACKWARD):
         if node.args[_TRAINING_OF_BACKWARD] is True:  # it is given them, and reads none
             for place in _STATISTICS:
                 node.update_arg(place, None)
+    chains = _chains_of_whole_norms(graph)
+    norms: set[Any] = {item.args[0] for chain in chains.values() for item in chain}
+    for copy, chain in chains.items():
+        written: Any = copy.args[0]
+        graph.erase_node(copy)
+        for item in chain:
+            item.replace_all_uses_with(written)
+            graph.erase_node(item)
+    for norm in norms:
+        norm.target = WRITES_STATISTICS
+        norm.meta["val"] = tuple(norm.meta["val"][: min(_STATISTICS)])
+
+
+def _chains_of_whole_norms(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """Return the chain behind each copy, of those batch norms both of whose new statistics are in chains."""
     chains: dict[fx.Node, list[fx.Node]] = {}
     for copy in graph.find_nodes(op="call_function", target=_COPY):
         found = _chain(copy)
@@ -40,19 +61,9 @@ def write_statistics(graph: fx.Graph) -> None:
         known = {item for chain in chains.values() for item in chain}
         halves = [copy for copy, chain in chains.items() if not all(_other(item) in known for item in chain)]
         if not halves:
-            break
+            return chains
         for copy in halves:
             del chains[copy]
-    norms: set[Any] = {item.args[0] for chain in chains.values() for item in chain}
-    for copy, chain in chains.items():
-        written: Any = copy.args[0]
-        graph.erase_node(copy)
-        for item in chain:
-            item.replace_all_uses_with(written)
-            graph.erase_node(item)
-    for norm in norms:
-        norm.target = _WRITES_STATISTICS
-        norm.meta["val"] = tuple(norm.meta["val"][: min(_STATISTICS)])
 
 
 def _chain(copy: fx.Node) -> list[fx.Node]:
@@ -76,7 +87,7 @@ def _made_by(item: Any) -> tuple[Any, int]:
     if getattr(item, "target", None) is not operator.getitem:
         return None, 0
     norm, place = item.args
-    is_training = norm.target is _RETURNS_STATISTICS and norm.args[_TRAINING] is True
+    is_training = norm.target is RETURNS_STATISTICS and norm.args[_TRAINING] is True
     return (norm, place) if is_training and place in _STATISTICS else (None, 0)
 
 
@@ -90,7 +101,7 @@ def _other(item: fx.Node) -> fx.Node | None:
 
 def written_once(node: fx.Node) -> tuple[fx.Node, ...]:
     """Return what only the first computation of a node writes."""
-    if node.target is not _WRITES_STATISTICS or node.args[_TRAINING] is not True:
+    if node.target is not WRITES_STATISTICS or node.args[_TRAINING] is not True:
         return ()
     values: tuple[Any, ...] = node.args
     return tuple(values[place] for place in _STATISTICS)
@@ -100,5 +111,5 @@ def without_statistics(node: fx.Node) -> None:
     """Make a batch norm that is computed again one that writes nothing."""
     if written_once(node):
         x, weight, bias, _, _, *rest = node.args
-        node.target = _WITHOUT_STATISTICS
+        node.target = WITHOUT_STATISTICS
         node.args = (x, weight, bias, *rest)

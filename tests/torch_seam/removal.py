@@ -181,6 +181,7 @@ _OF_THE_BACKEND = (
     "torch.autograd._engine_run_backward",
     "torch.fx._lazy_graph_module.",
     "torch.fx.graph._BoxedCodeGen",
+    "torch.ops.aten._native_batch_norm_legit",
 )
 _OF_THE_COMPILER = ("torch._dynamo.", *_OF_THE_BACKEND)
 ASKED_LAST = (*_OF_THE_COMPILER, *_OF_INDUCTOR, *_OF_VALUES, *_OF_JOBS)

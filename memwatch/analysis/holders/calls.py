@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 COMPREHENSIONS = ("comp>", "genexpr>")
 """The ends of the names that Python gives to comprehensions and to generator expressions."""
 
-
-_ENGINE: Final = "_engine_run_backward"
-"""The function of torch's that calls autograd's engine."""
+_CALLS_ENGINE: Final = ("torch/autograd/graph.py", "torch\\autograd\\graph.py")
+"""The ends of the file of torch's that calls autograd's engine."""
 
 
 class StackCall(NamedTuple):
@@ -48,7 +47,7 @@ def common_call(facts: Facts, allocation: int, op: int) -> StackCall | None:
     ):
         if (file, function) != (file_now, function_now):
             return found
-        if function == _ENGINE:
+        if file.endswith(_CALLS_ENGINE):
             found = loop = None
         if calls_torch:
             is_own = facts.call_stacks.owner_of_file[file] == CodeOwner.PROGRAM
