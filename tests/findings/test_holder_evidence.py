@@ -10,6 +10,7 @@ from torch.nn import functional
 import memwatch
 from memwatch.analysis.holders.evidence import HolderEvidence
 from memwatch.capture.schema import EVIDENCE
+from memwatch.record.holders import schedule
 from memwatch.record.holders.schedule import SamplingCosts, SamplingSchedule
 from memwatch.report.stats import format_stats, stats
 
@@ -294,3 +295,20 @@ def test_summary_and_stats_say_how_holders_are_known():
     assert sum(nbytes.values()) == int(prof.at_peak["nbytes"].sum())
     assert "% seen or from torch's books" in prof.summary(color=False)
     assert "% seen or from torch's books" in format_stats(stats(prof), color=False)
+
+
+def test_the_peak_that_comes_again_is_looked_at_whatever_the_looks_before_took(monkeypatch):
+    """On a busy machine as on a quiet one, parameters are known amid the peak of a training's second step."""
+    noted = SamplingCosts.roles_looked_at
+    monkeypatch.setattr(SamplingCosts, "roles_looked_at", lambda self, count, _: noted(self, count, 1 << 60))
+    monkeypatch.setattr(schedule, "_FREE_OF_SMALL_PROGRAMS", 0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh()) for _ in range(8)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with memwatch.profile() as prof:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(4 * WIDE, WIDE)).sum().backward()
+            optimizer.step()
+            prof.step()
+    parameter = prof.at_peak[(prof.at_peak["category"] == "parameter") & (prof.at_peak["nbytes"] > 4 * WIDE)]
+    assert set(parameter["holder_evidence"]) == {"structure"}

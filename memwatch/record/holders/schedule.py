@@ -44,6 +44,7 @@ class SamplingCosts:
         self._role_look_count = self._role_look_ticks = self._looked_at_count = 0
         self._heap_scan_count = 0
         self._refused_at_ticks = -1
+        self._is_role_look_free = False
         self._start_ticks = ticks()
 
     def is_affordable(self) -> bool:
@@ -66,7 +67,7 @@ class SamplingCosts:
         is_little = looked_at_count <= _FREE_OF_ROLE_LOOKS
         if self._role_look_count < _FREE_ROLE_LOOKS and (is_little or not self._role_look_count):
             return True
-        if looked_at_count <= _FREE_OF_SMALL_PROGRAMS:
+        if looked_at_count <= _FREE_OF_SMALL_PROGRAMS or (self._is_role_look_free and is_little):
             return True
         is_affordable = self._role_look_ticks <= _ROLE_LOOKS_RATIO * self.cost_ticks
         if not is_affordable:
@@ -77,6 +78,10 @@ class SamplingCosts:
     def may_ask_for_roles(self) -> bool:
         """Whether a look at roles alone may be allowed: where one was refused, not before the next sample."""
         return self._refused_at_ticks != self.cost_ticks
+
+    def look_at_roles_for_free(self) -> None:
+        """Let the sample that is taken now look at the roles, unless there are very many."""
+        self._is_role_look_free = True
 
     def roles_looked_at(self, known_count: int, spent_ticks: int) -> None:
         """Note how much a look at the roles went through, and what it took."""
@@ -93,6 +98,7 @@ class SamplingCosts:
         """Note what a sample took."""
         self.count += 1
         self.cost_ticks += spent_ticks
+        self._is_role_look_free = False
 
 
 class SamplingSchedule:
@@ -161,8 +167,9 @@ class SamplingSchedule:
         increase, high = high_bytes - self.base_bytes, self._high_bytes
         self.is_new_peak = increase > self._peak_bytes and self._iteration_start > 0
         self._peak_bytes = max(increase, self._peak_bytes)
+        is_due = self._is_due(op)
         climbs = increase > self._climbed_bytes * _CLIMB_RATIO
-        if not (climbs or self._is_due(op) or self._is_fresh(increase)):
+        if not (is_due or climbs or self._is_fresh(increase)):
             return False
         if climbs:
             self._climbed_bytes, self._again = increase, 0
@@ -175,6 +182,8 @@ class SamplingSchedule:
             return False
         self._due_op = -1
         self._due_count += 1
+        if self._due_count <= _FREE_DUE_SAMPLES:  # else it would hang on the clock what is seen amid the peak
+            self._costs.look_at_roles_for_free()
         return True
 
     def _is_fresh(self, increase_bytes: int) -> bool:
