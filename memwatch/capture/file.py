@@ -25,7 +25,7 @@ from memwatch.capture.check import checked
 from memwatch.capture.chunks import MOST_ROWS, Chunk, deflated
 from memwatch.capture.columns import encoded
 from memwatch.capture.errors import CaptureError, DamagedCaptureError
-from memwatch.capture.schema import FORMAT_VERSION, RECORDED_BY_NAME
+from memwatch.capture.schema import FORMAT_VERSION, OLDEST_FORMAT, RECORDED_BY_NAME
 
 if TYPE_CHECKING:
     import os
@@ -316,7 +316,7 @@ def _check_format(database: sqlite3.Connection, source: pathlib.Path) -> None:
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
         raise CaptureError(f"{source} is not a memwatch capture; record one with `memwatch run script.py`")
-    if version < FORMAT_VERSION:
+    if version < OLDEST_FORMAT:
         raise CaptureError(
             f"{source} has format {version}, which an older memwatch wrote; this memwatch reads format "
             f"{FORMAT_VERSION}: record it again"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch.capture.errors import CaptureError
 from memwatch.capture.file import APPLICATION_ID, SUMMARY, check_is_database, text_of
-from memwatch.capture.schema import FORMAT_VERSION
+from memwatch.capture.schema import FORMAT_VERSION, OLDEST_FORMAT
 
 if TYPE_CHECKING:
     import os
@@ -38,7 +38,7 @@ class Head(NamedTuple):
     @property
     def is_readable(self) -> bool:
         """Whether this memwatch can read the tables."""
-        return self.format_version == FORMAT_VERSION
+        return OLDEST_FORMAT <= self.format_version <= FORMAT_VERSION
 
 
 def read_head(path: str | os.PathLike[str]) -> Head:

@@ -30,8 +30,10 @@ from memwatch.capture.references import (
 from memwatch.capture.table import Reference, Table
 from memwatch.own_code import CodeOwner
 
-FORMAT_VERSION: Final = 9
-"""Raised with every change of a recorded table; a file of another format is refused."""
+FORMAT_VERSION: Final = 10
+"""Raised with every change of a recorded table."""
+OLDEST_FORMAT: Final = 9
+"""The oldest that is read: files of it lack the table `views`, as if none had run. Any other format is refused."""
 
 NONE: Final = -1
 """An integer column's "there is none": no module, no stack, not dead."""
@@ -116,6 +118,19 @@ RECORDED: Final = (
             "int",
             "autograd sequence number of the newest node when it started, as of a forward op",
         ),
+    ),
+    _table(
+        "views",
+        "One row per node that a view made; the first tells of what was made before the block.",
+        ("op", "int", "number of ops started before the view", OPS_STARTED),
+        (
+            "sequence",
+            "int",
+            "autograd sequence number of the newest node when it started, as of a forward op",
+        ),
+        ("stack", "int", "stack id of the Python call stack, -1 without stacks", STACK_OR_NONE),
+        ("module", "int", "module id of the innermost running nn.Module, -1 outside any", MODULE_OR_NONE),
+        ("node", "int", "sequence number of the node whose backward, with a graph, it ran in; -1 for others"),
     ),
     _table(
         "uses",

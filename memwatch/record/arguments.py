@@ -60,6 +60,8 @@ class ArgumentRecorder:
 
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the op through the hot path; note its arguments before and its results after."""
+        if kind.is_view:
+            return self._ops.run(kind, args, kwargs)
         number = self._op_counter[0]
         operands: list[Operand] = []
         grad = int(torch.is_grad_enabled())

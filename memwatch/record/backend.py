@@ -157,7 +157,10 @@ class Recorder(Protocol):
 
 
 class OpRecorder(Protocol):
-    """Runs the ops that an interceptor hands it, and appends rows of `ops`, `nodes`, `uses`, `births` and `deaths`."""
+    """Runs the ops that an interceptor hands it.
+
+    It appends rows of `ops`, `nodes`, `views`, `uses`, `births` and `deaths`.
+    """
 
     @property
     def ops(self) -> Table:
@@ -166,6 +169,10 @@ class OpRecorder(Protocol):
     @property
     def nodes(self) -> Table:
         """Rows of the nodes that ops of a backward made, for another backward."""
+
+    @property
+    def views(self) -> Table:
+        """Rows of the nodes that views made."""
 
     @property
     def uses(self) -> Table:

@@ -14,7 +14,7 @@ import memwatch
 from memwatch.capture import Capture, CaptureError, load, save
 from memwatch.capture.capture import INTEGER_TABLES, Note
 from memwatch.capture.derived import DERIVED
-from memwatch.capture.schema import FORMAT_VERSION, RECORDED_BY_NAME
+from memwatch.capture.schema import FORMAT_VERSION, OLDEST_FORMAT, RECORDED_BY_NAME
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(st.characters(), max_size=20)  # with lone surrogates: file names may hold them
@@ -169,9 +169,25 @@ def test_an_older_format_is_recorded_again(recorded, tmp_path):
     path = tmp_path / "older.memwatch"
     path.write_bytes(recorded.read_bytes())
     with sqlite3.connect(path) as database:
-        database.execute(f"PRAGMA user_version = {FORMAT_VERSION - 1}")
+        database.execute(f"PRAGMA user_version = {OLDEST_FORMAT - 1}")
     with pytest.raises(CaptureError, match=r"older\.memwatch.*an older memwatch wrote.*record it again"):
         load(path)
+
+
+def test_an_older_format_that_lacks_only_a_table_is_read(recorded, tmp_path):
+    """A file that was recorded before views were reads as before: every peak and every word of other ops."""
+    path = tmp_path / "older.memwatch"
+    path.write_bytes(recorded.read_bytes())
+    with sqlite3.connect(path) as database:
+        database.execute(f"PRAGMA user_version = {OLDEST_FORMAT}")
+        database.execute("DELETE FROM chunks WHERE \"table\" = 'views'")
+    older, now = load(path), load(recorded)
+    assert older.rows("views") == 0 < now.rows("views")
+    older, now = (memwatch.load(each) for each in (path, recorded))
+    assert older.peak_bytes == now.peak_bytes
+    assert older.storages[["nbytes", "category", "op_name"]].equals(
+        now.storages[["nbytes", "category", "op_name"]]
+    )
 
 
 def test_reading_leaves_the_file_alone(recorded):

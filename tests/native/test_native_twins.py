@@ -23,6 +23,7 @@ COMPARED = {
     "unpacks": ("pack", "op", "released"),
     "roles": ("storage", "role", "name", "op"),
     "calls": ("module", "start_op", "end_op", "depth"),
+    "views": ("op", "sequence", "stack", "module", "node"),
 }
 TEXTS = {"name", "device", "shape"}
 
@@ -37,7 +38,7 @@ def rows(prof: memwatch.Profile) -> dict[str, list[tuple[object, ...]]]:
             column = capture.tables[table][name]
             if name in TEXTS:
                 column = capture.text(column)
-            elif name == "sequence" and table in ("ops", "packs"):
+            elif name in ("sequence", "node") and table in ("ops", "packs", "views"):
                 column = np.where(column == NONE, NONE, column - capture.tables["ops"]["sequence"].max())
             elif name == "stack":
                 column = [stack_of(prof, number) for number in column.tolist()]

@@ -324,9 +324,9 @@ class Rows(nn.Module):
     Fact(
         f32(89, 307),
         "temporary",
-        "first rows|backward of rows",
+        "first rows",
         f"{UNNAMED}|{GRADIENT}",
-        "net|Rows|",
+        "net|Rows",
         "slice_backward",
     ),
     Fact(f32(7, 307), "activation", "noise of rows", SAVED, "net|Rows", "rand"),

@@ -1,12 +1,14 @@
 """Forward ops: which op made the node of autograd's graph that an op of backward runs, or that saved a tensor.
 
-An op made a node if autograd's newest sequence number moved when it ran. A backward with `create_graph=True` makes
-nodes for another one: of these the newest number is recorded apart, for an op in backward carries that of the node run.
+An op made a node if autograd's newest sequence number moved when it ran, and so did a view, which is recorded for that
+alone. A backward with `create_graph=True` makes nodes for another one: of these the newest number is recorded apart,
+for an op in backward carries that of the node run.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -23,68 +25,104 @@ _AT_ONCE: Final = 1 << 20
 """Rows of `uses` that are looked at together: all of them would take as much memory again."""
 
 
-class _Newest(NamedTuple):
-    """The newest sequence number while each op ran of which that is known, in the order of the ops."""
+@dataclass(frozen=True)
+class Makers:
+    """What made each of some nodes: an op, by its number, or a view, by its row of `views`; -1 where it is not that."""
 
     op: IntArray
-    sequence: IntArray
+    view: IntArray
 
 
 def op_of_node(capture: Capture, sequence: IntArray) -> IntArray:
-    """Return the op that ran while the node with each sequence number was the newest; -1 if none."""
-    newest = _newest(capture, 0, capture.rows("ops"))
-    if not len(newest.op):
-        return np.full(len(sequence), NONE, dtype=np.int64)
-    numbers, first = np.unique(newest.sequence, return_index=True)
-    position = np.minimum(np.searchsorted(numbers, sequence), len(numbers) - 1)
-    return np.where(numbers[position] == sequence, newest.op[first[position]], NONE)
+    """Return the op that ran first while the node with each sequence number was the newest; -1 if none."""
+    return _Nodes(capture, 0, capture.rows("ops")).first_with(sequence).op
 
 
-def maker_of_node(capture: Capture, start: int = 0, end: int | None = None) -> IntArray:
-    """Return, for each backward op among some, the op among them that made the node that it runs; -1 for all others.
+def maker_of_node(capture: Capture) -> IntArray:
+    """Return, for each backward op, the op that made the node that it runs; -1 for all others."""
+    count = capture.rows("ops")
+    return _Nodes(capture, 0, count).makers(_nodes_run(capture, 0, count), np.arange(count)).op
+
+
+def forward_makers(capture: Capture, start: int = 0, end: int | None = None) -> Makers:
+    """Return what made the node that each backward op among some runs, of these and the views between them.
+
+    No op nor view of a backward is told: what that made is put down to what made the node that it ran, and so is what a
+    backward of a backward runs. What is recomputed in backward has a place of its own.
 
     Args:
         capture: what was recorded.
-        start: the first of these ops, from which the result counts.
+        start: the first of these ops.
         end: the op after the last one; None for the end of the capture.
     """
-    ops = {name: capture.tables["ops"][name][start:end] for name in ("sequence", "phase")}
-    sequence, count = ops["sequence"], len(ops["sequence"])
-    newest = _newest(capture, start, start + count)
-    if not len(newest.op):
-        return np.full(count, NONE, dtype=np.int64)
-    running = np.maximum.accumulate(newest.sequence)
-    moved = np.concatenate([[True], running[1:] > running[:-1]])
-    numbers, made = newest.sequence[moved], newest.op[moved] - start
-    position = np.minimum(np.searchsorted(numbers, sequence), len(numbers) - 1)
-    found = (ops["phase"] == BACKWARD) & (sequence != NONE) & (numbers[position] == sequence)
-    return np.where(found & (made[position] < np.arange(count)), made[position], NONE)
-
-
-def forward_op_of(capture: Capture, start: int = 0, end: int | None = None) -> IntArray:
-    """Return the same, but no op of a backward: what that made is put down to the op whose node it ran.
-
-    So is what a backward of a backward runs. What is recomputed in backward has a place of its own.
-    """
-    made = maker_of_node(capture, start, end)
-    phase = capture.tables["ops"]["phase"][start:end]
+    end = capture.rows("ops") if end is None else end
+    ops, views = capture.tables["ops"], capture.tables["views"]
+    nodes = _Nodes(capture, start, end)
+    made = nodes.makers(_nodes_run(capture, start, end), np.arange(start, end))
     while True:
-        again = np.flatnonzero((made != NONE) & (phase[made] == BACKWARD))
-        if not len(again):
+        by_op, by_view = np.flatnonzero(made.op != NONE), np.flatnonzero(made.view != NONE)
+        by_op = by_op[ops["phase"][made.op[by_op]] == BACKWARD]
+        by_view = by_view[views["node"][made.view[by_view]] != NONE]
+        if not len(by_op) and not len(by_view):
             return made
-        made[again] = made[made[again]]
+        op, view = made.op[by_op], made.view[by_view]
+        for rows, sequence, before in (
+            (by_op, ops["sequence"][op], op),
+            (by_view, views["node"][view], views["op"][view]),
+        ):
+            further = nodes.makers(sequence, before)
+            made.op[rows], made.view[rows] = further.op, further.view
 
 
-def _newest(capture: Capture, start: int, end: int) -> _Newest:
-    ops, nodes = capture.tables["ops"], capture.tables["nodes"]
-    number = np.arange(start, end)
-    is_one = (ops["phase"][start:end] != BACKWARD) & (ops["sequence"][start:end] != NONE)
-    forward = number[is_one & _is_given_memory(capture, start, end)]
-    inside = (nodes["op"] >= start) & (nodes["op"] < end)
-    op = np.concatenate([forward, nodes["op"][inside]])
-    sequence = np.concatenate([ops["sequence"][forward], nodes["sequence"][inside]])
-    order = np.argsort(op, kind="stable")
-    return _Newest(op[order], sequence[order])
+class _Nodes:
+    """The nodes whose makers are among some ops, and the views between them, in the order in which these ran."""
+
+    def __init__(self, capture: Capture, start: int, end: int) -> None:
+        ops, nodes, views = (capture.tables[name] for name in ("ops", "nodes", "views"))
+        number = np.arange(start, end)
+        is_one = (ops["phase"][start:end] != BACKWARD) & (ops["sequence"][start:end] != NONE)
+        forward = number[is_one & _is_given_memory(capture, start, end)]
+        inside, seen = (
+            np.flatnonzero((table["op"] >= start) & (table["op"] < end)) for table in (nodes, views)
+        )
+        op = np.concatenate([views["op"][seen], forward, nodes["op"][inside]])
+        sequence = np.concatenate(
+            [views["sequence"][seen], ops["sequence"][forward], nodes["sequence"][inside]]
+        )
+        is_op = np.arange(len(op)) >= len(seen)
+        order = np.lexsort((is_op, op))  # what is equal stays in its order
+        self._op, self._sequence, self._is_op = op[order], sequence[order], is_op[order]
+        has_place = (views["stack"][seen] != NONE) | (views["module"][seen] != NONE)
+        view = np.where(has_place, seen, NONE)  # what was made before the block has no place
+        self._view = np.append(view, np.full(len(op) - len(seen), NONE))[order]
+
+    def first_with(self, sequence: IntArray) -> Makers:
+        """Return what ran first while the node with each number was the newest."""
+        return self._found(sequence, np.arange(len(self._op)), np.iinfo(np.int64).max)
+
+    def makers(self, sequence: IntArray, before: IntArray) -> Makers:
+        """Return what made the node with each number, if it had started before each op."""
+        newest = np.maximum.accumulate(self._sequence)
+        return self._found(sequence, np.flatnonzero(np.diff(newest, prepend=NONE - 1) > 0), before)
+
+    def _found(self, sequence: IntArray, rows: IntArray, before: IntArray | int) -> Makers:
+        if not len(rows):
+            return Makers(*(np.full(len(sequence), NONE, dtype=np.int64) for _ in range(2)))
+        numbers, first = np.unique(self._sequence[rows], return_index=True)
+        position = np.minimum(np.searchsorted(numbers, sequence), len(numbers) - 1)
+        row = rows[first[position]]
+        found = (numbers[position] == sequence) & (sequence != NONE)
+        found &= self._op[row] + self._is_op[row] <= before
+        by_op = self._is_op[row]
+        return Makers(
+            np.where(found & by_op, self._op[row], NONE), np.where(found & ~by_op, self._view[row], NONE)
+        )
+
+
+def _nodes_run(capture: Capture, start: int, end: int) -> IntArray:
+    """Return the number of the node that each op among some runs, -1 for those of no backward."""
+    ops = capture.tables["ops"]
+    return np.where(ops["phase"][start:end] == BACKWARD, ops["sequence"][start:end], NONE)
 
 
 def _is_given_memory(capture: Capture, start: int, end: int) -> NDArray[np.bool_]:

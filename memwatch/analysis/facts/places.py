@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from memwatch.analysis.facts.forward_ops import forward_op_of
+from memwatch.analysis.facts.forward_ops import Makers, forward_makers
 from memwatch.analysis.facts.module_tree import ModuleTree, read_modules
 from memwatch.capture.schema import NONE
 from memwatch.own_code import CodeOwner
@@ -37,7 +37,7 @@ class Places:
     line_of_stack: list[str]
     own_line_of_stack: list[str]
     function_of_stack: list[str]
-    stack_of_op: IntArray  # in backward that of the op that made the node, where it is known
+    stack_of_op: IntArray  # in backward that of the op or view that made the node, where it is known
     module_of_op: IntArray  # likewise
     module_tree: ModuleTree
 
@@ -69,12 +69,13 @@ def with_empty_end(texts: list[str]) -> Texts:
 
 def find_places(capture: Capture, op: int) -> Places:
     """Return the place of every op of a capture; modules are called what they are called when one op runs."""
-    ops = capture.tables["ops"]
-    forward = _within_regions(capture, forward_op_of(capture))
-    has = forward != NONE
-    safe = np.maximum(forward, 0)
-    stack = np.where(has, ops["stack"][safe], ops["stack"]) if len(forward) else ops["stack"]
-    module = np.where(has, ops["module"][safe], ops["module"]) if len(forward) else ops["module"]
+    ops, views = capture.tables["ops"], capture.tables["views"]
+    made = _within_regions(capture, forward_makers(capture))
+    by_op, by_view = np.flatnonzero(made.op != NONE), np.flatnonzero(made.view != NONE)
+    stack, module = ops["stack"].copy(), ops["module"].copy()
+    for column, name in ((stack, "stack"), (module, "module")):
+        column[by_op] = ops[name][made.op[by_op]]
+        column[by_view] = views[name][made.view[by_view]]
     return Places(*_lines_of_stacks(capture), stack, module, read_modules(capture, op))
 
 
@@ -102,7 +103,7 @@ def _lines_of_stacks(capture: Capture) -> _Lines:
     return _Lines(list(map(line, rows.tolist())), list(map(line, own.tolist())), functions)
 
 
-def _within_regions(capture: Capture, forward: IntArray) -> IntArray:
+def _within_regions(capture: Capture, made: Makers) -> Makers:
     """Return the same, but what the backward of a reentrant region ran is put down to that run of the region.
 
     Numbers of nodes count in each thread: on another device a region runs again in a thread of autograd's.
@@ -111,6 +112,6 @@ def _within_regions(capture: Capture, forward: IntArray) -> IntArray:
     reentrant = runs["sequence"] != NONE
     spans = zip(runs["start_op"][reentrant].tolist(), runs["end_op"][reentrant].tolist(), strict=True)
     for start, end in reversed(list(spans)):  # the outer of two is left last
-        made = forward_op_of(capture, start, end)
-        forward[start:end] = np.where(made != NONE, made + start, NONE)
-    return forward
+        inside = forward_makers(capture, start, end)
+        made.op[start:end], made.view[start:end] = inside.op, inside.view
+    return made

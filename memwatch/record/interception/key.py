@@ -1,7 +1,7 @@
 """See every op below autograd through a dispatch key, which nobody notices.
 
 torch 2.13 has a functionality key below autograd that nothing uses (`Fake`): a kernel on it is called for every
-op while the thread includes the key. Views and other ops that make no bytes pass it by.
+op while the thread includes the key. Ops that make no bytes pass it by, but for views that make a node of autograd's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memwatch._torch.dispatch import (
     op_names,
 )
 from memwatch._torch.overloads import base_name_of
-from memwatch.record.interception.kinds import UNSEEN
+from memwatch.record.interception.kinds import UNSEEN, is_noted_view
 from memwatch.record.patches import Patches
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class KeyInterceptor:
 
 
 def put_kernels(kernel_of: KernelOf) -> Libraries:
-    """Register a kernel for every overload that makes bytes; the others fall through the key.
+    """Register a kernel for every overload that makes bytes, and for some views; the others fall through the key.
 
     There is one kernel for each overload, and not one fallback for all: while a mode is on but switched off, as
     FakeTensorMode does within, torch looks a Python kernel up by overload, and does not find a fallback.
@@ -143,7 +143,8 @@ def put_kernels(kernel_of: KernelOf) -> Libraries:
     for space, name, overload in _overloads():
         if space not in libraries:
             libraries[space] = kernel_library(space, __file__)
-        if overload.is_view or base_name_of(overload) in UNSEEN or space == "profiler":
+        is_passing_view = overload.is_view and not is_noted_view(overload)
+        if is_passing_view or base_name_of(overload) in UNSEEN or space == "profiler":
             libraries[space].impl(name, FREE_KEY_NAME, torch.library.fallthrough_kernel, False)
         elif (found := kernel_of(space, overload)) is not None:
             kernel, takes_keyset = found

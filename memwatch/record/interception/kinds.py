@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 READ, WRITE = (ACCESSES.index(access) for access in ("read", "write"))
 UNSEEN: Final = frozenset({"detach", "lift_fresh", "alias"})
 """Ops that make no bytes; `detach` must stay unseen below autograd: `nn.Parameter` needs its output unwrapped."""
+VIEWS: Final = frozenset(
+    {
+        "_reshape_alias", "as_strided", "diagonal", "expand", "permute", "select.int", "slice.Tensor",
+        "split.Tensor", "split_with_sizes", "squeeze", "squeeze.dim", "squeeze.dims", "t", "transpose.int",
+        "unbind.int", "unfold", "unsqueeze", "view", "view_as_complex", "view_as_real",
+    }
+)  # fmt: skip
+"""Views whose node is noted: what its backward allocates has the view's line. The others make none, or are rare."""
 _BOOKKEEPING: Final = ("profiler", "prim")
 """Namespaces of ops that compute nothing: marks of profilers, and `prim::device`, which asks a fake tensor for its."""
 _RESIZING: Final = frozenset({"resize_", "resize_as_", "set_", "_resize_output_"})
@@ -46,6 +54,7 @@ class OpKind:
         accesses: how each argument is used, by its position: read or written.
         write_names: names of the arguments that are written.
         resizes: whether it may give an argument another storage size.
+        is_view: whether it is one of `VIEWS`: it makes no bytes, and has no row in `ops`.
     """
 
     __slots__ = (
@@ -53,6 +62,7 @@ class OpKind:
         "_seeing",
         "accesses",
         "call",
+        "is_view",
         "name",
         "overload",
         "resizes",
@@ -63,6 +73,7 @@ class OpKind:
     def __init__(self, overload: Any) -> None:
         arguments = schema_of(overload).arguments
         self.overload = overload
+        self.is_view: Final = is_noted_view(overload)
         self.name = str(overload)
         self.call: Callable[..., Any] = call_of(overload)
         self.takes_lists = any("[]" in str(argument.type) for argument in arguments)
@@ -119,11 +130,18 @@ def _with_torch_function(call: Callable[..., Any], *args: Any, **kwargs: Any) ->
         return call(*args, **kwargs)
 
 
+def is_noted_view(overload: Any) -> bool:
+    """Return whether an overload is one of `VIEWS`."""
+    return (
+        overload.namespace == "aten" and str(overload).removeprefix("aten.").removesuffix(".default") in VIEWS
+    )
+
+
 def mode_kind(func: Any) -> OpKind | None:
     """Return the kind of an op that a dispatch mode sees; None for one that is not recorded."""
     if (
         not isinstance(func, OpOverload)
-        or func.is_view
+        or (func.is_view and not is_noted_view(func))
         or base_name_of(func) in UNSEEN
         or func.namespace in _BOOKKEEPING
     ):

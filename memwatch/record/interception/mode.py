@@ -107,7 +107,7 @@ class ModeInterceptor(UncompiledMode):
         return self._hand_on(func, types, args, kwargs or {})
 
     def _hand_on(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Hand an op to the recorder, unless it is a view or a subclass sees to it."""
+        """Hand an op to the recorder, unless it is of no interest to it or a subclass sees to it."""
         handler = self._handler
         if handler is None:
             return func(*args, **kwargs)

@@ -36,6 +36,10 @@ class OpRunner(Protocol):
     def nodes(self) -> Table:
         """Rows of the nodes that ops of a backward made."""
 
+    @property
+    def views(self) -> Table:
+        """Rows of the nodes that views made."""
+
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
         """Run an op that Python hands on."""
 

@@ -51,6 +51,8 @@ class PythonKernels:
             kind = self._kinds[overload] = OpKind(
                 overload
             )  # kept: putting all kernels again takes half the time
+        if kind.is_view:
+            return functools.partial(_run_view, self, kind), True
         if space == "aten":
             return functools.partial(_run, self, kind), False
         return functools.partial(_run_below, self, kind), True
@@ -63,6 +65,14 @@ def _run(kernels: PythonKernels, kind: OpKind, *args: Any, **kwargs: Any) -> Any
         return kind.call(*args, **kwargs) if handler is None else handler(kind, args, kwargs)
     finally:
         exclude_key(FREE_KEY, False)
+
+
+def _run_view(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    """Have the node of a view noted. What the view runs within is seen: the key stays included."""
+    call, handler = functools.partial(kind.overload.redispatch, keyset & BELOW_FREE_KEY), kernels._handler
+    if handler is None or not torch.is_grad_enabled():
+        return call(*args, **kwargs)
+    return handler(kind.calling(call), args, kwargs)
 
 
 def _run_below(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **kwargs: Any) -> Any:

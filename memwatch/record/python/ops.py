@@ -51,14 +51,16 @@ _thread: Final = threading.get_ident
 
 
 class PythonOpRecorder:
-    """Append the rows of `ops`, `uses`, `births` and `deaths` for every intercepted op."""
+    """Append the rows of `ops`, `uses`, `births` and `deaths` for every intercepted op, and of `views`."""
 
     def __init__(
         self, block: Block, storages: Storages, capture_stack: CaptureStack, context: CallContext,
         listener: Listener,
     ) -> None:  # fmt: skip
         self.ops = Rows()
-        self.uses, self.nodes = Rows(), Rows()
+        self.uses, self.nodes, self.views = Rows(), Rows(), Rows()
+        self._newest_told = next_sequence_nr() - 1
+        self.views += (0, self._newest_told, NONE, NONE, NONE)
         self._listener = listener
         self._flush_op = self._flush_ticks = NEVER
         self._storages = storages
@@ -80,6 +82,8 @@ class PythonOpRecorder:
 
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the op and record it; the op's result or exception is passed on as it is."""
+        if kind.is_view:
+            return self._run_view(kind, args, kwargs)
         if has_torch_function(args) or (
             kind.takes_lists and any(has_torch_function(item) for item in args if item.__class__ is list)
         ):
@@ -97,8 +101,9 @@ class PythonOpRecorder:
                 grad = _grad_enabled()
                 phase = OPTIMIZER if context.optimizing and not grad else FORWARD
                 sequence = next_sequence_nr() - 1 if grad else NONE
+                self._newest_told = sequence if grad else self._newest_told
             else:
-                phase, sequence = self._in_backward(task)
+                phase, sequence = self._op_in_backward(task)
             stack = self._capture_stack(outer, task)
         except MemwatchError:  # the limit that the program asked for
             raise
@@ -131,8 +136,36 @@ class PythonOpRecorder:
         name = self._names[kind] = self._strings(kind.name)
         return name
 
-    def _in_backward(self, task: int) -> tuple[int, int]:
+    def _run_view(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Note the node that a view has made, before it runs: what the backward of that allocates has no other line."""
+        if not _grad_enabled() or (newest := next_sequence_nr() - 1) == self._newest_told:
+            return kind.call(*args, **kwargs)
+        try:
+            context = self._context
+            module, outer = context.top
+            task, node = current_graph_task_id(), NONE
+            if task != NO_TASK:
+                _, sequence, made = self._in_backward(task)
+                node = NONE if made == NONE else sequence
+            elif context.graph_task != NO_TASK:
+                context.backward_ended()
+            self._newest_told = newest
+            self.views += (self._op_counter[0], newest, self._capture_stack(outer, task, 4), module, node)
+        except MemwatchError:  # the limit that the program asked for
+            raise
+        except Exception as error:
+            self._listener.could_not_record(kind.name, error)
+        return kind.call(*args, **kwargs)
+
+    def _op_in_backward(self, task: int) -> tuple[int, int]:
         """Return phase and autograd node of an op within a backward."""
+        phase, sequence, made = self._in_backward(task)
+        if made != NONE:  # it makes a graph for another backward
+            self.nodes += (self._op_counter[0], made)
+        return phase, sequence
+
+    def _in_backward(self, task: int) -> tuple[int, int, int]:
+        """Return phase and autograd node of an op or view within a backward, and the newest node if it makes one."""
         context = self._context
         if context.graph_task != task:
             is_new = self._graphs.enter(task, within=context.graph_task)
@@ -143,15 +176,19 @@ class PythonOpRecorder:
         if (task == context.recomputing and _thread() == context.thread) or (
             grad and not keeps_graph() and context.recomputes_by_hand()
         ):
-            return RECOMPUTE, next_sequence_nr() - 1 if grad else NONE
+            if not grad:
+                return RECOMPUTE, NONE, NONE
+            self._newest_told = next_sequence_nr() - 1
+            return RECOMPUTE, self._newest_told, NONE
         node = current_node()  # none in the callbacks that run when backward is done, as FSDP's
         sequence = NONE if node is None else sequence_nr_of(node)
         if sequence not in self._graphs.visited:
             self._listener.leaves_reached(self._graphs.leaves_from(node))
-        if grad:  # it makes a graph for another backward
-            self.nodes += (self._op_counter[0], next_sequence_nr() - 1)
+        made = NONE
+        if grad:
+            made = self._newest_told = next_sequence_nr() - 1
         # AccumulateGrad's is the largest unsigned number
-        return BACKWARD, NONE if sequence > _MAX_SEQUENCE else sequence
+        return BACKWARD, NONE if sequence > _MAX_SEQUENCE else sequence, made
 
     def _ran(
         self, number: int, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any], *, result: Any, end: int

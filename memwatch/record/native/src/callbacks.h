@@ -166,6 +166,7 @@ class PythonKind {
   py::object numbers_as_tensors(const py::tuple& args) const { return kind_.attr("numbers_as_tensors")(args); }
 
   std::string name() const { return py::str(kind_.attr("name")); }
+  bool is_view() const { return kind_.attr("is_view").cast<bool>(); }
   bool resizes() const { return kind_.attr("resizes").cast<bool>(); }
   py::object write_names() const { return kind_.attr("write_names"); }
   py::object accesses() const { return kind_.attr("accesses"); }

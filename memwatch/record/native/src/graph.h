@@ -26,6 +26,12 @@ inline int64_t last_sequence() {
   return c10::GradMode::is_enabled() ? static_cast<int64_t>(at::sequence_number::peek()) - 1 : kNone;
 }
 
+/// The newest node of this thread that is told of already: an op or a view has its number.
+constinit inline thread_local int64_t newest_told = kNone;
+
+/// Tell whether autograd has made a node in this thread since the last op or view that was noted.
+inline bool has_new_node() { return c10::GradMode::is_enabled() && last_sequence() != newest_told; }
+
 /// Return the leaves that the backward which runs in this thread may give gradients: the engine lists its nodes.
 inline py::list leaves_of_backward() {
   py::list leaves;

@@ -17,6 +17,7 @@ struct Kind {
   std::string text;
   int64_t name = kNone;  // its string id
   bool skipped = false;
+  bool is_view = false;  // one whose node is noted, where Python hands it on
   bool resizes = false;
   std::vector<int64_t> accesses;
   py::object write_names;  // of arguments given by name; only where Python calls
@@ -59,7 +60,8 @@ inline Kind describe(const c10::FunctionSchema& schema, const py::object& string
 inline Kind describe(const PythonKind& python_kind, const py::object& string_id) {
   Kind kind;
   kind.text = python_kind.name();
-  kind.name = integer(string_id(kind.text).ptr());
+  kind.is_view = kind.skipped = python_kind.is_view();
+  kind.name = kind.skipped ? kNone : integer(string_id(kind.text).ptr());
   kind.resizes = python_kind.resizes();
   kind.write_names = python_kind.write_names();
   for (const auto& access : python_kind.accesses()) {

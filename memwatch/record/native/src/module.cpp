@@ -8,8 +8,10 @@
 #include <typeinfo>
 
 #include "allocator.h"
+#include "graph.h"
 #include "ops.h"
 #include "saved.h"
+#include "views.h"
 
 namespace memwatch {
 
@@ -17,7 +19,7 @@ namespace {
 
 std::shared_ptr<Recorder> running;  // touched under the interpreter's lock only
 std::atomic<int64_t> passed{0};     // ops seen while no recorder ran
-std::unique_ptr<torch::Library> library;
+std::unique_ptr<torch::Library> library, library_of_views;
 
 void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   static const c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Fake);
@@ -55,10 +57,28 @@ void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit:
   note(stack);
 }
 
-/// Put the kernel on the key, for every op that has none of its own there.
+void note_view() {
+  if (!has_new_node()) {
+    return;
+  }
+  const Locked locked;
+  if (const auto mine = running; mine != nullptr) {
+    mine->view();
+  }
+}
+
+/// Put the kernel on the key, for every op that has none of its own there, and those of views.
 void put_kernel() {
   library = std::make_unique<torch::Library>(torch::Library::IMPL, "_", c10::DispatchKey::Fake, __FILE__, __LINE__);
   library->fallback(torch::CppFunction::makeFromBoxedFunction<&kernel>());
+  library_of_views =
+      std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::Fake, __FILE__, __LINE__);
+  put_views<&note_view>(*library_of_views);
+}
+
+void take_kernel() {
+  library_of_views.reset();
+  library.reset();
 }
 
 /// Keep a C++ object for as long as a Python object lives.
@@ -202,7 +222,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using namespace memwatch;
   module.doc() = "The compiled hot path of memwatch's recorder";
   module.def("put_kernel", &put_kernel, "Put the kernel on the dispatch key");
-  module.def("take_kernel", [] { library.reset(); }, "Take it off");
+  module.def("take_kernel", &take_kernel, "Take it off");
   module.def("passed", [] { return passed.load(); }, "How many ops the kernel saw while no recorder ran");
   module.def("original_of", &original_of, "Give the tensor that a pack stands for");
   module.def("content_of", &content_of, "Give what a pack keeps, and the program's hook that unpacks it");
@@ -241,6 +261,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
            py::arg("op_counter"))
       .def_property_readonly("ops", &Recorder::ops)
       .def_property_readonly("nodes", &Recorder::nodes)
+      .def_property_readonly("views", &Recorder::views)
       .def("run", &Recorder::run)
       .def("dispatch", &torch_dispatch)
       .def("flush_at", &Recorder::flush_at)

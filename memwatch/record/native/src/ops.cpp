@@ -31,7 +31,11 @@ Recorder::Recorder(const py::object& callbacks, std::shared_ptr<Storages> storag
       stacks_(std::move(stacks)),
       uses_(std::move(uses)),
       kinds_(callbacks_.string_id),
-      overloads_(callbacks_.overload_of) {}
+      overloads_(callbacks_.overload_of) {
+  view_.text = "a view";
+  newest_told = static_cast<int64_t>(at::sequence_number::peek()) - 1;
+  views_->add(ViewsRow{.op = 0, .sequence = newest_told, .stack = kNone, .module = kNone, .node = kNone});
+}
 
 void Recorder::close() {
   closed_ = true;
@@ -53,6 +57,9 @@ void Recorder::leave() {
 bool Recorder::before(const Kind& kind, const c10::OperatorHandle& op, const torch::jit::Stack& stack, Call& call) {
   Running running(*this);
   call.kind = &kind;
+  if (kind.is_view) {
+    view(kind);
+  }
   if (kind.skipped || !start(call, 0)) {
     return false;
   }
@@ -153,7 +160,10 @@ py::object Recorder::perform(const Kind& kind, const PythonKind& python_kind, co
   const Running running(*this);
   Call call;
   call.kind = &kind;
-  if (!start(call, skip)) {
+  if (kind.is_view) {
+    view(kind, skip);
+  }
+  if (kind.skipped || !start(call, skip)) {
     return owned(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
   }
   number(call);
@@ -191,6 +201,21 @@ py::object Recorder::perform(const Kind& kind, const PythonKind& python_kind, co
   });
   flush_if_due(call, end);
   return result;
+}
+
+void Recorder::view(const Kind& kind, int skip) {
+  const Running running(*this);
+  Call call;
+  call.kind = &kind;
+  if (closed_ || !has_new_node() || !start(call, skip)) {
+    return;
+  }
+  const bool in_backward = call.made != kNone;
+  views_->add(ViewsRow{.op = ops_started(),
+                       .sequence = in_backward ? call.made : call.sequence,
+                       .stack = call.stack,
+                       .module = call.module,
+                       .node = in_backward ? call.sequence : kNone});
 }
 
 /// As `begin`; if nothing can be noted, say so and give false.
@@ -235,6 +260,9 @@ void Recorder::begin(Call& call, int skip) {
     call.phase = again ? kPhaseRecompute : kPhaseBackward;
     call.sequence = again ? last_sequence() : running_sequence();
     call.made = !again && c10::GradMode::is_enabled() ? last_sequence() : kNone;
+  }
+  if (c10::GradMode::is_enabled()) {
+    newest_told = last_sequence();
   }
   call.stack = stacks_->capture(outer, task, skip);
 }

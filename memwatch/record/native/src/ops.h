@@ -66,11 +66,17 @@ class Recorder {
     return before(kinds_.of(op), op, stack, call);
   }
 
+  /// Note the node that a view has made, before it runs: what the backward of that allocates has no other line.
+  void view() { view(view_); }
+
   /// The rows of the ops that ran.
   const std::shared_ptr<Rows>& ops() const { return ops_; }
 
   /// The rows of the nodes that ops of a backward made.
   const std::shared_ptr<Rows>& nodes() const { return nodes_; }
+
+  /// The rows of the nodes that views made.
+  const std::shared_ptr<Rows>& views() const { return views_; }
 
   /// Append its rows when it has run; `stack` holds its results, or nothing if it raised.
   void after(const c10::OperatorHandle& op, const torch::jit::Stack* stack, Call& call, int64_t end);
@@ -80,6 +86,7 @@ class Recorder {
   bool before(const Kind& kind, const c10::OperatorHandle& op, const torch::jit::Stack& stack, Call& call);
   py::object perform(const Kind& kind, const PythonKind& python_kind, const py::object& function, int skip,
                      const py::tuple& args, const py::dict& kwargs);
+  void view(const Kind& kind, int skip = 0);
   bool start(Call& call, int skip);
   void begin(Call& call, int skip);
   void number(Call& call);
@@ -131,7 +138,9 @@ class Recorder {
   const py::list started_;
   std::shared_ptr<Storages> storages_;
   std::shared_ptr<Stacks> stacks_;
-  const std::shared_ptr<Rows> ops_ = std::make_shared<Rows>(), nodes_ = std::make_shared<Rows>(), uses_;
+  const std::shared_ptr<Rows> ops_ = std::make_shared<Rows>(), nodes_ = std::make_shared<Rows>(),
+                              views_ = std::make_shared<Rows>(), uses_;
+  Kind view_;  // of every view that the dispatch key sees
   Kinds kinds_;
   Overloads overloads_;
 };

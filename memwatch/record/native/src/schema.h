@@ -40,6 +40,15 @@ struct NodesRow {
   int64_t sequence;
 };
 
+/// A row of the table `views`.
+struct ViewsRow {
+  int64_t op;
+  int64_t sequence;
+  int64_t stack;
+  int64_t module;
+  int64_t node;
+};
+
 /// A row of the table `uses`.
 struct UsesRow {
   int64_t op;
