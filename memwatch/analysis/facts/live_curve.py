@@ -94,15 +94,18 @@ def trace_live_curve(capture: Capture, allocations: Allocations) -> tuple[Alloca
 def _peak(capture: Capture, live_bytes: IntArray, time_ns: IntArray) -> int:
     """Return the event of the peak: of several that are as high, the first amid which roles were looked at.
 
-    Each step of most programs comes to the same peak, and the best known of them speaks for all.
+    Of these it is the first amid which holders were searched for too, if there is any. Each step of most programs comes
+    to the same peak, and the best known of them speaks for all.
     """
     highest = np.flatnonzero(live_bytes == live_bytes.max())
     ops, looks = capture.tables["ops"], capture.tables["role_looks"]
     if len(highest) > 1 and len(ops["start_ns"]):
         running = np.searchsorted(ops["start_ns"], time_ns[highest], side="right") - 1
         is_amid = (running != NONE) & (time_ns[highest] <= ops["end_ns"][running])
-        looked_at = highest[is_amid & np.isin(running, looks["op"][looks["in_op"] == 1])]
-        highest = looked_at if len(looked_at) else highest
+        looked_at = is_amid & np.isin(running, looks["op"][looks["in_op"] == 1])
+        searched = looked_at & np.isin(running, capture.tables["holders"]["op"] - 1)
+        choice = searched if searched.any() else looked_at
+        highest = highest[choice] if choice.any() else highest
     return int(highest[0])
 
 
