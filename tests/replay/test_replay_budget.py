@@ -248,6 +248,7 @@ def test_a_settled_step_is_followed_until_it_changes(monkeypatch):
         patch.setattr(account.Account, "enter", None)
         for _ in range(3):
             assert_equal(step(model, lambda: planned(x)), wanted[0])
+        model.zero_grad()  # else a further backward of the same step would come
         for _ in range(2):
             planned(x)  # let go of
         with pytest.raises(IndexError):
