@@ -156,6 +156,13 @@ def call_when_given_up(call: Callable[[Any, CodeType, str], None]) -> None:
             raise failed(owner.compiler_fn, refusal, None) from refusal
 
     handler.register_end_callback(ended)
+    clear = handler.clear
+
+    def clear_others() -> None:
+        clear()  # `torch._dynamo.reset()` does so
+        handler.register_end_callback(ended)
+
+    handler.clear = clear_others
 
 
 def _frame_of(name: str) -> FrameType | None:

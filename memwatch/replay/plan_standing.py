@@ -50,6 +50,12 @@ class StandingPlanner:
             model = self.model(standing)
             order = model.with_parts(planned.orders.whole, [parts[graph] for graph in graphs])
             planned = plan_step(model, model.torchs_own(), wanted, self.options, [order])
+        may_draw = planned.is_lowest and self.options.recompute
+        states = {graph: graph.keep_random_states() for graph in set(graphs)} if may_draw else {}
+        if any(states.values()):
+            model = self.model(standing)
+            order = model.with_states(planned.orders.whole, [states[graph] for graph in graphs])
+            planned = plan_step(model, model.torchs_own(), wanted, self.options, [order])
         standing.has_news, standing.is_lowest, standing.error = False, planned.is_lowest, planned.error
         return planned.orders
 
