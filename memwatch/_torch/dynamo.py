@@ -134,7 +134,7 @@ def call_when_given_up(call: Callable[[Any, CodeType, str], None]) -> None:
 
     Args:
         call: takes the object that would have called the backend, the code of the frame, and dynamo's reason. It may
-            raise: the program sees the error as it sees those of a backend.
+            raise: the program sees the error, as one of a backend's.
     """
     handler: Any = _given_up.take("torch._dynamo.callback.callback_handler", None)
     unsupported: Any = _given_up.take("torch._dynamo.exc.Unsupported", None)
@@ -153,9 +153,25 @@ def call_when_given_up(call: Callable[[Any, CodeType, str], None]) -> None:
         except Exception as refusal:
             # the handler would count this compilation as one that is under way, and call nobody again
             setattr(handler, _PENDING, getattr(handler, _PENDING, 1) - 1)
-            raise failed(owner.compiler_fn, refusal, None) from refusal
+            raise _as_backends(refusal, failed, owner.compiler_fn) from refusal
 
     handler.register_end_callback(ended)
+    clear = handler.clear
+
+    def clear_others() -> None:
+        clear()  # `torch._dynamo.reset()` does so
+        handler.register_end_callback(ended)
+
+    handler.clear = clear_others
+
+
+def _as_backends(error: Exception, failed: Any, backend: Any) -> Exception:
+    """Return an error that is of its own class, and of that of a backend's errors, which dynamo lets through."""
+    kind = type(type(error).__name__, (type(error), failed), {"__init__": failed.__init__})
+    found: Exception = kind(backend, error, None)
+    vars(found).update(vars(error))
+    found.args = error.args
+    return found
 
 
 def _frame_of(name: str) -> FrameType | None:

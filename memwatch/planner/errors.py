@@ -47,6 +47,14 @@ class BudgetError(MemwatchError):
         options = tuple(each for each in self.options if each in existing)
         return BudgetError(self.reason, self.best, self.bound_bytes, options, self._given_advice)
 
+    def because(self, reason: str) -> BudgetError:
+        """Return a new error that has one more reason; this one if there is none."""
+        if not reason:
+            return self
+        return BudgetError(
+            f"{self.reason}; {reason}", self.best, self.bound_bytes, self.options, self._given_advice
+        )
+
 
 def _advice(options: tuple[str, ...]) -> str:
     return f"allow {' or '.join(options)}" if options else ""

@@ -13,14 +13,13 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.planner import BudgetError
-from memwatch.planner.budget import parse_budget
 from memwatch.replay import episode as mark
+from memwatch.replay.allowance import Allowance
 from memwatch.replay.episode import Episode, Run, addresses
 from memwatch.replay.measure import can_measure
+from memwatch.replay.plan_standing import StandingPlanner
 from memwatch.replay.routine import Routine
 from memwatch.replay.standing import Standing, Standings, signature_of
-from memwatch.replay.step_model import StepModel
-from memwatch.replay.step_planner import plan_step, program_order, remembered
 from memwatch.replay.uncovered import warn_of_uncovered
 from memwatch.sizes import format_bytes
 
@@ -28,10 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memwatch.encoding.values import Value
-    from memwatch.planner.op import Name
     from memwatch.replay.moves import Move
     from memwatch.replay.options import BackendOptions
-    from memwatch.replay.step_model import Orders
     from memwatch.replay.traced_graph import TracedGraph
 
 _log = logging.getLogger(__name__)
@@ -51,21 +48,14 @@ class Account:
     def __init__(self, options: BackendOptions, device: str) -> None:
         self._options = options
         self._device = device
-        self._eager_bytes: int | None = None
+        self._allowance = Allowance(options.budget, device)
+        self._planner = StandingPlanner(options, device)
         self._episode: Episode | None = None
         self._routine: Routine | None = None
         self._graphs: list[TracedGraph] = []
         self._standings = Standings()
         self._is_warned = False
         self._has_trained = False
-
-    @property
-    def budget_bytes(self) -> int | None:
-        """The budget; None where there is none, and for a share until eager PyTorch has been measured."""
-        budget = self._options.budget
-        if budget is None or (self._is_share and self._eager_bytes is None):
-            return None
-        return parse_budget(budget, self._eager_bytes or 0)
 
     @property
     def is_kept(self) -> bool:
@@ -76,11 +66,6 @@ class Account:
     def is_under_way(self) -> bool:
         """Whether a step has begun, and not ended."""
         return (now := self._routine or self._episode) is not None and now.is_pending()
-
-    @property
-    def _is_share(self) -> bool:
-        budget = self._options.budget
-        return isinstance(budget, str) and budget.strip().endswith("%")
 
     def add(self, graph: TracedGraph) -> list[str | Move]:
         """Take a graph that was just traced; return the order in which it runs at first.
@@ -93,16 +78,14 @@ class Account:
         graph.on_begin, graph.on_end = self._begins, self._ends
         run = Run(graph, 0, ())
         standing = Standing([run])
-        model = self._model(standing)
-        own = model.torchs_own()
-        if self._is_share:
-            orders = None if own is None else model.cut(own)
-            return (orders or program_order(model)).of_graphs[0]
-        orders = standing.orders = self._plan(model, own, standing)
+        if self._allowance.is_share:
+            return self._planner.torchs_orders(standing).of_graphs[0]
+        budget = self._budget_of(standing)
+        orders = standing.orders = self._planner.plan(standing, budget)
         self._standings[signature_of([run])] = standing
-        if self.budget_bytes is not None and orders.peak_increase_bytes > self.budget_bytes:
-            orders = standing.orders = self._hope(standing, orders)
-        if self.budget_bytes is not None and orders.peak_increase_bytes > self.budget_bytes:
+        if self._is_above(standing):
+            orders = standing.orders = self._planner.hope(standing, budget, orders)
+        if self._is_above(standing):
             if self._options.strict:
                 self._standings.refuse(standing)
             else:
@@ -121,6 +104,8 @@ class Account:
         if routine is not None and routine.takes(graph) and not (graph.hints and graph.is_larger(args)):
             return routine
         if routine is not None:
+            if routine.goes_on():
+                self._allowance.step_goes_on()
             self._episode, self._routine = routine.as_episode(), None
         return None
 
@@ -132,7 +117,10 @@ class Account:
         """
         if self._episode is None or not self._episode.is_pending():
             self._conclude()
+            self._allowance.meet(args)
             self._episode = self._open(graph, args)
+        else:
+            self._allowance.meet(args)
         episode = self._episode
         turn = sum(run.graph is graph for run in episode.runs) if episode.runs else 0
         run = Run(graph, turn, addresses(args) if episode.learns else ())
@@ -206,6 +194,7 @@ class Account:
         episode = self._episode
         if episode is None:
             return
+        self._allowance.gradients_came()
         episode.mark(mark.RETURNED)
         if not episode.is_pending() and episode.can_stop_here:
             self._conclude()
@@ -213,15 +202,22 @@ class Account:
     def _open(self, graph: TracedGraph, args: Sequence[Any]) -> Episode:
         if self._options.budget is None:
             return Episode()
-        if not graph.hints and self._standings.is_settled(graph):
+        kept = self._allowance.kept()
+        has_more = self._allowance.look(graph)
+        if has_more and not self._allowance.is_share:
+            self._leave_less(kept)
+        if not graph.hints and not has_more and self._standings.is_settled(graph):
             return Episode()
         is_known, is_larger = self._standings.know(graph), graph.is_larger(args)
-        if is_known and not is_larger and not self._standings.must_measure:
+        if is_known and not is_larger and not has_more and not self._standings.must_measure:
             return Episode(learns=bool(self._standings.awaited))
         if not can_measure():
             return Episode(learns=True)
         warn_of_uncovered(args)
-        episode = Episode(is_eager=self._is_share and (is_larger or not is_known), learns=True)
+        is_new = has_more or is_larger or not is_known
+        episode = Episode(is_eager=self._allowance.is_share and is_new, learns=True)
+        if is_larger:
+            self._allowance.grew(graph)
         if episode.is_eager:
             graph.grow(args)
         episode.measure(self._device, self._backward_returned)
@@ -232,16 +228,29 @@ class Account:
         if not graph.is_larger(args):
             return
         before = dict(graph.largest)
-        concerned = self._standings.of_graph(graph)
+        try:
+            self._replan_for(self._standings.of_graph(graph), graph.grow(args))
+        except BudgetError:
+            graph.largest.update(before)
+            raise
+
+    def _leave_less(self, kept: dict[bool, int]) -> None:
+        """Plan again for an episode that begins with more gradients of its step than any had before."""
+        try:
+            self._replan_for([one for one in self._standings.values() if not one.is_evaluation], 1.0)
+        except BudgetError:
+            self._allowance.keep(kept)
+            raise
+
+    def _replan_for(self, concerned: list[Standing], factor: float) -> None:
+        """Plan sequences again whose shapes have grown by a factor, or whose budget has shrunk; all of them or none."""
         copies = [dataclasses.replace(standing) for standing in concerned]
-        factor = graph.grow(args)
         self._is_warned = False
         try:
             for standing in concerned:
                 standing.grow(factor)
                 self._replan(standing)
         except BudgetError:  # what fitted so far fits still
-            graph.largest.update(before)
             for standing, copy in zip(concerned, copies, strict=True):
                 vars(standing).update(vars(copy))
                 self._choose(standing)
@@ -257,7 +266,7 @@ class Account:
         known = self._standings.get(signature)
         if known is not None and not episode.learns:
             is_settled = all(self._standings.is_settled(run.graph) for run in runs)
-            self._routine = Routine.of(runs) if is_settled else None
+            self._routine = Routine.of(runs, self._allowance.receiver) if is_settled else None
             return
         if len(runs) > _MOST_RUNS or not any(run.is_done for run in runs):
             return
@@ -271,7 +280,7 @@ class Account:
             standing.learn(runs, stretches)
         if episode.is_eager:
             self._has_trained |= not standing.is_evaluation
-            self._eager_bytes = max(self._eager_bytes or 0, peak)
+            self._allowance.took_eagerly(runs[0].graph, peak)
             self._replan_all(standing)
         elif known is None or standing.orders is None:
             self._replan(standing)
@@ -281,7 +290,8 @@ class Account:
     def _replan_all(self, first: Standing) -> None:
         """Plan a sequence that eager PyTorch has run, and those that a larger budget may do good."""
         for standing in self._standings.values():
-            if standing is first or standing.orders is None or standing.is_lowest:
+            has_changed = standing.orders is None or standing.is_lowest or self._is_above(standing)
+            if standing is first or has_changed:
                 standing.tries, standing.is_refused = 0, False
                 try:
                     self._replan(standing)
@@ -291,7 +301,7 @@ class Account:
 
     def _judge(self, standing: Standing, peak_bytes: int) -> None:
         """Compare a measured step with the budget."""
-        budget = self.budget_bytes
+        budget = self._budget_of(standing)
         assert budget is not None
         assert standing.orders is not None
         planned = standing.orders
@@ -301,7 +311,7 @@ class Account:
         )  # fmt: skip
         if peak_bytes > budget:
             standing.tries += 1
-            expected = self._model(standing).peak_of(planned.whole) or planned.peak_increase_bytes
+            expected = self._planner.model(standing).peak_of(planned.whole) or planned.peak_increase_bytes
             standing.unmodelled_bytes = max(standing.unmodelled_bytes, peak_bytes - expected)
             self._replan(standing)
             is_same = standing.orders.whole == planned.whole
@@ -318,21 +328,18 @@ class Account:
         if any(run.graph.joint is None for run in standing.runs):
             standing.is_settled = True
             return
-        model = self._model(standing)
-        standing.orders = self._plan(model, model.torchs_own(), standing)
+        standing.orders = self._planner.plan(standing, self._budget_of(standing))
         self._choose(standing)
         self._standings.planned(standing)
-        budget = self.budget_bytes
         # what several graphs hold together is known only roughly: a measured step decides
         is_exact = len(standing.runs) == 1 and not standing.tries
-        if budget is not None and is_exact and standing.orders.peak_increase_bytes > budget:
+        if is_exact and self._is_above(standing):
             self._out_of_reach(standing, None)
 
     def _improve(self, standing: Standing) -> bool:
         """Plan once more, with what a measured step has taught; return whether that is cheaper."""
         before, was_lowest, error = standing.orders, standing.is_lowest, standing.error
-        model = self._model(standing)
-        after = self._plan(model, model.torchs_own(), standing)
+        after = self._planner.plan(standing, self._budget_of(standing))
         if standing.is_lowest or before is None or after.extra_cost_ratio >= before.extra_cost_ratio:
             standing.is_lowest, standing.error = was_lowest, error
             return False
@@ -347,44 +354,24 @@ class Account:
             for run, order in zip(standing.runs, standing.orders.of_graphs, strict=True):
                 run.graph.choose(run.turn, order)
 
-    def _model(self, standing: Standing, *, hopes: bool = False) -> StepModel:
-        model = StepModel(standing.as_runs(hopes=hopes), self._device)
-        model.graph = remembered(model.graph)
-        return model
+    def _budget_of(self, standing: Standing) -> int | None:
+        """Return what a sequence may take; None where nobody knows yet."""
+        return self._allowance.whole_bytes if standing.is_evaluation else self._allowance.step_bytes
 
-    def _plan(self, model: StepModel, own: list[Name] | None, standing: Standing) -> Orders:
-        """Return orders within the budget, or the lowest ones found."""
-        budget = self.budget_bytes
-        wanted = None if budget is None else max(budget - standing.unmodelled_bytes, 0)
-        planned = plan_step(model, own, wanted, self._options)
-        graphs = [run.graph for run in standing.runs]
-        parts = {graph: graph.split() for graph in set(graphs)} if planned.is_lowest else {}
-        if any(parts.values()):
-            model = self._model(standing)
-            order = model.with_parts(planned.orders.whole, [parts[graph] for graph in graphs])
-            planned = plan_step(model, model.torchs_own(), wanted, self._options, [order])
-        standing.has_news, standing.is_lowest, standing.error = False, planned.is_lowest, planned.error
-        return planned.orders
-
-    def _hope(self, standing: Standing, before: Orders) -> Orders:
-        """Return lower orders, which hold if the program lets go of all outputs before the backward, or those before.
-
-        The first step is measured, and tells which outputs it holds.
-        """
-        error = standing.error
-        model = self._model(standing, hopes=True)
-        orders = self._plan(model, model.torchs_own(), standing)
-        if orders.peak_increase_bytes < before.peak_increase_bytes:
-            return orders
-        standing.error = error
-        return before
+    def _is_above(self, standing: Standing) -> bool:
+        """Return whether the plan of a sequence is above what it may take."""
+        budget, orders = self._budget_of(standing), standing.orders
+        return budget is not None and orders is not None and orders.peak_increase_bytes > budget
 
     def _out_of_reach(self, standing: Standing, measured_bytes: int | None) -> None:
         """Raise or warn: the budget cannot be kept."""
-        assert self.budget_bytes is not None
-        error = standing.out_of_reach(self.budget_bytes, measured_bytes, self._options.names())
+        budget = self._budget_of(standing)
+        assert budget is not None
+        error = standing.out_of_reach(budget, measured_bytes, self._options.names())
+        if not standing.is_evaluation:
+            error = error.because(self._allowance.kept_words)
         until = ""
-        if self._is_share and not self._has_trained and standing.is_evaluation:
+        if self._allowance.is_share and not self._has_trained and standing.is_evaluation:
             until = f", until a step is measured: {self._options.budget} are of its peak"
         elif self._options.strict:
             self._standings.refuse(standing)

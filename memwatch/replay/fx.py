@@ -24,6 +24,7 @@ from memwatch.encoding.values import Value, leaves
 from memwatch.planner import Effect, Graph, OpSpec, cuda_block_sizes
 from memwatch.replay.batch_norms import written_once
 from memwatch.replay.cost import price
+from memwatch.replay.draws import STATE_BYTES, reads_state, state_before
 from memwatch.replay.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
@@ -110,15 +111,17 @@ class GraphReader:
             made = {mine[0]: 0}
         self.buffers[node] = tuple(mine)
         writes = {name for used in written_nodes(node) for name in self.buffers[used]}
-        reads = {name for used in node.all_input_nodes for name in self.buffers[used]} - writes - made.keys()
+        state = state_before(node)
+        given = [*node.all_input_nodes, *([] if state is None else [state])]
+        reads = {name for used in given for name in self.buffers[used]} - writes - made.keys()
         once = {name for used in written_once(node) for name in self.buffers[used]}
         effect = _effect(node)
         if made or writes or effect is not Effect.NONE:
-            # the random state before an op of an FX graph is not recorded, so ops that draw never run twice
+            # ops that draw run twice only where the random state before them is kept
             spec = OpSpec(
                 f"{self.prefix}{node.name}", sorted(reads), made, _price(node), sorted(writes), effect=effect,
-                recomputable=None if list(_tensors(node)) else False,
-                workspace_bytes=self.workspace_of(node), writes_once=sorted(once),
+                recomputable=state is not None or (None if list(_tensors(node)) else False),
+                workspace_bytes=self.workspace_of(node) + (STATE_BYTES if state else 0), writes_once=sorted(once),
             )  # fmt: skip
             self.ops.append(spec)
 
@@ -194,7 +197,7 @@ def is_tangent(node: fx.Node) -> bool:
 
 def is_op(node: fx.Node) -> bool:
     """Return True for a node that computes: an ATen op, an op with subgraphs, arithmetic of symbolic sizes."""
-    if isinstance(node.target, (OpOverload, HigherOrderOperator)):
+    if isinstance(node.target, (OpOverload, HigherOrderOperator)) or reads_state(node):
         return True
     return node.op == "call_function" and isinstance(node.meta.get("val"), (*_SYMBOLS, int, float, bool))
 
@@ -233,7 +236,7 @@ def _effect(node: fx.Node) -> Effect:
     if isinstance(overload, HigherOrderOperator):
         return Effect.UNKNOWN
     if not isinstance(overload, OpOverload):
-        return Effect.NONE
+        return Effect.RNG if reads_state(node) else Effect.NONE
     if overload.namespace in COLLECTIVE_NAMESPACES:
         return Effect.COLLECTIVE
     only_acts = not schema_of(overload).returns and not list(written_nodes(node))

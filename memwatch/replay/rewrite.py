@@ -7,6 +7,7 @@ old copy of a recomputed buffer alive.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from memwatch._torch.aot_graphs import keep_in_forward
 from memwatch.encoding.values import Value, leaves
 from memwatch.planner.schedule import StepKind
 from memwatch.replay.batch_norms import without_statistics
+from memwatch.replay.draws import draw_again, drawn_from, reads_state, state_before
 from memwatch.replay.fx import BOUNDARY, is_tangent
 from memwatch.replay.moves import MOVE_BACK, MOVE_OUT, Move
 
@@ -47,8 +49,11 @@ def rewritten(
             again is computed again. A `Move` moves what a node holds.
         num_fwd_outputs: for a joint graph, how many of the outputs belong to the forward.
     """
-    writer = _Writer(module.graph, num_fwd_outputs)
-    for name in order:
+    steps = list(order)
+    writer = _Writer(
+        module.graph, num_fwd_outputs, {name for name, count in Counter(steps).items() if count > 1}
+    )
+    for name in steps:
         writer.step(name)
     writer.finish()
     new = fx.GraphModule(module, writer.graph)
@@ -63,6 +68,7 @@ class _Writer:
 
     old: fx.Graph
     num_fwd_outputs: int | None
+    repeated: set[object]
     graph: fx.Graph = field(default_factory=fx.Graph)
     now: dict[fx.Node, fx.Node] = field(default_factory=dict)
     saved: dict[fx.Node, None] = field(default_factory=dict)
@@ -92,13 +98,23 @@ class _Writer:
             self._move(name)
             return
         node = self._nodes[str(name)]
+        if reads_state(node) and drawn_from(node).name not in self.repeated:
+            return  # nothing is drawn again
         is_again = node in self.now
-        self.now[node] = self._copy(node)
+        state = state_before(node) if is_again else None
+        self.now[node] = self._copy(node) if state is None else self._drawn_again(node, state)
         if is_again:
             without_statistics(self.now[node])
         for user in node.users:
             if user.target is operator.getitem:  # unpacked at once: a tuple would keep all its items alive
                 self.now[user] = self._copy(user)
+
+    def _drawn_again(self, node: fx.Node, state: fx.Node) -> fx.Node:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self._current)
+        given: tuple[Any, ...] = (self._current(state), node.target, *args)
+        new = self.graph.call_function(draw_again, given, kwargs)
+        new.meta = dict(node.meta)
+        return new
 
     def _move(self, move: Move) -> None:
         node = self._nodes[str(move.what)]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memwatch._torch.engine import keeps_graph
+from memwatch._torch.tensors import version_of
 from memwatch.replay.episode import Episode, Run
 
 if TYPE_CHECKING:
@@ -25,9 +26,12 @@ class Routine:
 
     Args:
         runs: the runs of the sequence when it last came.
+        receiver: a parameter that had no gradient whenever the sequence began, if there is one.
     """
 
     runs: Sequence[Run]
+    receiver: weakref.ref[Any] | None = None
+    _version: int = -1
     _waiting: list[weakref.ref[Any] | None] = field(default_factory=list)
     _before: list[tuple[TracedGraph, Listener | None, Listener | None]] = field(default_factory=list)
 
@@ -37,9 +41,9 @@ class Routine:
             graph.on_begin, graph.on_end = None, self._ended
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> Routine | None:
+    def of(cls, runs: Sequence[Run], receiver: weakref.ref[Any] | None = None) -> Routine | None:
         """Return the routine of a sequence; None where a run left nothing by which the next one can be followed."""
-        return cls(runs) if all(run.can_be_followed for run in runs) else None
+        return cls(runs, receiver) if all(run.can_be_followed for run in runs) else None
 
     def takes(self, graph: TracedGraph) -> bool:
         """Return True if a graph that is about to run is the next of the sequence; each call asks."""
@@ -51,8 +55,23 @@ class Routine:
             place = 0
         if place == len(self.runs) or self.runs[place].graph is not graph:
             return False
+        if not place and self.receiver is not None and self._accumulates():
+            return False
         graph.turn = self.runs[place].turn
         return True
+
+    def _accumulates(self) -> bool:
+        """Return True if a gradient is there as never before, of a step that goes on; else note that one begins."""
+        item = None if self.receiver is None else self.receiver()
+        if item is None:
+            return False
+        before, self._version = self._version, version_of(item)
+        return item.grad is not None and before == self._version
+
+    def goes_on(self) -> bool:
+        """Return True if nothing that is trained was changed since the sequence began, as far as can be told."""
+        item = None if self.receiver is None else self.receiver()
+        return item is not None and version_of(item) == self._version
 
     def left(self, args: Sequence[Any], result: Any) -> None:
         """Note that the graph has run."""

@@ -203,6 +203,15 @@ class StepModel:
         except OrderError:
             return None
 
+    def with_states(self, order: Sequence[Name], states: Sequence[Mapping[str, str]]) -> list[Name]:
+        """Return an order of the step from before random states were kept, given which op stands before which."""
+        before: dict[Name, Name] = {
+            part.prefix + name: part.prefix + state
+            for part, names in zip(self._parts, states, strict=True)
+            for name, state in names.items()
+        }
+        return [each for name in order for each in (before.pop(name, None), name) if each is not None]
+
     def with_parts(self, order: Sequence[Name], parts: Sequence[Mapping[str, str]]) -> list[Name]:
         """Return an order of the step from before ops were taken apart, given the names of their other parts."""
         others: dict[Name, Name] = {

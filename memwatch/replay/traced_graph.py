@@ -21,6 +21,7 @@ from memwatch._torch.modes import without_modes
 from memwatch._torch.symbolic_sizes import symbol_of
 from memwatch.encoding.values import leaves
 from memwatch.replay.conv_backward import split_backward
+from memwatch.replay.draws import keep_states
 from memwatch.replay.fx import hinted, is_tangent, plain_outputs
 from memwatch.replay.inner import with_kernels
 from memwatch.replay.input_writes import place_writes
@@ -163,6 +164,12 @@ class TracedGraph:
     def split(self) -> dict[str, str]:
         """Take ops apart whose parts need less memory, one by one; return their names -> those of their other parts."""
         return {} if self.joint is None else split_backward(self.joint.graph)
+
+    def keep_random_states(self) -> dict[str, str]:
+        """Let random numbers be drawn again; return the names of ops that draw -> those of the ops before them."""
+        if self.joint is None or self.num_fwd_outputs is None or self._compiler is not with_kernels:
+            return {}
+        return keep_states(self.joint.graph)
 
     def as_run(self) -> GraphRun:
         """Return the graph as part of a step, at the largest sizes that are planned for."""

@@ -1,0 +1,136 @@
+"""What a step may take: the budget, less what the earlier backwards of a step of micro-batches left.
+
+A share is one of what eager PyTorch takes from the first forward of the step to its last backward. Gradients that are
+older than the step are in no figure, but a backward that adds to them takes less than one that makes them: eager
+PyTorch is measured with them and without.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from memwatch.planner.budget import parse_budget
+from memwatch.replay.gradients_before import GradientsBefore, Start
+from memwatch.sizes import format_bytes
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Sequence
+
+    import torch
+
+    from memwatch.replay.traced_graph import TracedGraph
+
+_MOST_TRIES: Final = 3
+"""So often eager PyTorch is to be measured in one situation, if no backward comes."""
+
+
+class Allowance:
+    """The budget of a callable, in bytes as far as it is known.
+
+    Args:
+        budget: what the user asked for.
+        device: device whose bytes count.
+
+    Attributes:
+        is_share: whether it is a share of what eager PyTorch takes.
+        receiver: a parameter that has no gradient whenever an episode begins, as far as was seen, and one after it.
+    """
+
+    def __init__(self, budget: int | float | str | None, device: str) -> None:
+        self.is_share = isinstance(budget, str) and budget.strip().endswith("%")
+        self.receiver: weakref.ref[torch.Tensor] | None = None
+        self._budget = budget
+        self._before = GradientsBefore(device)
+        self._start = Start()
+        self._has_met = False
+        self._eager_bytes: dict[bool, int] = {}  # with gradients older than the step, or without them
+        self._evaluation_bytes = 0
+        self._kept_bytes: dict[bool, int] = {}
+        self._measured: dict[tuple[int, bool], int] = {}
+        self._tries: dict[tuple[int, bool], int] = {}
+
+    @property
+    def whole_bytes(self) -> int | None:
+        """The budget; None where there is none, and for a share until eager PyTorch has been measured."""
+        most = max((self._evaluation_bytes, *self._eager_bytes.values()))
+        if self._budget is None or (self.is_share and not most):
+            return None
+        return parse_budget(self._budget, most)
+
+    @property
+    def step_bytes(self) -> int | None:
+        """What one forward and its backward may take, at whatever place of the step."""
+        whole = self.whole_bytes
+        if whole is None or self._budget is None or not self._kept_bytes:
+            return whole
+        left = (
+            parse_budget(self._budget, max(self._eager_bytes.get(has_old, 0), self._evaluation_bytes)) - kept
+            for has_old, kept in self._kept_bytes.items()
+        )
+        return max(min(left), 0)
+
+    @property
+    def kept_words(self) -> str:
+        """Say that gradients take a part of the budget, if they do."""
+        kept = max(self._kept_bytes.values(), default=0)
+        whole = self.whole_bytes
+        if not kept or whole is None:
+            return ""
+        return f"gradients of the step's earlier backwards take {format_bytes(kept)} of {format_bytes(whole)}"
+
+    def meet(self, args: Sequence[Any]) -> None:
+        """Note what a graph is given to train."""
+        self._before.meet(args)
+
+    def step_goes_on(self) -> None:
+        """Note that what is trained has not changed since a step began, whatever it was at the last look."""
+        self._before.forget_versions()
+
+    def look(self, graph: TracedGraph) -> bool:
+        """Look at the gradients as an episode begins; return whether the budget does not know of as much yet."""
+        if graph.is_evaluation:
+            return False
+        start = self._start = self._before.look()
+        if start.has_old or start.kept_bytes:
+            self._has_met, self.receiver = True, None
+        if not self.is_share:
+            is_new = start.kept_bytes > self._kept_bytes.get(False, 0)
+            if is_new:
+                self._kept_bytes[False] = start.kept_bytes
+            return is_new
+        kind = graph.number, start.has_old
+        is_new = start.kept_bytes > self._measured.get(kind, -1)
+        if is_new:
+            self._tries[kind] = self._tries.get(kind, 0) + 1
+        return is_new and self._tries[kind] <= _MOST_TRIES
+
+    def took_eagerly(self, graph: TracedGraph, peak_bytes: int) -> None:
+        """Note what eager PyTorch took in the episode that ends, which a graph began."""
+        if graph.is_evaluation:
+            self._evaluation_bytes = max(self._evaluation_bytes, peak_bytes)
+            return
+        start = self._start
+        kind = graph.number, start.has_old
+        self._tries.pop(kind, None)
+        self._measured[kind] = max(self._measured.get(kind, 0), start.kept_bytes)
+        known = self._eager_bytes.get(start.has_old, 0)
+        self._eager_bytes[start.has_old] = max(known, start.kept_bytes + peak_bytes)
+        self._kept_bytes[start.has_old] = max(self._kept_bytes.get(start.has_old, 0), start.kept_bytes)
+
+    def grew(self, graph: TracedGraph) -> None:
+        """Note that a graph gets larger shapes: eager PyTorch is to be measured anew wherever gradients are kept."""
+        self._measured = {kind: kept for kind, kept in self._measured.items() if kind[0] != graph.number}
+
+    def gradients_came(self) -> None:
+        """Note that a backward has returned."""
+        if self.receiver is None and not self._has_met:
+            self.receiver = self._before.one_with_gradient()
+
+    def kept(self) -> dict[bool, int]:
+        """Return what `keep` takes."""
+        return dict(self._kept_bytes)
+
+    def keep(self, kept: dict[bool, int]) -> None:
+        """Go back to what was known to be kept."""
+        self._kept_bytes = kept
