@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from memwatch.capture.capture import Capture, Note
+from memwatch.capture.meta import agreeing
 from memwatch.capture.schema import NONE, RECORDED_BY_NAME
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ _NOTE: Final = (
     "The capture disagrees with itself: {} rows of `{}` were changed or left out, for `{}` holds {}. "
     "What it says of them is not whole."
 )
+_NOTE_OF_META: Final = (
+    "The capture disagrees with itself: `{}` of what was recorded where is {}, which it cannot be. "
+    "It is left out."
+)
+_SHOWN: Final = 40
+"""Characters of a value in a note."""
 
 
 def checked(
@@ -44,7 +51,7 @@ def checked(
         tables: the integer tables, as they were read.
         strings: the texts by number.
         meta: what was recorded where.
-        notes: the notes; one is added for each column that did not agree with the rest.
+        notes: the notes; one is added for each column, and each entry of `meta`, that did not agree with the rest.
 
     Raises:
         ValueError: the rows of a table have lost their own numbers.
@@ -55,7 +62,11 @@ def checked(
     for name, column in NUMBERED.items():
         _require_numbers(tables[name], name, column)
     found: dict[str, Columns] = dict(tables)
-    notes = list(notes)
+    meta, wrong = agreeing(meta)
+    notes = [
+        *notes,
+        *(Note(0, "damaged", _NOTE_OF_META.format(name, repr(wrong[name])[:_SHOWN])) for name in wrong),
+    ]
     is_whole = bool(meta.get("complete", True))
     for name in (*_GROUPED, *(name for name in tables if name not in _GROUPED)):
         found[name], problems = _agreeing(tables[name], RECORDED_BY_NAME[name], counts)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch.capture.errors import CaptureError
 from memwatch.capture.file import APPLICATION_ID, SUMMARY, check_is_database, text_of
+from memwatch.capture.meta import agreeing
 from memwatch.capture.schema import FORMAT_VERSION, OLDEST_FORMAT
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def read_head(path: str | os.PathLike[str]) -> Head:
     except (sqlite3.Error, ValueError, TypeError) as error:
         raise CaptureError(f"{source} cannot be read as a capture: {error}") from error
     summary = meta.pop(SUMMARY, None)
-    return Head(meta, summary if isinstance(summary, dict) else None, int(version))
+    return Head(agreeing(meta)[0], summary if isinstance(summary, dict) else None, int(version))
 
 
 def add_summary(path: str | os.PathLike[str], summary: dict[str, Any]) -> None:

@@ -59,12 +59,17 @@ class ReferenceSearch:
         barren: `id` of functions and classes of modules in which earlier searches found no tensor; a deep search
             looks into them again.
         known_classes: the classes that earlier searches met, if any did.
+        wanted: returns those of many references to tensors that the caller may want to hear of: a list may have
+            thousands, and to follow each takes ten times as long.
     """
 
     def __init__(
-        self, seen: set[int], *, deep: bool, barren: set[int], known_classes: KnownClasses | None = None
-    ) -> None:
+        self, seen: set[int], *, deep: bool, barren: set[int], known_classes: KnownClasses | None = None,
+        wanted: Callable[[list[Chain]], list[Chain]] | None = None,
+    ) -> None:  # fmt: skip
         self._seen = seen
+        self._wanted = wanted
+        self._passed_in: set[int] = set()
         self._deep = deep
         self._known_classes = KnownClasses() if known_classes is None else known_classes
         self._barren = barren
@@ -93,6 +98,7 @@ class ReferenceSearch:
             and (steps[cls] if cls in steps else step_for(held.value)) is not None
         )
         self._later.clear()
+        self._passed_in.clear()
         for _ in range(_MAX_OBJECTS * len(roots)):
             if not waiting:
                 waiting, self._later = self._later, waiting  # what is in long containers hides nothing else
@@ -125,6 +131,7 @@ class ReferenceSearch:
             if self._deep:
                 self._rest += (*waiting, *self._later)
             return
+        found |= self._passed_in
         self._barren.update(
             id(held.value)
             for root in roots
@@ -163,12 +170,17 @@ class ReferenceSearch:
         if len(chain) < _MAX_DEPTH:
             steps, step_for = self._steps, self._step
             found: list[Chain] = []
+            tensors: list[Chain] = []
             for link in step(value):
                 cls = id(type(link[-1]))
                 how = steps[cls] if cls in steps else step_for(link[-1])
                 if how is not None:
-                    (waiting if how is tensor_step else found).append((*chain, *link))
-            (waiting if len(found) <= _WIDE_ITEMS else self._later).extend(found)
+                    (tensors if how is tensor_step else found).append(link)
+            if len(tensors) > _WIDE_ITEMS and self._wanted is not None:
+                self._passed_in.add(id(chain[1]))
+                tensors = self._wanted(tensors)
+            waiting.extend((*chain, *link) for link in tensors)
+            (waiting if len(found) <= _WIDE_ITEMS else self._later).extend((*chain, *link) for link in found)
 
     def _step(self, value: Any) -> Callable[[Any], Iterator[Chain]] | None:
         cls = type(value)

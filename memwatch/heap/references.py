@@ -50,6 +50,7 @@ _TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
 _ARRAY: Final = np.ndarray.__dict__
 _KEEPERS: Final = (queue.Queue, asyncio.Queue, concurrent.futures.Future, UserDict, UserList)
 """Classes of Python's library that are written in Python and hold what a program puts into them."""
+_NUMBERS_AND_TEXT: Final = (int, float, str, bool, bytes)
 _LEAVES: Final = (
     str, bytes, int, float, complex, type(None), ModuleType, CodeType, BuiltinFunctionType, torch.dtype,
     torch.device, torch.Size, torch.UntypedStorage, threading.Thread, torch.optim.Optimizer,
@@ -153,12 +154,12 @@ def _context(value: Any) -> Iterator[Chain]:
 
 def _items(container: Any, iterate: Callable[[Any], Any]) -> Iterator[Chain]:
     """Yield the items of a container; a long one that begins with numbers or text is left early."""
-    plain = 0
-    for held in copied_items(container, iterate, _MAX_ITEMS):
-        plain = plain + 1 if type(held) in (int, float, str, bool, bytes) else -_MAX_ITEMS
-        if plain > _PROBE_ITEMS:
-            return
-        yield (held,)
+    items = copied_items(container, iterate, _MAX_ITEMS)
+    if len(items) > _PROBE_ITEMS and all(
+        type(held) in _NUMBERS_AND_TEXT for held in items[: _PROBE_ITEMS + 1]
+    ):
+        del items[_PROBE_ITEMS:]
+    yield from zip(items, strict=True)  # one C call for each: a list may have thousands of tensors
 
 
 def copied_items(

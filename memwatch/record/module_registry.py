@@ -76,22 +76,34 @@ class ModuleRegistry:
 
     def alive_and_below(self) -> Iterator[tuple[nn.Module, int]]:
         """Yield the known modules that are alive, with their numbers, and what they hold that is not known, with -1."""
-        waiting = list(self.alive())
         met: set[int] = set()
+        for reference, number in reversed(list(self.known.values())):
+            module = reference()
+            if module is not None:
+                yield module, number
+                if module.__dict__.get(
+                    MODULES
+                ):  # nearly none: to ask each for its children takes most of the time
+                    yield from self._unknown_below(module, met)
+
+    def _unknown_below(self, module: nn.Module, met: set[int]) -> Iterator[tuple[nn.Module, int]]:
+        """Yield what a module holds that is not known, with -1; what was met is not yielded again."""
+        waiting = [module]
         while waiting:
-            module, number = waiting.pop()
-            yield module, number
-            for _, child in _children(module):
+            holder = waiting.pop()
+            if holder is not module:
+                yield holder, NONE
+            for _, child in _children(holder):
                 if id(child) not in met and self.number_of(child) == NONE:
                     met.add(id(child))
-                    waiting.append((child, NONE))
+                    waiting.append(child)
 
     def look_for_moves(self) -> None:
         """Append a row for each module that is not in the table where it was: it lies in another one, or in none."""
         alive = list(self.alive())
         places: dict[int, list[tuple[str, int]]] = {number: [] for _, number in alive}
         for module, number in alive:
-            for key, child in _children(module):
+            for key, child in _children(module) if module.__dict__.get(MODULES) else ():
                 places.setdefault(self.number_of(child), []).append((key, number))
         for number, place in enumerate(zip(self._names, self._parents, strict=True)):
             found = places.get(number, [])

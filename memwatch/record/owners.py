@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor, nn
+from torch.nn import Parameter
 
 from memwatch._torch.modules import BUFFERS, PARAMETERS
 from memwatch.capture.schema import NONE
@@ -19,15 +21,19 @@ from memwatch.record.parameters import Parameters
 from memwatch.record.roles import BUFFER, PARAMETER, STATE, STEPPED, Roles
 from memwatch.record.search_budget import SearchBudget
 from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.storages import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, KeysView
     from types import FrameType
 
     from memwatch.record.harmless import Harmless
     from memwatch.record.roles import InRole
     from memwatch.record.tables.storages import Storages
     from memwatch.record.tables.strings import Strings
+
+_PLAIN: Final = frozenset((id(Tensor), id(Parameter)))
+_AT_ONCE: Final = 64
 
 
 class Owners:
@@ -91,17 +97,20 @@ class Owners:
         with self._harmless:
             self.registry.learn((), sys._getframe())
 
-    def in_roles(self) -> Iterator[InRole]:
+    def in_roles(self, among: KeysView[int] | None = None) -> Iterator[InRole]:
         """Yield what is a parameter, a buffer or optimizer state now; what an optimizer steps comes after the modules'.
 
         It has no words, and no module, where no module is known to own it.
+
+        Args:
+            among: addresses of storages; modules whose tensors lie elsewhere may be left out.
         """
-        for module, number in self.registry.alive_and_below():
-            attributes = module.__dict__
-            for role, table in ((PARAMETER, PARAMETERS), (BUFFER, BUFFERS)):
-                for key, tensor in list((attributes.get(table) or {}).items()):
-                    if tensor is not None:
-                        yield role, tensor, () if number == NONE else (key,), number
+        modules = self.registry.alive_and_below()
+        while together := list(islice(modules, _AT_ONCE)):
+            tables = [each.__dict__ for each, _ in together]
+            if among is None or _may_lie_in(tables, among):
+                for module, number in together:
+                    yield from _in_tables(module, number)
         for reference in list(self._optimizers.values()):
             optimizer = reference()
             if optimizer is not None:
@@ -182,6 +191,29 @@ class Owners:
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
                     if isinstance(tensor, Tensor):
                         yield STATE, tensor, (kind, slot, owner), module
+
+
+def _in_tables(module: nn.Module, number: int) -> Iterator[InRole]:
+    """Yield the parameters and buffers in the tables of a module."""
+    attributes = module.__dict__
+    for role, table in ((PARAMETER, PARAMETERS), (BUFFER, BUFFERS)):
+        for key, tensor in list((attributes.get(table) or {}).items()):
+            if tensor is not None:
+                yield role, tensor, () if number == NONE else (key,), number
+
+
+def _may_lie_in(modules: list[dict[str, Any]], addresses: KeysView[int]) -> bool:
+    """Return False for the attributes of modules whose tensors are plain, and lie at none of some addresses.
+
+    Tens of thousands may be idle: they are asked together, in few calls.
+    """
+    tables = [table for each in modules for table in (each.get(PARAMETERS), each.get(BUFFERS)) if table]
+    try:
+        tensors = [each for each in chain.from_iterable(map(dict.values, tables)) if each is not None]
+        are_plain = _PLAIN.issuperset(map(id, map(type, tensors)))
+        return not (are_plain and addresses.isdisjoint(map(address_of, tensors)))
+    except (RuntimeError, NotImplementedError, TypeError):  # sparse, or changed meanwhile
+        return True
 
 
 def _stepped_by(optimizer: Any) -> Iterator[Tensor]:

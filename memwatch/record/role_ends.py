@@ -90,7 +90,9 @@ class RoleEnds:
         """Return, for each role that can be told, the storages that are in it; note those that are new."""
         members: dict[int, set[int]] = {role: set() for role in self._told(frame)}
         known = self._storages.roles
-        for role, tensor, words, module in chain(self._owners.in_roles(), self._gradients.in_role()):
+        for role, tensor, words, module in chain(
+            self._owners.in_roles(large.keys()), self._gradients.in_role()
+        ):
             for number in _numbers_of(tensor, large) if role in members else ():
                 if role == STEPPED and (module == NONE or number in members[PARAMETER]):
                     members[PARAMETER].add(number)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import shutil
+import sqlite3
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +19,7 @@ from memwatch.capture.check import checked
 from memwatch.capture.columns import encoded
 from memwatch.capture.errors import CaptureError
 from memwatch.capture.file import read_tables
+from memwatch.capture.meta import _KINDS
 from memwatch.capture.schema import RECORDED
 from memwatch.reading import Reading
 from memwatch.report.stats import stats
@@ -111,6 +117,43 @@ def test_what_was_changed_is_noted(path, tables, chunks):
         [],
     )
     assert set(capture.tables["ops"]["module"].tolist()) == {-1}
+
+
+OF_NO_KIND = (None, -1, "x", True, {"a": {"b": 1}}, [[1]], 10**400, float("inf"), float("nan"))
+"""No entry of `meta` may have more than two of these as its value."""
+
+
+def test_every_entry_of_where_it_was_recorded_may_be_wrong(path, tables, chunks, tmp_path):
+    """An entry whose value cannot be is left out, which the notes say; nothing that reads ends in a traceback."""
+    whole = load(path)
+    assert set(whole.meta) <= set(_KINDS)
+    for number, name in enumerate(whole.meta):
+        wrong = [value for value in OF_NO_KIND if not _KINDS[name](value)]
+        assert len(wrong) >= len(OF_NO_KIND) - 2
+        for value in wrong:
+            changed = checked(
+                with_table(chunks, "ops", tables["ops"]), whole.strings, {**whole.meta, name: value}, []
+            )
+            assert name not in changed.meta
+            assert [note.kind for note in changed.notes] == ["damaged"]
+            assert f"`{name}`" in changed.notes[0].text
+        if number % 8 == 0:
+            assert Reading(changed).summary()
+    missing = checked(with_table(chunks, "ops", tables["ops"]), whole.strings, {}, [])
+    assert Reading(missing).summary()
+    Reading(missing).report(tmp_path / "page.html")
+    assert "memwatch-ready" in (tmp_path / "page.html").read_text()
+
+
+def test_a_job_is_merged_though_a_rank_has_lost_its_place(path, tmp_path):
+    """What a file says of its process is checked where the summary alone is read, too."""
+    broken = tmp_path / "broken.memwatch"
+    shutil.copy(path, broken)
+    with contextlib.closing(sqlite3.connect(broken)) as database, database:
+        for name in ("pid", "parent_pid", "rank", "world_size", "host", "started_s"):
+            database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, json.dumps({"a": [1]})))
+            database.execute("DELETE FROM meta WHERE key = ? AND value NOT LIKE '{%'", (name,))
+    assert memwatch.merge([path, broken]).peak_bytes == memwatch.load(path).peak_bytes
 
 
 def test_a_whole_capture_has_no_note_of_damage(path):

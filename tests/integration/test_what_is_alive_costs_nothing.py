@@ -11,6 +11,7 @@ from torch import nn
 
 import memwatch
 from memwatch.record import gradients
+from memwatch.record.holders.sample import Sample
 
 BOTH = pytest.mark.parametrize(
     "intercept", ["key-native", "mode-native", "key-python", "mode-python"], indirect=True
@@ -141,6 +142,53 @@ def test_an_optimizer_that_steps_within_a_backward(intercept):
         second.zero_grad()
     found = prof.storages.query("category == 'gradient'")
     assert sorted(found["module"]) == ["first", "first", "second", "second"]
+
+
+@BOTH
+def test_small_tensors_of_a_long_list_are_passed_over_together(intercept, monkeypatch):
+    """A search follows no reference to each of them, and does to what is large or has a graph: their list holds it."""
+    met = []
+    held = Sample._held
+
+    def count(sample, chain):
+        if not sample._deep:
+            met.append(type(chain[-1]))
+        held(sample, chain)
+
+    monkeypatch.setattr(Sample, "_held", count)
+
+    def met_beside(count):
+        kept = [torch.zeros(1) for _ in range(count)]
+        met.clear()
+        with memwatch.profile(intercept=intercept) as prof:
+            torch.ones(1 << 12)
+            kept.append(torch.ones(1 << 16))
+            kept.append((torch.ones(1, requires_grad=True) * torch.ones(1 << 16)).exp()[:1])
+            torch.ones(1 << 17)
+        found = prof.at_peak[prof.at_peak["nbytes"] == 1 << 18]
+        return len(met), found["holder"].tolist()
+
+    few, holders = met_beside(IDLE)
+    assert any(holder.startswith("`kept`, local variable") for holder in holders)
+    assert any("saved by exp" in holder for holder in holders)
+    assert 0 < few < IDLE
+    assert met_beside(4 * IDLE) == (few, holders)
+
+
+@BOTH
+def test_a_parameter_that_is_new_among_idle_modules_is_known(intercept):
+    """Modules that hold nothing of interest are left out together; one of them that gets a large parameter is not."""
+    net = nn.ModuleList(nn.Linear(2, 2) for _ in range(IDLE))
+    with memwatch.profile(intercept=intercept) as prof:
+        torch.ones(1 << 12)
+        for each in (net[0], net[IDLE // 2], net[-1]):
+            each.weight = nn.Parameter(torch.ones(1 << 16, 1))
+            each.extra = torch.ones(1 << 15)
+        net[-1].register_buffer("table", torch.ones(1 << 16, 1))
+        torch.ones(1 << 18)
+    found = prof.at_peak[prof.at_peak["nbytes"] == 1 << 18]
+    assert sorted(found["category"]) == ["buffer", "parameter", "parameter", "parameter"]
+    assert sorted(found["module"]) == sorted(["0", str(IDLE // 2), *[str(IDLE - 1)] * 2])
 
 
 def test_a_summary_takes_few_lines_for_what_is_idle():

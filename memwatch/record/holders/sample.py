@@ -70,6 +70,7 @@ class Sample:
         self._saved = state.saved.living_by_sequence()
         self._told_of_graph: set[tuple[int, int]] = set()
         self._path_of_items: dict[int, int] = {}
+        self._shared_container = (0, 0)
         self._root: Root | None = None
         self._root_number = 0
 
@@ -126,13 +127,31 @@ class Sample:
 
     def _reference_search(self, frame: FrameType | None) -> ReferenceSearch:
         calls, state = {id(call) for call in running(frame)}, self._state
-        return ReferenceSearch(calls, deep=self._deep, barren=state.barren, known_classes=state.known_classes)
+        return ReferenceSearch(
+            calls, deep=self._deep, barren=state.barren, known_classes=state.known_classes,
+            wanted=None if self._deep else self._may_be_held,
+        )  # fmt: skip
+
+    def _may_be_held(self, links: list[Chain]) -> list[Chain]:
+        """Return references to tensors without those of which `_held` would say nothing: small, without a graph."""
+        try:
+            known = map(self._live.get, [address_of(link[-1]) for link in links])
+        except (NotImplementedError, RuntimeError, AttributeError):
+            return links
+        least_bytes = self._smallest_bytes
+        return [
+            link
+            for link, alive in zip(links, known, strict=True)
+            if alive is None or alive.nbytes >= least_bytes
+            or (type(link[-1]) is not Parameter and (type(link[-1]) is not Tensor or link[-1].requires_grad))
+        ]  # fmt: skip
 
     def _enter(self, root: Root) -> None:
         """Number the root whose chains follow: `id` would name another one, once this one is freed."""
         self._root = root
         self._root_number += 1
         self._path_of_items.clear()
+        self._shared_container = (0, 0)
 
     def _held(self, chain: Chain) -> None:
         if chain[0] is not self._root:
@@ -190,12 +209,17 @@ class Sample:
 
         Naming costs more than finding, and a reader is told of the container.
         """
+        container = id(chain[1]), id(chain[-2])
+        if container == self._shared_container:  # nearly always: a list may have thousands of items
+            return self._path_of_items[container[0]]
         is_shared = _leads_through_containers(chain)
-        if is_shared and id(chain[1]) in self._path_of_items:
-            return self._path_of_items[id(chain[1])]
+        if is_shared and len(chain) > _DIRECT:
+            self._shared_container = container
+        if is_shared and container[0] in self._path_of_items:
+            return self._path_of_items[container[0]]
         path = self._state.paths(name_chain(chain))
         if is_shared:
-            self._path_of_items[id(chain[1])] = path
+            self._path_of_items[container[0]] = path
         return path
 
     def _held_by_graph(self, chain: Chain) -> None:
