@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _PYTHON_NODE: Final = vars(FunctionBase)
 _REFUSED: Final = (RuntimeError, AttributeError, NotImplementedError, TypeError)
+_SPARSE: Final = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 class NativeEdge(NamedTuple):
@@ -106,8 +107,8 @@ def _tensor_edges(tensor: Any) -> Iterator[NativeEdge]:
     yield NativeEdge(EdgeKind.BASE, _read(TENSOR_DICT, BASE, tensor))
     yield NativeEdge(EdgeKind.TENSOR_HOOKS, _read(TENSOR_DICT, BACKWARD_HOOKS, tensor), hidden=False)
     yield NativeEdge(EdgeKind.ACCUMULATE_HOOKS, _read(TENSOR_DICT, POST_GRAD_HOOKS, tensor), hidden=False)
-    if _read(TENSOR_DICT, "layout", tensor) is not torch.strided and not _is_wrapper(tensor):
-        yield from _sparse_parts(tensor)
+    if is_sparse(tensor):
+        yield from (NativeEdge(EdgeKind.SPARSE_PART, part, name) for name, part in sparse_parts(tensor))
     if is_wrapped(tensor):
         yield NativeEdge(EdgeKind.FUNCTORCH_VALUE, unwrapped(tensor))
 
@@ -117,7 +118,13 @@ def _is_wrapper(tensor: torch.Tensor) -> bool:
     return any("__tensor_flatten__" in type_dict(cls) for cls in mro_of(type(tensor)))
 
 
-def _sparse_parts(tensor: torch.Tensor) -> Iterator[NativeEdge]:
+def is_sparse(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor whose memory is that of its parts."""
+    return _read(TENSOR_DICT, "layout", tensor) in _SPARSE and not _is_wrapper(tensor)
+
+
+def sparse_parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """Yield the tensors that a sparse tensor consists of, each with its name."""
     for name in (
         INDICES,
         VALUES,
@@ -132,7 +139,7 @@ def _sparse_parts(tensor: torch.Tensor) -> Iterator[NativeEdge]:
             part = None if method is None else method(tensor)
         except _REFUSED:
             continue
-        yield NativeEdge(EdgeKind.SPARSE_PART, part, name.lstrip("_"))
+        yield name.lstrip("_"), part
 
 
 def _node_edges(node: Any) -> Iterator[NativeEdge]:

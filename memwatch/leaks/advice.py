@@ -64,6 +64,7 @@ _RETAINED: Final[Mapping[EdgeKind, Remedy]] = {
     EdgeKind.KEY: Remedy.VALUE,
     EdgeKind.MEMBER: Remedy.MEMBER,
     EdgeKind.BUFFER: Remedy.BUFFER,
+    EdgeKind.PARAMETER: Remedy.SUBMODULE,
     EdgeKind.SUBMODULE: Remedy.SUBMODULE,
     EdgeKind.ATTRIBUTE: Remedy.ATTRIBUTE,
     EdgeKind.REFERENCE: Remedy.ITERATOR,
@@ -105,6 +106,7 @@ _OF_FUNCTIONS: Final = frozenset(
     }
 )
 """Advice about a function, or about a hook in a loop: of a hook that a live object keeps, its handle is what to use."""
+_OF_ENTRIES: Final = (Remedy.ITEM, Remedy.VALUE, Remedy.MEMBER, Remedy.BUFFER, Remedy.SUBMODULE)
 _ENTRIES: Final = frozenset({EdgeKind.ITEM, EdgeKind.VALUE, EdgeKind.MEMBER})
 _BY_REFERENCE: Final[Mapping[tuple[EdgeKind, str], Remedy]] = {
     (EdgeKind.REFERENCE, "cycle"): Remedy.ENDLESS_LOOP,  # of itertools, whose list no attribute shows
@@ -145,6 +147,12 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
     if cut is not None and is_registration(cut, path):
         return Remedy.HOOK_PER_CALL
     remedy = _by_references(holder, path)
+    if remedy in _OF_ENTRIES:
+        if any(edge.owner is not None and edge.owner.kind is VertexKind.FRAME for edge in path[1:]):
+            return Remedy.FRAME  # of a running call the first reference is
+        entries = [edge for edge in path if _RETAINED.get(edge.kind) in _OF_ENTRIES]
+        if cut is not None and entries and entries[-1] is cut:
+            return _RETAINED[cut.kind]  # of a dictionary of sets it is the set that grows
     return Remedy.MODULE_HOOK if remedy in _OF_FUNCTIONS and held_by_hook(cut, path) else remedy
 
 

@@ -26,9 +26,9 @@ from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.known_retainers import state_edges, state_storages
 from memwatch.leaks.loops import Loops
-from memwatch.leaks.module_growth import is_of_one_more_model
+from memwatch.leaks.module_growth import has_older_of_its_class
 from memwatch.leaks.registry import registers_itself
-from memwatch.leaks.second_holder import is_in_table, latest_references, may_have_latest, shows_all
+from memwatch.leaks.second_holder import latest_references, may_have_latest, shows_all
 from memwatch.leaks.series import series_of
 from memwatch.leaks.survivor import Holding, Survivor
 
@@ -154,6 +154,9 @@ class HolderSearch:
         self.young: NDArray[np.int64] | None = None
         self.old: NDArray[np.int64] | None = None
         self._owners: set[int] = set()  # positions of what holds the survivors
+        self._one_more: dict[
+            tuple[int, int], bool
+        ] = {}  # by the position of a container and the id of a class
 
     def run(self, *, deep: bool = False) -> Diagnosis | None:
         """Explain the survivors, or return None if only a deep snapshot can tell who holds one."""
@@ -164,6 +167,7 @@ class HolderSearch:
     def _explain(self, snapshot: Snapshot, *, deep: bool) -> Diagnosis | None:
         diagnosis = Diagnosis()
         self._owners.clear()
+        self._one_more.clear()
         reached = Reached(snapshot, self._exempt)
         loops: Loops | None = None
         explained: list[tuple[Survivor | None, list[int]]] = []
@@ -178,8 +182,10 @@ class HolderSearch:
                 explained.append((self.explain_retained(snapshot, chain, made), chain))
             elif reached.through_state.reaches(position):
                 chain = reached.through_state.path(position)
-                if made.grew or position not in reached.legitimate or is_of_one_more_model(snapshot, chain):
-                    explained.append((self.explain_retained(snapshot, chain, made), chain))
+                survivor = self.explain_retained(snapshot, chain, made)
+                is_one_more = survivor is not None and survivor.is_one_more
+                if made.grew or is_one_more or position not in reached.legitimate:
+                    explained.append((survivor, chain))
             elif not reached.everyone.reaches(position):
                 loops = loops or Loops(snapshot, reached.everyone)
                 loop, chain = loops.find(position)
@@ -247,8 +253,12 @@ class HolderSearch:
             self._owners.add(chain[cut.start])
         words = _tensor_words(objects)
         survivor = Survivor(made, key, _to_tensor(steps), cut, words, nbytes=made.bytes_now())
-        if cut and cut.edge.kind is EdgeKind.VALUE:
-            survivor.in_table = is_in_table(snapshot, chain[cut.end - 1], chain[cut.end])
+        if cut and cut.edge.kind in (EdgeKind.ITEM, EdgeKind.VALUE):
+            values, entry = chain[cut.end - 1], chain[cut.end]
+            kind = values, id(type(objects[cut.end]))
+            if kind not in self._one_more:
+                self._one_more[kind] = has_older_of_its_class(snapshot, values, entry)
+            survivor.is_one_more = self._one_more[kind]
         survivor.is_view = _is_view(objects, survivor.nbytes)
         survivor.registers_itself = cut is not None and registers_itself(
             objects[cut.end], steps[: steps.index(cut)]

@@ -210,6 +210,8 @@ def _remedy_of_group(
         return Remedy.GROWING_TENSOR
     if remedy in _OF_NAMES and all(each.through_graph for each in _lasting(group)):
         return Remedy.GRAPH
+    if remedy is Remedy.BUFFER and not keeps_graph:
+        return Remedy.SUBMODULE  # one more of them: to detach it changes nothing
     if remedy in _OF_CONTAINERS and shown.registers_itself:
         return Remedy.REGISTRY
     if shown.kind is LeakKind.RETAINED and _mostly_views(group):

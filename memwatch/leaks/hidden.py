@@ -6,6 +6,7 @@ import gc
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.frames import is_own_code
 from memwatch.heap.tensors import is_tensor, quiet, storage_of
 from memwatch.leaks.new_storages import tensors_among
@@ -30,6 +31,9 @@ def is_hidden(storages: Sequence[NewStorage]) -> bool:
 def _young_over(storage: Any) -> list[Any]:
     with quiet():
         young: list[Any] = [obj for obj in tensors_among(gc.get_objects(0)) if is_tensor(obj)]
+        parts = [part for tensor in young if is_sparse(tensor) for _, part in sparse_parts(tensor)]
+        if any(part is not None and storage_of(part) is storage for part in parts):
+            return []  # the sparse tensor shows it
         return [tensor for tensor in young if storage_of(tensor) is storage]
 
 

@@ -1,14 +1,14 @@
 """Parts that a block added to a module beside older ones of their kind: a model that grows, not one being built.
 
 The third entry of a `ModuleList` that had two is kept as an item of a list is. A part with a name of its own is the
-model's state, as is all that a new module brings along. Likewise a list of the program's: one more model beside older
-ones of its class is kept as any item is.
+model's state, as is all that a new module brings along. Likewise a list or a dictionary of the program's: one more
+model, or object with a model in it, beside older ones of its class is kept as any entry is.
 """
 
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -18,11 +18,13 @@ from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import mro_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from memwatch.heap.snapshot import Snapshot
 
 _NUMBER: Final = re.compile(r"\d+")
+_MOST_ENTRIES: Final = 1_000
+"""Entries that are looked at, from the newest on: a call that adds more than these is no matter."""
 
 
 def added_parts(snapshot: Snapshot) -> set[int]:
@@ -36,20 +38,17 @@ def added_parts(snapshot: Snapshot) -> set[int]:
     return found
 
 
-def is_of_one_more_model(snapshot: Snapshot, chain: Sequence[int]) -> bool:
-    """Return True if a path leads through an old list to a young model, and the list has an old one of its class.
-
-    Args:
-        snapshot: the open graph.
-        chain: the path, as positions.
-    """
-    for owner, target in pairwise(chain):
-        values, model = snapshot.objects[owner], snapshot.objects[target]
-        if type(values) is not list or torch.nn.Module not in mro_of(type(model)):
-            continue
-        if snapshot.is_old(owner) and snapshot.is_young(model):
-            return any(type(other) is type(model) and not snapshot.is_young(other) for other in values)
-    return False
+def has_older_of_its_class(snapshot: Snapshot, values: int, entry: int) -> bool:
+    """Return True if a list or a dictionary has an older entry of the same class too, by their positions."""
+    owner, cls = snapshot.objects[values], type(snapshot.objects[entry])
+    if list in mro_of(type(owner)):
+        newest_first = list.__reversed__(owner)
+    elif dict in mro_of(type(owner)):
+        newest_first = reversed(dict.values(owner))
+    else:
+        return False
+    others = [id(other) for other in islice(newest_first, _MOST_ENTRIES) if type(other) is cls]
+    return any(map(snapshot.is_old, snapshot.positions(others)))
 
 
 def entries(module: Any, *tables: str) -> Iterator[tuple[dict[str, Any], str, Any]]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 
 from memwatch._torch.dynamo import leave_alone
-from memwatch._torch.modes import UncompiledMode, mode_stack, pop_mode, push_mode
+from memwatch._torch.modes import UncompiledMode, disable_torch_dispatch, mode_stack, pop_mode, push_mode
 from memwatch._torch.overloads import schema_of
+from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.frames import is_test_runner_code
 from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_bytes, storage_of
 
@@ -80,18 +81,18 @@ class NewStorageMode(UncompiledMode):
     def note_made(self, func: Any, result: Any, args: Sequence[Any]) -> None:
         """Note the storages that an op returns, and of which smaller ones they were made."""
         for tensor in _tensors(result):
-            storage = None if is_simulated(tensor) else storage_of(tensor)
-            if storage is None or self._book.has(storage):
-                continue
-            site, caller = user_lines()
-            made = self._book.add(storage, self._run, site, certain=True)
-            if made is not None:
+            for storage in _storages(tensor):
+                if self._book.has(storage):
+                    continue
+                site, caller = user_lines()
+                made = self._book.add(storage, self._run, site, certain=True)
+                if made is None:
+                    continue
                 made.caller = caller
                 sources = {id(source): source for part in args for source in _storages(part)}
                 smaller = [each for each in sources.values() if 0 < storage_bytes(each) < made.nbytes]
-                if (
-                    smaller and torch.Tag.pointwise not in func.tags
-                ):  # which repeats a smaller operand: none grows
+                # a pointwise op repeats a smaller operand: none grows, but for rows that a sparse one lacks
+                if smaller and (torch.Tag.pointwise not in func.tags or storage_of(tensor) is None):
                     made.sources = tuple(map(weakref.ref, smaller))
 
     def start(self) -> None:
@@ -139,11 +140,17 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
-    """Yield the storages of an operand."""
+    """Yield the storages of an operand, those of the parts of a sparse one."""
     for tensor in _tensors(value):
-        storage = None if is_simulated(tensor) else storage_of(tensor)
+        if is_simulated(tensor):
+            continue
+        storage = storage_of(tensor)
         if storage is not None:
             yield storage
+        elif is_sparse(tensor):
+            with disable_torch_dispatch():  # the program's own modes are not asked
+                parts = [part for _, part in sparse_parts(tensor) if part is not None]
+            yield from filter(None, map(storage_of, parts))
 
 
 def user_lines() -> tuple[Site | None, Site | None]:

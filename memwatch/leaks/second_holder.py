@@ -7,16 +7,13 @@ the entry of a dictionary that has older ones of its sort, a table; one that has
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from memwatch.edges import EdgeKind
-from memwatch.heap.tensors import mro_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from memwatch.heap.snapshot import Snapshot
     from memwatch.leaks.known_retainers import Positions
     from memwatch.leaks.survivor import Survivor
 
@@ -37,8 +34,6 @@ LATEST: Final = frozenset(
 )
 """References of which one name has one value."""
 _ALL: Final = 2
-_MOST_VALUES: Final = 1_000
-"""Values of a dictionary that are looked at, from the newest on: a call that adds more than these is no matter."""
 
 
 def has_latest(survivor: Survivor) -> bool:
@@ -59,23 +54,15 @@ def shows_all(survivor: Survivor) -> int:
     """
     if has_latest(survivor):
         return 0
-    is_slot = survivor.cut is not None and survivor.cut.edge.kind is EdgeKind.VALUE and not survivor.in_table
+    is_slot = (
+        survivor.cut is not None and survivor.cut.edge.kind is EdgeKind.VALUE and not survivor.is_one_more
+    )
     return 1 if is_slot else _ALL
 
 
 def may_have_latest(survivor: Survivor) -> bool:
     """Return True if what holds a survivor may have one value at a time."""
     return shows_all(survivor) < _ALL
-
-
-def is_in_table(snapshot: Snapshot, table: int, value: int) -> bool:
-    """Return True if a dictionary has an older value of the same class too, by their positions."""
-    owner, cls = snapshot.objects[table], type(snapshot.objects[value])
-    if dict not in mro_of(type(owner)):
-        return False
-    newest_first = islice(reversed(dict.values(owner)), _MOST_VALUES)
-    others = [id(other) for other in newest_first if type(other) is cls]
-    return any(map(snapshot.is_old, snapshot.positions(others)))
 
 
 def latest_references(explained: Iterable[tuple[Survivor, list[int]]]) -> Positions:

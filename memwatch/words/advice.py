@@ -30,6 +30,7 @@ class Remedy(Enum):
     EXCEPTION = auto()
     LAST_EXCEPTION = auto()
     TRACEBACK = auto()
+    FRAME = auto()
     OUTPUT_HISTORY = auto()
     SHELL_RESULT = auto()
     CACHED_METHOD = auto()
@@ -149,6 +150,10 @@ SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.TRACEBACK: (
         "the traceback keeps every local variable of the failed calls: keep its text, not the object"
     ),
+    Remedy.FRAME: (
+        "a frame keeps every local variable of its call and of those around it: keep its text "
+        "(`traceback.extract_stack()`), not the object"
+    ),
     Remedy.OUTPUT_HISTORY: (
         "IPython's output history keeps every displayed value: `%reset out`, or end the line with `;`"
     ),
@@ -231,8 +236,8 @@ SENTENCES: Final[dict[Remedy, str]] = {
         "the object keeps the tensor: delete the attribute after use, or store a number (`.item()`)"
     ),
     Remedy.SUBMODULE: (
-        "the module keeps each submodule and parameter that is registered with it: use one again, or delete it "
-        "after use (`del parent[name]`, `delattr(parent, name)`)"
+        "the module keeps each submodule, parameter and buffer that is registered with it: use one again, or delete "
+        "it after use (`del parent[name]`, `delattr(parent, name)`)"
     ),
     Remedy.ITERATOR: "the iterator or container keeps what it was given: drop it after use",
     Remedy.GLOBAL: "the module keeps the tensor: delete the name after use, or store a number",

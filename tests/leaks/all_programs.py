@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import programs_autograd
+import programs_callbacks
+import programs_classes
 import programs_data
 import programs_facts
 import programs_frameworks
 import programs_idioms
+import programs_keepers
 import programs_objects
 import programs_python
 import programs_recipes
@@ -15,10 +18,13 @@ import programs_training
 
 MODULES = (
     programs_autograd,
+    programs_callbacks,
+    programs_classes,
     programs_data,
     programs_facts,
     programs_frameworks,
     programs_idioms,
+    programs_keepers,
     programs_objects,
     programs_python,
     programs_recipes,

@@ -20,6 +20,7 @@ OUTPUTS = [None, None]
 ROWS = np.empty(5, dtype=object)
 GROWING = SimpleNamespace(rows=np.empty(0, dtype=object))
 MODELS = []
+TABLE = {}
 
 
 class Ends(NamedTuple):
@@ -122,4 +123,20 @@ def test_one_more_model_of_a_list_is_told_by_one_pass():
     assert leaks_of_a_pass(replace) == []
     (leak,) = leaks_of_a_pass(add)
     assert (leak.nbytes, leak.count) == (288, 2)
+    assert [each.cause for each in find_leaks(add)] == [leak.cause]
+
+
+def test_one_more_object_with_a_model_is_told_by_one_pass():
+    """Of a dictionary as of a list; an attribute beside another one is no entry."""
+
+    def add():
+        TABLE[len(TABLE)] = SimpleNamespace(model=nn.Linear(8, 8))
+
+    def set_another():
+        GROWING.second = nn.Linear(8, 8)
+
+    GROWING.first = nn.Linear(8, 8)
+    assert leaks_of_a_pass(add) == []
+    assert leaks_of_a_pass(set_another) == []
+    (leak,) = leaks_of_a_pass(add)
     assert [each.cause for each in find_leaks(add)] == [leak.cause]

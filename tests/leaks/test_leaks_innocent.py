@@ -11,6 +11,7 @@ import torch
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 
 sys.path.insert(0, str(Path(__file__).parent))
+import programs_innocent_objects as objects
 import programs_innocent_recipes as recipes
 from programs_innocent import INNOCENT, MODEL, PARKS_ONCE, make_optimizer
 
@@ -37,16 +38,22 @@ def test_one_pass_leaves_nothing_behind(program):
     check_leaks()(program)()
 
 
-def all_recipes():
-    for recipe in recipes.INNOCENT:
-        recipe()
+def call_all(programs):
+    for program in programs:
+        program()
 
 
-def test_recipes_that_keep_as_much_as_they_drop_are_innocent():
+@pytest.mark.parametrize("module", [recipes, objects], ids=lambda module: module.__name__)
+def test_recipes_that_keep_as_much_as_they_drop_are_innocent(module):
     """By further calls and, once each has something to replace, by one pass of each."""
-    assert [str(leak) for leak in find_leaks(all_recipes)] == []
-    for recipe in recipes.INNOCENT:
+    assert [str(leak) for leak in find_leaks(call_all, module.INNOCENT)] == []
+    for recipe in module.INNOCENT:
         check_leaks()(recipe)()
+
+
+def test_windows_and_buffers_of_any_make_are_innocent():
+    """Further calls fill them."""
+    assert [str(leak) for leak in find_leaks(call_all, objects.PARKS_ONCE)] == []
 
 
 def test_what_is_emptied_now_and_then_is_no_leak():

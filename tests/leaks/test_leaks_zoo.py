@@ -12,12 +12,19 @@ from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.words.advice import Remedy, advice
 
 sys.path.insert(0, str(Path(__file__).parent))
+import programs_callbacks
+import programs_classes
 import programs_idioms
+import programs_keepers
 import programs_recipes
 from all_programs import PROGRAMS
 from expected_remedies import REMEDIES
 
-NEW = [*programs_idioms.PROGRAMS, *programs_recipes.PROGRAMS]
+NEW = [
+    program
+    for module in (programs_callbacks, programs_classes, programs_idioms, programs_keepers, programs_recipes)
+    for program in module.PROGRAMS
+]
 
 
 def leaks_of_one_pass(fn):
