@@ -88,8 +88,9 @@ _ORDER: Final = "aten::randperm"
 
 
 def answering(
-    on_read: Callable[[Any], None], on_op: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
-) -> AbstractContextManager[object]:
+    on_read: Callable[[Any], None], on_op: Callable[[Any, tuple[Any, ...], dict[str, Any]], None],
+    complete: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Any],
+) -> AbstractContextManager[object]:  # fmt: skip
     """Return a FakeTensorMode in which a read of a value is answered by zero.
 
     Zero keeps training going: `GradScaler` finds no infinity, and no assertion of a finite loss fails. An order of
@@ -98,6 +99,7 @@ def answering(
     Args:
         on_read: called with the op of each read.
         on_op: called with each op that the program calls and its arguments; not with those that an op consists of.
+        complete: called with such an op, its arguments and its fake results; returns the results.
     """
     has_gpu = torch.accelerator.is_available()  # asked before the program is told that there is one
 
@@ -113,7 +115,8 @@ def answering(
                 on_op(func, args, kwargs or {})
             self.depth += 1
             try:
-                return super().__torch_dispatch__(func, types, args, kwargs)
+                found = super().__torch_dispatch__(func, types, args, kwargs)
+                return found if self.depth > 1 else complete(func, args, kwargs or {}, found)
             except _ReadsValue:
                 on_read(func)
                 return _zero(args[0].dtype) if func.name() == _READS_NUMBER else False

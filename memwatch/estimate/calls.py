@@ -105,14 +105,19 @@ class Calls:
 
     def add(self, op: int, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note what an op of the recording was called with; one that no list of values describes is left out."""
-        keyword = tuple((name, _described(value)) for name, value in kwargs.items())
-        call = Call(overload, _described(args), keyword)
+        call = call_of(overload, args, kwargs)
         try:
             number = self.different.setdefault(call, len(self.different))
         except TypeError:  # an argument that cannot be compared
             return
         self.ops.append(op)
         self.numbers.append(number)
+
+
+def call_of(overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    """Return what an op was called with, its tensors as shapes."""
+    keyword = tuple((name, _described(value)) for name, value in kwargs.items())
+    return Call(overload, _described(args), keyword)
 
 
 def _described(value: Value) -> Value:

@@ -14,6 +14,7 @@ from memwatch._torch.fake_job import UNANSWERABLE, answering, is_raised_by_fakes
 from memwatch._torch.versions import require_known_torch
 from memwatch.errors import MemwatchError
 from memwatch.estimate.calls import Calls
+from memwatch.estimate.chosen_sizes import ChosenSizes
 from memwatch.estimate.job import Job, pretended
 from memwatch.estimate.left_out import left_out
 from memwatch.estimate.result import Estimate
@@ -65,6 +66,8 @@ def estimate_program(
     require_known_torch()
     require_jobs()
     reads, calls, counter = Reads(), Calls(), _Steps(steps)
+    not_known: dict[str, None] = {}
+    sizes = ChosenSizes(not_known.setdefault)
     recording = profile(path)
 
     def note(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -76,7 +79,7 @@ def estimate_program(
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(nowhere),
         pretended(job),
-        answering(reads.note, note),
+        answering(reads.note, note, sizes.complete),
         left_out(device, job.world_size or 1, reads.note) as left,
         recording,
         counter.watching(),
@@ -93,7 +96,7 @@ def estimate_program(
             if sentence is None:
                 raise
             raise MemwatchError(sentence) from error
-    return Estimate(recording, job, counter.count, calls, tuple(reads.places), tuple(left.remarks))
+    return Estimate(recording, job, counter.count, calls, tuple(reads.places), (*left.remarks, *not_known))
 
 
 class Reads:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import memwatch
-from memwatch.estimate import run_calls, workspace
+from memwatch.estimate import chosen_sizes, run_calls, workspace
 from memwatch.estimate.calls import Call, Shape
 from memwatch.estimate.program import estimate_program
 from memwatch.estimate.words import text_of
@@ -42,6 +42,41 @@ def test_tensors_and_workspace_are_what_a_real_run_takes(most_bytes, monkeypatch
     assert found.workspace.nbytes > 100_000
     assert found.workspace.is_scaled == (most_bytes < 1 << 20)
     assert found.tensor_bytes + found.workspace.nbytes == prof.peak_bytes
+
+
+def train_recurrent():
+    """What oneDNN keeps of each layer for its backward is 15 times its output; of the last pass nothing is kept."""
+    net = nn.LSTM(24, 40, num_layers=2, bidirectional=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        net(torch.ones(57, 6, 24))[0].sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        net(torch.ones(57, 18, 24))
+
+
+def test_results_whose_size_a_kernel_chooses_have_it(monkeypatch):
+    """A fake kernel shows them empty: an estimate was half of the peak, and its runs of kernels crashed."""
+    with memwatch.profile(stacks=False, holders=False) as prof:
+        train_recurrent()
+    found = estimate(train_recurrent, steps=5)
+    assert found.tensor_bytes > 2_000_000
+    assert found.tensor_bytes + found.workspace.nbytes == prof.peak_bytes
+    assert found.workspace.unknown == ()
+    assert found.remarks == ()
+    monkeypatch.setattr(chosen_sizes, "_SMALL_BYTES", 60 << 10)
+    scaled = estimate(train_recurrent, steps=5)
+    assert scaled.tensor_bytes == pytest.approx(found.tensor_bytes, rel=0.03)
+    assert "aten::mkldnn_rnn_layer keeps for its backward follows from runs at smaller sizes" in str(
+        scaled.remarks
+    )
+
+
+def test_a_result_whose_size_cannot_be_told_is_named(monkeypatch):
+    """It counts as nothing, and the text says so."""
+    monkeypatch.setattr(chosen_sizes, "_sizes", lambda call: None)
+    found = estimate(train_recurrent, steps=1)
+    assert "aten::mkldnn_rnn_layer keeps for its backward is its kernel's choice" in str(found.remarks)
 
 
 def test_an_op_that_is_not_run_is_named():

@@ -1,0 +1,123 @@
+"""Results whose size a kernel chooses, as what a recurrent layer of oneDNN keeps for its backward: 15 times its output.
+
+torch's fake kernels show them empty. So an op with such a result runs here once on zeros for each of its sizes; where
+its tensors are large, twice at smaller ones, which tells how the size grows with a length that one argument alone has.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from memwatch._torch.fake_job import really
+from memwatch.estimate.calls import call_of
+from memwatch.replay.op_measure import tensors_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from memwatch.estimate.calls import Call, Shape
+
+_SMALL_BYTES: Final = 16 << 20
+"""Most bytes of the tensors of a call that runs at its own sizes."""
+_LEAST_LENGTH: Final = 2
+_TORCHS: Final = frozenset({"aten", "mkldnn", "quantized"})
+_SCALED: Final = "the size of what {} keeps for its backward follows from runs at smaller sizes"
+_NOT_KNOWN: Final = (
+    "the size of what {} keeps for its backward is its kernel's choice, and it could not be run here: "
+    "it counts as nothing"
+)
+
+
+class ChosenSizes:
+    """Give results that a fake kernel shows empty the sizes that the real one gives them.
+
+    Args:
+        remark: called with a sentence for each op whose sizes cannot be told, or follow from smaller ones.
+    """
+
+    def __init__(self, remark: Callable[[str], None]) -> None:
+        self._remark = remark
+        self._known: dict[tuple[Call, bool], tuple[int, ...] | None] = {}
+
+    def complete(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
+        """Return the results of an op, those that are empty in place of some that are not with their real sizes."""
+        if type(result) is not tuple or not _shows_empty(op, args, result):
+            return result
+        key = (
+            call_of(op, args, kwargs),
+            torch.is_grad_enabled(),
+        )  # nothing is kept where no backward will come
+        try:
+            if key not in self._known:
+                self._known[key] = _real_sizes(key[0])
+        except TypeError:  # an argument that cannot be compared
+            return result
+        sizes = self._known[key]
+        if sizes is None or len(sizes) != len(result):
+            self._remark(_NOT_KNOWN.format(op.name()))
+            return result
+        if key[0].nbytes > _SMALL_BYTES:
+            self._remark(_SCALED.format(op.name()))
+        return tuple(
+            each.new_empty(size) if _is_open(each) and size else each
+            for each, size in zip(result, sizes, strict=True)
+        )
+
+
+def _is_open(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype is torch.uint8
+        and value.dim() == 1
+        and not value.numel()
+        and value.device.type == "cpu"
+    )
+
+
+def _shows_empty(op: Any, args: tuple[Any, ...], result: tuple[Any, ...]) -> bool:
+    """Return True for an op of torch's own that computes, and shows bytes of no size beside other results."""
+    if op.namespace not in _TORCHS or op.is_view or all(map(_is_open, result)):
+        return False
+    return any(map(_is_open, result)) and all(tensor.numel() for tensor in tensors_in(args))
+
+
+def _real_sizes(call: Call) -> tuple[int, ...] | None:
+    """Return the number of elements of each result of a call; None where it cannot be run."""
+    length = _own_length(call) if call.nbytes > _SMALL_BYTES else 0
+    if not length:
+        return _sizes(call) if call.nbytes <= _SMALL_BYTES else None
+    shorter = max(length * _SMALL_BYTES // call.nbytes, 2 * _LEAST_LENGTH)
+    high, low = (_sizes(call.resized({length: at})) for at in (shorter, shorter // 2))
+    if high is None or low is None:
+        return None
+    per_step = (shorter - shorter // 2,) * len(high)
+    return tuple(
+        more + (more - less) * (length - shorter) // step
+        for more, less, step in zip(high, low, per_step, strict=True)
+    )
+
+
+def _own_length(call: Call) -> int:
+    """Return the longest length that one argument alone has, once, and no number of the call is; 0 if there is none."""
+    found = [length for shape in call.shapes() for length in shape.size]
+    numbers = {value for value in call.positional if type(value) is int}
+    alone = [each for each in found if found.count(each) == 1 and each not in numbers]
+    return max((each for each in alone if each > 2 * _LEAST_LENGTH), default=0)
+
+
+def _sizes(call: Call) -> tuple[int, ...] | None:
+    try:
+        with really():
+            positional, keyword = call.filled(_zeros)
+            return tuple(
+                each.numel() if isinstance(each, torch.Tensor) else 0
+                for each in call.op(*positional, **keyword)
+            )
+    except (RuntimeError, TypeError, ValueError):
+        return None
+
+
+def _zeros(shape: Shape) -> torch.Tensor:
+    return torch.empty_strided(shape.size, shape.stride, dtype=shape.dtype, device=shape.device).zero_()
