@@ -5,6 +5,7 @@ from __future__ import annotations
 import patterns_data
 import patterns_generation
 import patterns_keepers
+import patterns_kept
 import patterns_python
 import patterns_references
 import patterns_roles
@@ -21,6 +22,7 @@ PROGRAMS = programs_of(
     patterns_data,
     patterns_generation,
     patterns_keepers,
+    patterns_kept,
     patterns_python,
     patterns_references,
     patterns_roles,

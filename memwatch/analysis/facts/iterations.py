@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from memwatch.analysis.facts.evaluations import evaluations, kept_in_evaluations
+from memwatch.analysis.facts.idle_copies import idle_copies
 from memwatch.analysis.facts.step_curve import step_curve
 from memwatch.capture.schema import IN_BACKWARD, NONE
 
@@ -90,32 +92,60 @@ def kept_across(
     is_often = count >= _FEWEST_CROSSED
     needed, some = is_often.copy(), np.flatnonzero(count > 0)
     del death_ns, count
-    started_ns, last_op = capture.tables["ops"]["start_ns"], uses.last_op[some]
-    last_use_ns = np.zeros(len(some), dtype=np.int64)
-    is_used = (last_op != NONE) & (last_op < len(started_ns))
-    last_use_ns[is_used] = started_ns[last_op[is_used]]
+    last_use_ns = _last_use_ns(capture, uses.last_op[some])
     needed[some] |= last_use_ns >= np.append(bounds.starts_ns, _FOREVER)[first[some]]
+    if bounds.starts_ns is bounds.ends_ns:  # else what lies between calls belongs to an iteration too
+        needed |= idle_copies(capture, allocations, uses.last_op, bounds.ends_ns)
     by_itself = is_often & ~_saved_across(capture, allocations, bounds)
     ends_ns = bounds.ends_ns
     is_last = allocations.birth_ns > np.sort(ends_ns)[-_FEWEST_CROSSED : 1 - _FEWEST_CROSSED].max(initial=0)
     like_others = _like_others(capture, allocations, needed, is_last)
+    in_loops = evaluations(capture, ends_ns)
+    if len(in_loops.ends_ns):
+        last_use_ns = _last_use_ns(capture, uses.last_op)
+        needed |= kept_in_evaluations(in_loops, allocations, last_use_ns)
+        made_last = in_loops.are_made_last(allocations.birth_ns)
+        like_others |= _like_others(capture, allocations, needed, made_last)
     lasting = np.zeros(len(allocations), dtype=bool)
     return KeptAcross(needed, by_itself, like_others, lasting, are_told=len(ends_ns) > 0, ends_ns=ends_ns)
+
+
+def _last_use_ns(capture: Capture, last_op: IntArray) -> IntArray:
+    """Return when each of these ops started, 0 for none."""
+    started_ns, found = capture.tables["ops"]["start_ns"], np.zeros(len(last_op), dtype=np.int64)
+    is_used = (last_op != NONE) & (last_op < len(started_ns))
+    found[is_used] = started_ns[last_op[is_used]]
+    return found
 
 
 def _like_others(
     capture: Capture, allocations: Allocations, needed: NDArray[np.bool_], is_last: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Return what was made last, like what was kept of earlier iterations: its own end is not recorded."""
+    """Return what was made last, like what was kept of earlier iterations: its own end is not recorded.
+
+    Where the same calls made memory of that size before, it is like that: of all that an op makes, some may be kept.
+    """
     stacks = np.append(capture.tables["ops"]["stack"], NONE)[np.minimum(allocations.op, capture.rows("ops"))]
     stacks[(allocations.op == NONE) | (allocations.storage == NONE)] = NONE
-    size = int(stacks.max(initial=0)) + 2
-    made = np.bincount(stacks[~is_last] + 1, minlength=size)
-    kept = np.bincount(stacks[~is_last & needed] + 1, minlength=size)
-    often = 2 * kept > made
-    often[0] = False  # whose calls are not known
-    like: NDArray[np.bool_] = is_last & often[stacks + 1]
+    like = is_last & _is_often(stacks, is_last, needed)[0]
+    rows = np.flatnonzero((stacks != NONE) & np.isin(stacks, np.unique(stacks[is_last])))
+    number = allocations.nbytes[rows].astype(np.int64) * (int(stacks.max(initial=0)) + 1) + stacks[rows]
+    _, alike = np.unique(number, return_inverse=True)
+    often, is_known = _is_often(alike, is_last[rows], needed[rows])
+    like[rows] = np.where(is_known, is_last[rows] & often, like[rows])
     return like
+
+
+def _is_often(
+    groups: IntArray, is_last: NDArray[np.bool_], needed: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return whether most that each one's group made before was kept, and whether it made any; -1 is no group."""
+    size = int(groups.max(initial=0)) + 2
+    made = np.bincount(groups[~is_last] + 1, minlength=size)
+    kept = np.bincount(groups[~is_last & needed] + 1, minlength=size)
+    often = 2 * kept > made
+    often[0] = False
+    return often[groups + 1], made[groups + 1] > 0
 
 
 def _crossed(start_ns: IntArray, end_ns: IntArray, bounds: Boundaries) -> tuple[IntArray, IntArray]:
