@@ -144,7 +144,7 @@ class _Block:
         diagnosis = self._explain(self._ledger.alive(0))
         left = unbalanced(diagnosis, change)
         self._known.names.note(left)
-        return leaks_of(left, [0], per_call=False, end_s=end_s)
+        return leaks_of(left, [0], per_call=False, end_s=end_s, told=self._known.note_told)
 
     def _explain(self, survivors: list[NewStorage]) -> Diagnosis:
         """Look nearby first, and through the whole heap only for what is left."""

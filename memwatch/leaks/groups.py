@@ -17,7 +17,7 @@ from memwatch.words.edges import edge_phrase
 from memwatch.words.leaks import path_lines, site_phrase
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from memwatch.leaks.new_storages import NewStorage
     from memwatch.leaks.survivor import Survivor
@@ -37,6 +37,7 @@ def leaks_of(
     per_call: bool,
     periods: Sequence[Collection[int]] | None = None,
     end_s: float | None = None,
+    told: Callable[[Leak, list[Survivor]], None] | None = None,
 ) -> list[Leak]:
     """Group survivors into leaks. What one reference holds on two devices is two leaks: no figure mixes devices.
 
@@ -46,6 +47,7 @@ def leaks_of(
         per_call: True to keep only what the runs kept adding to, and to count bytes per run.
         periods: sets of runs, each of which must have added to a leak; by default each run by itself.
         end_s: clock at the end of the last run, in seconds; by default now.
+        told: called with each leak and its survivors.
 
     Returns:
         Leaks, largest first.
@@ -65,6 +67,8 @@ def leaks_of(
         count = len(kept if per_call else group) // runs
         grows = all(survivor.storage.grew for survivor in group)
         leak = leak_of(group, nbytes // runs, count, per_call=per_call, end_s=end_s, grows=grows)
+        if told is not None:
+            told(leak, group)
         every = max(1, round(len(measured) / len(_runs(group))))
         leaks.append(replace(leak, every=every) if per_call else leak)
     return largest_first(leaks)

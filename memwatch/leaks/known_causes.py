@@ -22,8 +22,10 @@ from memwatch.leaks.fixed_places import Slots
 from memwatch.leaks.kinds import LeakKind
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Iterable, Sequence
 
+    from memwatch.leaks.leak import Leak
     from memwatch.leaks.survivor import Survivor
 
 _MOST_WAYS: Final = 200
@@ -35,6 +37,7 @@ class KnownCauses:
     Attributes:
         names: what names took in.
         slots: lists of which it is known that their items have fixed places.
+        told: by the name of a cause, the storages that a live root was said to keep.
     """
 
     def __init__(self) -> None:
@@ -42,6 +45,7 @@ class KnownCauses:
         self._loops: set[object] = set()
         self.names = FilledNames()
         self.slots = Slots()
+        self.told: dict[str, list[weakref.ref[torch.UntypedStorage]]] = {}
 
     def learn_way(self, objects: Sequence[Any]) -> None:
         """Remember the way from a root to what keeps a leak, if it can be walked again.
@@ -62,6 +66,15 @@ class KnownCauses:
         """Remember the loops through autograd that keep storages for ever."""
         looped = (survivor for survivor in survivors if survivor.kind is LeakKind.UNCOLLECTABLE)
         self._loops.update(survivor.key for survivor in looped)
+
+    def note_told(self, leak: Leak, survivors: Iterable[Survivor]) -> None:
+        """Remember the storages of a leak that a live root holds, weakly: it may let go of them yet."""
+        if leak.kind is LeakKind.RETAINED:
+            self.told.setdefault(leak.cause, []).extend(each.storage.ref for each in survivors)
+
+    def freed(self) -> dict[str, list[int]]:
+        """Return, by cause, how many of the storages that were told are freed by now, and how many were told."""
+        return {cause: [sum(ref() is None for ref in refs), len(refs)] for cause, refs in self.told.items()}
 
     def has_loop(self, key: object) -> bool:
         """Return True if such a loop was found before."""

@@ -56,6 +56,11 @@ ON_EACH_CALL: Final = " on each call"
 ON_ONE_CALL: Final = " on one call in {every}"
 MADE_AT: Final = "  made at: {site} ({tensor})"
 CALLED_FROM: Final = ", called from {caller}"
+FREED_SINCE: Final = "  freed since, before the session ended: {freed} of its {told} tensors"
+ALL_FREED_SINCE: Final = (
+    "  freed since, before the session ended: all {told} of its tensors: inferred, a window that was filling, or "
+    "what is emptied now and then"
+)
 UNKNOWN_LINE: Final = "unknown line"
 HELD_FOR: Final = "  held for {seconds:.3f} s so far; the next collection of gc would free it"
 BESIDE: Final = "  and {objects} per call"

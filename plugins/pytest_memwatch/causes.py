@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.sizes import format_bytes
-from memwatch.words.leaks import HELD_BY_SHORT, LINE_NOT_SEEN, MADE_AT
+from memwatch.words.leaks import ALL_FREED_SINCE, FREED_SINCE, HELD_BY_SHORT, LINE_NOT_SEEN, MADE_AT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -13,16 +13,18 @@ if TYPE_CHECKING:
 Results = dict[str, dict[str, Any]]
 """Node id -> findings, outcome and duration of the test; plain data."""
 
+Freed = dict[str, list[int]]
+"""Cause -> how many of the tensors that single passes told were freed since, and how many were told."""
 _TOLD: Final = ("kind", "holder", "reference", "site", "tensor", "advice", "path")
 SHOWN_TESTS: Final = 3  # of each cause, in the short summary
 
 
-def causes_of(results: Results) -> list[dict[str, Any]]:
+def causes_of(results: Results, freed: Freed) -> list[dict[str, Any]]:
     """Return the causes for which tests failed, as plain data, that of the most tests first.
 
     Each has `cause` (its name, the same in every process), `tests` (their node ids), `nbytes` and `count` over all of
     them, `ignore` (a rule that tolerates it), of its largest leak `kind`, `holder`, `reference`, `advice` and `path`,
-    and of the largest one of which the line was seen `site` and `tensor`.
+    and of the largest one of which the line was seen `site` and `tensor`. `freed` of the `told` were freed since.
     """
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for node in results:
@@ -30,6 +32,8 @@ def causes_of(results: Results) -> list[dict[str, Any]]:
             for leak in results[node].get("leaks", []):
                 found.setdefault(leak["cause"], []).append((node, leak))
     causes = [_cause(name, leaks) for name, leaks in found.items()]
+    for cause in causes:
+        cause["freed"], cause["told"] = freed.get(cause["cause"], [0, 0])
     return sorted(causes, key=lambda cause: (-len(cause["tests"]), -cause["nbytes"], cause["cause"]))
 
 
@@ -48,9 +52,9 @@ def _cause(name: str, leaks: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]
     }
 
 
-def cause_lines(results: Results, *, verbose: bool) -> list[str]:
+def cause_lines(results: Results, freed: Freed, *, verbose: bool) -> list[str]:
     """Return the causes as lines of the summary, each once; none if no test leaked."""
-    causes = causes_of(results)
+    causes = causes_of(results, freed)
     if not causes:
         return []
     tests = len({node for cause in causes for node in cause["tests"]})
@@ -65,6 +69,9 @@ def _lines(cause: Mapping[str, Any], *, verbose: bool) -> Iterator[str]:
     held = f"{HELD_BY_SHORT[cause['kind']]} {cause['holder']}"
     yield f"{cause['cause']}  {_many(len(tests), 'test')}, {format_bytes(cause['nbytes'])}: {held}"
     yield MADE_AT.format(site=cause["site"] or LINE_NOT_SEEN, tensor=cause["tensor"])
+    if cause["freed"]:
+        words = ALL_FREED_SINCE if cause["freed"] == cause["told"] else FREED_SINCE
+        yield words.format(freed=cause["freed"], told=cause["told"])
     yield f"  advice: {cause['advice']}"
     yield f"  to tolerate it, in the ini file: memwatch_ignore = {cause['ignore']}"
     if not verbose and len(tests) > SHOWN_TESTS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -21,7 +21,7 @@ from pytest_memwatch.markers import check_marks, register
 from pytest_memwatch.option_table import add_options
 from pytest_memwatch.options import SETTINGS, read_settings
 from pytest_memwatch.outcome import EXAMINATION, attach
-from pytest_memwatch.results import RESULTS, collect, write_json
+from pytest_memwatch.results import FREED, RESULTS, add_freed, collect, write_json
 from pytest_memwatch.summary import Status, status, summary_lines
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["memwatch_fixture", "no_tensor_leaks"]
 
 BASELINE: Final = pytest.StashKey[Baseline | None]()
+_FREED_KEY: Final = "memwatch_freed"
+"""Under which a worker of xdist sends what its tests told and later tests freed."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings = read_settings(config)
     config.stash[SETTINGS] = settings
     config.stash[RESULTS] = {}
+    config.stash[FREED] = {}
     compare = settings.compare
     config.stash[BASELINE] = None if compare is None else load_baseline(config.rootpath, compare)
     config.pluginmanager.register(_Collector(config), "memwatch-collector")
@@ -129,6 +132,12 @@ class _Collector:
 
     def __init__(self, config: pytest.Config) -> None:
         self._results = config.stash[RESULTS]
+        self._freed = config.stash[FREED]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take what a worker of xdist, which has ended, says was freed since it was told."""
+        add_freed(self._freed, getattr(node, "workeroutput", {}).get(_FREED_KEY, {}))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         collect(self._results, report)
@@ -141,14 +150,16 @@ def _is_worker(config: pytest.Config) -> bool:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the JSON file and the baseline, once per run."""
     examine = sys.modules.get("pytest_memwatch.examine")
-    if examine is not None:
-        examine.end_checks()
+    freed = {} if examine is None else examine.end_checks()
     config = session.config
     settings, results = config.stash[SETTINGS], config.stash[RESULTS]
+    if _is_worker(config):
+        config.workeroutput[_FREED_KEY] = freed  # type: ignore[attr-defined]
+    add_freed(config.stash[FREED], freed)
     if _is_worker(config) or config.option.collectonly:
         return
     if settings.json is not None:
-        write_json(settings.json, results, settings.ignore)
+        write_json(settings.json, results, settings.ignore, config.stash[FREED])
     if settings.save is not None:
         save_baseline(config.rootpath, settings.save, results)
 
@@ -158,7 +169,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     baseline = config.stash[BASELINE]
     verbose = terminalreporter.verbosity > 0
     lines = summary_lines(
-        config.stash[RESULTS], config.stash[SETTINGS], baseline.name if baseline else None, verbose=verbose
+        config.stash[RESULTS],
+        config.stash[SETTINGS],
+        baseline.name if baseline else None,
+        config.stash[FREED],
+        verbose=verbose,
     )
     if lines:
         terminalreporter.section("memwatch")

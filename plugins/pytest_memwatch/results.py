@@ -12,11 +12,12 @@ from pytest_memwatch.causes import causes_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_memwatch.causes import Results
+    from pytest_memwatch.causes import Freed, Results
     from pytest_memwatch.ignore import IgnoreRule
 
 
 RESULTS: Final = pytest.StashKey["Results"]()
+FREED: Final = pytest.StashKey["Freed"]()
 FORMAT: Final = "memwatch-pytest"
 VERSION: Final = 1
 
@@ -28,12 +29,19 @@ def collect(results: Results, report: pytest.TestReport) -> None:
         results[report.nodeid] = {"outcome": report.outcome, "duration_s": report.duration, **data}
 
 
-def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...]) -> None:
+def add_freed(freed: Freed, more: Freed) -> None:
+    """Add what one process says was freed to what others do."""
+    for cause, counts in more.items():
+        freed[cause] = [have + new for have, new in zip(freed.get(cause, [0, 0]), counts, strict=True)]
+
+
+def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...], freed: Freed) -> None:
     """Write all results to one file.
 
     The file holds `format`, `version`, `memwatch` (its version), `ignore_rules` (pattern and reason each) and
     `causes` (what one edit would end, with `cause`, `tests`, `nbytes`, `count`, `kind`, `holder`, `reference`, `site`,
-    `tensor`, `advice`, `path` and `ignore`, a rule that tolerates it) and
+    `tensor`, `advice`, `path`, `ignore`, a rule that tolerates it, and `freed` and `told`: how many of the tensors that
+    single passes told were freed before the session ended) and
     `tests`, one object per test with `nodeid`, `outcome`, `duration_s`, `failed` ("leak", "peak" or null);
     figures in bytes (`peak_bytes`, `baseline_bytes`, `peak_increase_bytes`, `limit_bytes`, `saved_bytes`);
     `top` (the lines that allocated most), `leaks`, `ignored`, `small` (below the least size), `kept` (by caches),
@@ -46,7 +54,7 @@ def write_json(path: Path, results: Results, ignore: tuple[IgnoreRule, ...]) -> 
         "version": VERSION,
         "memwatch": __version__,
         "ignore_rules": [{"pattern": rule.pattern, "reason": rule.reason} for rule in ignore],
-        "causes": causes_of(results),
+        "causes": causes_of(results, freed),
         "tests": [{"nodeid": node, **results[node]} for node in sorted(results)],
     }
     path.parent.mkdir(parents=True, exist_ok=True)

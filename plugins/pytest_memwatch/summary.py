@@ -11,7 +11,7 @@ from pytest_memwatch.verdict import top_lines
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_memwatch.causes import Results
+    from pytest_memwatch.causes import Freed, Results
     from pytest_memwatch.options import Settings
 
 Status = tuple[str, str, tuple[str, dict[str, bool]]]
@@ -28,14 +28,14 @@ def status(report: pytest.CollectReport | pytest.TestReport) -> Status | None:
 
 
 def summary_lines(
-    results: Results, settings: Settings, baseline: str | None, *, verbose: bool = False
+    results: Results, settings: Settings, baseline: str | None, freed: Freed, *, verbose: bool = False
 ) -> list[str]:
     """Return the lines of the summary; none if there is nothing to say."""
     parts = [
         _peaks(results, settings) if settings.measure else [],
         _comparison(results, baseline) if baseline is not None else [],
         _failures(results),
-        cause_lines(results, verbose=verbose),
+        cause_lines(results, freed, verbose=verbose),
         _small(results, settings),
         _noted(results, "kept", "Kept by caches and names: filled in one run, so not counted as leaks"),
         _machinery(results),

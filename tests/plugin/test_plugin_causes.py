@@ -93,5 +93,27 @@ def test_causes_of_several_processes_are_one():
         "b::test": {"failed": "leak", "leaks": [{**leak, "nbytes": 5, "site": "b.py:1 in f"}]},
         "c::test": {"failed": None, "leaks": [{**leak, "nbytes": 5}]},
     }
-    [cause] = causes_of(rows)
+    [cause] = causes_of(rows, {})
     assert (cause["tests"], cause["nbytes"], cause["count"]) == (["a::test", "b::test"], 35, 3)
+
+
+WINDOW = """
+    import pytest, torch
+    RECENT, ALL = [], []
+    @pytest.mark.parametrize("n", range(6))
+    def test_window(n):
+        RECENT.append(torch.ones(10))
+        if len(RECENT) > 2: RECENT.pop(0)
+    @pytest.mark.parametrize("n", range(2))
+    def test_all(n): ALL.append(torch.ones(20))
+"""
+
+
+def test_the_summary_says_what_later_tests_freed(session):
+    """One run of a test does not tell a window that fills from growth; tests after it do. Workers send it."""
+    result = session(WINDOW, "--memwatch-leaks=all", "-n", "1")
+    result.assert_outcomes(passed=4, failed=4)
+    lines = result.stdout.lines
+    [at] = [number for number, line in enumerate(lines) if "freed since" in line]
+    assert "all 2 of its tensors" in lines[at]
+    assert "RECENT" in lines[at - 2]
