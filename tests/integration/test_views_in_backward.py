@@ -167,3 +167,29 @@ def test_each_view_that_makes_a_node_is_noted(name, intercept):
     numbers = prof.capture.tables["views"]["sequence"].tolist()
     assert same.grad_fn is None
     assert [number for number in numbers if number in (before, after)] == [before, after]
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return x.mul(gradient)  # the Function's own
+
+
+class Squared(nn.Module):
+    def forward(self, x):
+        h = Square.apply(x)
+        mask = x.detach()[:1] > 0  # neither makes a node: that of the Function is the newest
+        return h.sin() * mask
+
+
+def test_what_a_functions_own_backward_makes_is_on_its_line(intercept):
+    """Nothing that was seen made its node, so no other line is told as where its gradient comes from."""
+    made = made_by_backward(recorded(Squared(), WHOLE[1], intercept), "aten.mul.Tensor")
+    assert (line_of("# the Function's own"), "") in made
+    assert line_of("that of the Function is the newest") not in [line for line, _ in made]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,14 @@ from memwatch.capture.schema import NONE
 from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
+
+CALLS_ENGINE: Final = ("torch/autograd/graph.py", "torch\\autograd\\graph.py")
+"""The ends of the file of torch's that calls autograd's engine."""
+_DEEPEST: Final = 1 << 30
 
 Texts = np.ndarray[Any, Any]
 """An array of str objects."""
@@ -71,12 +77,28 @@ def find_places(capture: Capture, op: int) -> Places:
     """Return the place of every op of a capture; modules are called what they are called when one op runs."""
     ops, views = capture.tables["ops"], capture.tables["views"]
     made = _within_regions(capture, forward_makers(capture))
-    by_op, by_view = np.flatnonzero(made.op != NONE), np.flatnonzero(made.view != NONE)
+    by_engine = ~np.append(_called_by_engine(capture), False)[ops["stack"]]
+    by_op, by_view = (np.flatnonzero((maker != NONE) & by_engine) for maker in (made.op, made.view))
     stack, module = ops["stack"].copy(), ops["module"].copy()
     for column, name in ((stack, "stack"), (module, "module")):
         column[by_op] = ops[name][made.op[by_op]]
         column[by_view] = views[name][made.view[by_view]]
     return Places(*_lines_of_stacks(capture), stack, module, read_modules(capture, op))
+
+
+def _called_by_engine(capture: Capture) -> NDArray[np.bool_]:
+    """Return which stacks show code that is not torch's, called by autograd's engine: a Function's backward, a hook.
+
+    What that makes is on its own line. The number of a Function's node may be told of the op that came next.
+    """
+    stacks = capture.tables["stacks"]
+    calls_engine = np.array([file.endswith(CALLS_ENGINE) for file in capture.strings], dtype=bool)
+    is_engine = calls_engine[stacks["file"]] & (stacks["file"] != NONE)
+    count = int(stacks["stack"].max()) + 1 if len(stacks["stack"]) else 0
+    engine, caller = (np.full(count, _DEEPEST, dtype=np.int64) for _ in range(2))
+    for depths, rows in ((engine, is_engine), (caller, stacks["owner"] <= CodeOwner.INSTALLED)):
+        np.minimum.at(depths, stacks["stack"][rows], stacks["depth"][rows])
+    return (engine < _DEEPEST) & (caller < engine)
 
 
 def _innermost_callers(capture: Capture, owner: CodeOwner) -> IntArray:

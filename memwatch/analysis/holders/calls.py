@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from memwatch.analysis.facts.places import CALLS_ENGINE
 from memwatch.capture.schema import NONE
 from memwatch.own_code import CodeOwner
 
@@ -12,9 +13,6 @@ if TYPE_CHECKING:
 
 COMPREHENSIONS = ("comp>", "genexpr>")
 """The ends of the names that Python gives to comprehensions and to generator expressions."""
-
-_CALLS_ENGINE: Final = ("torch/autograd/graph.py", "torch\\autograd\\graph.py")
-"""The ends of the file of torch's that calls autograd's engine."""
 
 
 class StackCall(NamedTuple):
@@ -47,7 +45,7 @@ def common_call(facts: Facts, allocation: int, op: int) -> StackCall | None:
     ):
         if (file, function) != (file_now, function_now):
             return found
-        if file.endswith(_CALLS_ENGINE):
+        if file.endswith(CALLS_ENGINE):
             found = loop = None
         if calls_torch:
             is_own = facts.call_stacks.owner_of_file[file] == CodeOwner.PROGRAM
