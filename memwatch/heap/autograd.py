@@ -13,6 +13,7 @@ import torch
 
 from memwatch._torch.autograd import RAW_SAVED_PREFIX, RAW_SAVED_TENSORS, FunctionBase
 from memwatch._torch.functorch import is_wrapped, unwrapped
+from memwatch._torch.modes import disable_torch_dispatch
 from memwatch._torch.tensors import (
     BACKWARD_HOOKS,
     BASE,
@@ -123,9 +124,9 @@ def is_sparse(tensor: torch.Tensor) -> bool:
     return _read(TENSOR_DICT, "layout", tensor) in _SPARSE and not _is_wrapper(tensor)
 
 
-def sparse_parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor | None]]:
-    """Yield the tensors that a sparse tensor consists of, each with its name."""
-    for name in (
+def sparse_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor | None]]:
+    """Return the tensors that a sparse tensor consists of, each with its name; no mode of the program is asked."""
+    names = (
         INDICES,
         VALUES,
         "crow_indices",
@@ -133,13 +134,16 @@ def sparse_parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor | Non
         "ccol_indices",
         "row_indices",
         "values",
-    ):
-        method = getattr(TensorBase, name, None)
-        try:
-            part = None if method is None else method(tensor)
-        except _REFUSED:
-            continue
-        yield name.lstrip("_"), part
+    )
+    found = []
+    with disable_torch_dispatch():
+        for name in names:
+            method = getattr(TensorBase, name, None)
+            try:
+                found.append((name.lstrip("_"), None if method is None else method(tensor)))
+            except _REFUSED:
+                continue
+    return found
 
 
 def _node_edges(node: Any) -> Iterator[NativeEdge]:

@@ -154,9 +154,8 @@ class HolderSearch:
         self.young: NDArray[np.int64] | None = None
         self.old: NDArray[np.int64] | None = None
         self._owners: set[int] = set()  # positions of what holds the survivors
-        self._one_more: dict[
-            tuple[int, int], bool
-        ] = {}  # by the position of a container and the id of a class
+        # by the position of a container and the id of a class
+        self._one_more: dict[tuple[int, int], bool] = {}
 
     def run(self, *, deep: bool = False) -> Diagnosis | None:
         """Explain the survivors, or return None if only a deep snapshot can tell who holds one."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 
 from memwatch._torch.dynamo import leave_alone
-from memwatch._torch.modes import UncompiledMode, disable_torch_dispatch, mode_stack, pop_mode, push_mode
+from memwatch._torch.modes import UncompiledMode, mode_stack, pop_mode, push_mode
 from memwatch._torch.overloads import schema_of
 from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.frames import is_test_runner_code
@@ -148,8 +148,7 @@ def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
         if storage is not None:
             yield storage
         elif is_sparse(tensor):
-            with disable_torch_dispatch():  # the program's own modes are not asked
-                parts = [part for _, part in sparse_parts(tensor) if part is not None]
+            parts = [part for _, part in sparse_parts(tensor) if part is not None]
             yield from filter(None, map(storage_of, parts))
 
 
