@@ -124,7 +124,9 @@ def _like_others(
     """Return what was made last, like what was kept of earlier iterations: its own end is not recorded.
 
     Where the same calls made memory of that size before, it is like that: of all that an op makes, some may be kept.
+    What was kept in a role, as the gradient that others are added to, tells nothing of what is in none.
     """
+    needed = needed & ~np.isin(allocations.storage, capture.tables["roles"]["storage"])
     stacks = np.append(capture.tables["ops"]["stack"], NONE)[np.minimum(allocations.op, capture.rows("ops"))]
     stacks[(allocations.op == NONE) | (allocations.storage == NONE)] = NONE
     like = is_last & _is_often(stacks, is_last, needed)[0]
