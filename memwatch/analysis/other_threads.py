@@ -11,6 +11,8 @@ from memwatch.capture.schema import NONE
 from memwatch.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from memwatch.analysis.facts.facts import Facts
 
 
@@ -48,13 +50,22 @@ def _was_heard(facts: Facts, start_ns: int, end_ns: int) -> bool:
     return first < len(theirs_ns) and (end_ns == NONE or int(theirs_ns[first]) <= end_ns)
 
 
+def _theirs(facts: Facts) -> NDArray[np.bool_]:
+    theirs: NDArray[np.bool_] = facts.allocations.counted & (facts.allocations.thread != NONE)
+    return theirs
+
+
+def _at_peak_bytes(facts: Facts) -> int:
+    """Return how much of what the threads that were heard made counts at the peak."""
+    alive = _theirs(facts) & facts.alive_at(facts.curve.peak_event)
+    return int(facts.allocations.nbytes[alive].sum())
+
+
 def _heard(facts: Facts) -> list[str]:
-    allocations = facts.allocations
-    theirs = allocations.counted & (allocations.thread != NONE)
+    allocations, theirs = facts.allocations, _theirs(facts)
     if not theirs.any():
         return []
-    count = len(np.unique(allocations.thread[theirs]))
-    at_peak = int(allocations.nbytes[theirs & facts.alive_at(facts.curve.peak_event)].sum())
+    count, at_peak = len(np.unique(allocations.thread[theirs])), _at_peak_bytes(facts)
     text = (
         f"{count} other {_noun('thread', count)} allocated {format_bytes(int(allocations.nbytes[theirs].sum()))} in "
         f"all, of which {format_bytes(at_peak)} were live at the peak: the bytes count, the ops were not recorded"
@@ -70,7 +81,7 @@ def _unheard(facts: Facts) -> list[str]:
     if started:
         sentences.append(
             f"{started} other {_noun('thread', started)} started that could not be heard: what they allocate is not "
-            "counted"
+            f"counted{_what_they_free(facts)}"
         )
     later = (allocations.origin == EXTERNAL) & (allocations.birth_ns > int(meta.get("start_ns", 0)))
     count = int(later.sum())
@@ -78,14 +89,31 @@ def _unheard(facts: Facts) -> list[str]:
         sentences.append(
             f"{count} {_noun('storage', count)}, {format_bytes(int(allocations.nbytes[later].sum()))} in all, first "
             f"seen inside the block were made outside torch, or by {before} other {_noun('thread', before)} that ran "
-            "before the block was entered: what such threads allocate is not counted"
+            f"before the block was entered: what such threads allocate is not counted{_what_they_free(facts)}"
         )
     elif at_work := int(meta.get("threads_at_work_before", 0)):
         sentences.append(
             f"{at_work} other {_noun('thread', at_work)} ran before the block was entered: what such threads allocate "
             "is not counted; start them, or the pool that they belong to, inside the block"
+            f"{_what_they_free(facts)}"
         )
     return sentences
+
+
+def _what_they_free(facts: Facts) -> str:
+    """Say when a free by a thread that nobody heard is noticed late; of the block's own storages it is known at once.
+
+    The recorder in Python notes it before the next op of the block's thread. Of what a thread made that was heard, no
+    storage is known, so only the next allocation at its address ends it.
+    """
+    at_peak = _at_peak_bytes(facts)
+    if at_peak:
+        return (
+            f"; they may have freed some of the {format_bytes(at_peak)} that other threads made and that count at the "
+            "peak"
+        )
+    is_late = facts.capture.meta.get("recorder") == "python"
+    return "; what they free counts until the next op of the block's thread" if is_late else ""
 
 
 def _noun(word: str, count: int) -> str:

@@ -16,13 +16,13 @@ from memwatch.record.interception.kinds import mode_kind
 from memwatch.record.interception.mode import ModeInterceptor
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Callable
 
     from torch import Tensor
 
     from memwatch.record.backend import Listener
     from memwatch.record.interception.kinds import OpKind
+    from memwatch.record.tables.deaths import Deaths
     from memwatch.record.tables.operands import Operands
     from memwatch.record.tables.rows import Table
     from memwatch.record.tables.strings import Strings
@@ -40,8 +40,8 @@ class StorageTable(Protocol):
         """A bit for each role that is noted, of the storages that live."""
 
     @property
-    def dead(self) -> deque[Any]:
-        """Weak references whose callback ran; C++ appends to it through them, and takes them off."""
+    def dead(self) -> Deaths:
+        """Weak references whose callback ran: an object of C++'s own, which appends through them and takes them off."""
 
     @property
     def births(self) -> Table:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from memwatch.record.interception.kinds import OpKind
     from memwatch.record.native.callbacks import OpCallbacks, PackCallbacks, StackTable
     from memwatch.record.saved.disguise import Hooks
+    from memwatch.record.tables.deaths import Deaths
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.rows import Table
     from memwatch.record.tables.storages import Ledger
@@ -114,6 +115,10 @@ class Extension(Protocol):
     @property
     def Rows(self) -> Callable[[], Table]:  # noqa: N802  # a class of the module
         """Makes a table in C++."""
+
+    @property
+    def Deaths(self) -> Callable[[], Deaths]:  # noqa: N802
+        """Makes what notes deaths in C++, each with its time."""
 
     def Storages(self, watched_storage: type, watched_tensor: type) -> Ledger:  # noqa: N802
         """Make the ledger of a table of storages."""

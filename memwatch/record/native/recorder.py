@@ -52,7 +52,12 @@ class NativeRecorder:
         self._block = block
         self._ledger = extension.Storages(WatchedStorage, WatchedTensor)
         self.storages = Storages(
-            block.strings, block.op_counter, self._ledger, rows=extension.Rows, estimate=block.is_estimate
+            block.strings,
+            block.op_counter,
+            self._ledger,
+            rows=extension.Rows,
+            dead=extension.Deaths,
+            estimate=block.is_estimate,
         )
         self._stacks = extension.Stacks(stacks)
         self.capture_stack: CaptureStack = self._stacks.capture

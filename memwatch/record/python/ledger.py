@@ -78,7 +78,8 @@ class PythonLedger:
 
     def _record_deaths(self, at_ticks: int, op: int) -> None:
         storages = self._storages
-        dead, live, roles, accounts = storages.dead, storages.live, storages.roles, self._accounts
+        dead: Any = storages.dead  # a deque: what comes in another thread is written as of the next op
+        live, roles, accounts = storages.live, storages.roles, self._accounts
         while dead:  # each is taken off after it is written, with no call between
             gone = dead[0]
             kind = gone.__class__

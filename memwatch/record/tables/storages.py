@@ -32,6 +32,7 @@ from memwatch.sizes import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from memwatch.record.tables.deaths import Deaths
     from memwatch.record.tables.op_counter import OpCounter
     from memwatch.record.tables.rows import Table
     from memwatch.record.tables.strings import Strings
@@ -83,7 +84,10 @@ class Ledger(Protocol):
         """Keep the figures of this table from now on; called once, when the table is complete."""
 
     def record_deaths(self, op: int, /) -> None:
-        """Append the deaths since the last call, as of now; `op` is how many ops have started."""
+        """Append the deaths since the last call; `op` is how many ops have started.
+
+        Each is as of when it came where `Storages.dead` notes that, else as of now.
+        """
 
     def hold_one(self, tensor: Tensor, known: WatchedTensor, /) -> None:
         """Watch the storage of a tensor by its Python object from now on; `known` watched it so far."""
@@ -108,24 +112,25 @@ class Storages:
         op_counter: how many ops have started.
         ledger: the backend's figures.
         rows: makes a table of the kind that the backend appends to.
+        dead: notes deaths as the backend takes them off.
         estimate: whether fake tensors count, with the bytes that real ones would take.
 
     Attributes:
         live: what watches each storage that lives, by the address of the storage.
         roles: a bit for each role that is noted, of the storages that live.
-        dead: weak references whose callback ran, in the order of the deaths, until they are written.
+        dead: weak references whose callback ran, until they are written.
         unseen: kinds of tensors that show no storage.
         is_asleep: whether no step is recorded now: what is new gets no number.
     """
 
     def __init__(
         self, strings: Strings, op_counter: OpCounter, ledger: Ledger, *, rows: Callable[[], Table] = Rows,
-        estimate: bool = False,
+        dead: Callable[[], Deaths] = deque, estimate: bool = False,
     ) -> None:  # fmt: skip
         self.estimate = estimate
         self.live: dict[int, WatchedStorage | WatchedTensor] = {}
         self.roles: dict[int, int] = {}
-        self.dead: deque[Any] = deque()
+        self.dead = dead()
         self.births = rows()
         self.deaths = rows()
         self.resizes = Rows()
@@ -299,7 +304,7 @@ class Storages:
         return error
 
     def record_deaths(self) -> None:
-        """Append the deaths since the last time, as of now."""
+        """Append the deaths since the last time."""
         if self.dead:
             self.ledger.record_deaths(self._op_counter[0])
 
@@ -391,3 +396,4 @@ class Storages:
         """Stop watching; what is still alive was alive at the end."""
         self.record_deaths()
         self.live.clear()
+        self.dead.clear()

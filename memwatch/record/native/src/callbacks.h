@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "deaths.h"
 #include "python.h"
 #include "rows.h"
 
@@ -23,9 +24,8 @@ class StorageTable {
   explicit StorageTable(const py::object& table)
       : live(table.attr("live")),
         roles(table.attr("roles")),
-        dead(table.attr("dead")),
-        note_death(dead.attr("append")),
-        take_death(dead.attr("popleft")),
+        dead(table.attr("dead").cast<std::shared_ptr<Deaths>>()),
+        note_death(table.attr("dead").attr("append")),
         births(table.attr("births").cast<std::shared_ptr<Rows>>()),
         deaths(table.attr("deaths").cast<std::shared_ptr<Rows>>()),
         is_estimate(table.attr("estimate").cast<bool>()),
@@ -37,7 +37,9 @@ class StorageTable {
     self_.attr("above_watched")(device, nbytes, workspace_bytes);
   }
 
-  py::object live = py::none(), roles = py::none(), dead = py::none(), note_death, take_death;
+  py::object live = py::none(), roles = py::none();
+  std::shared_ptr<Deaths> dead;
+  py::object note_death;
   std::shared_ptr<Rows> births, deaths;
   bool is_estimate = false;
 

@@ -203,6 +203,19 @@ py::object watched_number_of(const std::shared_ptr<Storages>& storages) {
   return function(method, storages);
 }
 
+/// `append(reference)`: the callback of every weak reference that watches something.
+PyObject* note_death(PyObject* deaths, PyObject* reference) {
+  HANDLE_TH_ERRORS
+  kept_by<std::shared_ptr<Deaths>>(deaths)->append(reference);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+py::object note_death_of(const std::shared_ptr<Deaths>& deaths) {
+  static PyMethodDef method = {"append", &note_death, METH_O, nullptr};
+  return function(method, deaths);
+}
+
 void rewatch(const std::shared_ptr<Storages>& storages, int64_t op) {
   const Storages::Look looking(storages);
   storages->rewatch(op);
@@ -234,6 +247,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("__iadd__", &Rows::add_tuple, py::return_value_policy::reference)
       .def("__len__", &Rows::size)
       .def("take", &Rows::take);
+  py::class_<Deaths, std::shared_ptr<Deaths>>(module, "Deaths")
+      .def(py::init<>())
+      .def_property_readonly("append", &note_death_of)
+      .def("__len__", &Deaths::size)
+      .def("clear", &Deaths::clear)
+      .def("__iter__", [](const Deaths& deaths) { return py::iter(deaths.listed()); });
   py::class_<Account, std::shared_ptr<Account>>(module, "Account")
       .def_readwrite("live_bytes", &Account::live_bytes)
       .def_readwrite("entry_gone_bytes", &Account::entry_gone_bytes)

@@ -6,29 +6,18 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/ApproximateClock.h>
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 
 #include "callbacks.h"
 #include "schema.h"
 #include "stacks.h"
+#include "ticks.h"
 
 namespace memwatch {
-
-/// Whether the clock is torch's counter; else it is that of `time.perf_counter_ns`. The Python side reads the same one.
-inline bool ticks_are_torchs = true;
-
-inline int64_t ticks() {
-  if (ticks_are_torchs) {
-    return static_cast<int64_t>(c10::getApproximateTime());
-  }
-  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 /// Tell whether a tensor shows the one storage that holds its bytes, and sizes to look up.
 inline bool is_plain(const at::Tensor& tensor) {
@@ -105,7 +94,7 @@ class Storages {
     std::shared_ptr<Storages> storages_;
   };
 
-  bool any_dead() const { return !table_.dead.is_none() && PyObject_Size(table_.dead.ptr()) > 0; }
+  bool any_dead() const { return table_.dead != nullptr && !table_.dead->empty(); }
   /// Return true for a storage that is watched by the first tensor seen on it.
   bool is_by_tensor(PyObject* known) const { return is_exactly(known, watched_.tensor); }
   /// Return true for a storage that is watched by its own Python object.
@@ -255,21 +244,17 @@ class Storages {
     return storage;
   }
 
-  /// Append the deaths since the last time, as of now.
+  /// Append the deaths since the last time, each as of when it came, whichever thread dropped the last reference.
   void record_deaths(int64_t op) {
-    if (!any_dead()) {
-      return;
-    }
-    const int64_t at = ticks();
-    do {
-      const py::object gone = owned(PyObject_CallNoArgs(table_.take_death.ptr()));
+    while (any_dead()) {
+      const auto [gone, at] = table_.dead->take();
       if (is_by_storage(gone.ptr())) {
         record_death(gone.ptr(), op, at);
       } else {  // it stays known, for another tensor may show its storage still
         shrink(gone.ptr());
         hand_on(number_of(gone.ptr()));
       }
-    } while (any_dead());
+    }
   }
 
   static int64_t address_of(const at::Tensor& tensor) {
