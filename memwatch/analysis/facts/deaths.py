@@ -1,8 +1,9 @@
 """Deaths: when the memory of each block was given back, whichever thread freed it.
 
 A free that a log heard is exact. But c10 tells a free only to the log of the thread that frees, so another thread may
-free a block unheard. Then the storage's weak reference tells the death: the recorder in C++
-notes when that came, the one in Python notes it before its next op. The next allocation at the same address is the latest that a free can have been.
+free a block unheard. Then the storage's weak reference tells the death: the recorder in C++ notes when it came, the
+one in Python notes it before its next op. The next allocation at the same address is the latest that a free can have
+been.
 """
 
 from __future__ import annotations
