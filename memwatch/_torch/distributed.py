@@ -4,6 +4,7 @@
 | --- | --- |
 | torch.nn.parallel.DistributedDataParallel._ddp_init_helper | MAKE_REDUCER, None if unknown |
 | torch._C._distributed_c10d.Reducer._rebuild_buckets | Reducer, REBUILD; None if unknown |
+| torch._C._distributed_c10d.GradBucket.buffer | GradBucket, HAND_OUT; None if unknown |
 | torch.distributed._broadcast_coalesced | BROADCAST, None if unknown |
 | ddp._get_ddp_logging_data() | bucket_sizes(ddp) |
 | group._device_types, group._get_backend(device) | backends_of(ddp) |
@@ -49,6 +50,9 @@ MAKE_REDUCER: Final = _name_if_there("torch.nn.parallel.DistributedDataParallel.
 REBUILD: Final = _name_if_there("torch._C._distributed_c10d.Reducer._rebuild_buckets")
 """The method of `Reducer` that makes the buckets anew, in the order in which the gradients came."""
 Reducer: Final[Any] = getattr(sys.modules.get("torch._C._distributed_c10d"), "Reducer", None)
+HAND_OUT: Final = _name_if_there("torch._C._distributed_c10d.GradBucket.buffer")
+"""The method of `GradBucket` by which a hook for communication gets the tensor of a bucket."""
+GradBucket: Final[Any] = getattr(sys.modules.get("torch._C._distributed_c10d"), "GradBucket", None)
 BROADCAST: Final = _name_if_there("torch.distributed._broadcast_coalesced")
 """The function of torch.distributed that broadcasts many tensors in flat copies."""
 

@@ -107,7 +107,7 @@ INFERENCES: Final[dict[str, str]] = {
     "role later": "seen in that role later",
     "role earlier": "in that role at the look before, and no more at the next",
     "role between": "in that role at the looks before and after",
-    "role unconfirmed": "in that role when it was last looked at, and gone before the next look",
+    "role unconfirmed": "in that role when it was last looked at, which was before",
     "in flight": "made in backward, read by a later op of the same backward",
     "within C++": "one line of Python made it and still runs",
     "within step": "made and dropped within the step",

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -140,6 +141,30 @@ def test_buckets_made_before_the_block_are_known_by_the_collective(alone):
     rows = prof.storages[prof.storages["category"] == "communication"]
     assert rows["rule"].tolist() == ["a collective works on it in backward"]
     assert not rows["counted"].any()  # it was there before, and no object of Python's shows it
+
+
+def with_a_hook(model):
+    ddp_model = DistributedDataParallel(model)
+    ddp_model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return ddp_model
+
+
+def test_a_bucket_that_a_hook_compresses_is_communication(alone):
+    """The collective works on copies of half the size; the hook was given the bucket, however old that is."""
+    old = with_a_hook(net())
+    train(old)  # its buckets are made anew in the second forward
+    train(old)
+    with memwatch.profile() as prof:
+        train(old, 2)
+    rows = prof.storages[prof.storages["name"] == "bucket 0 of DistributedDataParallel"]
+    assert rows["nbytes"].tolist() == [3 * LAYER_BYTES]
+    assert rows["category"].tolist() == ["communication"]
+    halves = prof.storages[prof.storages["tensor"] == f"float16[{3 * WIDTH * WIDTH}]"]
+    assert set(halves["category"]) == {"communication"}
+    with memwatch.profile() as prof:
+        train(with_a_hook(net()), 3)
+    names = prof.storages.query("category == 'communication'")["name"]
+    assert set(names[names.str.startswith("bucket")]) == {"bucket 0 of DistributedDataParallel(Sequential)"}
 
 
 def shard(model, **options):

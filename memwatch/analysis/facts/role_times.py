@@ -27,7 +27,9 @@ class InRole(Enum):
     LATER = "later"  # it was seen in it only later
     EARLIER = "earlier"  # it was seen in it before, and at the next look it was in it no more
     BETWEEN = "between"  # it was seen in it before and after, and no look was just then
-    UNCONFIRMED = "unconfirmed"  # it was seen in it before, and at the next look it was not alive
+    UNCONFIRMED = (
+        "unconfirmed"  # it was seen in it before; at the next look it was not alive, or could not be told
+    )
     ENDED = "ended"
 
 

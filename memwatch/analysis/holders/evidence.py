@@ -35,7 +35,7 @@ class Inference(Enum):
     ROLE_LATER = "role later"  # it is seen in that role only later
     ROLE_EARLIER = "role earlier"  # it was seen in that role before, and at the next look in it no more
     ROLE_BETWEEN = "role between"  # it was seen in that role before and after, and no look was just then
-    ROLE_UNCONFIRMED = "role unconfirmed"  # it was seen in that role before, and it died before the next look
+    ROLE_UNCONFIRMED = "role unconfirmed"  # it was seen in that role before, and at no look since
     IN_FLIGHT = "in flight"  # made in backward, and a later op of the same backward reads it
     WITHIN_CPP = "within C++"  # made and still needed by one call into C++
     WITHIN_STEP = "within step"  # made in a step of the optimizer, and dropped before it ends

@@ -1,7 +1,8 @@
 """DistributedDataParallel's buckets: tensors of its reducer, which no binding of torch's returns.
 
 They are born while the reducer is made, and once more when it is rebuilt, in the second forward. Neither call runs
-code of the program's. So what is born in it and alive after it is the reducer's.
+code of the program's. So what is born in it and alive after it is the reducer's. A hook for communication, as one that
+compresses, is given a bucket of whatever age.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from memwatch._torch.distributed import BROADCAST, MAKE_REDUCER, REBUILD, Reducer, backends_of, bucket_sizes
+from memwatch._torch.distributed import (
+    BROADCAST,
+    HAND_OUT,
+    MAKE_REDUCER,
+    REBUILD,
+    GradBucket,
+    Reducer,
+    backends_of,
+    bucket_sizes,
+)
 from memwatch.record.harmless import Harmless
 from memwatch.record.roles import BUCKET, COMMUNICATION, REDUCER_MEMORY
 
@@ -32,7 +42,7 @@ class ReducerBook:
     def __init__(self, storages: Storages, context: Context) -> None:
         self._storages, self._context = storages, context
         self._harmless = Harmless(context.could_not_record, DistributedDataParallel.__name__)
-        self.functions = (self._making, self._rebuilding, self._broadcasting)
+        self.functions = (self._making, self._rebuilding, self._handing_out, self._broadcasting)
         # by the reducer: who has it, and the bytes of all its buckets
         self._owners: weakref.WeakKeyDictionary[Any, tuple[str, int]] = weakref.WeakKeyDictionary()
         self._backed: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -43,6 +53,8 @@ class ReducerBook:
             patches.put(DistributedDataParallel, MAKE_REDUCER, self._making)
         if REBUILD is not None:
             patches.put(Reducer, REBUILD, self._rebuilding)
+        if HAND_OUT is not None:
+            patches.put(GradBucket, HAND_OUT, self._handing_out)
         if BROADCAST is not None:
             patches.put(torch.distributed, BROADCAST, self._broadcasting)
         return True
@@ -70,6 +82,14 @@ class ReducerBook:
                 owner, nbytes = self._owners.get(reducer, (DistributedDataParallel.__name__, 0))
                 self._note(_last_with(nbytes, self._storages.born_since(first)), owner, None)
         return is_rebuilt
+
+    def _handing_out(self, hand_out: Callable[..., Any], bucket: Any, *args: Any, **kwargs: Any) -> Any:
+        buffer = hand_out(bucket, *args, **kwargs)
+        with self._harmless:
+            if self._context.is_its_thread:
+                name = f"bucket {bucket.index()} of {DistributedDataParallel.__name__}"
+                self._context.roles.note(buffer, BUCKET, name)
+        return buffer
 
     def _back_from_before(self, reducer: Any) -> None:
         """Do for a model that is older than the block what is done for those made in it; it is being called."""
