@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import atexit
 import contextvars
 import functools
@@ -218,9 +219,12 @@ def _atexit() -> Root:
 
 
 def _handlers() -> Root:
-    """List the functions that the interpreter itself calls."""
+    """List the functions that the interpreter itself calls.
+
+    `signal.getsignal` would take the `repr` of a handler, which is code of the program's.
+    """
     entries: list[tuple[EdgeKind, str | None, object]] = [
-        (EdgeKind.SIGNAL_HANDLER, number.name, signal.getsignal(number)) for number in signal.Signals
+        (EdgeKind.SIGNAL_HANDLER, number.name, _signal.getsignal(number)) for number in signal.Signals
     ]
     entries += [(EdgeKind.TRACE_FUNCTION, None, sys.gettrace())]
     entries += [(EdgeKind.PROFILE_FUNCTION, None, sys.getprofile())]

@@ -2,10 +2,15 @@
 
 A handler written in Python, as that of Ctrl-C, raises wherever the main thread is. A flush that it cuts in
 two would lose rows, or leave the allocator channel closed; so it waits until the flush is done.
+
+`signal.signal` and `signal.getsignal` would take the `repr` of a handler, to see if it is a member of an enumeration:
+of asyncio's that is the main task, and so the text of every tensor in its result. The functions of C behind them do
+not.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import contextlib
 import signal
 import threading
@@ -22,15 +27,15 @@ def uninterrupted() -> Iterator[None]:
     handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():  # no other thread runs handlers
         for number in signal.valid_signals():
-            handler = signal.getsignal(number)
+            handler = _signal.getsignal(number)
             if callable(handler):
                 handlers[number] = handler
     try:
         for caught in handlers:
-            signal.signal(caught, lambda *arrived: waiting.append(arrived))
+            _signal.signal(caught, lambda *arrived: waiting.append(arrived))
         yield
     finally:
         for caught, handler in handlers.items():
-            signal.signal(caught, handler)
+            _signal.signal(caught, handler)
         for arrived, frame in waiting:
             handlers[arrived](arrived, frame)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import memwatch
+from memwatch.record import flush_pace
 from memwatch.record.python.ledger import PythonLedger
 from memwatch.record.tables.op_counter import new_op_counter
 from memwatch.record.tables.storages import BASELINE, Storages, address_of
@@ -122,3 +123,31 @@ def test_an_address_may_be_in_use_again_before_its_death_is_told():
         addresses.add(address_of(tensor))
         numbers.append(storages.number_of(tensor, 0, BASELINE))
     assert numbers == list(range(len(numbers)))
+
+
+class Handler:
+    """A handler of signals whose text is looked at by nobody."""
+
+    told = 0
+
+    def __call__(self, number, frame):
+        """Do nothing."""
+
+    def __repr__(self):
+        """Count: of asyncio's handler it would be the main task with its result."""
+        self.told += 1
+        return "a handler"
+
+
+def test_the_handlers_of_the_program_are_not_asked_for_their_text(monkeypatch, tmp_path):
+    """Python's own `signal.signal` takes the text of a handler; a flush and a look at the roots do not."""
+    handler = Handler()
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        monkeypatch.setattr(flush_pace, "FLUSH_OPS", 3)
+        with memwatch.profile(tmp_path / "run.memwatch"):
+            kept = [torch.ones(3) for _ in range(20)]
+        memwatch.why_alive(kept[0])
+        assert handler.told == 0
+    finally:
+        signal.signal(signal.SIGUSR1, before)
