@@ -87,8 +87,8 @@ def not_memory(facts: Facts) -> ObserverEffect | None:
     """Return a note if there were fake or meta tensors: they take no memory; an estimate counts nothing else."""
     if facts.capture.meta.get("estimate"):
         text = (
-            "an estimate: the block was entered under a FakeTensorMode, so the figures are what its tensors would "
-            "take, without the workspace of kernels"
+            "the block was entered under a FakeTensorMode, so these figures estimate what its tensors would take, "
+            "without the workspace of kernels"
         )
         return ObserverEffect((), 0, text)
     allocations = facts.allocations

@@ -85,16 +85,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments:
         sys.stderr.write(_FIRST_HELP)
         return 2
-    options = parse(_parser(), arguments)
-    execute: Execute = options.execute
     try:
+        options = parse(_parser(), arguments)
+        execute: Execute = options.execute
         ended = execute(options)
     except (MemwatchError, OSError) as error:
         sys.stderr.write(f"memwatch: error: {' '.join(str(error).split())}\n")
         return 1
+    except KeyboardInterrupt:  # memwatch's own work was interrupted; an interrupted program is in `ended`
+        sys.excepthook = _say_interrupted
+        raise  # the process ends by the signal, so that a loop of the shell ends too
     if isinstance(ended, BaseException):
         raise ended
     return ended
+
+
+def _say_interrupted(*_: object) -> None:
+    """Print one line in place of the traceback through memwatch's own code."""
+    sys.stderr.write("memwatch: interrupted\n")
 
 
 def _parser() -> argparse.ArgumentParser:

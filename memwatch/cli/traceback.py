@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from types import TracebackType
 from typing import Final
 
-_HOME: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_HOME: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _AROUND: Final = tuple(os.path.join(_HOME, part, "") for part in ("cli", "record"))
 """Folders of memwatch whose code runs around and between the program's. Code of memwatch that the program itself
 calls is in other folders and stays in the traceback."""
@@ -45,10 +46,20 @@ def _programs_own(trace: TracebackType | None) -> TracebackType | None:
     """Return a copy of a traceback without memwatch's frames; a traceback cannot be changed in place."""
     frames: list[TracebackType] = []
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(_AROUND):
-            frames.append(trace)
+        frames.append(trace)
         trace = trace.tb_next
+    shown = [each for each in frames if not _is_in(each, _AROUND)]
+    # the part of memwatch that started the program, whichever it was
+    after_start = list(itertools.dropwhile(lambda each: _is_in(each, _HOME), shown))
+    if not after_start and frames and not _is_in(frames[-1], _AROUND):
+        after_start = (
+            shown  # an error of memwatch's own; one that ends in `cli` is of a program that does not compile
+        )
     kept: TracebackType | None = None
-    for each in reversed(frames):
+    for each in reversed(after_start):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return kept
+
+
+def _is_in(trace: TracebackType, folders: str | tuple[str, ...]) -> bool:
+    return trace.tb_frame.f_code.co_filename.startswith(folders)

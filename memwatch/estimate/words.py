@@ -8,6 +8,7 @@ import torch
 
 from memwatch.report.estimate import estimate_text
 from memwatch.words.allocators import counted
+from memwatch.words.places import short_place
 
 if TYPE_CHECKING:
     from memwatch.estimate.result import Estimate
@@ -44,7 +45,7 @@ def text_of(estimate: Estimate, following: str = "") -> str:
 def _rests_on(workspace: Workspace) -> str:
     ran = "ran here once at smaller sizes" if workspace.is_scaled else "ran here once"
     threads = counted(torch.get_num_threads(), "thread")
-    return f"what the peak grows by with the workspace of kernels: the ops near it {ran}, with {threads}"
+    return f"added by the workspace of kernels: the ops near the peak {ran}, with {threads}"
 
 
 def _not_counted(workspace: Workspace | None) -> str:
@@ -66,8 +67,6 @@ def _run(estimate: Estimate) -> str:
 def _reads(estimate: Estimate) -> list[str]:
     if not estimate.reads:
         return []
-    lines, more = estimate.reads[:_SHOWN], len(estimate.reads) - _SHOWN
-    others = f" and {more} other lines" if more > 0 else ""
-    return [
-        f"values that the program read, as by `loss.item()`, were answered by 0: {', '.join(lines)}{others}"
-    ]
+    lines, more = map(short_place, estimate.reads[:_SHOWN]), len(estimate.reads) - _SHOWN
+    others = f" and {counted(more, 'other line')}" if more > 0 else ""
+    return [f"where the program read a value, as by `loss.item()`, it got 0: {', '.join(lines)}{others}"]

@@ -155,19 +155,16 @@ def leak_of(
         grows: True if what leaks is one tensor that becomes larger.
     """
     shown = _shown(group)
+    nearest = _nearest(group)
     largest = max(
-        group,
-        key=lambda survivor: (
-            survivor.storage.site is not None,
-            survivor.storage.nbytes,
-            -len(survivor.steps),
-        ),
+        (survivor for survivor in group if survivor.storage.site == nearest.site),
+        key=lambda survivor: (survivor.storage.nbytes, -len(survivor.steps)),
     )
     end_s = time.monotonic() if end_s is None else end_s
     edges = tuple(step.edge for step in shown.steps)
     cut = shown.cut.edge if shown.cut else None
     holder, holder_edges = holder_of(shown)
-    site, caller = _site(group)
+    site, caller = _site(nearest)
     keeps_graph = any(survivor.through_graph for survivor in group)
     remedy = remedy_for(shown.kind, cut, holder_edges, edges, cycle_length=shown.cycle_length)
     remedy = _remedy_of_group(remedy, shown, group, keeps_graph=keeps_graph, grows=grows)
@@ -192,7 +189,7 @@ def leak_of(
         branch=shown.branch,
         cause=cause_of(shown.kind, cut, edges, shown.cycle_length),
         grows=grows,
-        first_bytes=_nearest(group).nbytes,
+        first_bytes=nearest.nbytes,
         one_value=all(survivor.may_be_replaced for survivor in group),
     )
 
@@ -230,9 +227,8 @@ def _mostly_views(group: list[Survivor]) -> bool:
     return 2 * sum(survivor.nbytes for survivor in direct if survivor.is_view) > total
 
 
-def _site(group: list[Survivor]) -> tuple[str | None, str | None]:
+def _site(nearest: NewStorage) -> tuple[str | None, str | None]:
     """Return the line that made what is held first (the tensor itself, rather than its activations), and its caller."""
-    nearest = _nearest(group)
     if nearest.site is None:
         return None, None
     caller = None if nearest.caller is None else site_phrase(*nearest.caller)

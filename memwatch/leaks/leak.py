@@ -33,9 +33,9 @@ class Leak(ShownAsText):
         count: leaked storages; per call for :func:`memwatch.find_leaks`.
         holder: the reference to cut, in words.
         path: the retention path, or the cycle, one reference per line.
-        site: ``file.py:12 in f``, where the largest tensor was made; None if nothing saw it.
+        site: ``file.py:12 in f``, which made the tensor that is held first; None if nothing saw it.
         advice: one sentence on what to change.
-        tensor: the largest leaked tensor or storage, described.
+        tensor: the largest leaked tensor or storage that this line made, described.
         held_s: seconds that the oldest of these bytes were kept before the check.
         per_call: True if ``nbytes`` and ``count`` are per call.
         every: for :func:`memwatch.find_leaks`, how many calls there are to one that adds this much; 1 if each does.

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from memwatch.sizes import SizeError, parse_bytes
+
+_DECIMAL: Final = re.compile(r"0?\.\d+")
+"""A number below one without a unit."""
 
 
 def parse_budget(budget: int | float | str, program_increase_bytes: int) -> int:
@@ -20,9 +26,9 @@ def parse_budget(budget: int | float | str, program_increase_bytes: int) -> int:
             share such as 0.5, which would be no byte.
     """
     if isinstance(budget, float) and 0 <= budget < 1:
-        raise SizeError(
-            f"{budget!r} is less than a byte; write {f'{budget * 100:g}%'!r} for that share of the program's own"
-        )
+        raise _less_than_a_byte(budget, budget)
+    if isinstance(budget, str) and _DECIMAL.fullmatch(budget.strip()):  # as the command line gives it
+        raise _less_than_a_byte(budget, float(budget))
     if not (isinstance(budget, str) and budget.strip().endswith("%")):
         return parse_bytes(budget)
     digits = budget.strip()[:-1].strip()
@@ -37,4 +43,11 @@ def parse_budget(budget: int | float | str, program_increase_bytes: int) -> int:
         program_increase_bytes * int(share) // 100
         if share.is_integer()
         else int(program_increase_bytes * share / 100)
+    )
+
+
+def _less_than_a_byte(budget: float | str, share_ratio: float) -> SizeError:
+    percentage = f"{share_ratio * 100:g}%"
+    return SizeError(
+        f"{budget!r} is less than a byte; write {percentage!r} for that share of the program's own"
     )

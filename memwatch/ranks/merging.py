@@ -35,7 +35,7 @@ def merge(paths: Iterable[str | os.PathLike[str]]) -> Ranks:
         raise MergeError("name the captures to merge, as `memwatch merge run.*.memwatch`")
     members = [read_member(path) for path in files]
     if all(member.problem for member in members):
-        raise MergeError(f"none of {len(members)} captures can be read: {members[0].problem}")
+        raise MergeError(f"no capture can be read: {members[0].problem}")
     return Ranks(members)
 
 

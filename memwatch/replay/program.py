@@ -140,7 +140,8 @@ def read_program(capture: Capture) -> Program:
             )
     if not capture.rows("arguments"):
         raise MemwatchError(
-            "the capture holds no arguments of ops; record a block that runs some with memwatch.profile(replay=True)"
+            "the capture holds no arguments of ops; record the program again with `memwatch run --replay`, "
+            "or the block with memwatch.profile(replay=True)"
         )
     return _Reader(capture).read()
 

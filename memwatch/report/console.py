@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 DEFAULT_WIDTH: Final = 100
 BLOCK: Final = "█"
+SLIVER: Final = "▏"
 ELLIPSIS: Final = "…"
 # each is replaced by a single character, so that columns stay aligned
 _ASCII: Final = str.maketrans(
-    {BLOCK: "#", ELLIPSIS: "~", "─": "-", "━": "-", "│": "|", "├": "|", "└": "`", "▏": " "}
+    {BLOCK: "#", ELLIPSIS: "~", "─": "-", "━": "-", "│": "|", "├": "|", "└": "`", SLIVER: "."}
 )
 
 CATEGORY_STYLE: Final = {
@@ -127,8 +128,7 @@ def middle(text: str, width: int) -> Text:
 
 
 def bar(ratio: float, width: int, style: str = "") -> Text:
-    """Return a share as a bar; a share above 0 has at least one block."""
+    """Return a share as a bar; a share above 0 that is less than half a block is a thin line."""
     filled = round(max(0.0, min(1.0, ratio)) * width)
-    if ratio > 0:
-        filled = max(filled, 1)
-    return Text(BLOCK * filled, style=style)
+    blocks = SLIVER if ratio > 0 and not filled else BLOCK * filled
+    return Text(blocks, style=style, no_wrap=True, overflow="crop")

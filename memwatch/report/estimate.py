@@ -61,7 +61,7 @@ def estimate_text(
     if workspace_bytes is not None:
         about = "" if workspace_bytes == 0 else "about "
         table.add_row(about + format_bytes(workspace_bytes), "estimated", workspace_rests_on)
-    blocks = f"every tensor takes whole blocks of {block_bytes} B"
+    blocks = f"added by rounding: every tensor takes whole blocks of {block_bytes} B"
     if reserved_bytes is not None:
         blocks += ", and rests that the allocator does not split off"
     table.add_row(format_bytes(rounding_bytes), "modelled", blocks)

@@ -13,6 +13,8 @@ from memwatch.sizes import format_bytes
 from memwatch.words.summary import LAYERS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from memwatch.report.source import Reading
 
 _NUMBERED: Final = re.compile(r"(?:(.*)\.)?\d+")
@@ -20,7 +22,11 @@ _NUMBERED: Final = re.compile(r"(?:(.*)\.)?\d+")
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Modules of one class that are numbered under one parent, as the blocks of a transformer are."""
+    """Equal modules that are numbered under one parent, as the blocks of a transformer are.
+
+    Equal are modules of one class with parameters of as many bytes. Modules without parameters are no layers that
+    a model has more of, and of unequal ones, as the linear layers of an MLP, no single figure is true.
+    """
 
     name: str
     """Common name, such as ``blocks.*``."""
@@ -56,15 +62,17 @@ def repeated_layers(reading: Reading) -> Layers | None:
         reading: a profile.
 
     Returns:
-        The layers, or None where no two numbered modules of one class save anything.
+        The layers, or None where no two equal numbered modules save anything.
     """
     modules, saved_bytes = reading.modules, _only_for_backward(reading)
-    rows = zip(modules.index, modules["class_name"], modules["inclusive_bytes"], strict=True)
-    groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for name, class_name, inclusive_bytes in rows:
-        if numbered := _NUMBERED.fullmatch(name):
+    parameter_bytes = _parameter_bytes(reading)
+    groups: dict[tuple[str, str, int], list[tuple[int, int]]] = {}
+    for name, class_name, inclusive_bytes in zip(
+        modules.index, modules["class_name"], modules["inclusive_bytes"], strict=True
+    ):
+        if (numbered := _NUMBERED.fullmatch(name)) and parameter_bytes[name]:
             member = (saved_bytes[name], inclusive_bytes)
-            groups.setdefault((numbered[1] or "", class_name), []).append(member)
+            groups.setdefault((numbered[1] or "", class_name, parameter_bytes[name]), []).append(member)
     repeated = {key: group for key, group in groups.items() if len(group) > 1}
     medians = {
         key: tuple(median(column) for column in zip(*group, strict=True)) for key, group in repeated.items()
@@ -84,8 +92,18 @@ def _only_for_backward(reading: Reading) -> Counter[str]:
     saved, peak = reading.saved, reading.at_peak
     alone = peak["nbytes"][~peak["category"].isin(HELD_ANYWAY)]
     rows = saved[saved["at_peak"] & saved["storage"].isin(alone.index)].drop_duplicates("storage")
+    return _with_children(rows["module"], alone.loc[rows["storage"]].tolist())
+
+
+def _parameter_bytes(reading: Reading) -> Counter[str]:
+    """Return the bytes of parameters and buffers by module, those of its children included."""
+    return _with_children(reading.modules.index, reading.modules["parameter_bytes"].tolist())
+
+
+def _with_children(modules: Iterable[str], sizes: Iterable[int]) -> Counter[str]:
+    """Return the sum of sizes by module; a size counts for its module and for those above."""
     sums: Counter[str] = Counter()
-    for module, nbytes in zip(rows["module"], alone.loc[rows["storage"]].tolist(), strict=True):
+    for module, nbytes in zip(modules, sizes, strict=True):
         parts = module.split(".")
         for count in range(1, len(parts) + 1):
             sums[".".join(parts[:count])] += nbytes

@@ -108,7 +108,7 @@ def _parts(reading: Reading, rows: int, line: int) -> list[RenderableType]:
 
 
 def _made_of(reading: Reading, rows: int, line: int) -> list[RenderableType]:
-    parts: list[RenderableType] = [_categories(reading), ""]
+    parts: list[RenderableType] = [_categories(reading, line), ""]
     parts += [words.STORAGES, _storages(reading, rows, line), ""]
     if (reading.modules["inclusive_bytes"] > 0).any():
         parts += [words.MODULES, _modules(reading, rows, line), ""]
@@ -157,13 +157,15 @@ def _other_devices(reading: Reading) -> Text:
 
 
 def _table(*headings: str) -> Table:
-    """Return a table without lines; a column whose heading ends in `>` holds numbers, aligned right."""
+    """Return a table without lines; a column whose heading ends in `>` holds numbers, aligned right.
+
+    In a narrow terminal names are cut and numbers are not: rich narrows the columns that may wrap first, so the
+    columns of names may, and each of their cells says that it is cut instead.
+    """
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
     for heading in headings:
         right = heading.endswith(">")
-        table.add_column(
-            heading.rstrip(">"), justify="right" if right else "left", no_wrap=True, overflow="ellipsis"
-        )
+        table.add_column(name(heading.rstrip(">")), justify="right" if right else "left", no_wrap=right)
     return table
 
 
@@ -171,11 +173,13 @@ def _share(nbytes: float, reading: Reading) -> str:
     return f"{100 * nbytes / (reading.peak_bytes or 1):.1f} %"
 
 
-def _categories(reading: Reading) -> Table:
+def _categories(reading: Reading, line: int) -> Table:
     table = _table("Category", "Bytes>", "Share>", "", "Storages>")
-    for category, row in bytes_by(reading.at_peak, "category").iterrows():
+    groups = bytes_by(reading.at_peak, "category")
+    room = line - FIGURES_WIDTH - _longest(groups.index) - len("Storages") - 2 * GAP
+    for category, row in groups.iterrows():
         style = CATEGORY_STYLE.get(str(category), "")
-        filled = bar(row["nbytes"] / (reading.peak_bytes or 1), BAR_WIDTH, style)
+        filled = bar(row["nbytes"] / (reading.peak_bytes or 1), max(min(room, BAR_WIDTH), 1), style)
         cells = (format_bytes(row["nbytes"]), _share(row["nbytes"], reading), filled, f"{row['count']:,}")
         table.add_row(name(str(category), style), *cells)
     return table
@@ -200,7 +204,7 @@ def _longest(texts: Iterable[str]) -> int:
 
 def _add_rest(table: Table, rest: pd.Series[int], reading: Reading) -> None:
     if len(rest):
-        more = Text(f"{len(rest):,} more", style="dim")
+        more = name(f"{len(rest):,} more", "dim")
         table.add_row(format_bytes(rest.sum()), _share(rest.sum(), reading), more)
 
 

@@ -18,14 +18,14 @@ NEXT_COMMAND: Final = "Next: {command}"
 NEXT_TO_KEEP: Final = "Next: the same with -o FILE, which keeps it for `memwatch report` and the other verbs"
 
 KNOWN_BY: Final = "How that is known: {evidence}"
-SEARCHED: Final = "To see it, memwatch made {count:,} searches while the program ran: {time} in all"
+SEARCHED: Final = "To see it, memwatch searched {count:,} x while the program ran: {time} in all"
 CUT_SHORT: Final = "; {count:,} of them came to their limit and may have missed some"
 
 ONLY_FOR_BACKWARD: Final = "Kept only for backward: "
 SAVED_ANYWAY: Final = "; backward also reads {nbytes} that would be alive without it"
 LAYERS: Final = (
-    "Each of the {count} modules `{name}` ({class_name}) keeps {nbytes} of it; with {twice} of them it would be about "
-    "{share} of the peak"
+    "Each of the {count} modules `{name}` ({class_name}) keeps {nbytes} of it; with {twice} such modules about {share} "
+    "of the peak would be kept only for backward"
 )
 RECOMPUTED: Final = "Computed again in backward: "
 INSTEAD: Final = "; keeping all of it from forward on would take up to {nbytes}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.sizes import format_bytes
+from memwatch.words.allocators import counted
 from pytest_memwatch.causes import cause_lines
 from pytest_memwatch.verdict import top_lines
 
@@ -57,7 +58,7 @@ def _peaks(results: Results, settings: Settings) -> list[str]:
     lines = [title if order else "No test was measured"]
     for node in shown:
         row = measured[node]
-        entry = f"{format_bytes(row['baseline_bytes'])} at entry, {row['allocations']} allocations"
+        entry = f"{format_bytes(row['baseline_bytes'])} at entry, {counted(row['allocations'], 'allocation')}"
         if row["own_profiles"]:  # only one profile can be open: ours pauses while the test's own is
             entry += f", {row['own_profiles']} of the test's own profiles"
         lines += [
@@ -87,9 +88,8 @@ def _comparison(results: Results, baseline: str) -> list[str]:
 def _failures(results: Results) -> list[str]:
     leaked = [node for node, row in results.items() if row["failed"] == "leak"]
     peaked = [node for node, row in results.items() if row["failed"] == "peak"]
-    parts = [f"{len(leaked)} leaked tensors"] * bool(leaked) + [f"{len(peaked)} exceeded their peak"] * bool(
-        peaked
-    )
+    parts = [f"{counted(len(leaked), 'test')} with leaked tensors"] * bool(leaked)
+    parts += [f"{counted(len(peaked), 'test')} above the limit of the peak"] * bool(peaked)
     return ["Failed for their memory: " + ", ".join(parts)] if parts else []
 
 

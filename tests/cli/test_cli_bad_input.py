@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 import memwatch
@@ -46,3 +48,17 @@ def test_a_block_within_memwatch_run_is_told_what_else_is_open():
     """The first thing that `memwatch run` meets is often the script of the quick start, which has a block."""
     with memwatch.profile(), pytest.raises(memwatch.MemwatchError, match="`memwatch run` opens one"):
         memwatch.profile().__enter__()
+
+
+def test_an_interrupt_of_memwatchs_own_work_is_one_line(narrow, capsys, monkeypatch):
+    """Ctrl-C while a verb reads or writes shows no way through memwatch's code, and still ends by the signal."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # put back after the test
+    monkeypatch.setattr("memwatch.reading.load", interrupted)
+    with pytest.raises(KeyboardInterrupt) as error:
+        main(["summary", str(narrow)])
+    sys.excepthook(error.type, error.value, error.tb)
+    assert capsys.readouterr().err == "memwatch: interrupted\n"

@@ -13,7 +13,7 @@ import torch
 
 from memwatch.edges import EdgeKind
 from memwatch.errors import MemwatchError
-from memwatch.leaks import TensorLeakError, check_leaks
+from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 
 PARKED: dict[str, torch.Tensor] = {}
 WEIGHT = torch.randn(16, 16, requires_grad=True)
@@ -283,3 +283,17 @@ def test_numbers_in_traced_code_are_no_error_in_a_checked_block():
         with pytest.raises(RuntimeError, match="must match"):
             torch.ones(3) + torch.ones(4)
         del traced
+
+
+def test_the_tensor_beside_a_line_is_one_that_this_line_made():
+    """A graph keeps weights that another line made; the line of the loss is told with a tensor of its own."""
+    kept = []
+
+    def step():
+        net = torch.nn.Linear(64, 64)
+        kept.append(net(torch.ones(2, 64)).sum())
+
+    (leak,) = find_leaks(step)
+    code = step.__code__
+    assert leak.site.endswith(f"py:{code.co_firstlineno + 2} in {code.co_name}")
+    assert leak.tensor == "Tensor [2, 64] float32"

@@ -135,7 +135,9 @@ def test_options_of_a_wrong_type_or_range_are_refused(chain, name, value):
         plan_graph(chain, **{name: value})
 
 
-@pytest.mark.parametrize(("budget", "share"), [(0.5, "'50%'"), (0.125, "'12.5%'"), (0.0, "'0%'")])
+@pytest.mark.parametrize(
+    ("budget", "share"), [(0.5, "'50%'"), ("0.5", "'50%'"), (0.125, "'12.5%'"), (0.0, "'0%'")]
+)
 def test_a_share_written_as_a_number_is_refused(chain, budget, share):
     """Half a byte is no budget: the message says how half of the program's own is written."""
     with pytest.raises(SizeError, match=share):

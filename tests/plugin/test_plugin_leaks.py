@@ -69,7 +69,7 @@ def test_marker_fails_a_test_whose_runs_add_tensors(session):
             "  path from the root:",
             "  advice: *",
             "*= memwatch =*",
-            "Failed for their memory: 1 leaked tensors",
+            "Failed for their memory: 1 test with leaked tensors",
             "LEAK *::test_leak - Test *",
         ]
     )

@@ -26,7 +26,7 @@ def test_marker_limits_what_the_body_adds(session):
             "*memwatch peak memory*",
             "*1.00 MiB at the peak (cpu); not counted: * alive at entry*",
             "*1.00 MiB  *:7 in test_large  (1 storage, ones)",
-            "Failed for their memory: 1 exceeded their peak",
+            "Failed for their memory: 1 test above the limit of the peak",
             "PEAK *::test_large - Test was*",
         ]
     )

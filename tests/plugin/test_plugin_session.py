@@ -48,7 +48,11 @@ def test_workers_report_to_one_summary(session, pytester):
     result = session(SOURCE, "-n", "2", "--memwatch-json=out.json", "--memwatch-save=main")
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(
-        ["*= memwatch =*", "*largest first (3 of 3)", "*1 leaked tensors, 1 exceeded their peak"]
+        [
+            "*= memwatch =*",
+            "*largest first (3 of 3)",
+            "*1 test with leaked tensors, 1 test above the limit of the peak",
+        ]
     )
     assert (pytester.path / "out.json").read_text().count('"nodeid"') == 3
     assert [path.name for path in (pytester.path / ".memwatch").iterdir()] == ["main.json"]

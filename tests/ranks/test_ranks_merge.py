@@ -220,7 +220,7 @@ def test_the_summary_fits_the_terminal(captures, capsys, monkeypatch):
 def test_what_is_no_capture_is_refused(words, capsys):
     """A merge of nothing is one sentence."""
     assert main(["merge", *words]) == 1
-    assert capsys.readouterr().err.startswith("memwatch: error: none of 1 captures can be read")
+    assert capsys.readouterr().err.startswith("memwatch: error: no capture can be read")
 
 
 def test_gathering_without_other_ranks_gives_this_process(recorded):

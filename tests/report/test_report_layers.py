@@ -52,3 +52,12 @@ def test_a_model_of_one_layer_has_nothing_to_tell():
         model(torch.ones(2, 4)).sum().backward()
     assert repeated_layers(prof) is None
     assert " adds " not in prof.summary()
+
+
+def test_unequal_modules_are_not_told_as_equal_ones():
+    """Numbered modules of one class that differ in size, or have no parameters, have no figure for each."""
+    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 1))
+    with memwatch.profile() as prof:
+        model(torch.ones(128, 64)).sum().backward()
+    assert repeated_layers(prof) is None
+    assert "Each of the" not in prof.summary()
