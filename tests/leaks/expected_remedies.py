@@ -45,7 +45,7 @@ REMEDIES: dict[str, Remedy] = {
     "global_set": Remedy.MEMBER,
     "deque": Remedy.ITEM,
     "attribute": Remedy.ITEM,
-    "class_attribute": Remedy.CLASS_ATTRIBUTE,
+    "class_attribute": Remedy.ITEM,
     "self_cycle": Remedy.ATTRIBUTE_IN_CYCLE,
     "bound_method_cycle": Remedy.ATTRIBUTE_IN_CYCLE,
     "bound_method": Remedy.BOUND_METHOD,
