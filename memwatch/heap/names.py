@@ -13,6 +13,7 @@ from memwatch.heap.tensors import mro_of, type_dict
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_MOST_DECORATORS: Final = 16  # of one function: `functools.wraps` notes what each has inside
 _TYPE_NAME: Final = type.__dict__["__qualname__"].__get__
 
 
@@ -52,8 +53,14 @@ def assignment_place(cls: type, name: str) -> tuple[str | None, int | None]:
 
 
 def _function_of(value: Any) -> Any:
-    """Return the function that a static method or a class method is made of; anything else as it is."""
-    return value.__func__ if type(value) in (staticmethod, classmethod) else value
+    """Return the function of a static method, of a class method, within decorators; anything else as it is."""
+    value = value.__func__ if type(value) in (staticmethod, classmethod) else value
+    for _ in range(_MOST_DECORATORS):
+        inner = value.__dict__.get("__wrapped__") if type(value) is FunctionType else None
+        if type(inner) is not FunctionType:
+            break
+        value = inner
+    return value
 
 
 @functools.lru_cache(maxsize=1024)

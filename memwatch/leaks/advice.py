@@ -107,6 +107,7 @@ _OF_FUNCTIONS: Final = frozenset(
 )
 """Advice about a function, or about a hook in a loop: of a hook that a live object keeps, its handle is what to use."""
 _OF_ENTRIES: Final = (Remedy.ITEM, Remedy.VALUE, Remedy.MEMBER, Remedy.BUFFER, Remedy.SUBMODULE)
+_OF_ATTRIBUTES: Final = (Remedy.ATTRIBUTE, Remedy.CLASS_ATTRIBUTE)
 _ENTRIES: Final = frozenset({EdgeKind.ITEM, EdgeKind.VALUE, EdgeKind.MEMBER})
 _BY_REFERENCE: Final[Mapping[tuple[EdgeKind, str], Remedy]] = {
     (EdgeKind.REFERENCE, "cycle"): Remedy.ENDLESS_LOOP,  # of itertools, whose list no attribute shows
@@ -147,13 +148,27 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
     if cut is not None and is_registration(cut, path):
         return Remedy.HOOK_PER_CALL
     remedy = _by_references(holder, path)
-    if remedy in _OF_ENTRIES:
-        if any(edge.owner is not None and edge.owner.kind is VertexKind.FRAME for edge in path[1:]):
-            return Remedy.FRAME  # of a running call the first reference is
-        entries = [edge for edge in path if _RETAINED.get(edge.kind) in _OF_ENTRIES]
-        if cut is not None and entries and entries[-1] is cut:
-            return _RETAINED[cut.kind]  # of a dictionary of sets it is the set that grows
+    is_of_entries = remedy in _OF_ENTRIES
+    if is_of_entries and any(
+        edge.owner is not None and edge.owner.kind is VertexKind.FRAME for edge in path[1:]
+    ):
+        return Remedy.FRAME  # of a running call the first reference is
+    if cut is not None and (is_of_entries or remedy in _OF_ATTRIBUTES):
+        return _of_place(cut, path) or remedy
     return Remedy.MODULE_HOOK if remedy in _OF_FUNCTIONS and held_by_hook(cut, path) else remedy
+
+
+def _of_place(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
+    """Return what to change where the reference to cut stands: of a dictionary of sets it is the set that grows.
+
+    What an attribute newly keeps may be a container that it will add to.
+    """
+    remedy = _retained(cut)
+    if remedy in _OF_ENTRIES:
+        return remedy
+    at = next((number for number, edge in enumerate(path) if edge is cut), None)
+    below = () if at is None else path[at:]
+    return _first(_retained, [below]) if remedy in _OF_ATTRIBUTES else None
 
 
 def _by_references(holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy | None:

@@ -26,7 +26,7 @@ from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses
 from memwatch.leaks.known_retainers import state_edges, state_storages
 from memwatch.leaks.loops import Loops
-from memwatch.leaks.module_growth import has_older_of_its_class
+from memwatch.leaks.module_growth import ENTRIES, has_older_of_its_class
 from memwatch.leaks.registry import registers_itself
 from memwatch.leaks.second_holder import latest_references, may_have_latest, shows_all
 from memwatch.leaks.series import series_of
@@ -252,7 +252,7 @@ class HolderSearch:
             self._owners.add(chain[cut.start])
         words = _tensor_words(objects)
         survivor = Survivor(made, key, _to_tensor(steps), cut, words, nbytes=made.bytes_now())
-        if cut and cut.edge.kind in (EdgeKind.ITEM, EdgeKind.VALUE):
+        if cut and cut.edge.kind in ENTRIES:
             values, entry = chain[cut.end - 1], chain[cut.end]
             kind = values, id(type(objects[cut.end]))
             if kind not in self._one_more:

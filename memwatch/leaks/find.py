@@ -292,8 +292,8 @@ def _may_fill(survivor: Survivor) -> bool:
     cut = survivor.cut
     if cut is None or cut.edge.kind in _FILLS:
         return cut is not None
-    below = survivor.steps[survivor.steps.index(cut) + 1 :]
-    return bool(below) and cut.edge.target is not None and cut.edge.target.kind is VertexKind.CONTAINER
+    below = any(step.start >= cut.end for step in survivor.steps)
+    return below and cut.edge.target is not None and cut.edge.target.kind is VertexKind.CONTAINER
 
 
 def _collections() -> int:

@@ -26,7 +26,7 @@ _FEW: Final = 3
 """With more periods than these, what all but the newest add to is a leak, wherever the newest one's tensor is."""
 
 _OF_NAMES: Final = (Remedy.GLOBAL, Remedy.ATTRIBUTE, Remedy.CLASS_ATTRIBUTE, Remedy.CLOSURE_CELL)
-"""Of a name whose graph alone grows, its value need only be detached."""
+"""Of a name whose graph alone grows, its value need only be detached; so of a container that has no more entries."""
 _OF_CONTAINERS: Final = (Remedy.ITEM, Remedy.VALUE, Remedy.MEMBER)
 
 
@@ -75,10 +75,19 @@ def leaks_of(
 
 
 def _lasting(group: list[Survivor]) -> list[Survivor]:
-    """Return a group without the value of a name behind whose graph the rest lies: the next value replaces it."""
+    """Return a group without the values behind whose graph the rest lies: the next ones replace them.
+
+    That is the one value of a name, and entries of a container that has none of the first run any more.
+    """
     behind = {each.holding[:2] for each in group if not is_latest(each)}
+    entries = {id(each) for each in group if not each.through_graph and not is_latest(each)}
+    first = min(_runs(group))
+    if len(entries) == len(group) or any(id(each) in entries and each.storage.run == first for each in group):
+        entries = set()
     return [
-        each for each in group if each.unreachable or not is_latest(each) or each.holding[:2] not in behind
+        each
+        for each in group
+        if each.unreachable or not (id(each) in entries or (is_latest(each) and each.holding[:2] in behind))
     ]
 
 
@@ -209,7 +218,8 @@ def _remedy_of_group(
     """Return the remedy of a path, or a better one that only the tensors at its end show."""
     if grows and shown.kind is LeakKind.RETAINED and not keeps_graph:
         return Remedy.GROWING_TENSOR
-    if remedy in _OF_NAMES and all(each.through_graph for each in _lasting(group)):
+    is_of_values = remedy in _OF_NAMES or remedy in _OF_CONTAINERS
+    if is_of_values and all(each.through_graph for each in _lasting(group)):
         return Remedy.GRAPH
     if remedy is Remedy.BUFFER and not keeps_graph:
         return Remedy.SUBMODULE  # one more of them: to detach it changes nothing

@@ -101,7 +101,7 @@ class Leak(ShownAsText):
         if self.caller is not None:
             made_at += words.CALLED_FROM.format(caller=self.caller)
         lines = [self.headline(), made_at, f"  {words.TEXT_TITLES[self.kind]}"]
-        lines += [f"    {line}" for line in self.path]
+        lines += [f"    {line}" for line in words.shortened(self.path, self.edges)]
         if self.kind is LeakKind.CYCLE:
             lines.append(words.HELD_FOR.format(seconds=self.held_s))
         if self.beside:

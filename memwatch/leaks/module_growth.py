@@ -1,19 +1,21 @@
 """Parts that a block added to a module beside older ones of their kind: a model that grows, not one being built.
 
 The third entry of a `ModuleList` that had two is kept as an item of a list is. A part with a name of its own is the
-model's state, as is all that a new module brings along. Likewise a list or a dictionary of the program's: one more
-model, or object with a model in it, beside older ones of its class is kept as any entry is.
+model's state, as is all that a new module brings along. Likewise a list, a deque, a set or a dictionary of the
+program's: one more model, or object with a model in it, beside older ones of its class is kept as any entry is.
 """
 
 from __future__ import annotations
 
 import re
-from itertools import islice
+from collections import deque
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
+from memwatch.edges import EdgeKind
 from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import mro_of
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
     from memwatch.heap.snapshot import Snapshot
 
+ENTRIES: Final = frozenset({EdgeKind.ITEM, EdgeKind.VALUE, EdgeKind.KEY, EdgeKind.MEMBER})
+"""References of the program's containers to what they hold."""
 _NUMBER: Final = re.compile(r"\d+")
 _MOST_ENTRIES: Final = 1_000
 """Entries that are looked at, from the newest on: a call that adds more than these is no matter."""
@@ -39,16 +43,22 @@ def added_parts(snapshot: Snapshot) -> set[int]:
 
 
 def has_older_of_its_class(snapshot: Snapshot, values: int, entry: int) -> bool:
-    """Return True if a list or a dictionary has an older entry of the same class too, by their positions."""
+    """Return True if a container has an older entry of the same class too, by their positions."""
     owner, cls = snapshot.objects[values], type(snapshot.objects[entry])
-    if list in mro_of(type(owner)):
-        newest_first = list.__reversed__(owner)
-    elif dict in mro_of(type(owner)):
-        newest_first = reversed(dict.values(owner))
-    else:
-        return False
-    others = [id(other) for other in islice(newest_first, _MOST_ENTRIES) if type(other) is cls]
+    others = [id(other) for other in islice(_entries_of(owner), _MOST_ENTRIES) if type(other) is cls]
     return any(map(snapshot.is_old, snapshot.positions(others)))
+
+
+def _entries_of(owner: object) -> Iterator[object]:
+    """Yield what a container has, the newest first where it has an order; runs none of the program's code."""
+    classes = mro_of(type(owner))
+    for cls in (list, deque):
+        if cls in classes:
+            yield from cls.__reversed__(owner)  # type: ignore[arg-type]
+    if dict in classes:
+        yield from chain.from_iterable(reversed(dict.items(owner)))  # type: ignore[arg-type]
+    if set in classes:
+        yield from set.__iter__(owner)  # type: ignore[arg-type]
 
 
 def entries(module: Any, *tables: str) -> Iterator[tuple[dict[str, Any], str, Any]]:

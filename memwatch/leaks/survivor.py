@@ -49,7 +49,7 @@ class Survivor:
         cycle_length: how many of the steps, from the first, are the cycle; 0 for a retention path.
         branch: which step of the cycle begins at the object from which the way to the tensor leaves.
         is_view: True if the tensor shows half of its storage at most.
-        is_one_more: True if it is behind the entry of a list or a dictionary that has older ones of its class.
+        is_one_more: True if it is behind the entry of a container that has older ones of its class.
         registers_itself: True if what the reference to cut leads to puts itself there.
         unreachable: True if no root reaches it.
         nbytes: bytes of the storage when it was looked at.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import threading
 from collections import deque
 from dataclasses import dataclass, replace
@@ -56,7 +57,8 @@ class LeakWatch:
     A mark notes which tensors there are and who holds those made since the first mark. A leak is a holder that had
     more at each of the last marks than at the one before, three marks at least. Between marks the program runs as
     ever: a mark collects garbage once and looks at the heap, about a second for a million objects. Once something
-    grew, a function that the watch decorates notes which lines make tensors, up to the mark that knows the line.
+    grew, a plain function that the watch decorates notes which lines make tensors, up to the mark that knows the
+    line; an ``async`` one, which other tasks run between, does not.
 
     Args:
         every: set a mark every so many calls of :meth:`tick`, or of a function that the watch decorates; 0 for
@@ -97,13 +99,24 @@ class LeakWatch:
         self.mark()
 
     def __call__(self, fn: F) -> F:
-        """Count the calls of a function, as :meth:`tick` does after each."""
+        """Count the calls of a function, plain or ``async``, as :meth:`tick` does after each, failed ones too."""
+        if inspect.iscoroutinefunction(fn):
+
+            @functools.wraps(fn)
+            async def awaited(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return await fn(*args, **kwargs)
+                finally:
+                    self.tick()
+
+            return cast("F", awaited)
 
         @functools.wraps(fn)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            result = self._noting(fn, args, kwargs) if self._notes_lines else fn(*args, **kwargs)
-            self.tick()
-            return result
+            try:
+                return self._noting(fn, args, kwargs) if self._notes_lines else fn(*args, **kwargs)
+            finally:
+                self.tick()
 
         return cast("F", watched)
 

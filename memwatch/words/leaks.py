@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from memwatch.device_names import is_host
@@ -89,6 +91,11 @@ IN_A_CYCLE: Final = ", "
 ALONG_A_PATH: Final = " -> "
 LEFT_OUT: Final = "..."
 
+MORE_REFERENCES: Final = "... {count} more references, within C++ ..."
+"""In place of the middle of a long way through an autograd graph."""
+_MOST_HIDDEN: Final = 8  # references in a row within C++ that the terminal shows
+_AT_AN_END: Final = 3
+
 ROOT: Final = "root"
 """The first box of a drawn retention path."""
 NO_DOT: Final = (
@@ -138,6 +145,26 @@ def path_lines(edges: Sequence[Edge], branch_at: int | None) -> tuple[str, ...]:
     if branch_at is not None and branch_at < len(lines):
         lines[branch_at] = FROM_CYCLE.format(line=lines[branch_at])
     return tuple(lines)
+
+
+def shortened(path: Sequence[str], edges: Sequence[Edge]) -> list[str]:
+    """Return the lines of a path without the middle of each long row of references within C++.
+
+    Args:
+        path: the lines, one for each reference.
+        edges: the references; none for a path that C code alone holds.
+    """
+    lines: list[str] = []
+    numbered = (
+        zip(path, (edge.hidden for edge in edges), strict=True) if edges else ((line, False) for line in path)
+    )
+    for hidden, row in groupby(numbered, key=itemgetter(1)):
+        texts = [line for line, _ in row]
+        count = len(texts) - 2 * _AT_AN_END
+        if hidden and len(texts) > _MOST_HIDDEN:
+            texts[_AT_AN_END:-_AT_AN_END] = [MORE_REFERENCES.format(count=count)]
+        lines += texts
+    return lines
 
 
 def holder_phrase(edges: Iterable[Edge | None], *, is_path: bool = True) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import weakref
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 import memwatch
 from memwatch._torch.modes import mode_stack
+from memwatch.heap.names import assignment_place, class_place
 from memwatch.leaks import EveryError, LeakWatch
 
 KEPT: list[object] = []
@@ -72,6 +75,59 @@ def test_marks_are_set_every_so_many_calls_and_gc_goes_on():
     assert leak.count == 4
     assert leak.site.endswith(" in serve")
     assert noted == [False] * 5 + [True] * 2 + [False]
+
+
+def test_calls_that_fail_are_counted_and_their_errors_pass_through():
+    """What failing requests leave behind grows as well."""
+    watch = LeakWatch(every=1)
+
+    @watch
+    def fail():
+        KEPT.append(torch.ones(4))
+        raise KeyError("no such user")
+
+    for _ in range(4):
+        with pytest.raises(KeyError, match="no such user"):
+            fail()
+    [leak] = watch.leaks
+    assert leak.count == 2
+
+
+def test_an_async_function_is_counted_when_it_has_run():
+    """Not when its coroutine was made: a mark after that would miss what it leaves."""
+    watch = LeakWatch(every=1)
+
+    @watch
+    async def answer(value):
+        await asyncio.sleep(0)
+        KEPT.append(torch.ones(4))
+        return value
+
+    assert inspect.iscoroutinefunction(answer)
+    waiting = [answer(number) for number in range(4)]
+    assert "too few" in watch.report()
+
+    async def all_answers():
+        return [await each for each in waiting]
+
+    assert asyncio.run(all_answers()) == [0, 1, 2, 3]
+    [leak] = watch.leaks
+    assert leak.count == 2
+
+
+def test_a_class_whose_method_is_watched_is_in_its_own_file():
+    """The function within decorators has the place of the class, and of what it assigns."""
+    watch = LeakWatch(every=1)
+
+    class Service:
+        @watch
+        @torch.no_grad()
+        def answer(self):
+            self.last = torch.ones(4)
+
+    code = Service.answer.__wrapped__.__wrapped__.__code__
+    assert class_place(Service) == (__file__, code.co_firstlineno)
+    assert assignment_place(Service, "last") == (__file__, code.co_firstlineno + 3)
 
 
 def test_what_goes_up_and_down_is_no_leak():

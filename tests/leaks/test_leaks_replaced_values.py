@@ -1,0 +1,125 @@
+"""What stands where it was while something else about it grows: replaced storage, graphs behind entries, long ways."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize, prune
+
+from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
+from memwatch.words.advice import Remedy, advice
+
+LAYER = nn.Linear(8, 8)
+SHADOW: dict[str, torch.Tensor] = {}
+LAST_TWO: list[torch.Tensor] = []
+HELD = SimpleNamespace(layer=nn.Linear(8, 8), members=set(), queue=deque(), keys={})
+
+
+class Plus(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.delta = nn.Parameter(torch.zeros(8, 8))
+
+    def forward(self, weight):
+        return weight + self.delta
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.set_num_threads(1)
+    SHADOW.clear()
+    SHADOW.update((name, value.detach().clone()) for name, value in LAYER.named_parameters())
+    LAST_TWO[:] = [torch.zeros(8)]
+
+
+def leaks_of_one_pass(fn):
+    try:
+        check_leaks()(fn)()
+    except TensorLeakError as error:
+        return error.leaks
+    return []
+
+
+def parametrized_for_one_call():
+    parametrize.register_parametrization(LAYER, "weight", Plus())
+    LAYER(torch.ones(1, 8))
+    parametrize.remove_parametrizations(LAYER, "weight")
+
+
+def pruned_for_good():
+    prune.random_unstructured(LAYER, "weight", 0.1)
+    prune.remove(LAYER, "weight")
+
+
+@pytest.mark.parametrize("fn", [parametrized_for_one_call, pruned_for_good])
+def test_a_parameter_that_gets_other_memory_in_each_call_is_no_leak(fn):
+    """The parameter is older than the calls, its memory is not: that ended in an error."""
+    assert find_leaks(fn) == []
+    assert leaks_of_one_pass(fn) == []
+
+
+def averaged(*, detach):
+    for name, value in LAYER.named_parameters():
+        SHADOW[name] = 0.9 * SHADOW[name] + 0.1 * (value.detach() if detach else value)
+
+
+def slid(*, detach):
+    last = LAST_TWO[-1].detach() if detach else LAST_TWO[-1]
+    LAST_TWO.append((last * LAYER.bias).tanh())
+    del LAST_TWO[:-2]
+
+
+@pytest.mark.parametrize("fn", [averaged, slid])
+def test_of_entries_that_are_replaced_the_graph_alone_is_told(fn):
+    """No dictionary and no list grows, so neither is to be bounded, and the newest values are not counted."""
+    fn(detach=False)
+    fn(detach=False)
+    leaks = find_leaks(lambda: fn(detach=False), runs=4)
+    assert {leak.advice for leak in leaks} == {advice(Remedy.GRAPH)}
+    assert sum(leak.nbytes for leak in leaks) == sum(
+        leak.nbytes for leak in leaks_of_one_pass(lambda: fn(detach=False))
+    )
+    SHADOW.update((name, value.detach()) for name, value in SHADOW.items())
+    assert find_leaks(lambda: fn(detach=True)) == []
+
+
+def test_the_middle_of_a_long_way_through_a_graph_is_left_out_of_the_text():
+    """The path has it."""
+    [leak, *_] = find_leaks(lambda: averaged(detach=False))
+    assert len(leak.path) > 30
+    text = str(leak).splitlines()
+    assert len(text) < 20
+    hidden = sum(edge.hidden for edge in leak.edges)
+    assert f"    ... {hidden - 6} more references, within C++ ..." in text
+    assert text[-2].strip() == leak.path[-1]
+
+
+@pytest.mark.parametrize(
+    "add", [HELD.members.add, HELD.queue.append, lambda model: HELD.keys.setdefault(model, 0)]
+)
+def test_one_more_model_of_any_container_is_told_by_one_pass(add):
+    """A set, a deque, a dictionary's keys: but not the first one, which may be one that is being built."""
+    assert leaks_of_one_pass(lambda: add(nn.Linear(8, 8))) == []
+    (leak,) = leaks_of_one_pass(lambda: add(nn.Linear(8, 8)))
+    assert leak.count == 2
+    assert [each.cause for each in find_leaks(lambda: add(nn.Linear(8, 8)))] == [leak.cause]
+
+
+def test_advice_is_about_what_grows_not_about_what_leads_to_it():
+    """An attribute keeps the model, and a name of a class the table: it is one more part, one more entry that stays."""
+    numbers = itertools.count()
+    owner = SimpleNamespace(model=nn.Module(), Table=type("Table", (), {"entries": {}}))
+
+    def add_part():
+        owner.model.add_module(f"adapter{next(numbers)}", nn.Linear(4, 4))
+
+    def add_entry():
+        owner.Table.entries[next(numbers)] = torch.ones(4)
+
+    assert {leak.advice for leak in find_leaks(add_part)} == {advice(Remedy.SUBMODULE)}
+    assert {leak.advice for leak in find_leaks(add_entry)} == {advice(Remedy.VALUE)}
