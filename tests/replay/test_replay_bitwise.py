@@ -6,6 +6,19 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+
+class Checkpointed(nn.Module):
+    """A layer with dropout in a checkpointed region."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = Layer(dropping(0.1))
+
+    def forward(self, x):
+        """Map images to images."""
+        return checkpoint(self.layer, x, use_reentrant=False)
 
 
 class Layer(nn.Module):
@@ -65,3 +78,13 @@ def test_a_step_is_that_of_eager_pytorch(function, dtype, budget):
     compiled = torch.compile(model, backend="memwatch", options={"budget": budget, "time_limit_s": 2.0})
     for _ in range(3):
         assert all(map(torch.equal, results(model, compiled, x, dtype), wanted))
+
+
+def test_a_checkpointed_region_drops_the_same_places_again():
+    """The first step, which is measured in eager PyTorch, and those after it have the gradients of eager PyTorch."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(Checkpointed() for _ in range(3))), torch.randn(2, 8, 16, 16)
+    wanted = [each.clone() for each in results(model, model, x, torch.float32)]
+    compiled = torch.compile(model, backend="memwatch", options={"budget": "100%"})
+    for _ in range(2):
+        assert all(map(torch.equal, results(model, compiled, x, torch.float32), wanted))
