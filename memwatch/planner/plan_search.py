@@ -69,6 +69,11 @@ class _History:
             self.bound_bytes = lower_bound(graph, request.recompute, request.offload)
         return self.bound_bytes
 
+    def lowest_above(self, budget_bytes: int) -> list[IntArray]:
+        """Return the lowest schedule that a search ended with above a budget, if any: the next one goes on from it."""
+        above = [one for one in self.others if one.peak_bytes > budget_bytes]
+        return [min(above, key=lambda one: one.peak_bytes).tokens] if above else []
+
     def choose(self, budget_bytes: int) -> PricedSchedule:
         """Return the cheapest known schedule that keeps the peak monotone in the budget, or the lowest if none fits.
 
@@ -118,8 +123,8 @@ def plan_graph(
         recompute: whether ops may be computed again.
         offload: whether buffers may be moved out and back.
         bandwidth: bytes moved in the time of one unit of op cost; see `offload.default_bandwidth`.
-        time_limit_s: when to stop searching (seconds). Programs of a few hundred ops are done before:
-            their plan depends on the seed alone.
+        time_limit_s: when to stop searching (seconds of work; on a machine shared with other programs at most three
+            times as long). Programs of a few hundred ops are done before: their plan depends on the seed alone.
         seed: seed of the random moves.
         known: schedules to start from beside those that the search finds, as names of ops; a name that comes again
             is a recompute.
@@ -162,6 +167,7 @@ def plan_before(
     allowed = parse_budget(budget, program_bytes - graph.baseline_bytes)
     total = allowed + graph.baseline_bytes
     if history.wants_search(total, request.time_limit_s) or known:
+        known = [*known, *history.lowest_above(total)]
         history.others.append(_search(graph, request, history, total, clock, known=known))
     best = history.choose(total)
     if best.peak_bytes > total:

@@ -110,7 +110,7 @@ def plan(
         order: ``"auto"``, ``"program"``, or a function Graph -> list of op indices.
         recompute: whether ops may be computed again.
         offload: whether buffers may be moved out and back.
-        time_limit_s: when to stop searching (seconds).
+        time_limit_s: when to stop searching (seconds of work).
         seed: seed of the random moves.
 
     Returns:

@@ -10,6 +10,7 @@ model itself. The budget is one for all graphs of a compiled callable; `account`
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
@@ -25,6 +26,7 @@ from memwatch._torch.aot import (
 from memwatch._torch.aot_graphs import has_region_budget
 from memwatch._torch.dynamo import call_when_given_up, compiling_wrapper, undisabling
 from memwatch._torch.inductor import decompositions
+from memwatch._torch.interpolation import interpolating_in_one
 from memwatch.planner import BudgetError, OptionError
 from memwatch.replay.account import Account
 from memwatch.replay.errors import UnsupportedOpError
@@ -70,14 +72,15 @@ def memwatch_backend(
     is_inductor = read.inner == "inductor"
     graph = TracedGraph(module, inputs, with_inductor if is_inductor else with_kernels)
     compiler = _Compiler(graph, account)
-    graph.run = aot_autograd(
-        fw_compiler=compiler.forward,
-        bw_compiler=compiler.backward,
-        inference_compiler=compiler.inference,
-        partition_fn=compiler.partition,
-        decompositions=decompositions() if is_inductor else None,
-        keep_inference_input_mutations=True,
-    )(module, inputs)
+    with nullcontext() if is_inductor else interpolating_in_one():
+        graph.run = aot_autograd(
+            fw_compiler=compiler.forward,
+            bw_compiler=compiler.backward,
+            inference_compiler=compiler.inference,
+            partition_fn=compiler.partition,
+            decompositions=decompositions() if is_inductor else None,
+            keep_inference_input_mutations=True,
+        )(module, inputs)
     if graph.joint is None or not account.is_kept:
         return graph.run
     graph.run = _undisabled(graph.run)  # what is returned is itself nothing that dynamo looks into

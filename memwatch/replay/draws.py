@@ -12,6 +12,7 @@ import torch
 
 from memwatch._torch.overloads import OpOverload, schema_of
 from memwatch.encoding.values import leaves
+from memwatch.replay.dropouts import on_cpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,7 @@ def draw_again(state: torch.Tensor, op: Callable[..., Any], *args: Any, **kwargs
     before = read_state()
     torch.default_generator.set_state(state)
     try:
-        return op(*args, **kwargs)
+        return on_cpu(op)(*args, **kwargs)
     finally:
         torch.default_generator.set_state(before)
 

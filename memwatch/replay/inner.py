@@ -8,6 +8,7 @@ import torch
 
 from memwatch._torch.aot import boxed_forward
 from memwatch._torch.inductor import compiled_by_inductor
+from memwatch.replay.dropouts import with_dropouts_of_eager
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ class Compiler(Protocol):
 
 def with_kernels(module: fx.GraphModule, *, is_backward: bool) -> Boxed:
     """Return a graph that calls the kernels of eager PyTorch in the planned order."""
-    return boxed_forward(module)
+    return boxed_forward(with_dropouts_of_eager(module))
 
 
 def with_inductor(module: fx.GraphModule, *, is_backward: bool) -> Boxed:

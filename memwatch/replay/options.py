@@ -31,7 +31,7 @@ class BackendOptions:
         inner: what runs the planned graphs: ``"eager"``, with the kernels of eager PyTorch and its results bit for
             bit, or ``"inductor"``, which fuses ops: results are close, what is saved and what is computed again is
             as planned, and the budget holds for what is measured.
-        time_limit_s: when to stop searching (seconds).
+        time_limit_s: when to stop searching (seconds of work).
         seed: seed of the search.
         strict: whether a budget that cannot be reached is an error. If not, the lowest plan is used, with a
             warning.

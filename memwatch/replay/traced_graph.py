@@ -22,6 +22,7 @@ from memwatch._torch.symbolic_sizes import symbol_of
 from memwatch.encoding.values import leaves
 from memwatch.replay.conv_backward import split_backward
 from memwatch.replay.draws import keep_states
+from memwatch.replay.eager_graph import as_in_eager
 from memwatch.replay.fx import hinted, is_tangent, plain_outputs
 from memwatch.replay.inner import with_kernels
 from memwatch.replay.input_writes import place_writes
@@ -83,7 +84,7 @@ class TracedGraph:
     """
 
     def __init__(self, module: fx.GraphModule, inputs: list[Any], compiler: Compiler = with_kernels) -> None:
-        self.eager = module
+        self.eager = as_in_eager(module)
         self.joint: fx.GraphModule | None = None
         self.num_fwd_outputs: int | None = None
         self.saved: frozenset[str] = frozenset()

@@ -1,0 +1,90 @@
+"""Under the backend a step is eager PyTorch's bit by bit, also where torch's own compiler rounds otherwise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+
+class Checkpointed(nn.Module):
+    """A layer with dropout in a checkpointed region."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = Layer(dropping(0.1))
+
+    def forward(self, x):
+        """Map images to images."""
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+class Layer(nn.Module):
+    """A convolution, and a function after it."""
+
+    def __init__(self, function, width=8):
+        super().__init__()
+        self.conv, self.function = nn.Conv2d(width, width, 3, padding=1), function
+
+    def forward(self, x):
+        """Map images to images."""
+        return self.function(functional.gelu(self.conv(x)))
+
+
+def dropping(p):
+    """Return dropout of places, and of places that are not contiguous."""
+    return lambda x: functional.dropout(functional.dropout(x, p).transpose(1, 2), p).transpose(1, 2)
+
+
+def attention(x):
+    """Mix the rows of images, with dropout."""
+    return functional.scaled_dot_product_attention(x, x, x, dropout_p=0.15)
+
+
+def larger(mode):
+    """Return a function that makes images larger, and smaller again."""
+    return lambda x: functional.avg_pool2d(functional.interpolate(x, scale_factor=2, mode=mode), 2)
+
+
+def results(model, call, x, dtype):
+    """Run a step from the same random numbers; return loss and gradients."""
+    torch.manual_seed(1)
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+        loss = call(x).float().square().mean()
+    loss.backward()
+    return [loss.detach(), *(each.grad for each in model.parameters())]
+
+
+@pytest.mark.parametrize("budget", ["100%", "70%"])
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        pytest.param(dropping(0.15), torch.float32, id="dropout"),
+        pytest.param(dropping(0.1), torch.bfloat16, id="dropout, bfloat16"),
+        pytest.param(attention, torch.float32, id="attention with dropout"),
+        pytest.param(larger("bilinear"), torch.float32, id="bilinear"),
+        pytest.param(larger("bicubic"), torch.float32, id="bicubic"),
+    ],
+)
+def test_a_step_is_that_of_eager_pytorch(function, dtype, budget):
+    """The first step is measured in eager PyTorch; those after it run as planned, and give the same."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Layer(function) for _ in range(3)))
+    x = torch.randn(2, 8, 16, 16)
+    wanted = [each.clone() for each in results(model, model, x, dtype)]
+    compiled = torch.compile(model, backend="memwatch", options={"budget": budget, "time_limit_s": 2.0})
+    for _ in range(3):
+        assert all(map(torch.equal, results(model, compiled, x, dtype), wanted))
+
+
+def test_a_checkpointed_region_drops_the_same_places_again():
+    """The first step, which is measured in eager PyTorch, and those after it have the gradients of eager PyTorch."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(Checkpointed() for _ in range(3))), torch.randn(2, 8, 16, 16)
+    wanted = [each.clone() for each in results(model, model, x, torch.float32)]
+    compiled = torch.compile(model, backend="memwatch", options={"budget": "100%"})
+    for _ in range(2):
+        assert all(map(torch.equal, results(model, compiled, x, torch.float32), wanted))
