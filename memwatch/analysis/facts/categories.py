@@ -100,7 +100,6 @@ _TEMPORARY: Final = "made by an op, in no other role, and no later iteration nee
 _TEMPORARY_OF_ALL: Final = "made by an op, in no other role; no iteration was marked"
 _SAVED: Final = "autograd saved it for backward"
 _COLLECTIVE_MADE: Final = "a collective made it"
-_COLLECTIVE_KEEPS: Final = "a collective allocated it, and kept it after its op; no tensor was seen on it"
 _RECEIVED: Final = "a collective or a receive wrote into it"
 _NOT_RECORDED: Final = "the imported memory snapshot does not say what it is for"
 _COMPUTED_AGAIN: Final = "torch.utils.checkpoint computed it again in backward"
@@ -306,8 +305,6 @@ def _without_role(traits: _Traits) -> tuple[str, str]:
     if traits.origin == WORKSPACE:
         return "workspace", "allocated and freed within one op; no tensor names it"
     if not traits.is_seen:
-        if traits.by_collective:
-            return "communication", _COLLECTIVE_KEEPS
         return "unknown", _unnamed_rule(traits)
     if traits.by_itself if traits.is_saved or traits.crosses else traits.needed:
         return "held", _KEPT if traits.is_told else _KEPT_ACROSS_PASSES
