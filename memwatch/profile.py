@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from memwatch._torch.versions import require_known_torch
 from memwatch.device_names import CPU
-from memwatch.devices import asked_bytes, is_of_host, is_out_of_memory
+from memwatch.devices import Failure, is_of_host, is_out_of_memory
 from memwatch.error_notes import add_note
 from memwatch.errors import MemoryLimitError, MemwatchError
 from memwatch.reading import Reading
@@ -109,11 +109,9 @@ class Profile(Reading):
         try:  # the program's own error is on its way, and memory is short
             with small_pools():
                 reading = self._reading_of(error)
-                by_limit = isinstance(error, MemoryLimitError)
-                asked = None if by_limit else asked_bytes(error)
-                elsewhere = not by_limit and not is_of_host(error) and reading.device == CPU
-                files = self._write_page()
-                text = breakdown(reading, asked, files, by_limit=by_limit, elsewhere=elsewhere)
+                failure = Failure.of(error)
+                elsewhere = not failure.by_limit and not is_of_host(error) and reading.device == CPU
+                text = breakdown(reading, failure, self._write_page(), elsewhere=elsewhere)
         except Exception as own:
             text = words.NOT_TOLD.format(why=_told(own))
         add_note(error, text)

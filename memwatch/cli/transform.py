@@ -18,6 +18,7 @@ from memwatch.capture.derived import DERIVED_BY_NAME
 from memwatch.cli.files import make_room
 from memwatch.cli.output import emit
 from memwatch.cli.reading import add_device, read
+from memwatch.report.page.files import write_whole
 
 if TYPE_CHECKING:
     import argparse
@@ -57,7 +58,7 @@ def execute(options: argparse.Namespace) -> int:
     if options.output is None:
         emit(text)
     else:
-        options.output.write_text(text, encoding="utf-8")
+        write_whole(options.output, text, force=options.force)
     return 0
 
 

@@ -28,6 +28,7 @@ def notes(members: Mapping[str, Member], compared: Sequence[str]) -> list[tuple[
     found += [("unfinished", text) for text in _unfinished(members)]
     found += [("version", text) for text in _versions(members)]
     found += [("twice", text) for text in _twice(members)]
+    found += [("job", text) for text in _other_jobs(members)]
     found += [("device", text) for text in _devices(members, compared)]
     return found + [("clock", text) for text in _clocks(members, compared)]
 
@@ -81,6 +82,20 @@ def _twice(members: Mapping[str, Member]) -> Iterator[str]:
     for name, count in counts.items():
         if count > 1:
             yield words.TWICE.format(count=count, name=name)
+
+
+def _other_jobs(members: Mapping[str, Member]) -> Iterator[str]:
+    """Yield that captures tell of jobs of different sizes: they were not recorded in one run."""
+    of_size = collections.defaultdict(list)
+    for name, member in members.items():
+        if member.rank is not None and isinstance(member.meta.get("world_size"), int):
+            of_size[member.meta["world_size"]].append(name)
+    if len(of_size) > 1:
+        jobs = [
+            words.JOB_OF.format(world_size=size, names=words.listed(names))
+            for size, names in sorted(of_size.items())
+        ]
+        yield words.OTHER_JOBS.format(groups=words.listed(jobs))
 
 
 def _devices(members: Mapping[str, Member], compared: Sequence[str]) -> Iterator[str]:

@@ -72,7 +72,9 @@ class StartedProcesses:
         if _is_python(options.get("executable") or args):
             self._counts[StartedAs.PYTHON] += 1
             environment = options.get("env")
-            self._unreached[StartedAs.PYTHON] += environment is not None and CHILDREN not in environment
+            self._unreached[StartedAs.PYTHON] += (
+                CHILDREN in os.environ and environment is not None and CHILDREN not in environment
+            )
 
 
 def _is_python(command: Any) -> bool:

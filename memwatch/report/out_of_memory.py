@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from memwatch.devices import Failure
     from memwatch.report.source import Reading
 
 _ROWS: Final = 4
@@ -24,29 +25,33 @@ _ROWS: Final = 4
 
 def breakdown(
     reading: Reading,
-    asked_bytes: int | None,
+    failure: Failure,
     files: Sequence[str | PathLike[str]],
     *,
-    by_limit: bool,
     elsewhere: bool,
 ) -> str:
     """Return the breakdown of the moment at which memory ran out, as lines of text.
 
     Args:
         reading: the block, as the device sees it that ran out.
-        asked_bytes: what the allocator was asked for, if it said so.
+        failure: what is known from the error.
         files: what was written.
-        by_limit: whether the limit that the program asked for was passed, and no allocator failed.
         elsewhere: whether memory ran out on a device on which the block had none: the reading is of another.
     """
-    event, op = _highest(reading) if by_limit else _moment(reading)
+    event, op = _moment(reading, failure)
     live = reading.held_at(event)
     live = live[:0] if elsewhere else live
-    total_bytes = int(live["nbytes"].sum())
-    asked = "" if asked_bytes is None else words.ASKED.format(nbytes=format_bytes(asked_bytes))
-    what = words.ABOVE_LIMIT if by_limit else words.RAN_OUT
+    nbytes, device = format_bytes(int(live["nbytes"].sum())), reading.device
     template = words.NOTHING if elsewhere else words.LIVE
-    lines = [template.format(nbytes=format_bytes(total_bytes), device=reading.device, what=what, asked=asked)]
+    what = words.ABOVE_LIMIT if failure.by_limit else words.LEFT if op is None else words.RAN_OUT
+    asked_words = words.ASKED
+    if failure.in_worker:
+        template, asked_words = words.IN_WORKER, words.ASKED_IN_WORKER
+    elif elsewhere:
+        what = words.RAN_OUT
+    asked_bytes = failure.asked_bytes
+    asked = "" if asked_bytes is None else asked_words.format(nbytes=format_bytes(asked_bytes))
+    lines = [template.format(nbytes=nbytes, device=device, what=what, asked=asked)]
     if op is not None:
         place = short_own_place(str(op["line"]), str(op["own_line"]))
         lines.append(
@@ -64,20 +69,28 @@ def breakdown(
     return "\n".join(lines)
 
 
-def _highest(reading: Reading) -> tuple[int, None]:
-    return reading.peak_event, None
-
-
-def _moment(reading: Reading) -> tuple[int, pd.Series[str] | None]:
-    """Return the event at which the last op failed, and that op; the peak, where none did."""
-    failed = reading.part("ops", ["failed"])["failed"].to_numpy().nonzero()[0]
-    if not len(failed):
-        return _highest(reading)
-    columns = ["name", "line", "own_line", "start_ns", "duration_ns"]
-    op = reading.part("ops", columns, [int(failed[-1])]).iloc[0]
+def _moment(reading: Reading, failure: Failure) -> tuple[int, pd.Series[str] | None]:
+    """Return the event at which an op failed with this error, and the op; else the last event, as the error left."""
+    if failure.by_limit:
+        return reading.peak_event, None
+    columns = ["failed", "phase", "line", "own_line"]
+    ops = reading.part("ops", columns)
+    failed = ops["failed"].to_numpy().nonzero()[0]
     times_ns = reading.part("timeline", ["time_ns"])["time_ns"]
+    last = int(failed[-1]) if len(failed) else -1
+    if failure.in_worker or last < 0 or not _is_of(ops.iloc[last], failure, is_last=last == len(ops) - 1):
+        return max(len(times_ns) - 1, 0), None
+    op = reading.part("ops", ["name", "start_ns", "duration_ns", *columns[2:]], [last]).iloc[0]
     after = int(times_ns.searchsorted(int(op["start_ns"]) + int(op["duration_ns"]), side="right"))
     return max(after - 1, 0), op
+
+
+def _is_of(op: pd.Series[str], failure: Failure, *, is_last: bool) -> bool:
+    """Return whether an op that failed did so with this error: the program may have caught the error of another.
+
+    The line of a backward op is that of its forward.
+    """
+    return is_last or op["phase"] == "backward" or not {op["line"], op["own_line"]}.isdisjoint(failure.lines)
 
 
 def _rows(groups: pd.DataFrame, rows: pd.DataFrame, column: str) -> list[str]:

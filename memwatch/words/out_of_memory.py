@@ -7,6 +7,12 @@ from typing import Final
 LIVE: Final = "memwatch: {nbytes} were live on {device} when {what}{asked}"
 NOTHING: Final = "memwatch: nothing of this block was live on the device when {what}{asked}"
 RAN_OUT: Final = "memory ran out"
+LEFT: Final = "this error left the block"
+IN_WORKER: Final = (
+    "memwatch: memory ran out in a worker, another process or thread{asked}; {nbytes} were live on {device} here "
+    "when this error left the block"
+)
+ASKED_IN_WORKER: Final = ", which asked for {nbytes}"
 ABOVE_LIMIT: Final = "they passed the limit"
 ASKED: Final = ", and {nbytes} more were asked for"
 FAILED: Final = "in {op}{place}"

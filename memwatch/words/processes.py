@@ -25,15 +25,15 @@ NAMES: Final = {
     StartedAs.FORK: ("fork", "forks"),
 }
 """One of a kind, and several."""
-UNSEEN: Final = (
-    "{what} started in the block: what other processes did with tensors is not in this capture. "
-    "`memwatch run --children` records them too."
-)
+UNSEEN: Final = "{what} started in the block: what other processes did with tensors is not in this capture."
+ASKED_RECORD: Final = " `memwatch run --children` records them too."
+ASKED_RECORD_BUT: Final = " `memwatch run --children` records them too, but not {what}: {reason}."
+NEVER_RECORDED: Final = " `memwatch run --children` records none of them: {reason}."
 RECORDED: Final = (
     "{what} started in the block. Those that load torch record into files of their own, beside this one: "
     "`memwatch merge` shows them together."
 )
-UNREACHED: Final = " Not so {what}: {reasons}."
+UNREACHED: Final = "{what} started in the block without recording: {reason}."
 FORKED_AWAY: Final = "what os.fork() makes records nothing"
 OTHER_ENVIRONMENT: Final = "a program with another environment does not know that it should"
 
@@ -49,17 +49,22 @@ def started_text(counts: Mapping[StartedAs, int], unreached: Mapping[StartedAs, 
 
     Args:
         counts: how many of each kind.
-        unreached: of these, how many cannot record although they were asked to.
+        unreached: of these, how many do not record although they are asked to.
         asked: whether children were asked to record.
     """
-    if not asked:
-        return UNSEEN.format(what=what_started(counts))
-    text = RECORDED.format(what=what_started(counts))
-    if any(unreached.values()):
-        reasons = [
-            reason
-            for kind, reason in ((StartedAs.FORK, FORKED_AWAY), (StartedAs.PYTHON, OTHER_ENVIRONMENT))
-            if unreached.get(kind)
-        ]
-        text += UNREACHED.format(what=what_started(unreached), reasons=", ".join(reasons))
-    return text
+    reached = {kind: count - unreached.get(kind, 0) for kind, count in counts.items()}
+    reason = ", ".join(
+        reason
+        for kind, reason in ((StartedAs.FORK, FORKED_AWAY), (StartedAs.PYTHON, OTHER_ENVIRONMENT))
+        if unreached.get(kind)
+    )
+    if asked:
+        texts = [RECORDED.format(what=what_started(reached))] if any(reached.values()) else []
+        if reason:
+            texts.append(UNREACHED.format(what=what_started(unreached), reason=reason))
+        return " ".join(texts)
+    text = UNSEEN.format(what=what_started(counts))
+    if not reason:
+        return text + ASKED_RECORD
+    way = ASKED_RECORD_BUT if any(reached.values()) else NEVER_RECORDED
+    return text + way.format(what=what_started(unreached), reason=reason)

@@ -36,6 +36,11 @@ CLOCKS: Final = (
 AHEAD, BEHIND = "ahead of", "behind"
 IMAGINED: Final = "{name} trained in a fake process group of {world_size}: the other ranks were imagined."
 TWICE: Final = "{count} captures say that they are {name}: each has a row of its own."
+OTHER_JOBS: Final = (
+    "The captures are of jobs of different sizes: {groups}. What differs between them may differ between runs, "
+    "not between ranks."
+)
+JOB_OF: Final = "{world_size} ranks ({names})"
 OTHER_DEVICE: Final = (
     "{names} mainly used {device}, the others {main}: devices are not compared with each other."
 )

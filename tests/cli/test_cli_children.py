@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import memwatch
+from memwatch.words.processes import StartedAs, started_text
 
 PROGRAM = """
 import multiprocessing, torch
@@ -66,3 +68,26 @@ def test_children_that_record_nothing_are_told():
     (note,) = prof.remarks("children")
     assert note.startswith("1 process of multiprocessing and 2 Python programs started in the block: ")
     assert ("children", note) in prof.notes
+
+
+def test_forks_of_the_program_s_own_are_told_as_what_no_option_records():
+    """`os.fork()` is not reached by `--children`: no sentence says that it would be, or that it was."""
+    with memwatch.profile(stacks=False) as prof:
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+    (note,) = prof.remarks("children")
+    assert note.startswith("1 fork started in the block: ")
+    assert note.endswith(
+        "`memwatch run --children` records none of them: what os.fork() makes records nothing."
+    )
+    counts = {StartedAs.MULTIPROCESSING: 2, StartedAs.PYTHON: 1, StartedAs.FORK: 1}
+    text = started_text(counts, {StartedAs.FORK: 1}, asked=False)
+    assert text.endswith("records them too, but not 1 fork: what os.fork() makes records nothing.")
+    text = started_text(counts, {StartedAs.FORK: 1}, asked=True)
+    assert text.startswith("2 processes of multiprocessing and 1 Python program started in the block. Those")
+    assert text.endswith(
+        "1 fork started in the block without recording: what os.fork() makes records nothing."
+    )
+    assert "Those" not in started_text({StartedAs.FORK: 1}, {StartedAs.FORK: 1}, asked=True)

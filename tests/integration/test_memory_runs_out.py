@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import multiprocessing
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 import memwatch
 from memwatch.devices import asked_bytes
+from memwatch.sizes import format_bytes
 
 WAYS = pytest.mark.parametrize("intercept", ["key-native", "mode-native", "key-python"], indirect=True)
 TOO_MUCH = 1 << 60
@@ -80,7 +83,66 @@ def test_memory_error_of_python_has_the_note():
 
     with pytest.raises(MemoryError, match="too much") as raised:
         runs_out()
-    assert "were live on cpu when memory ran out" in note_of(raised.value)
+    live = format_bytes(prof.baseline_bytes + 4000)
+    assert f"{live} were live on cpu when this error left the block" in note_of(raised.value)
+
+
+def test_what_is_told_is_of_the_moment_of_this_error():
+    """A peak that is long gone, and an op whose error the program caught, are not where memory ran out now."""
+    prof = memwatch.profile()
+
+    @prof
+    def runs_out():
+        torch.ones(100_000)
+        with contextlib.suppress(RuntimeError):
+            torch.empty(TOO_MUCH)
+        kept = torch.ones(1000)
+        torch.ones(500)
+        raise MemoryError(kept.shape)
+
+    with pytest.raises(MemoryError) as raised:
+        runs_out()
+    note = note_of(raised.value)
+    live = format_bytes(prof.baseline_bytes + 4000)
+    assert f"{live} were live on cpu when this error left the block\n" in note
+    assert "in empty" not in note
+
+
+def fails_on(index):
+    if index == 1:
+        torch.empty(TOO_MUCH)
+    return torch.ones(4)
+
+
+class Failing(torch.utils.data.Dataset):
+    """Runs out of memory where it is read."""
+
+    def __len__(self):
+        """Return how many items there are."""
+        return 2
+
+    def __getitem__(self, index):
+        """Return an item."""
+        return fails_on(index)
+
+
+def load():
+    for _ in torch.utils.data.DataLoader(Failing(), num_workers=1):
+        pass
+
+
+def work_in_pool():
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        pool.map(fails_on, range(2))
+
+
+@pytest.mark.parametrize("work", [load, work_in_pool])
+def test_memory_that_ran_out_in_another_process_is_told_so(work):
+    """An error that was raised here again tells what a worker asked for, not what this process did."""
+    with pytest.raises(RuntimeError) as raised, memwatch.profile(holders=False):
+        work()
+    note = note_of(raised.value)
+    assert "memory ran out in a worker, another process or thread, which asked for 4194304.00 TiB" in note
 
 
 def test_other_errors_have_no_note(tmp_path):

@@ -173,6 +173,13 @@ def test_two_captures_of_one_rank_are_told_apart(captures, tmp_path):
     assert len(ranks.ranks) == 4
 
 
+def test_captures_of_jobs_of_different_sizes_are_told(captures):
+    """Files of two runs in one merge: which are of which, by the number of ranks that each job had."""
+    change_meta(captures[2], world_size=8)
+    told = dict(memwatch.merge(captures).notes)
+    assert "different sizes: 3 ranks (rank 0 and rank 1) and 8 ranks (rank 2)" in told["job"]
+
+
 def test_what_a_rank_started_is_told_with_its_rank(captures):
     """A worker without a rank of its own is named after the rank that is its parent, and is not compared."""
     pid, host = (memwatch.load(captures[0]).meta[name] for name in ("pid", "host"))

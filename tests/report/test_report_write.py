@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 
 import pytest
 import report_readings
@@ -49,6 +50,18 @@ def test_a_file_that_appears_meanwhile_is_kept(tmp_path):
         files.write_whole(path, "text")
     assert path.read_text() == "theirs"
     assert os.listdir(tmp_path) == ["page.html"]
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    """What was begun is taken away, and the error names the file and what to do."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(ReportError, match=r"cannot write .*page\.html.*make room"):
+            files.write_whole(tmp_path / "page.html", "text" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("target", ["missing/page.html", "."])

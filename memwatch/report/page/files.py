@@ -51,6 +51,10 @@ def write_whole(target: Path, text: str, *, force: bool = False) -> None:
             part.replace(target)
         else:
             _publish_new(part, target)
+    except OSError as error:  # as where the disk is full
+        raise ReportError(
+            f"cannot write {str(target)!r}: {error.strerror}; make room, or name another folder"
+        ) from error
     finally:
         part.unlink(missing_ok=True)
 

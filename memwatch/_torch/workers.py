@@ -1,0 +1,23 @@
+"""Errors that torch brings from a worker, another process or thread, and raises again.
+
+| torch | here |
+| --- | --- |
+| torch._utils.ExceptionWrapper.reraise | is_raised_again(code) |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from memwatch._torch.lookup import Part
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+_again: Final = Part("an error of a DataLoader worker is told as one of this process where memory ran out")
+_RERAISE: Final = getattr(_again.take("torch._utils.ExceptionWrapper.reraise", None), "__code__", None)
+
+
+def is_raised_again(code: CodeType) -> bool:
+    """Return whether this code raises errors of workers again."""
+    return code is _RERAISE
