@@ -21,33 +21,38 @@ def other_threads(facts: Facts) -> list[str]:
     return [*_heard(facts), *_unheard(facts)]
 
 
-def another_thread_ran(facts: Facts, allocation: int) -> bool:
-    """Return True if another thread allocated during the life of an allocation, or may have, for it was not heard."""
+def unrecorded_code_ran(facts: Facts, allocation: int) -> bool:
+    """Return True if code whose ops are not recorded ran during the life of an allocation, or may have.
+
+    That is another thread, and what `torch.compile` made.
+    """
     if facts.capture.meta.get("threads_unheard", 0):
         return True
     allocations = facts.allocations
-    return _was_heard(facts, int(allocations.birth_ns[allocation]), int(allocations.death_ns[allocation]))
+    return _ran_within(facts, int(allocations.birth_ns[allocation]), int(allocations.death_ns[allocation]))
 
 
-def another_thread_ran_while_idle(facts: Facts, allocation: int) -> bool:
-    """Return True if another thread was heard before the first recorded use of an allocation, or after the last one.
+def unrecorded_code_ran_while_idle(facts: Facts, allocation: int) -> bool:
+    """Return True if such code ran before the first recorded use of an allocation, or after the last one.
 
-    It may have used the memory then: its ops are not recorded.
+    It may have used the memory then.
     """
     allocations, ops = facts.allocations, facts.capture.tables["ops"]
     first, last = (int(bound[allocation]) for bound in facts.use_bounds)
     if first == NONE:
-        return another_thread_ran(facts, allocation)
+        return unrecorded_code_ran(facts, allocation)
     birth_ns, death_ns = int(allocations.birth_ns[allocation]), int(allocations.death_ns[allocation])
-    waits = _was_heard(facts, birth_ns, int(ops["start_ns"][first]))
-    return waits or _was_heard(facts, int(ops["end_ns"][last]), death_ns)
+    waits = _ran_within(facts, birth_ns, int(ops["start_ns"][first]))
+    return waits or _ran_within(facts, int(ops["end_ns"][last]), death_ns)
 
 
-def _was_heard(facts: Facts, start_ns: int, end_ns: int) -> bool:
-    """Return True if another thread allocated in a stretch of time, which may have no end."""
-    theirs_ns = facts.births_in_other_threads_ns
-    first = int(np.searchsorted(theirs_ns, start_ns))
-    return first < len(theirs_ns) and (end_ns == NONE or int(theirs_ns[first]) <= end_ns)
+def _ran_within(facts: Facts, start_ns: int, end_ns: int) -> bool:
+    """Return True if another thread allocated, or a compiled call began, in a time which may have no end."""
+    for times_ns in (facts.births_in_other_threads_ns, facts.capture.tables["compiled_calls"]["start_ns"]):
+        first = int(np.searchsorted(times_ns, start_ns))
+        if first < len(times_ns) and (end_ns == NONE or int(times_ns[first]) <= end_ns):
+            return True
+    return False
 
 
 def _theirs(facts: Facts) -> NDArray[np.bool_]:

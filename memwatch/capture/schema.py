@@ -30,10 +30,10 @@ from memwatch.capture.references import (
 from memwatch.capture.table import Reference, Table
 from memwatch.own_code import CodeOwner
 
-FORMAT_VERSION: Final = 10
+FORMAT_VERSION: Final = 11
 """Raised with every change of a recorded table."""
 OLDEST_FORMAT: Final = 9
-"""The oldest that is read: files of it lack the table `views`, as if none had run. Any other format is refused."""
+"""The oldest that is read: files of it lack the tables `views` and `compiled_nodes`. Any other format is refused."""
 
 NONE: Final = -1
 """An integer column's "there is none": no module, no stack, not dead."""
@@ -90,6 +90,7 @@ CATEGORIES: Final = (
 
 
 _table = Table.of
+_NEWEST_NODE: Final = "autograd sequence number of the newest node when it started, as of a forward op"
 
 RECORDED: Final = (
     _table(
@@ -113,21 +114,13 @@ RECORDED: Final = (
         "nodes",
         "One row per op of a backward that makes a graph of its own, with `create_graph=True`.",
         ("op", "int", "the op", OP),
-        (
-            "sequence",
-            "int",
-            "autograd sequence number of the newest node when it started, as of a forward op",
-        ),
+        ("sequence", "int", _NEWEST_NODE),
     ),
     _table(
         "views",
         "One row per node that a view made; the first tells of what was made before the block.",
         ("op", "int", "number of ops started before the view", OPS_STARTED),
-        (
-            "sequence",
-            "int",
-            "autograd sequence number of the newest node when it started, as of a forward op",
-        ),
+        ("sequence", "int", _NEWEST_NODE),
         ("stack", "int", "stack id of the Python call stack, -1 without stacks", STACK_OR_NONE),
         ("module", "int", "module id of the innermost running nn.Module, -1 outside any", MODULE_OR_NONE),
         ("node", "int", "sequence number of the node whose backward, with a graph, it ran in; -1 for others"),
@@ -279,15 +272,18 @@ RECORDED: Final = (
         ("stack", "int", "stack id of the call, -1 without stacks", STACK_OR_NONE),
     ),
     _table(
+        "compiled_nodes",
+        "One row per call of `compiled_calls` that made nodes of autograd's graph.",
+        ("first", "int", "autograd sequence number of the first of them"),
+        ("last", "int", "sequence number of the last of them"),
+        ("module", "int", "module id that called the function, -1 outside any", MODULE_OR_NONE),
+        ("stack", "int", "stack id of the call, -1 without stacks", STACK_OR_NONE),
+    ),
+    _table(
         "recomputes",
         "One row per time that `torch.utils.checkpoint` ran a region again in backward.",
         ("start_op", "int", "number of ops started before the region began to run again", OPS_STARTED),
-        (
-            "end_op",
-            "int",
-            "number of ops started when it was left, with a nested backward if it is reentrant",
-            OPS_STARTED,
-        ),
+        ("end_op", "int", "number of ops started when it was left, with its nested backward", OPS_STARTED),
         ("sequence", "int", "autograd sequence number of the node of a reentrant region, -1 for others"),
         ("stack", "int", "stack id of the call of the region in forward, -1 if unknown", STACK_OR_NONE),
     ),

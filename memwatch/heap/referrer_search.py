@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from types import FrameType, ModuleType
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,6 +18,7 @@ import torch
 from memwatch._torch.tensors import USE_COUNT
 from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.frames import is_own_code, read_locals, without_empty_dictionaries
+from memwatch.heap.ids import ids_of
 from memwatch.heap.names import type_name
 from memwatch.heap.paths import name_chain
 from memwatch.heap.tensors import mro_of
@@ -31,6 +32,7 @@ _MAX_TENSORS: Final = 24
 _MAX_REFERRERS: Final = 2000
 _MAX_YOUNG: Final = 50_000
 _AT_ONCE: Final = 64
+_SUSPENDED: Final = list(map(id, (GeneratorType, CoroutineType, AsyncGeneratorType)))
 _OURS: Final = 4  # both dictionaries, the loop's name, the argument of getrefcount; C++ may hold one more
 
 Path = tuple[Edge, ...]
@@ -45,6 +47,16 @@ def young_objects() -> list[Any]:
         return []
     objects = without_empty_dictionaries(gc.get_objects(generation=0) + gc.get_objects(generation=1))
     return objects if len(objects) <= _MAX_YOUNG else []
+
+
+def suspended_calls() -> list[Any]:
+    """Return all generators and coroutines of the process: a loop goes over one for long, so it is no young object."""
+    objects = gc.get_objects()
+    types = ids_of(map(type, objects))
+    found = np.flatnonzero(np.isin(types, _SUSPENDED)).tolist()
+    calls = [objects[at] for at in found]
+    objects.clear()  # it holds every container there is, perhaps one of the caller's own
+    return calls
 
 
 def living_tensors(
@@ -103,24 +115,26 @@ def referrer_paths(
         for number, tensor in chosen.items()
     }
     above: dict[int, Any] = {}
-    ours = {id(chosen), id(tensors), id(counts), id(above), id(objects)}
+    beside: dict[int, Any] = {}
+    ours = {id(chosen), id(tensors), id(counts), id(above), id(beside), id(objects)}
     level: list[Any] = list(chosen.values())
     known = {id(tensor) for tensor in level}
     for _ in range(_MAX_LEVELS):
         ours.add(id(level))
         known.add(id(level))
-        fresh = _referrers(level, known, ours, above, objects)
+        fresh = _referrers(level, known, ours, (above, beside), objects)
         if not fresh:
             break
         level = fresh
     found = {}
     for number, tensor in chosen.items():
-        chain = _chain(tensor, above)
+        chain = _chain(tensor, above, beside)
         if id(chain[0]) not in variables:  # a variable of torch's own calls, for the program's were searched
             path = _path(chain, counts[number])
             if path is not None:
                 found[number] = path
     above.clear()
+    beside.clear()
     return found
 
 
@@ -129,9 +143,20 @@ def _owners_in_c(tensor: Any) -> int:
 
 
 def _referrers(
-    level: list[Any], known: set[int], ours: set[int], above: dict[int, Any], objects: list[Any] | None
-) -> list[Any]:
-    """Return what refers to the objects of a level, and note for each of these who does."""
+    level: list[Any], known: set[int], ours: set[int], parents: tuple[dict[int, Any], dict[int, Any]],
+    objects: list[Any] | None,
+) -> list[Any]:  # fmt: skip
+    """Return what refers to the objects of a level, and note for each of these who does.
+
+    Args:
+        level: the objects.
+        known: `id` of what was met; what is met here is added.
+        ours: `id` of objects of this search.
+        parents: where is noted who refers to an object: what is met here, and what was met before, as a generator
+            whose variables are an item and the list that it is in.
+        objects: which objects may refer to them; None for all that there are.
+    """
+    above, beside = parents
     wanted = {id(obj) for obj in level}
     fresh = []
     for referrer in (
@@ -140,13 +165,14 @@ def _referrers(
         children = gc.get_referents(referrer)
         if wanted.isdisjoint(map(id, children)):
             continue  # nearly all: a call in Python for each would cost more than the rest
-        if id(referrer) in ours or id(referrer) in known or _is_own(referrer):
+        if id(referrer) in ours or _is_own(referrer):
             continue
+        is_known = id(referrer) in known
         known.add(id(referrer))
         for child in children:
             if id(child) in wanted:
-                above.setdefault(id(child), referrer)
-        if not (type(referrer) in (FrameType, ModuleType) or type in mro_of(type(referrer))):
+                (beside if is_known else above).setdefault(id(child), referrer)
+        if not (is_known or type(referrer) in (FrameType, ModuleType) or type in mro_of(type(referrer))):
             fresh.append(referrer)
     return fresh
 
@@ -163,9 +189,13 @@ def _is_own(referrer: Any) -> bool:
     return type(referrer) is FrameType and is_own_code(referrer.f_code)
 
 
-def _chain(tensor: Any, above: dict[int, Any]) -> list[Any]:
+def _chain(tensor: Any, above: dict[int, Any], beside: dict[int, Any]) -> list[Any]:
     chain, met = [tensor], {id(tensor)}
-    while (parent := above.get(id(chain[-1]))) is not None and id(parent) not in met:
+    while True:
+        parent = above.get(id(chain[-1]))
+        parent = beside.get(id(chain[-1])) if parent is None else parent
+        if parent is None or id(parent) in met:
+            break
         chain.append(parent)
         met.add(id(parent))
     return chain[::-1]

@@ -309,6 +309,7 @@ class Session:
                 "uses": self.ops.uses,
                 "calls": self.context.calls,
                 "compiled_calls": self._compiled.rows,
+                "compiled_nodes": self._compiled.nodes,
                 **self.context.recomputes.tables,
                 "modules": self.context.owners.modules,
                 "steps": self.context.steps,

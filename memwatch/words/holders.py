@@ -42,6 +42,10 @@ STACK_VALUE: Final = "a value that no variable names"
 STACK_OTHER: Final = "a {type} that no variable names"
 ON_STACK: Final = "{value}, on the evaluation stack of `{function}`"
 
+ITEMS: Final = (EdgeKind.ITEM, EdgeKind.VALUE)
+"""References of which the words may leave open which one is meant."""
+ANY_ITEM: Final = "[...]"
+
 REACHED: Final = "{reference}, reached from {head}"
 REACHED_BY_HOOK: Final = "{reference}, of a hook, reached from {head}"
 VARIABLE_OF: Final = "`{name}`, local variable of {owner}"
@@ -90,6 +94,7 @@ MADE_BY_THREAD: Final = "not seen; made by thread `{thread}`"
 GRADIENT_IN_FLIGHT: Final = "gradient in flight, made by {op}"
 GRADIENT_IN_FLIGHT_OF: Final = "gradient in flight, made by {op} in `{module}`"
 VALUE_OF_STEP: Final = "a value within the optimizer's step, made by {op}"
+COMPILED_RUNS: Final = "compiled code that runs"
 CPP_CALLED: Final = "a call into C++ that runs, made by {op}"
 
 INFERRED: Final = "{holder} (inferred: {rule})"
@@ -110,6 +115,7 @@ INFERENCES: Final[dict[str, str]] = {
     "role unconfirmed": "in that role when it was last looked at, which was before",
     "in flight": "made in backward, read by a later op of the same backward",
     "within C++": "one line of Python made it and still runs",
+    "within compiled": "the same call made it and still runs",
     "within step": "made and dropped within the step",
 }
 """The rules that infer a holder, by `Inference`."""
@@ -126,16 +132,23 @@ def told_by_op(template: str, op_name: str, module: str = "", thread: str = "") 
     return template.format(op=short_op(op_name), module=module, thread=thread)
 
 
-def variable_phrase(head: Edge, accessors: Sequence[Edge] = ()) -> str:
-    """Return a root's variable and what leads on from it, as ``self.cache``, and whose variable it is."""
+def variable_phrase(head: Edge, accessors: Sequence[Edge] = (), *, any_item: bool = False) -> str:
+    """Return a root's variable and what leads on from it, as ``self.cache``, and whose variable it is.
+
+    Args:
+        head: the root's reference to its variable.
+        accessors: the references from there.
+        any_item: whether to leave open which items of lists and dictionaries are meant.
+    """
     owner = head.owner
+    way = (ANY_ITEM if any_item and each.kind in ITEMS else _accessor(each) for each in accessors)
     library = thread = ""
     if owner is not None and owner.inner is not None:
         library = IN_LIBRARY.format(library=owner.library, function=owner.inner.name)
     if owner is not None and owner.thread:
         thread = IN_THREAD.format(thread=owner.thread)
     return HEADS[head.kind].format(
-        name=f"{head.name}{''.join(map(_accessor, accessors))}",
+        name=f"{head.name}{''.join(way)}",
         owner="" if owner is None else owner.name,
         library=library,
         thread=thread,
@@ -161,6 +174,14 @@ def reached_phrase(reference: Edge, head: Edge, *, by_hook: bool) -> str:
     """Return a reference on the way from a variable, and that variable."""
     template = REACHED_BY_HOOK if by_hook else REACHED
     return template.format(reference=_short_phrase(reference), head=variable_phrase(head))
+
+
+def suspended_phrase(variable: Edge, reference: Edge) -> str:
+    """Return a variable of a suspended generator, or a reference that is reached from it."""
+    head = _short_phrase(variable)
+    if reference is variable:
+        return head
+    return REACHED.format(reference=_short_phrase(reference), head=head)
 
 
 def stack_phrase(top: Edge, reference: Edge | None) -> str:

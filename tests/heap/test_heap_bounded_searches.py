@@ -121,6 +121,26 @@ def test_what_lies_on_an_evaluation_stack_is_the_top_of_its_referrers():
     assert (item.kind, item.position) == (EdgeKind.ITEM, 1)
 
 
+def test_a_suspended_generator_has_what_lies_in_its_list_though_it_has_another_item_of_it_too():
+    """It was met as the owner of the newest item, which is in a variable of its own as well."""
+
+    def fetched_ahead():
+        waiting = []
+        while True:
+            newest = (torch.zeros(1),)
+            waiting.append(newest)
+            yield waiting
+
+    batches = fetched_ahead()
+    next(batches)
+    waiting = next(batches)
+    tensors = {number: item[0] for number, item in enumerate(waiting)}
+    paths = referrer_paths(tensors, set(), [batches, waiting, *waiting])
+    variables = [(paths[number][1].kind, paths[number][1].name) for number in tensors]
+    assert variables == [(EdgeKind.LOCAL, "waiting"), (EdgeKind.LOCAL, "newest")]
+    assert all(path[0] == Edge(EdgeKind.EVALUATION_STACK, "generator") for path in paths.values())
+
+
 def test_what_a_module_holds_is_told_of_as_its_global():
     """A module that no running call belongs to is found from the tensor up."""
     module = type(sys)("library")

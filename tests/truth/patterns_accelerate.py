@@ -11,7 +11,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 from accelerate.state import AcceleratorState
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 from truth_facts import (
     GRAD,
     GRADIENT,
@@ -76,6 +76,32 @@ def training(rows=ROWS, loss="loss"):
         Fact(f32(HIDDEN, IN), "gradient|temporary", "hidden", f"{GRAD}|{GRADIENT}", "up", "mm"),
         Fact(f32(OUT, HIDDEN), "gradient|temporary", "outputs", f"{GRAD}|{GRADIENT}", "down", "mm"),
     )
+
+
+AHEAD = r"`next_batch`, local variable of suspended generator `__iter__`"
+
+
+@pattern(
+    *training()[:6],
+    *training()[8:],
+    Fact(f32(4 * ROWS, IN), "held|input", "", r"`data\.tensors`|\.tensors of TensorDataset"),
+    Fact(f32(ROWS, IN), "input", f"{LIBRARY}|tuples", f"{SAVED}|{var('x')}|{AHEAD}", op="stack"),
+)
+def acc_data_set_of_torch():
+    accelerator = accelerator_of()
+    net = Net()
+    data = TensorDataset(torch.randn(4 * ROWS, IN))
+    with memwatch.profile() as prof:
+        loader = DataLoader(data, batch_size=ROWS)
+        optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+        model, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+        for (x,) in loader:  # peak: tuples
+            y = model(x)
+            loss = y.pow(2).mean()  # peak: loss
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    return Ran(prof, {"net": net})
 
 
 @pattern(*training())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from truth_facts import RESULT, UNNAMED, Fact, Ran, f32, of_module, pattern, var
+from truth_facts import ANY, KERNEL, RESULT, UNNAMED, Fact, Ran, f32, of_module, pattern, var
 
 import memwatch
 
@@ -228,6 +228,7 @@ def quantile_that_sorts():
 @pattern(
     Fact(f32(4, 8, 67, 67), "input|temporary|held", "pixels", f"{var('pixels')}"),
     Fact(f32(4, 24, 63, 63), "temporary", "conv", f"{var('y')}|{RESULT}|{UNNAMED}", "net|Conv2d"),
+    Fact(ANY, "workspace", "conv", KERNEL, "net|Conv2d"),
 )
 def convolution_with_workspace():
     net = nn.Conv2d(8, 24, 5, dtype=torch.float32)

@@ -41,6 +41,23 @@ def llama_that_samples():
     return Ran(prof, {"net": net})
 
 
+@pattern(
+    Fact(f32(7, 2, 13, 8), "held", LIBRARY, r"\.(keys|values)\b", r".*self_attn", "cat"),
+    *PASSING,
+)
+def mistral_with_a_sliding_window():
+    config = transformers.MistralConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, sliding_window=8, max_position_embeddings=128, bos_token_id=0, eos_token_id=1,
+        pad_token_id=2,
+    )  # fmt: skip
+    net = transformers.MistralForCausalLM(config).eval()
+    prompt = torch.randint(3, VOCABULARY, (7, 13))
+    with memwatch.profile() as prof:
+        net.generate(prompt, max_new_tokens=20, min_new_tokens=20, do_sample=False)  # peak: generate
+    return Ran(prof, {"net": net})
+
+
 @pattern(Fact(f32(ROWS, 2, 64, 8), "held", LIBRARY, r"\.(keys|values)`", ".*"), *PASSING)
 def llama_with_a_static_cache():
     net = llama().eval()

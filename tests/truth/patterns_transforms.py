@@ -129,7 +129,12 @@ def autocast_to_bfloat16():
         for shape in ((HIDDEN, IN), (OUT, HIDDEN))
     ),
     *(
-        Fact(f32(*shape), "held|gradient|temporary", "master gradient", f"{var('master')}|{GRAD}|{RESULT}")
+        Fact(
+            f32(*shape),
+            "held|gradient|temporary",
+            "master gradient",
+            rf"{var('master')}|`master\[\d\]\.grad`|{GRAD}|{RESULT}",
+        )
         for shape in ((HIDDEN, IN), (OUT, HIDDEN))
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import patterns_data
+import patterns_fetching
 import patterns_generation
 import patterns_keepers
 import patterns_kept
@@ -20,6 +21,7 @@ from truth_checks import (
 
 PROGRAMS = programs_of(
     patterns_data,
+    patterns_fetching,
     patterns_generation,
     patterns_keepers,
     patterns_kept,

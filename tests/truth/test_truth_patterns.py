@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import patterns_autograd
 import patterns_frameworks
+import patterns_learning
 import patterns_methods
 import patterns_models
 import patterns_recompute
@@ -19,6 +20,7 @@ from truth_checks import (
 PROGRAMS = programs_of(
     patterns_autograd,
     patterns_frameworks,
+    patterns_learning,
     patterns_methods,
     patterns_models,
     patterns_recompute,

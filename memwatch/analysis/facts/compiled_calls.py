@@ -1,4 +1,4 @@
-"""Calls of compiled functions: what was allocated or saved while one ran, when no op was recorded."""
+"""Calls of compiled functions: what was allocated or saved while one ran, or its backward, when no op was recorded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from memwatch.capture.schema import NONE
+from memwatch.capture.schema import BACKWARD, NONE
 
 if TYPE_CHECKING:
     from memwatch.capture import Capture
@@ -24,3 +24,32 @@ def compiled_call_at(capture: Capture, time_ns: IntArray) -> IntArray:
     row = np.searchsorted(calls["start_ns"], time_ns, side="right") - 1
     running = (row >= 0) & (time_ns <= calls["end_ns"][np.maximum(row, 0)])
     return np.where(running, row, NONE)
+
+
+def compiled_call_of_node(capture: Capture, sequence: IntArray) -> IntArray:
+    """Return, for each node of autograd's graph, the row of `compiled_nodes` of the call that made it; -1 for none."""
+    nodes = capture.tables["compiled_nodes"]
+    if not len(nodes["first"]):
+        return np.full(len(sequence), NONE, dtype=np.int64)
+    order = np.argsort(nodes["first"], kind="stable")
+    at = np.maximum(np.searchsorted(nodes["first"][order], sequence, side="right") - 1, 0)
+    row = order[at]
+    is_made = (nodes["first"][row] <= sequence) & (sequence <= nodes["last"][row])
+    return np.where(is_made, row, NONE)
+
+
+def compiled_backward_at(capture: Capture, time_ns: IntArray) -> IntArray:
+    """Return, for each time, the row of `compiled_nodes` whose backward was running; -1 if none was.
+
+    A compiled backward runs ops as well. What it allocates besides is born just before one of them, or just after.
+    """
+    ops, found = capture.tables["ops"], np.full(len(time_ns), NONE, dtype=np.int64)
+    if not len(capture.tables["compiled_nodes"]["first"]) or not len(ops["start_ns"]):
+        return found
+    after = np.searchsorted(ops["start_ns"], time_ns, side="right")
+    for op in (after - 1, after):
+        is_one = (op >= 0) & (op < len(ops["start_ns"])) & (found == NONE)
+        rows = np.flatnonzero(is_one)
+        rows = rows[ops["phase"][op[rows]] == BACKWARD]
+        found[rows] = compiled_call_of_node(capture, ops["sequence"][op[rows]])
+    return found

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from memwatch.analysis.facts.allocations import BASELINE
 from memwatch.analysis.facts.coded import Coded
-from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_call_at
+from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_backward_at, compiled_call_at
 from memwatch.analysis.facts.imported import imported_stacks
 from memwatch.analysis.facts.places import with_empty_end
 from memwatch.capture.schema import NONE
@@ -45,6 +46,14 @@ def made_by(capture: Capture, allocations: Allocations, places: Places) -> MadeB
     in_call, calls = call != NONE, capture.tables["compiled_calls"]
     name[in_call] = len(capture.strings)
     stack[in_call], module[in_call] = calls["stack"][call[in_call]], calls["module"][call[in_call]]
+    unknown = np.flatnonzero(~some & ~in_call & (allocations.origin != BASELINE))
+    backward, nodes = (
+        compiled_backward_at(capture, allocations.birth_ns[unknown]),
+        capture.tables["compiled_nodes"],
+    )
+    in_backward, of_call = unknown[backward != NONE], backward[backward != NONE]
+    name[in_backward] = len(capture.strings)
+    stack[in_backward], module[in_backward] = nodes["stack"][of_call], nodes["module"][of_call]
     names = with_empty_end([*capture.strings, COMPILED])
     return MadeBy(
         op_name=Coded(names, name),

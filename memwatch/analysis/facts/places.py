@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from memwatch.analysis.facts.compiled_calls import compiled_call_of_node
 from memwatch.analysis.facts.forward_ops import Makers, forward_makers
 from memwatch.analysis.facts.module_tree import ModuleTree, read_modules
-from memwatch.capture.schema import NONE
+from memwatch.capture.schema import BACKWARD, NONE, RECOMPUTE
 from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
@@ -77,19 +78,28 @@ def find_places(capture: Capture, op: int) -> Places:
     """Return the place of every op of a capture; modules are called what they are called when one op runs."""
     ops, views = capture.tables["ops"], capture.tables["views"]
     made = _within_regions(capture, forward_makers(capture))
-    by_engine = ~np.append(_called_by_engine(capture), False)[ops["stack"]]
+    shows_engine, calls_code = _below_engine(capture)
+    by_engine = ~np.append(calls_code, False)[ops["stack"]]
     by_op, by_view = (np.flatnonzero((maker != NONE) & by_engine) for maker in (made.op, made.view))
+    calls, made_in = capture.tables["compiled_nodes"], compiled_call_of_node(capture, ops["sequence"])
+    is_known = (made.op != NONE) | (made.view != NONE) | (ops["phase"] != BACKWARD)
+    by_call = np.flatnonzero((made_in != NONE) & ~is_known & by_engine)
     stack, module = ops["stack"].copy(), ops["module"].copy()
     for column, name in ((stack, "stack"), (module, "module")):
         column[by_op] = ops[name][made.op[by_op]]
         column[by_view] = views[name][made.view[by_view]]
+        column[by_call] = calls[name][made_in[by_call]]
+    region = _stack_of_region(capture, shows_engine & ~calls_code)
+    again = np.flatnonzero((ops["phase"] == RECOMPUTE) & by_engine & (region != NONE))
+    stack[again] = region[again]
     return Places(*_lines_of_stacks(capture), stack, module, read_modules(capture, op))
 
 
-def _called_by_engine(capture: Capture) -> NDArray[np.bool_]:
-    """Return which stacks show code that is not torch's, called by autograd's engine: a Function's backward, a hook.
+def _below_engine(capture: Capture) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which stacks show autograd's engine, and which of them code that it called and that is not torch's.
 
-    What that makes is on its own line. The number of a Function's node may be told of the op that came next.
+    What a Function's backward or a hook makes is on its own line. The number of a Function's node may be told of the op
+    that came next.
     """
     stacks = capture.tables["stacks"]
     calls_engine = np.array([file.endswith(CALLS_ENGINE) for file in capture.strings], dtype=bool)
@@ -98,7 +108,23 @@ def _called_by_engine(capture: Capture) -> NDArray[np.bool_]:
     engine, caller = (np.full(count, _DEEPEST, dtype=np.int64) for _ in range(2))
     for depths, rows in ((engine, is_engine), (caller, stacks["owner"] <= CodeOwner.INSTALLED)):
         np.minimum.at(depths, stacks["stack"][rows], stacks["depth"][rows])
-    return (engine < _DEEPEST) & (caller < engine)
+    return engine < _DEEPEST, (engine < _DEEPEST) & (caller < engine)
+
+
+def _stack_of_region(capture: Capture, is_of_engine: NDArray[np.bool_]) -> IntArray:
+    """Return, for each op, the call in forward of the innermost region that ran it again; -1 where none is known.
+
+    Where a region is of torch's own modules alone, that is the program's line which computed it.
+
+    Args:
+        capture: what was recorded.
+        is_of_engine: which stacks show no code between autograd's engine and what torch runs: no call of a forward.
+    """
+    runs, found = capture.tables["recomputes"], np.full(capture.rows("ops"), NONE, dtype=np.int64)
+    is_known = (runs["stack"] != NONE) & ~np.append(is_of_engine, False)[runs["stack"]]
+    for row in np.flatnonzero(is_known)[::-1].tolist():  # the inner of two is left last
+        found[int(runs["start_op"][row]) : int(runs["end_op"][row])] = runs["stack"][row]
+    return found
 
 
 def _innermost_callers(capture: Capture, owner: CodeOwner) -> IntArray:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memwatch.analysis.facts.biographies import DRAG
 from memwatch.analysis.findings.candidate import Candidate, by_holder
 from memwatch.analysis.findings.kinds import FindingKind
-from memwatch.analysis.other_threads import another_thread_ran_while_idle
+from memwatch.analysis.other_threads import unrecorded_code_ran_while_idle
 
 if TYPE_CHECKING:
     from memwatch.analysis.findings.moment import Moment
@@ -18,14 +18,14 @@ def find_drag(moment: Moment) -> list[Candidate]:
 
     What a later pass of a loop needs is no drag. What an earlier pass made, and each pass makes anew, is the rule
     `iteration`, or nothing: the pass that replaces it has just read it. Nor can a `del` stand inside a statement, and
-    another thread that runs since may use it.
+    another thread, or compiled code, that runs since may use it.
     """
     loops, op, facts = moment.evidence.loops, moment.op, moment.facts
     held = (
         (allocation, variables)
         for allocation, variables in moment.held_by_variables(DRAG)
         if not moment.is_output(allocation)
-        and not another_thread_ran_while_idle(facts, allocation)
+        and not unrecorded_code_ran_while_idle(facts, allocation)
         and not loops.is_needed_in_another_pass(allocation, op)
         and not loops.is_last_used_in_same_statement(allocation, op)
         and not (loops.is_made_anew(allocation, op) and loops.is_of_earlier_pass(allocation, op))

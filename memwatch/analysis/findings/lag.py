@@ -9,7 +9,7 @@ from memwatch.analysis.facts.biographies import LAG
 from memwatch.analysis.findings.candidate import Candidate, by_holder
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import HolderKind
-from memwatch.analysis.other_threads import another_thread_ran_while_idle
+from memwatch.analysis.other_threads import unrecorded_code_ran_while_idle
 
 if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
@@ -31,7 +31,7 @@ def find_lag(moment: Moment) -> list[Candidate]:
         for allocation, variables in moment.held_by_variables(LAG)
         if category[allocation] != "held"
         and not loops.is_needed_in_another_pass(allocation, moment.op)
-        and not another_thread_ran_while_idle(moment.facts, allocation)
+        and not unrecorded_code_ran_while_idle(moment.facts, allocation)
     )
     found = ((row, waits) for row, waits in held if waits and loops.is_computed(row))
     return by_holder(FindingKind.LAG, found, moment.facts.allocations)

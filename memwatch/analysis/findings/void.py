@@ -8,7 +8,7 @@ from memwatch.analysis.facts.biographies import VOID
 from memwatch.analysis.findings.candidate import Candidate, by_holder
 from memwatch.analysis.findings.kinds import FindingKind
 from memwatch.analysis.holders import HolderKind
-from memwatch.analysis.other_threads import another_thread_ran
+from memwatch.analysis.other_threads import unrecorded_code_ran
 
 if TYPE_CHECKING:
     from memwatch.analysis.findings.moment import Moment
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 def find_void(moment: Moment) -> list[Candidate]:
     """Return what is never used, by variable.
 
-    What lies on an evaluation stack is an item of a list being made. What is made while other threads run ops may be
-    for one of these, whose ops are not recorded.
+    What lies on an evaluation stack is an item of a list being made. What is made while other threads or compiled
+    code run ops may be for one of these, whose ops are not recorded.
     """
     held = (
         (allocation, variables)
         for allocation, variables in moment.held_by_variables(VOID)
         if variables[0].kind is not HolderKind.EVALUATION_STACK
-        and not another_thread_ran(moment.facts, allocation)
+        and not unrecorded_code_ran(moment.facts, allocation)
     )
     return by_holder(FindingKind.VOID, held, moment.facts.allocations)

@@ -38,4 +38,7 @@ class Inference(Enum):
     ROLE_UNCONFIRMED = "role unconfirmed"  # it was seen in that role before, and at no look since
     IN_FLIGHT = "in flight"  # made in backward, and a later op of the same backward reads it
     WITHIN_CPP = "within C++"  # made and still needed by one call into C++
+    WITHIN_COMPILED = (
+        "within compiled"  # made in a call of a compiled function, or in its backward, that still runs
+    )
     WITHIN_STEP = "within step"  # made in a step of the optimizer, and dropped before it ends

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.kinds import HolderKind
-from memwatch.analysis.holders.paths import HolderPath
+from memwatch.analysis.holders.paths import HolderPath, kind_of_object
 from memwatch.edges import EdgeKind
 from memwatch.words import holders as words
 from memwatch.words.edges import edge_phrase
@@ -167,12 +167,21 @@ def object_holder(holder: Holder) -> Holder | None:
         return None
     return dataclasses.replace(
         holder,
-        kind=HolderKind.ATTRIBUTE,
+        kind=kind_of_object(edge),
         words=edge_phrase(edge),
         site="",
         path="",
         subject=(_identity(edge),),
     )
+
+
+def twin_of(holder: Holder) -> Holder:
+    """Return the holder of a twin of what was seen in another one: which item of a list it lies in is not known."""
+    twin = holder.inferred(Inference.TWIN)
+    accessors = HolderPath(holder.edges).accessors if holder.edges else None
+    if not accessors or all(edge.kind not in words.ITEMS for edge in accessors):
+        return twin
+    return dataclasses.replace(twin, words=words.variable_phrase(holder.edges[0], accessors, any_item=True))
 
 
 def _told_edges(path: HolderPath) -> Path:
@@ -193,6 +202,8 @@ def _identity(edge: Edge) -> tuple[object, ...]:
 
 def _words(path: HolderPath) -> str:
     head, telling = path.head, path.telling
+    if path.suspended is not None:
+        return words.suspended_phrase(path.suspended, path.suspended if telling is None else telling)
     if head.kind is EdgeKind.EVALUATION_STACK:
         return words.stack_phrase(head, telling)
     if path.kind is HolderKind.GLOBAL and head.kind not in words.HEADS:

@@ -8,6 +8,7 @@ import numpy as np
 
 from memwatch.analysis.holders.calls import common_call
 from memwatch.analysis.holders.evidence import Inference
+from memwatch.analysis.holders.holder import twin_of
 from memwatch.analysis.holders.kinds import HolderKind
 from memwatch.analysis.holders.paths import HolderPath
 from memwatch.analysis.holders.running import CallState, RunningCalls
@@ -41,7 +42,7 @@ class LastingReferences:
         """
         if holder.kind is HolderKind.EVALUATION_STACK:
             return self._on_stack(holder, allocation, op)
-        if seen_op == op:
+        if seen_op == op and not HolderPath(holder.edges).is_told_again:
             return holder
         state = self._state(holder, allocation, seen_op, op)
         if state is CallState.ENDED:
@@ -83,12 +84,12 @@ class LastingReferences:
             return self._on_stack(holder, allocation, op)
         call = _call_of(holder)
         if call is None or call.thread or not self._running.has_stack(op):
-            return holder.inferred(Inference.TWIN)
+            return twin_of(holder)
         made = int(self._made[allocation])
         is_as_old = twin_age is not None and op - made >= twin_age and not self._is_in_one_backward(made, op)
         is_gone = not self._running.on_stack(call, op, variable=HolderPath(holder.edges).head.name)
         is_early = not is_as_old and self._is_not_yet_set(holder, allocation, op)
-        return None if is_gone or is_early else holder.inferred(Inference.TWIN)
+        return None if is_gone or is_early else twin_of(holder)
 
     def _is_not_yet_set(self, holder: Holder, allocation: int, op: int) -> bool:
         """Return True if the statement that made an allocation may still run: no local variable has its result."""

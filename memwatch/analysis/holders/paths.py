@@ -36,6 +36,7 @@ _ACCESSORS: Final = (
 """References that an expression can follow, as `.cache` or `[3]`."""
 _OF_OBJECTS: Final = (
     EdgeKind.ATTRIBUTE, EdgeKind.CLASS_ATTRIBUTE, EdgeKind.PARAMETER, EdgeKind.BUFFER, EdgeKind.FIELD,
+    EdgeKind.CACHE_RESULT, EdgeKind.CACHE_ARGUMENT,
 )  # fmt: skip
 """References whose owner keeps them whatever variable leads to it."""
 _NOT_WRITTEN: Final = (
@@ -90,7 +91,7 @@ class HolderPath:
         if self.is_graph:
             return HolderKind.GRAPH
         if self.head.kind is EdgeKind.EVALUATION_STACK:
-            return HolderKind.EVALUATION_STACK
+            return HolderKind.EVALUATION_STACK if self.suspended is None else HolderKind.GENERATOR
         if self.head.kind not in _VARIABLES:
             return HolderKind.GLOBAL  # a module that no running call belongs to, or a class
         if self.accessors is None and self._on_the_way:
@@ -98,10 +99,27 @@ class HolderPath:
         return HolderKind.ATTRIBUTE if self.accessors else _VARIABLES[self.head.kind]
 
     @property
+    def suspended(self) -> Edge | None:
+        """The variable of a suspended generator that a running loop goes over; None where there is none.
+
+        It keeps what it refers to whatever call runs the loop.
+        """
+        inner = self.edges[1] if len(self.edges) > 1 else None
+        if self.head.kind is not EdgeKind.EVALUATION_STACK or inner is None:
+            return None
+        is_variable = inner.kind is EdgeKind.LOCAL and inner.owner is not None
+        return inner if is_variable and _kind_of_edge(inner) is HolderKind.GENERATOR else None
+
+    @property
     def _kind_on_the_way(self) -> HolderKind:
         """The kind that the last reference tells which has one: nearest to the memory is what to edit."""
         known = (kind for edge in reversed(self._on_the_way) if (kind := _kind_of_edge(edge)) is not None)
         return next(known, HolderKind.ATTRIBUTE)
+
+    @property
+    def is_told_again(self) -> bool:
+        """Whether a sample may have taken it over from one before: it asks gc but once about a storage."""
+        return self.suspended is not None
 
     @property
     def is_graph(self) -> bool:
@@ -167,7 +185,7 @@ class HolderPath:
 
     @property
     def last_attribute(self) -> Edge | None:
-        """The last reference on the way from an object's attribute; None where no object is on the way."""
+        """The last reference on the way from an object or a cache; None where there is none on the way."""
         named = (
             edge for edge in reversed(self._on_the_way) if edge.kind in _OF_OBJECTS and edge.owner is not None
         )
@@ -176,6 +194,8 @@ class HolderPath:
     @property
     def to_edit(self) -> Edge | None:
         """The reference whose file and line a reader should edit; None where no line is known."""
+        if self.suspended is not None:
+            return self.suspended
         if self.head.kind not in _VARIABLES:
             return None
         telling = self.telling if self.accessors is None else None
@@ -191,6 +211,11 @@ def _can_write(edge: Edge) -> bool:
 
 def _is_hook_table(edge: Edge) -> bool:
     return edge.kind is EdgeKind.ATTRIBUTE and _HOOK_TABLE in (edge.name or "")
+
+
+def kind_of_object(edge: Edge) -> HolderKind:
+    """Return the kind of holder that an object is which refers to memory, whatever variable leads to it."""
+    return _kind_of_edge(edge) or HolderKind.ATTRIBUTE
 
 
 def _kind_of_edge(edge: Edge) -> HolderKind | None:

@@ -104,7 +104,8 @@ class HolderSamples:
         """Return all holders in the sample that speaks best for an allocation while an op ran."""
         facts, rows = self._facts, self._rows.of(allocation)
         if not len(rows) and not len(self._twins.rows(allocation)):
-            return []  # no sample tells of it, nor of another that the same calls made
+            # no sample tells of it, nor of another that the same calls made
+            return self._twins.of_other_calls(allocation)
         if len(rows) and is_small(facts, allocation):  # most samples leave out what is so small
             return self._own(rows, np.unique(self._table["sample"][rows]), allocation, op)
         alive, telling = self._telling_samples(allocation, op)
@@ -143,23 +144,33 @@ class HolderSamples:
         """Return the holders in the nearest of some samples; where all of these are gone, in the next nearest."""
         ops = self._sample_ops[np.searchsorted(self._samples, samples)]
         gone: list[Holder] = []
+        passing: list[Holder] = []
+        outlasts = self._facts.categories.category[allocation] == "held"
         for at in np.argsort(np.abs(ops - 1 - op), kind="stable").tolist():
             found = self._rows.seen_in(rows[self._table["sample"][rows] == samples[at]])
+            if not found and passing:
+                continue
             if not found:  # it was looked for, and no variable held it
                 break
             seen_op = int(ops[at]) - 1
             placed = [self._of_itself(holder, rows, allocation, seen_op, op) for holder in found]
-            kept = [holder for holder in placed if holder is not None]
-            if kept:
-                return sorted(kept, key=lambda holder: holder.nearness)
+            kept = sorted(filter(None, placed), key=lambda holder: holder.nearness)
+            if outlasts and kept and kept[0].foreign:  # a call of a package was given it: others keep it
+                passing = passing or kept
+            elif kept:
+                return kept
             gone += found
+        if passing:
+            return self._objects_of(gone) or passing
         return self._after_return(gone, allocation, op) if gone else []
 
     def _after_return(self, gone: list[Holder], allocation: int, op: int) -> list[Holder]:
         """Return who may hold what was seen only in variables of calls that do not run: as a twin, or an object."""
+        return self._twins.holders(allocation, op) or self._objects_of(gone)
+
+    def _objects_of(self, gone: list[Holder]) -> list[Holder]:
         objects = (object_holder(holder) for holder in gone)
-        alive = [holder.inferred(Inference.RETURNED) for holder in objects if holder is not None]
-        return self._twins.holders(allocation, op) or alive[:1]
+        return [holder.inferred(Inference.RETURNED) for holder in objects if holder is not None][:1]
 
     def _of_itself(
         self, holder: Holder, rows: IntArray, allocation: int, seen_op: int, op: int

@@ -6,6 +6,7 @@ pass. A sample that saw another one at the same age speaks for these, and the an
 
 from __future__ import annotations
 
+import itertools
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -70,13 +71,43 @@ class Twins:
         made = self._facts.allocations.op
         # all ops of a backward have its one call stack
         alike = alike or self._facts.op_phase(int(made[allocation])) in IN_BACKWARD
+        is_held = self._is_held(allocation)
+        objects: list[Holder] = []
         for rows in self._nearest(allocation, op, alike=alike):
             age = int(self._table["op"][rows[0]]) - 1 - int(made[self._table["storage"][rows[0]]])
-            placed = [self._placed(holder, rows, allocation, op, age) for holder in self._rows.seen_in(rows)]
+            seen = self._rows.seen_in(rows)
+            placed = [self._placed(holder, rows, allocation, op, age) for holder in seen]
             kept = [holder for holder in placed if holder is not None]
             if kept:
                 return sorted(kept, key=lambda holder: holder.order)
-        return []
+            objects += filter(None, map(object_holder, seen) if is_held else ())
+        # what outlasts calls lies in an object as its twin does, though the call is over in whose variable that was
+        return [holder.inferred(Inference.TWIN) for holder in objects[:1]] or self.of_other_calls(allocation)
+
+    def of_other_calls(self, allocation: int) -> list[Holder]:
+        """Return the object in which what is held lies, as does what other calls of its module made on its line."""
+        if not self._is_held(allocation):
+            return []
+        rows = self._rows_by_place.get(self._place(allocation), [])
+        holders = (self._rows.holder(int(self._table["path"][row])) for row in reversed(rows))
+        objects = filter(None, map(object_holder, holders))
+        return [holder.inferred(Inference.TWIN) for holder in itertools.islice(objects, 1)]
+
+    def _is_held(self, allocation: int) -> bool:
+        is_made = int(self._facts.allocations.op[allocation]) != NONE
+        return is_made and bool(self._facts.categories.category[allocation] == "held")
+
+    @cached_property
+    def _rows_by_place(self) -> dict[tuple[str, ...], list[int]]:
+        found: dict[tuple[str, ...], list[int]] = {}
+        for row in np.flatnonzero(~self._rows.is_graph).tolist():
+            found.setdefault(self._place(int(self._table["storage"][row])), []).append(row)
+        return found
+
+    def _place(self, allocation: int) -> tuple[str, ...]:
+        made_by = self._facts.made_by
+        columns = made_by.line, made_by.module_name, made_by.op_name
+        return tuple(str(column[allocation]) for column in columns)
 
     def _placed(self, holder: Holder, rows: IntArray, allocation: int, op: int, age: int) -> Holder | None:
         """Return a holder that was seen in some rows as one of an allocation, None if it cannot be one then."""

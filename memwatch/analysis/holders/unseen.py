@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memwatch.analysis.facts.allocations import BASELINE, WORKSPACE
+from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_backward_at, compiled_call_at
 from memwatch.analysis.holders.calls import common_call
 from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
@@ -73,7 +74,9 @@ class Unseen:
             text, books = words.told_by_op(words.KERNEL, op_name), HolderEvidence.STRUCTURE
             return Holder(HolderKind.KERNEL, text, line, subject=(op_name,), evidence=books)
         known = self._inferred(allocation, event) or self._reading_op(allocation, event)
-        known = known or self._in_no_variable(allocation, made, op)
+        known = (
+            known or self._in_compiled_code(allocation, event) or self._in_no_variable(allocation, made, op)
+        )
         return self.not_seen(allocation) if known is None else known
 
     def not_seen(self, allocation: int) -> Holder:
@@ -129,13 +132,30 @@ class Unseen:
         subject, inferred = (rule, op_name, module), HolderEvidence.INFERRED
         return Holder(kind, told, line, subject=subject, evidence=inferred, inference=rule)
 
+    def _in_compiled_code(self, allocation: int, event: int) -> Holder | None:
+        """Return compiled code as the holder of what it made itself, while that call or that backward runs."""
+        facts = self._facts
+        if str(facts.made_by.op_name[allocation]) != COMPILED:
+            return None
+        born_ns, now_ns = facts.allocations.birth_ns[allocation], facts.curve.time_ns[event]
+        times_ns = np.array([born_ns, now_ns], dtype=np.int64)
+        for running_at in (compiled_call_at, compiled_backward_at):
+            at_birth, now = running_at(facts.capture, times_ns).tolist()
+            if at_birth == now != NONE:
+                line = str(facts.made_by.line[allocation])
+                inferred, rule = HolderEvidence.INFERRED, Inference.WITHIN_COMPILED
+                return Holder(
+                    HolderKind.CPP_ONLY, words.COMPILED_RUNS, line, evidence=inferred, inference=rule
+                )
+        return None
+
     def _in_no_variable(self, allocation: int, made: int, op: int) -> Holder | None:
         """Return the evaluation stack of the call that made an allocation, if no variable was seen to hold it.
 
         What backward made is left out: autograd may hand it on in a new tensor, which no look recognises.
         """
-        if NONE in (made, op) or made > op:
-            return None
+        if NONE in (made, op) or made > op or self._facts.categories.category[allocation] == "held":
+            return None  # what outlasts the call lies somewhere else
         if self._facts.op_phase(made) in IN_BACKWARD or self._facts.op_phase(op) in (
             *IN_BACKWARD,
             OPTIMIZER,

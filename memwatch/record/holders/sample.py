@@ -20,7 +20,13 @@ from memwatch.heap.autograd import gradient_of
 from memwatch.heap.graph_walk import GraphWalk, first_node
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch
-from memwatch.heap.referrer_search import in_variables, living_tensors, referrer_paths, young_objects
+from memwatch.heap.referrer_search import (
+    in_variables,
+    living_tensors,
+    referrer_paths,
+    suspended_calls,
+    young_objects,
+)
 from memwatch.heap.roots import RootKind
 from memwatch.heap.search_roots import (
     call_roots,
@@ -47,11 +53,15 @@ if TYPE_CHECKING:
     from memwatch.record.holders.state import SamplingState
 
 _MAX_HOLDERS: Final = 6
+_MAX_IN_LIBRARIES: Final = 4
+"""Of these, in calls of packages, which pass an argument on: the program's own variables are further out."""
 _UNNAMED_RATIO: Final = 0.1
 _LIBRARY_CALLS: Final = 0
 _PLAIN: Final = (Tensor, Parameter)
 _GRAPH: Final = Edge(EdgeKind.GRAPH)
 _DIRECT: Final = 2  # a root, and what its variable refers to
+_CONTAINERS: Final = ("list", "deque", "dict", "set")
+"""Types of what seldom stays on an evaluation stack: an argument of a call is gone by the next sample."""
 _LONGEST: Final = 32  # of gradients of gradients: a tensor may be its own
 
 
@@ -71,6 +81,9 @@ class Sample:
         self._told_of_graph: set[tuple[int, int]] = set()
         self._path_of_items: dict[int, int] = {}
         self._shared_container = (0, 0)
+        self._in_containers: dict[int, int] = {}
+        self._left_out: dict[int, int] = {}
+        self._is_in_library = False
         self._root: Root | None = None
         self._root_number = 0
 
@@ -87,6 +100,8 @@ class Sample:
             self._search_deep(frame, spaces)
             if fresh:
                 self._ask_gc(fresh, frame)
+        if self._in_containers:
+            self._ask_gc_again(frame)
 
     # Each search ends with the method that makes it: what it has in its queues would refer to the program's
     # objects while gc is asked who does.
@@ -149,6 +164,7 @@ class Sample:
     def _enter(self, root: Root) -> None:
         """Number the root whose chains follow: `id` would name another one, once this one is freed."""
         self._root = root
+        self._is_in_library = root.kind is RootKind.FRAME and _is_of_library(root)
         self._root_number += 1
         self._path_of_items.clear()
         self._shared_container = (0, 0)
@@ -195,7 +211,12 @@ class Sample:
             self._state.told[alive.number] = []  # it is searched for again, where it leaves the variable
         count = self._holder_counts.get(alive.number, 0)
         self._holder_counts[alive.number] = count + 1
-        return alive.number if count < _MAX_HOLDERS else NONE
+        if not self._is_in_library:
+            return alive.number if count - self._left_out.get(alive.number, 0) < _MAX_HOLDERS else NONE
+        if count < _MAX_IN_LIBRARIES:
+            return alive.number
+        self._left_out[alive.number] = self._left_out.get(alive.number, 0) + 1
+        return NONE
 
     def _met(self, tensor: Tensor, key: int) -> WatchedStorage | WatchedTensor | None:
         """Number a large storage that no op of this thread has touched, as another thread's that waits in a queue."""
@@ -251,9 +272,8 @@ class Sample:
         explained = {number for numbers in self._saved.values() for number in numbers}
         missing = {
             alive.key: alive
-            for alive in state.storages.newest(state.first_number)
-            if alive.__class__ is WatchedStorage and alive.device == self._device
-            and alive.nbytes >= self._smallest_bytes
+            for alive in state.to_explain(self._device)
+            if alive.nbytes >= self._smallest_bytes
             and alive.number not in self._holder_counts and alive.number not in explained
             and not state.context.roles.owns(alive.number)
         }  # fmt: skip
@@ -269,6 +289,8 @@ class Sample:
                 for each in told:
                     if each.function is None or each.function in functions:
                         state.append(alive.number, each.path)
+                if told and told[0].in_container:
+                    self._in_containers[key] = alive.number
             elif alive.number in before:
                 fresh[key] = alive
         fresh_bytes = sum(alive.nbytes for alive in fresh.values())
@@ -300,11 +322,28 @@ class Sample:
             self._found_by_gc(referrer_paths(tensors, variables))
             state.costs.heap_scanned(ticks() - start)
 
-    def _found_by_gc(self, found: dict[int, Path]) -> None:
+    def _ask_gc_again(self, frame: FrameType | None) -> None:
+        """Ask once more who has the list in which something lay that no variable names: a suspended call may."""
+        state, again = self._state, self._in_containers
+        again_bytes = sum(self._live[key].nbytes for key in again if key in self._live)
+        enough = again_bytes >= _UNNAMED_RATIO * self._increase_bytes
+        if not enough or state.context.optimizing or not state.costs.may_scan_heap():
+            return
+        start = ticks()
+        for number in again.values():
+            state.told[number] = [told._replace(in_container=False) for told in state.told[number]]
+        variables = in_variables(running(frame))  # first: see `_ask_gc`
+        objects = young_objects()
+        tensors = living_tensors(again, address_of, objects)
+        self._found_by_gc(referrer_paths(tensors, variables, objects + suspended_calls()), is_last=True)
+        state.costs.heap_scanned(ticks() - start)
+
+    def _found_by_gc(self, found: dict[int, Path], *, is_last: bool = False) -> None:
         for number, edges in found.items():
             path = self._state.paths(edges)
             on_stack = edges[0].kind is EdgeKind.EVALUATION_STACK
-            self._state.told[number] = [Told(path, None, on_stack)]
+            in_container = on_stack and edges[0].name in _CONTAINERS and not is_last
+            self._state.told[number] = [Told(path, None, on_stack, in_container)]
             self._state.append(number, path)
 
 

@@ -10,8 +10,10 @@ from memwatch.heap.reference_search import KnownClasses
 from memwatch.record.clock import ticks
 from memwatch.record.holders.schedule import SamplingCosts, SamplingSchedule
 from memwatch.record.tables.rows import Rows
+from memwatch.record.tables.watched import WatchedStorage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
 
     from memwatch.record.context import Context
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from memwatch.record.tables.strings import Strings
 
 _SMALL_RATIO: Final = 0.001
+_LARGE_AT_ENTRY_RATIO: Final = 0.02
+"""Of what was live at entry; so there are few of them, whatever there is."""
 _SAMPLES_BETWEEN_SEARCHES: Final = 4
 _GROWTH_BETWEEN_SEARCHES: Final = 3
 
@@ -32,11 +36,13 @@ class Told(NamedTuple):
         path: number of the path.
         function: file and name of the function whose call it starts from; None where it starts elsewhere.
         on_stack: whether it was a value of an evaluation stack: it is so no more once a variable has it.
+        in_container: whether that was a list or the like, and only young objects were asked who refers to it.
     """
 
     path: int
     function: tuple[str, str] | None
     on_stack: bool = False
+    in_container: bool = False
 
 
 class SamplingState:
@@ -87,6 +93,7 @@ class SamplingState:
         self._count_at_search = 0
         self._searched_bytes: dict[int, int] = {}
         self._unnamed_bytes: dict[int, tuple[int, int]] = {}
+        self._large_at_entry: dict[int, list[WatchedStorage]] = {}
 
     def schedule_of(self, device: int) -> SamplingSchedule:
         """Return the schedule of a device; one that is seen for the first time had nothing at entry."""
@@ -101,6 +108,26 @@ class SamplingState:
     def least_bytes(self, device: int) -> int:
         """Return the size below which nothing is looked at."""
         return max(int(self.increase_bytes(device) * _SMALL_RATIO), 1)
+
+    def to_explain(self, device: int) -> Iterator[WatchedStorage]:
+        """Yield the storages on a device whose holders are looked for: what the block made, and large older ones."""
+        for alive in (*self._at_entry(device), *self.storages.newest(self.first_number)):
+            if alive.__class__ is WatchedStorage and alive.device == device:
+                yield alive
+
+    def _at_entry(self, device: int) -> list[WatchedStorage]:
+        """Return the large storages on a device that were there at entry and live still, as a data set."""
+        live = self.storages.live
+        if device not in self._large_at_entry:
+            least_bytes = max(self.schedule_of(device).base_bytes * _LARGE_AT_ENTRY_RATIO, 1)
+            self._large_at_entry[device] = [
+                alive
+                for alive in list(live.values())
+                if alive.nbytes >= least_bytes
+                and alive.number < self.first_number
+                and alive.__class__ is WatchedStorage
+            ]
+        return [alive for alive in self._large_at_entry[device] if live.get(alive.key) is alive]
 
     def look_at_roles(self, frame: FrameType | None, least_bytes: int) -> None:
         """End the roles that are over, if there is time to: what has none is searched for."""

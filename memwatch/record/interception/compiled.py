@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from memwatch._torch.autograd import next_sequence_nr
 from memwatch._torch.dynamo import (
     COMPILED_WRAPPER,
     RESTORE_CALLBACK,
@@ -31,7 +32,7 @@ _CALLER: Final = 2
 
 
 class CompiledCalls:
-    """Pause the interceptor while a compiled function runs in this thread, and append a row for each such call.
+    """Pause the interceptor while a compiled function runs in this thread, and append rows for each such call.
 
     Args:
         pause: switches off what dynamo may not see; returns whether the call runs in the thread of the block.
@@ -45,11 +46,11 @@ class CompiledCalls:
         ours: Iterable[Any],
     ) -> None:  # fmt: skip
         self.count = 0
-        self.rows = Rows()
+        self.rows, self.nodes = Rows(), Rows()
         self._pause = pause
         self._resume = resume
         self._place = place
-        self._begun: tuple[int, int, int] = (0, NONE, NONE)
+        self._begun: tuple[int, int, int, int] = (0, 0, NONE, NONE)
         self._ours = tuple(ours)
         self._patches = Patches()
         self._outermost: int | None = None  # id of the running frame of the wrapper
@@ -89,14 +90,17 @@ class CompiledCalls:
         if enters and self._pause():
             self.count += 1
             module, stack = self._place()
-            self._begun = ticks(), module, stack
+            self._begun = ticks(), next_sequence_nr(), module, stack
             self._outermost, self._prior = id(frame), prior
         return prior
 
     def _returning(self, maybe_set_eval_frame: Callable[[Any], Any], callback: Any) -> Any:
         if self._outermost == id(sys._getframe(_CALLER)) and callback is self._prior:
             self._outermost = self._prior = None
-            start, module, stack = self._begun
+            start, first, module, stack = self._begun
             self.rows += (start, ticks(), module, stack)
+            last = next_sequence_nr() - 1
+            if last >= first:
+                self.nodes += (first, last, module, stack)
             self._resume()
         return maybe_set_eval_frame(callback)

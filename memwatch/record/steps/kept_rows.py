@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _OF_OPS: Final = frozenset(
     {
-        "ops", "nodes", "views", "uses", "packs", "calls", "compiled_calls", "recomputes", "recomputed",
-        "steps", "holders", "arguments", "operands",
+        "ops", "nodes", "views", "uses", "packs", "calls", "compiled_calls", "compiled_nodes", "recomputes",
+        "recomputed", "steps", "holders", "arguments", "operands",
     }
 )  # fmt: skip
 """Tables that tell what ops did: a step that is left out leaves none of their rows."""
