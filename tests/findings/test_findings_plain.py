@@ -147,7 +147,8 @@ def with_closure(model, optimizer, inputs, labels):
 
 STYLES = {
     "AdamW": (torch.optim.AdamW, plain),
-    "autocast": (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), with_autocast),
+    # two states per weight: autocast's copies of the weights are a small part, whatever workspace a processor needs
+    "autocast": (lambda parameters: torch.optim.Adam(parameters, fused=True), with_autocast),
     "accumulation": (lambda parameters: torch.optim.Adam(parameters, fused=True), accumulating),
     "LBFGS": (lambda parameters: torch.optim.LBFGS(parameters, max_iter=2), with_closure),
 }
@@ -168,7 +169,9 @@ def test_plain_training_has_no_findings(name, style):
     torch.manual_seed(0)
     make, batch = MODELS[name]
     make_optimizer, step = STYLES[style]
-    with memwatch.profile() as prof:
+    # oneDNN has no LSTM in bfloat16 for a processor without AVX-512: there the program itself fails, torch's own runs
+    uses_onednn = name != "LSTM" or style != "autocast" or torch.cpu._is_avx512_supported()
+    with torch.backends.mkldnn.flags(enabled=uses_onednn), memwatch.profile() as prof:
         model = make()
         optimizer = make_optimizer(model.parameters())
         for _ in range(3):
