@@ -18,13 +18,14 @@ from memwatch._torch.autograd import top_saved_hooks
 from memwatch._torch.modes import mode_stack
 from memwatch._torch.overrides import active_function_modes
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
+from memwatch.heap.binding_lines import binding_line
 from memwatch.heap.frames import is_test_runner_code, read_locals, running_frames
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.heap.vertices import frame_vertex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import FrameType
+    from types import CodeType, FrameType
 
 _TEST_RUNNERS: Final = (
     "_pytest",
@@ -61,6 +62,7 @@ class Held(NamedTuple):
         value: the object.
         owner: the call or module that holds it, with the line to edit; None for a root that needs none.
         position: index of an argument that is known by that alone.
+        body: the code of the running module whose variable it is.
     """
 
     kind: EdgeKind
@@ -68,6 +70,7 @@ class Held(NamedTuple):
     value: object
     owner: Vertex | None = None
     position: int | None = None
+    body: CodeType | None = None
 
     @property
     def edge(self) -> Edge:
@@ -75,7 +78,10 @@ class Held(NamedTuple):
         owner = self.owner
         if owner is None:
             return Edge(self.kind, self.name, self.position)
-        return Edge(self.kind, self.name, self.position, owner=owner, file=owner.file, line=owner.line)
+        line = owner.line
+        if self.body is not None and self.name is not None and line is not None:
+            line = binding_line(self.body, self.name, line)
+        return Edge(self.kind, self.name, self.position, owner=owner, file=owner.file, line=line)
 
     @property
     def is_namespace(self) -> bool:

@@ -86,12 +86,12 @@ def context_root() -> Root:
     )
 
 
-def _namespace(space: dict[str, Any], file: str, line: int) -> Root:
+def _namespace(space: dict[str, Any], file: str, line: int, body: CodeType | None = None) -> Root:
     owner = Vertex(VertexKind.MODULE, str(space.get("__name__")), file, line)
     return Root(
         RootKind.NAMESPACE,
         [
-            Held(EdgeKind.GLOBAL, name, value, owner)
+            Held(EdgeKind.GLOBAL, name, value, owner, body=body)
             for name, value in list(space.items())
             if type(name) is str and not name.startswith("__")
         ],
@@ -114,7 +114,7 @@ def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any
         if owner is CodeOwner.PROGRAM:
             spaces.setdefault(id(call.f_globals), call.f_globals)
         if code.co_name == "<module>" and owner.calls_torch:
-            yield _passed_on(_namespace(call.f_globals, code.co_filename, call.f_lineno), iterated)
+            yield _passed_on(_namespace(call.f_globals, code.co_filename, call.f_lineno, code), iterated)
         elif owner.calls_torch or inside is not None:
             root = _call(call, thread, None if owner.calls_torch else inside, explains=not owner.calls_torch)
             yield _passed_on(root, iterated)

@@ -1,0 +1,57 @@
+"""A global variable of a running script is told with the line that binds it, not with where the script stands."""
+
+from __future__ import annotations
+
+import pytest
+
+from memwatch.heap.binding_lines import binding_line
+
+SCRIPT = """\
+import torch
+import memwatch
+
+log = []
+
+def act(x):
+    log.append((x * 2).exp().sum())
+
+with memwatch.profile() as prof:
+    weight = torch.ones(50_000, requires_grad=True)
+    for _ in range(4):
+        act(weight)
+    (weight * 3).exp().sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "line"),
+    [
+        ("a", 3, 1),  # bound before
+        ("a", 6, 5),  # bound anew since
+        ("b", 3, 4),  # a loop's second pass: it is bound by a line that comes later
+        ("elsewhere", 3, 3),  # bound by no line of the text
+        ("f", 6, 7),
+    ],
+)
+def test_the_last_line_that_bound_a_name_is_told(name, at, line):
+    """Of several lines that bind a name it is the last one before the line at which the module stands."""
+    text = "a = 1\nwhile a:\n    print(b)\n    b = a\n    a = 0\nprint(elsewhere)\ndef f(): ...\n"
+    assert binding_line(compile(text, "script.py", "exec"), name, at) == line
+
+
+def test_names_beyond_the_first_256_are_found():
+    """Their number takes more than one byte of the module's code."""
+    text = "".join(f"name_{number} = {number}\n" for number in range(600))
+    code = compile(text, "script.py", "exec")
+    assert [binding_line(code, f"name_{number}", 600) for number in range(600)] == [*range(1, 601)]
+
+
+def test_a_finding_on_a_global_list_is_at_the_line_of_the_list(tmp_path):
+    """At the peak the script stands at another line, where nothing is to be edited."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    variables = {"__name__": "script_of_a_test", "__file__": str(script)}
+    exec(compile(SCRIPT, str(script), "exec"), variables)
+    (finding,) = variables["prof"].findings
+    assert finding.site == f"{script}:4"
+    assert "`log`" in finding.holder
