@@ -13,13 +13,14 @@ import memwatch
 log = []
 
 def act(x):
-    log.append((x * 2).exp().sum())
+    log.append(layer(x).exp().sum())
 
 with memwatch.profile() as prof:
-    weight = torch.ones(50_000, requires_grad=True)
-    for _ in range(4):
-        act(weight)
-    (weight * 3).exp().sum().backward()
+    layer = torch.nn.Linear(64, 64)
+    for _ in range(3):
+        for _ in range(4):
+            act(torch.ones(256, 64))
+        layer(torch.ones(16, 64)).exp().sum().backward()
 """
 
 
@@ -53,5 +54,5 @@ def test_a_finding_on_a_global_list_is_at_the_line_of_the_list(tmp_path):
     variables = {"__name__": "script_of_a_test", "__file__": str(script)}
     exec(compile(SCRIPT, str(script), "exec"), variables)
     (finding,) = variables["prof"].findings
-    assert finding.site == f"{script}:4"
+    assert (finding.kind, finding.site) == ("graph", f"{script}:4")
     assert "`log`" in finding.holder
