@@ -35,6 +35,10 @@ _UNFINISHED = (
     "The block has not ended in this capture: the program was killed or still runs. "
     "It holds everything up to the last flush."
 )
+_NOTHING_FLUSHED = (
+    "That is nothing yet. A process that is killed in its first seconds leaves no more: "
+    "`with multiprocessing.Pool()` does so with its workers, unless the pool is closed and joined first."
+)
 
 
 class Reading:
@@ -178,7 +182,9 @@ class Reading:
 
     @property
     def _unfinished(self) -> str:
-        return " ".join(filter(None, (_UNFINISHED, last_seconds(self._tables.facts))))
+        is_empty = not len(self.capture.tables["ops"]["stack"]) and not self.peak_bytes
+        told = (_UNFINISHED, _NOTHING_FLUSHED if is_empty else "", last_seconds(self._tables.facts))
+        return " ".join(filter(None, told))
 
     def part(
         self,

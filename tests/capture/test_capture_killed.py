@@ -72,7 +72,7 @@ def test_a_killed_run_loses_no_more_than_its_last_rows(tmp_path):
 
 
 def test_a_run_killed_before_its_first_flush_reads_as_an_unfinished_one(tmp_path):
-    """No row was written yet: every reading works, and says that the block has not ended."""
+    """No row was written yet: every reading works, and says that the block has not ended and nothing is known of it."""
     path = tmp_path / "early.memwatch"
     if (child := os.fork()) == 0:
         with memwatch.profile(path):
@@ -81,7 +81,9 @@ def test_a_run_killed_before_its_first_flush_reads_as_an_unfinished_one(tmp_path
     os.waitpid(child, 0)
     reading = memwatch.load(path)
     assert len(reading.ops) == len(reading.storages) == len(reading.at_peak) == 0
-    assert [kind for kind, _ in reading.notes] == ["unfinished"]
+    ((kind, text),) = reading.notes
+    assert kind == "unfinished"
+    assert "That is nothing yet." in text
     assert "has not ended" in reading.summary()
     reading.report(tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size > 0
