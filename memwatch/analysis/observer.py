@@ -55,7 +55,7 @@ def observer_effects(facts: Facts) -> list[ObserverEffect]:
 
 
 def unrecorded(facts: Facts) -> ObserverEffect | None:
-    """Return what only the allocator saw: memory made outside every recorded op, as by compiled code."""
+    """Return what only the allocator saw: memory made outside every recorded op, as by `torch.tensor(list)`."""
     allocations = facts.allocations
     if facts.capture.lacks("ops"):
         return None  # then no op was to be seen, and another note says so
@@ -67,7 +67,7 @@ def unrecorded(facts: Facts) -> ObserverEffect | None:
     nbytes = int(allocations.nbytes[unseen].sum())
     text = (
         f"{int(unseen.sum())} blocks, {format_bytes(nbytes)} in all, were allocated outside every recorded op, as "
-        "compiled code and C++ do: only the allocator saw them"
+        "`torch.tensor(list)`, compiled code and C++ do: only the allocator saw them"
     )
     return ObserverEffect((), nbytes, text)
 

@@ -348,7 +348,9 @@ def _unnamed_rule(traits: _Traits) -> str:
     if traits.origin == UNRECORDED:
         return "allocated in a step that was not recorded, and seen in no recorded one"
     if not traits.has_op:
-        return "allocated outside every recorded op (compiled code, C++ or another mode)"
+        return (
+            "allocated outside every recorded op (`torch.tensor(list)`, compiled code, C++ or another mode)"
+        )
     return "allocated in an op and kept after it; no tensor was seen on it"
 
 
