@@ -148,21 +148,19 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
     if cut is not None and is_registration(cut, path):
         return Remedy.HOOK_PER_CALL
     remedy = _by_references(holder, path)
-    is_of_entries = remedy in _OF_ENTRIES
-    if is_of_entries and any(
-        edge.owner is not None and edge.owner.kind is VertexKind.FRAME for edge in path[1:]
-    ):
-        return Remedy.FRAME  # of a running call the first reference is
-    if cut is not None and (is_of_entries or remedy in _OF_ATTRIBUTES):
-        return _of_place(cut, path) or remedy
+    if remedy in _OF_ENTRIES:
+        if any(edge.owner is not None and edge.owner.kind is VertexKind.FRAME for edge in path[1:]):
+            return Remedy.FRAME  # of a running call the first reference is
+        entries = [edge for edge in path if _RETAINED.get(edge.kind) in _OF_ENTRIES]
+        if cut is not None and entries and entries[-1] is cut:
+            return _RETAINED[cut.kind]  # of a dictionary of sets it is the set that grows
+    if cut is not None and remedy in _OF_ATTRIBUTES:
+        return _behind_attribute(cut, path) or remedy
     return Remedy.MODULE_HOOK if remedy in _OF_FUNCTIONS and held_by_hook(cut, path) else remedy
 
 
-def _of_place(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
-    """Return what to change where the reference to cut stands: of a dictionary of sets it is the set that grows.
-
-    What an attribute newly keeps may be a container that it will add to.
-    """
+def _behind_attribute(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
+    """Return what to change of what an attribute keeps: it may be a container, which grows."""
     remedy = _retained(cut)
     if remedy in _OF_ENTRIES:
         return remedy
