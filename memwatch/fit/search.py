@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _GOOD_ENOUGH: Final = 1.02
 """A way whose steps take at most this, relative to the program's, ends the search."""
+_AS_LONG: Final = 1.02
+"""Times that differ by less say nothing: a step measured twice differs by as much."""
 _MARGINS: Final = (1.0, 0.9)
 """Shares of what the limit leaves that a planned way is given; the second only if the first is too much."""
 
@@ -98,9 +100,14 @@ class Search:
         return False if self.is_repeatable else None
 
     def _best(self) -> Measurement | None:
-        """Return the fastest way under the limit; one with other results only if there is no other."""
+        """Return the fastest way under the limit; one with other results only if there is no other.
+
+        Of ways that take as long it is the one that was tried first: it changes less of the program.
+        """
         fitting = [each for each in self.tried if each.fits(self._limit_bytes)]
-        return min(fitting, key=lambda each: (self.is_bitwise(each) is False, each.cost), default=None)
+        exact = [each for each in fitting if self.is_bitwise(each) is not False] or fitting
+        least_cost = min((each.cost for each in exact), default=0.0)
+        return next((each for each in exact if each.cost <= least_cost * _AS_LONG), None)
 
     def _try(self, way: Way) -> Measurement:
         known = next((each for each in self.tried if each.way == way), None)

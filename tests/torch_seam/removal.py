@@ -178,6 +178,7 @@ _IMPORTED_BY_JOBS = (
 _OF_THE_BACKEND = (
     "torch._dynamo.backends.",
     "torch._functorch.",
+    "torch._higher_order_ops.wrap.",
     "torch.autograd._engine_run_backward",
     "torch.fx._lazy_graph_module.",
     "torch.fx.graph._BoxedCodeGen",

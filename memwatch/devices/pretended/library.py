@@ -65,7 +65,7 @@ def _build(file: pathlib.Path) -> None:
     try:
         if child.returncode:
             said = next(
-                (line for line in child.stderr.splitlines() if "error" in line), str(child.returncode)
+                (line for line in child.stderr.splitlines() if "error:" in line), str(child.returncode)
             )
             raise MemwatchError(f"{_WHAT} was not built: {said[:_LINE_CHARS]}; {_FALLBACK}")
         partial.replace(file)
