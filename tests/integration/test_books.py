@@ -128,7 +128,8 @@ def test_a_bucket_that_gradients_are_views_of_is_theirs_and_held_by_the_reducer(
     rows = of_category(prof, "gradient")
     assert set(rows["nbytes"]) == {3 * LAYER_BYTES}
     assert set(rows["rule"]) == {"it was the .grad of a parameter"}
-    last = prof.ops[prof.ops["phase"] == "backward"].iloc[-1]  # the peak may be in the op that makes the bucket
+    # not at the peak: it may be in the op that makes the bucket
+    last = prof.ops[prof.ops["phase"] == "backward"].iloc[-1]
     held = prof.held_at(int(prof.timeline["time_ns"].searchsorted(last["start_ns"])))
     assert set(held.loc[held["category"] == "gradient", "holder"]) == {
         "bucket 0 of DistributedDataParallel(Sequential)"
