@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from memwatch._torch.workers import is_raised_again
 from memwatch.devices.out_of_memory import asked_bytes
@@ -12,7 +12,7 @@ from memwatch.errors import MemoryLimitError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_RAISED_ELSEWHERE = frozenset(
+_RAISED_ELSEWHERE: Final = frozenset(
     {("multiprocessing.pool", "RemoteTraceback"), ("concurrent.futures.process", "_RemoteTraceback")}
 )
 """Causes of an error that a pool brings from another process, by module and name of their class."""

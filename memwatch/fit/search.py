@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from memwatch.planner.plan import Plan
 
 _GOOD_ENOUGH: Final = 1.02
-"""A way whose steps take at most this, relative to the program's, ends the search."""
-_AS_LONG: Final = 1.02
-"""Times that differ by less say nothing: a step measured twice differs by as much."""
+"""A way whose steps take at most this, relative to the program's, ends the search; so near, two take as long."""
 _MARGINS: Final = (1.0, 0.9)
 """Shares of what the limit leaves that a planned way is given; the second only if the first is too much."""
 
@@ -107,7 +105,7 @@ class Search:
         fitting = [each for each in self.tried if each.fits(self._limit_bytes)]
         exact = [each for each in fitting if self.is_bitwise(each) is not False] or fitting
         least_cost = min((each.cost for each in exact), default=0.0)
-        return next((each for each in exact if each.cost <= least_cost * _AS_LONG), None)
+        return next((each for each in exact if each.cost <= least_cost * _GOOD_ENOUGH), None)
 
     def _try(self, way: Way) -> Measurement:
         known = next((each for each in self.tried if each.way == way), None)

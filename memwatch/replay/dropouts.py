@@ -44,7 +44,7 @@ def on_cpu(op: Any) -> Any:
     return _ON_CPU.get(op, op)
 
 
-def as_in_eager(node: fx.Node) -> Any:
+def kernel_of(node: fx.Node) -> Any:
     """Return what runs a node with the results of eager PyTorch."""
     values = [item for item in leaves(node.meta.get("val")) if isinstance(item, torch.Tensor)]
     return on_cpu(node.target) if _drops(node) and values[0].device.type == "cpu" else node.target
@@ -58,7 +58,7 @@ def with_dropouts_of_eager(module: fx.GraphModule) -> fx.GraphModule:
     nodes: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
         new = nodes[node] = copy.node_copy(node, nodes.__getitem__)
-        new.target = as_in_eager(node)
+        new.target = kernel_of(node)
     return fx.GraphModule(module, copy)
 
 

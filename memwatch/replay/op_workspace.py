@@ -15,7 +15,7 @@ from torch import fx
 
 from memwatch._torch.overloads import OpOverload, base_name_of
 from memwatch.encoding.only_allocate import ONLY_ALLOCATE
-from memwatch.replay.dropouts import as_in_eager
+from memwatch.replay.dropouts import kernel_of
 from memwatch.replay.measure import can_measure
 from memwatch.replay.op_measure import measure_workspaces, tensors_in
 
@@ -51,7 +51,7 @@ class Workspaces:
         if not new or not can_measure():
             return
         calls = {
-            key: (as_in_eager(node), functools.partial(self._arguments, node)) for key, node in new.items()
+            key: (kernel_of(node), functools.partial(self._arguments, node)) for key, node in new.items()
         }
         found = measure_workspaces(calls, self._device)
         _known.update((key, found.get(key, 0)) for key in new)

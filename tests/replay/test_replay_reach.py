@@ -113,7 +113,10 @@ def test_a_share_is_not_of_what_is_compiled_meanwhile():
 def test_gradients_of_weights_and_of_the_input_may_come_one_after_the_other():
     """The backward of a convolution makes both at once, with the workspace of both."""
     torch.manual_seed(0)
-    assert_reaches(Images(), torch.randn(2, 1, 32, 32), 66)
+    share = (
+        65 if torch.cpu._is_avx512_supported() else 66
+    )  # else one op alone needs 65.3 % of what eager PyTorch takes
+    assert_reaches(Images(), torch.randn(2, 1, 32, 32), share)
 
 
 class Averaged(nn.Module):
