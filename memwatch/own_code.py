@@ -8,6 +8,7 @@ stores the answer; a capture that is read elsewhere needs no paths.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -18,7 +19,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from types import CodeType
 
 _PACKAGE_FOLDERS: Final = ("site-packages", "dist-packages")
@@ -27,6 +28,9 @@ _COMPILED: Final = "TORCHINDUCTOR_CACHE_DIR"
 """The environment variable with the folder of code that torch's compiler writes; it sets that itself."""
 
 
+_INSTALLED_LISTS: Final = ".dist-info"
+_LIST: Final = "RECORD"
+"""The file in a folder of that ending in which an installer lists what it put beside it."""
 _BY_DATACLASSES: Final = "__create_fn__."
 
 
@@ -36,7 +40,7 @@ class CodeOwner(IntEnum):
     PROGRAM = 0
     """The user wrote it for this program; only this code can be edited to lower the peak."""
     INSTALLED = 1
-    """A package in site-packages or dist-packages."""
+    """A package in site-packages or dist-packages, or where an installer put it elsewhere on `sys.path`."""
     TORCH = 2
     PYTHON = 3
     """The standard library and frozen modules."""
@@ -68,6 +72,7 @@ def code_owner(file: str) -> CodeOwner:
     # As spelled first: an installer may fill site-packages with links to files that lie in its cache.
     for path in dict.fromkeys((os.path.abspath(file), os.path.realpath(file))):
         owners = [(len(folder), owner) for folder, owner in _folders() if path.startswith(folder)]
+        owners += [(len(top), CodeOwner.INSTALLED) for top in _installed_elsewhere(path)]
         if owners:
             return max(owners)[
                 1
@@ -108,6 +113,32 @@ def _folders() -> list[tuple[str, CodeOwner]]:
         *((folder, CodeOwner.INSTALLED) for folder in _spellings(on_path)),
         *((folder, CodeOwner.TORCH) for folder in _spellings(compiled)),
     ]
+
+
+def _installed_elsewhere(path: str) -> Iterator[str]:
+    """Yield what of an installed package a path is or lies in, in folders of `sys.path` that an installer filled.
+
+    A program may lie beside what `pip install --target` put there: the installer's own lists tell them apart.
+    """
+    for entry in sys.path:
+        folder = os.path.abspath(entry or os.curdir)
+        for spelled in dict.fromkeys((folder, os.path.realpath(folder))):
+            if path.startswith(spelled + os.sep):
+                top = path[len(spelled) + 1 :].split(os.sep, 1)[0]
+                if top in _tops_installed_in(spelled):
+                    yield os.path.join(spelled, top)
+
+
+@functools.cache
+def _tops_installed_in(folder: str) -> frozenset[str]:
+    """Return the names of the folders and files that an installer's lists say it put into a folder."""
+    tops: set[str] = set()
+    with contextlib.suppress(OSError):  # a zip file, or a folder that is gone
+        names = [name for name in os.listdir(folder) if name.endswith(_INSTALLED_LISTS)]
+        for name in names:
+            with open(os.path.join(folder, name, _LIST), encoding="utf-8", errors="replace") as rows:
+                tops.update(row.split(",", 1)[0].split("/", 1)[0].strip('"') for row in rows)
+    return frozenset(tops)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import numpy as np
 
 from memwatch.analysis.facts.allocations import BY_OP, UNOBSERVED, WORKSPACE
 from memwatch.analysis.facts.forward_ops import maker_of_node
+from memwatch.analysis.facts.lifts import lifts
 from memwatch.analysis.mode_formulas import BACKWARD, FORWARD
 from memwatch.capture.schema import BACKWARD as _BACKWARD
 from memwatch.capture.schema import NONE
@@ -55,19 +56,20 @@ def observer_effects(facts: Facts) -> list[ObserverEffect]:
 
 
 def unrecorded(facts: Facts) -> ObserverEffect | None:
-    """Return what only the allocator saw: memory made outside every recorded op, as by `torch.tensor(list)`."""
+    """Return what only the allocator saw: memory made outside every recorded op, as by C++."""
     allocations = facts.allocations
     if facts.capture.lacks("ops"):
         return None  # then no op was to be seen, and another note says so
     unseen = (
         (allocations.origin == UNOBSERVED) & (allocations.op == NONE) & (allocations.nbytes > _NUMBER_BYTES)
     )
+    unseen &= ~lifts(facts.capture, allocations.named).is_lift[allocations.storage]
     if not unseen.any():
         return None
     nbytes = int(allocations.nbytes[unseen].sum())
     text = (
         f"{int(unseen.sum())} blocks, {format_bytes(nbytes)} in all, were allocated outside every recorded op, as "
-        "`torch.tensor(list)`, compiled code and C++ do: only the allocator saw them"
+        "compiled code and C++ do: only the allocator saw them"
     )
     return ObserverEffect((), nbytes, text)
 

@@ -20,7 +20,7 @@ ENUMS: Final = (
     ("Access", ACCESSES, "How an op used a storage."),
     ("Origin", ORIGINS, "How a storage came to be known."),
 )
-TABLES: Final = ("ops", "nodes", "views", "uses", "births", "deaths", "packs", "unpacks")
+TABLES: Final = ("ops", "nodes", "views", "lifts", "uses", "births", "deaths", "packs", "unpacks")
 """The tables whose rows C++ appends."""
 
 _HEAD: Final = f"""\

@@ -30,10 +30,10 @@ from memwatch.capture.references import (
 from memwatch.capture.table import Reference, Table
 from memwatch.own_code import CodeOwner
 
-FORMAT_VERSION: Final = 11
+FORMAT_VERSION: Final = 12
 """Raised with every change of a recorded table."""
 OLDEST_FORMAT: Final = 9
-"""The oldest that is read: files of it lack the tables `views` and `compiled_nodes`. Any other format is refused."""
+"""The oldest that is read: files of it lack the tables `views`, `compiled_nodes` and `lifts`. Any other format is refused."""
 
 NONE: Final = -1
 """An integer column's "there is none": no module, no stack, not dead."""
@@ -124,6 +124,13 @@ RECORDED: Final = (
         ("stack", "int", "stack id of the Python call stack, -1 without stacks", STACK_OR_NONE),
         ("module", "int", "module id of the innermost running nn.Module, -1 outside any", MODULE_OR_NONE),
         ("node", "int", "sequence number of the node whose backward, with a graph, it ran in; -1 for others"),
+    ),
+    _table(
+        "lifts",
+        "One row per storage that torch made of Python's data (`torch.tensor`), or around another library's memory.",
+        ("storage", "int", "the storage", STORAGE),
+        ("stack", "int", "stack id of the Python call stack, -1 without stacks", STACK_OR_NONE),
+        ("module", "int", "module id of the innermost running nn.Module, -1 outside any", MODULE_OR_NONE),
     ),
     _table(
         "uses",

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from collections import deque
-from types import FunctionType
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch import nn
@@ -20,7 +21,7 @@ from memwatch.heap.frames import is_test_runner_code, read_locals
 from memwatch.heap.names import attributes
 from memwatch.heap.references import DEFINITIONS, copied_items, exception_step, step_of, tensor_step
 from memwatch.heap.search_roots import running
-from memwatch.heap.tensors import mro_of
+from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.own_code import CodeOwner, code_owner
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ _MAX_OBJECTS: Final = 300
 _MAX_OBJECTS_OF_LIBRARIES: Final = 60
 """Objects looked into, for each call: a program keeps its models near its variables."""
 _TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
+_OF_CLASSES: Final = (
+    FunctionType, property, classmethod, staticmethod, MemberDescriptorType, GetSetDescriptorType,
+)  # fmt: skip
+"""Kinds of class attributes that hold no module."""
 _NAMES_NOBODY: Final = ("self", "cls")
 """Variables that name whatever a method is called on."""
 
@@ -122,12 +127,30 @@ class _Search:
         cls = type(value)
         if cls is FunctionType:
             return value.__closure__ is not None
+        if type in mro_of(cls):
+            return _is_of_program(value)
         known = self._is_open.get(cls)
         if known is None:
             step = step_of(cls, deep=True)
             known = step is not None and step not in (tensor_step, exception_step, *DEFINITIONS)
             self._is_open[cls] = known
         return known
+
+
+def _is_of_program(cls: type) -> bool:
+    """Return True for a class that the program defines, which may be in `__main__` or a notebook."""
+    name = type_dict(cls).get("__module__")
+    if name == "__main__":
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None) if type(name) is str else None
+    return file is not None and code_owner(file) is CodeOwner.PROGRAM
+
+
+def _class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
+    """Yield what a class holds itself, but for what defines it."""
+    for name, held in list(type_dict(cls).items()):
+        if type(name) is str and not name.startswith("__") and type(held) not in _OF_CLASSES:
+            yield f".{name}", held
 
 
 def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
@@ -141,6 +164,8 @@ def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
         for name, cell in cells:
             with contextlib.suppress(ValueError):  # it has no value yet
                 yield name, cell.cell_contents
+    elif type in bases:
+        yield from _class_attributes(value)
     elif dict in bases:
         items = copied_items(value, dict.items, _MAX_ITEMS)
         yield from ((f"[{key!r}]", held) for key, held in items if type(key) in (str, int))

@@ -159,7 +159,7 @@ class Recorder(Protocol):
 class OpRecorder(Protocol):
     """Runs the ops that an interceptor hands it.
 
-    It appends rows of `ops`, `nodes`, `views`, `uses`, `births` and `deaths`.
+    It appends rows of `ops`, `nodes`, `views`, `lifts`, `uses`, `births` and `deaths`.
     """
 
     @property
@@ -173,6 +173,10 @@ class OpRecorder(Protocol):
     @property
     def views(self) -> Table:
         """Rows of the nodes that views made."""
+
+    @property
+    def lifts(self) -> Table:
+        """Rows of the storages that torch made of Python's data."""
 
     @property
     def uses(self) -> Table:

@@ -318,7 +318,7 @@ class Session:
             }
             if self.arguments is not None:
                 sources |= {"operands": self.arguments.operands, "arguments": self.arguments.arguments}
-            sources |= {"nodes": self.ops.nodes, "views": self.ops.views}
+            sources |= {"nodes": self.ops.nodes, "views": self.ops.views, "lifts": self.ops.lifts}
             sources |= {"births": self.storages.births, "ops": self.ops.ops}
             rows: dict[str, Any] = {name: flat.take() for name, flat in sources.items()}
             rows.update(

@@ -70,6 +70,30 @@ def test_an_installed_package_is_no_program_code(tmp_path, monkeypatch):
     assert code_owner(str(tmp_path / "my-site-packages-notes" / "module.py")) is CodeOwner.PROGRAM
 
 
+def test_what_an_installer_put_elsewhere_is_no_program_code(tmp_path, monkeypatch):
+    """In a folder that `pip install --target` filled the installer's lists say what is a package's; beside it is ours."""
+    folder = tmp_path / "vendor"
+    (folder / "library" / "parts").mkdir(parents=True)
+    (folder / "library-1.2.dist-info").mkdir()
+    (folder / "library-1.2.dist-info" / "RECORD").write_text(
+        "library/__init__.py,sha256=x,1\nlibrary/parts/a.py,,\nsingle.py,,\n../bin/tool,,\n"
+    )
+    before = tmp_path / "vendor" / "library" / "early.py"
+    assert code_owner(str(before)) is CodeOwner.PROGRAM  # on no path yet
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    owners = {
+        file: code_owner(str(folder / file))
+        for file in ("library/parts/a.py", "single.py", "train.py", "models/net.py", "library2/a.py")
+    }
+    assert owners == {
+        "library/parts/a.py": CodeOwner.INSTALLED,
+        "single.py": CodeOwner.INSTALLED,
+        "train.py": CodeOwner.PROGRAM,
+        "models/net.py": CodeOwner.PROGRAM,
+        "library2/a.py": CodeOwner.PROGRAM,
+    }
+
+
 @pytest.mark.parametrize(
     ("file", "owner"),
     [

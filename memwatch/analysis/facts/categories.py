@@ -23,6 +23,7 @@ from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.collectives import collective_ops, communicated_in_backward, received_into
 from memwatch.analysis.facts.derived_inputs import DerivedInputs
 from memwatch.analysis.facts.idle_inputs import idle_inputs
+from memwatch.analysis.facts.lifts import lifts
 from memwatch.analysis.facts.like_state import like_state
 from memwatch.analysis.facts.read_in_backward import crosses_to_backward, saved_by_autograd
 from memwatch.analysis.facts.recomputes import Recomputes
@@ -98,6 +99,7 @@ _LIKE_STATE: Final = "inferred: the optimizer keeps in its state what the same l
 _KEPT_BY_OBJECTS: Final = "a global, a class or a cache was seen to keep it, whichever call returns"
 _TEMPORARY: Final = "made by an op, in no other role, and no later iteration needs it"
 _TEMPORARY_OF_ALL: Final = "made by an op, in no other role; no iteration was marked"
+_OF_DATA: Final = "made of data that Python gave (`torch.tensor`), in no other role"
 _SAVED: Final = "autograd saved it for backward"
 _COLLECTIVE_MADE: Final = "a collective made it"
 _RECEIVED: Final = "a collective or a receive wrote into it"
@@ -187,6 +189,7 @@ class _Traits(NamedTuple):
     origin: int
     has_op: int
     is_seen: int  # by a tensor
+    is_of_data: int
     needed: int
     by_itself: int
     like_others: int
@@ -221,6 +224,7 @@ def _codes_of_traits(capture: Capture, allocations: Allocations, kept: KeptAcros
         "origin": allocations.origin,
         "has_op": op != NONE,
         "is_seen": storage != NONE,
+        "is_of_data": lifts(capture, allocations.named).is_lift[storage],
         "needed": kept.needed,
         "by_itself": kept.by_itself,
         "like_others": kept.like_others,
@@ -328,7 +332,7 @@ def _of_one_iteration(traits: _Traits) -> tuple[str, str]:
     if traits.origin == UNRECORDED:
         return "temporary", "made in a step that was not recorded, and used in a recorded one"
     if traits.origin == UNOBSERVED and not traits.has_op:
-        return "temporary", "made where no op was recorded, used by one later"
+        return "temporary", _OF_DATA if traits.is_of_data else "made where no op was recorded, used by one later"
     return "temporary", _TEMPORARY if traits.is_told else _TEMPORARY_OF_ALL
 
 
@@ -349,7 +353,7 @@ def _unnamed_rule(traits: _Traits) -> str:
         return "allocated in a step that was not recorded, and seen in no recorded one"
     if not traits.has_op:
         return (
-            "allocated outside every recorded op (`torch.tensor(list)`, compiled code, C++ or another mode)"
+            "allocated outside every recorded op (compiled code, C++ or another mode)"
         )
     return "allocated in an op and kept after it; no tensor was seen on it"
 

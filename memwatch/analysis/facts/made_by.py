@@ -10,6 +10,7 @@ from memwatch.analysis.facts.allocations import BASELINE
 from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_backward_at, compiled_call_at
 from memwatch.analysis.facts.imported import imported_stacks
+from memwatch.analysis.facts.lifts import OF_DATA, lifts
 from memwatch.analysis.facts.places import with_empty_end
 from memwatch.capture.schema import NONE
 
@@ -33,7 +34,7 @@ class MadeBy(NamedTuple):
 
 
 def made_by(capture: Capture, allocations: Allocations, places: Places) -> MadeBy:
-    """Return what is known of the op that made each allocation, or of the call of a compiled function."""
+    """Return what is known of the op that made each allocation, of the call that made it of data, or of a compiled function."""
     ops, op = capture.tables["ops"], allocations.op
     count = len(allocations)
     some: NDArray[np.bool_] = (op != NONE) & (op < len(ops["op"]))  # a killed program may lack its last op
@@ -42,6 +43,12 @@ def made_by(capture: Capture, allocations: Allocations, places: Places) -> MadeB
     stack[some], module[some] = places.stack_of_op[op[some]], places.module_of_op[op[some]]
     without_op = ~some & (allocations.storage != NONE)
     stack[without_op] = imported_stacks(capture, allocations.named)[allocations.storage[without_op]]
+    lifted = lifts(capture, allocations.named)
+    of_data: NDArray[np.bool_] = without_op & lifted.is_lift[allocations.storage]
+    data = allocations.storage[of_data]
+    name[of_data] = len(capture.strings) + 1
+    stack[of_data], module[of_data] = lifted.stack[data], lifted.module[data]
+    some |= of_data
     call = np.where(some, NONE, compiled_call_at(capture, allocations.birth_ns))
     in_call, calls = call != NONE, capture.tables["compiled_calls"]
     name[in_call] = len(capture.strings)
@@ -54,7 +61,7 @@ def made_by(capture: Capture, allocations: Allocations, places: Places) -> MadeB
     in_backward, of_call = unknown[backward != NONE], backward[backward != NONE]
     name[in_backward] = len(capture.strings)
     stack[in_backward], module[in_backward] = nodes["stack"][of_call], nodes["module"][of_call]
-    names = with_empty_end([*capture.strings, COMPILED])
+    names = with_empty_end([*capture.strings, COMPILED, OF_DATA])
     return MadeBy(
         op_name=Coded(names, name),
         stack=stack,

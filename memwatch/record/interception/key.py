@@ -22,7 +22,7 @@ from memwatch._torch.dispatch import (
     op_names,
 )
 from memwatch._torch.overloads import base_name_of
-from memwatch.record.interception.kinds import UNSEEN, is_noted_view
+from memwatch.record.interception.kinds import UNSEEN, is_lift, is_noted_view
 from memwatch.record.patches import Patches
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def put_kernels(kernel_of: KernelOf) -> Libraries:
     for space, name, overload in _overloads():
         if space not in libraries:
             libraries[space] = kernel_library(space, __file__)
-        is_passing_view = overload.is_view and not is_noted_view(overload)
+        is_passing_view = overload.is_view and not (is_noted_view(overload) or is_lift(overload))
         if is_passing_view or base_name_of(overload) in UNSEEN or space == "profiler":
             libraries[space].impl(name, FREE_KEY_NAME, torch.library.fallthrough_kernel, False)
         elif (found := kernel_of(space, overload)) is not None:

@@ -22,8 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 READ, WRITE = (ACCESSES.index(access) for access in ("read", "write"))
-UNSEEN: Final = frozenset({"detach", "lift_fresh", "alias"})
+UNSEEN: Final = frozenset({"detach", "alias"})
 """Ops that make no bytes; `detach` must stay unseen below autograd: `nn.Parameter` needs its output unwrapped."""
+LIFT: Final = "lift_fresh"
+"""The op through which torch passes a tensor that it made of Python's data, or around memory that another library made.
+
+It makes no bytes and has no row in `ops`. What it passes was allocated below every op, and is noted here at the latest.
+"""
 VIEWS: Final = frozenset(
     {
         "_reshape_alias", "as_strided", "diagonal", "expand", "permute", "select.int", "slice.Tensor",
@@ -55,6 +60,7 @@ class OpKind:
         write_names: names of the arguments that are written.
         resizes: whether it may give an argument another storage size.
         is_view: whether it is one of `VIEWS`: it makes no bytes, and has no row in `ops`.
+        is_lift: whether it is `LIFT`.
     """
 
     __slots__ = (
@@ -62,6 +68,7 @@ class OpKind:
         "_seeing",
         "accesses",
         "call",
+        "is_lift",
         "is_view",
         "name",
         "overload",
@@ -74,6 +81,7 @@ class OpKind:
         arguments = schema_of(overload).arguments
         self.overload = overload
         self.is_view: Final = is_noted_view(overload)
+        self.is_lift: Final = is_lift(overload)
         self.name = str(overload)
         self.call: Callable[..., Any] = call_of(overload)
         self.takes_lists = any("[]" in str(argument.type) for argument in arguments)
@@ -137,11 +145,16 @@ def is_noted_view(overload: Any) -> bool:
     )
 
 
+def is_lift(overload: Any) -> bool:
+    """Return whether an overload is `LIFT`."""
+    return overload.namespace == "aten" and base_name_of(overload) == LIFT
+
+
 def mode_kind(func: Any) -> OpKind | None:
     """Return the kind of an op that a dispatch mode sees; None for one that is not recorded."""
     if (
         not isinstance(func, OpOverload)
-        or (func.is_view and not is_noted_view(func))
+        or (func.is_view and not (is_noted_view(func) or is_lift(func)))
         or base_name_of(func) in UNSEEN
         or func.namespace in _BOOKKEEPING
     ):

@@ -36,7 +36,8 @@ class NativeOpRecorder:
             uses=self.uses,
             op_counter=block.op_counter,
         )
-        self.ops, self.nodes, self.views = self._native.ops, self._native.nodes, self._native.views
+        self.ops, self.nodes = self._native.ops, self._native.nodes
+        self.views, self.lifts = self._native.views, self._native.lifts
 
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op and record it; its result or its exception is passed on as it is."""

@@ -53,6 +53,8 @@ class PythonKernels:
             )  # kept: putting all kernels again takes half the time
         if kind.is_view:
             return functools.partial(_run_view, self, kind), True
+        if kind.is_lift:
+            return functools.partial(_run_lift, self, kind), True
         if space == "aten":
             return functools.partial(_run, self, kind), False
         return functools.partial(_run_below, self, kind), True
@@ -73,6 +75,12 @@ def _run_view(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **k
     if handler is None or not torch.is_grad_enabled():
         return call(*args, **kwargs)
     return handler(kind.calling(call), args, kwargs)
+
+
+def _run_lift(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    """Have what torch made of Python's data noted."""
+    call, handler = functools.partial(kind.overload.redispatch, keyset & BELOW_FREE_KEY), kernels._handler
+    return call(*args, **kwargs) if handler is None else handler(kind.calling(call), args, kwargs)
 
 
 def _run_below(kernels: PythonKernels, kind: OpKind, keyset: Any, *args: Any, **kwargs: Any) -> Any:

@@ -58,7 +58,7 @@ class PythonOpRecorder:
         listener: Listener,
     ) -> None:  # fmt: skip
         self.ops = Rows()
-        self.uses, self.nodes, self.views = Rows(), Rows(), Rows()
+        self.uses, self.nodes, self.views, self.lifts = Rows(), Rows(), Rows(), Rows()
         self._newest_told = next_sequence_nr() - 1
         self.views += (0, self._newest_told, NONE, NONE, NONE)
         self._listener = listener
@@ -84,6 +84,8 @@ class PythonOpRecorder:
         """Run the op and record it; the op's result or exception is passed on as it is."""
         if kind.is_view:
             return self._run_view(kind, args, kwargs)
+        if kind.is_lift:
+            return self._run_lift(kind, args, kwargs)
         if has_torch_function(args) or (
             kind.takes_lists and any(has_torch_function(item) for item in args if item.__class__ is list)
         ):
@@ -156,6 +158,32 @@ class PythonOpRecorder:
         except Exception as error:
             self._listener.could_not_record(kind.name, error)
         return kind.call(*args, **kwargs)
+
+    def _run_lift(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Note what torch has made of Python's data, below every op."""
+        made = kind.call(*args, **kwargs)
+        try:
+            with disable_torch_function():
+                self._lifted(made)
+        except MemwatchError:  # the limit that the program asked for
+            raise
+        except Exception as error:
+            self._listener.could_not_record(kind.name, error)
+        return made
+
+    def _lifted(self, made: Tensor) -> None:
+        context = self._context
+        module, outer = context.top
+        task, told = current_graph_task_id(), self._newest_told
+        if task != NO_TASK:
+            self._in_backward(task)
+            self._newest_told = told  # no row of this tells of the nodes that were made before
+        elif context.graph_task != NO_TASK:
+            context.backward_ended()
+        stack, before = self._capture_stack(outer, task, 5), self._storages.count
+        for storage, _ in self._operands.storages_of(made):
+            if storage >= before:
+                self.lifts += (storage, stack, module)
 
     def _op_in_backward(self, task: int) -> tuple[int, int]:
         """Return phase and autograd node of an op within a backward."""

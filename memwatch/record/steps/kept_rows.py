@@ -32,7 +32,7 @@ _BIRTHS: Final = RECORDED_BY_NAME["births"].names
 _STORAGE, _OP, _ORIGIN = map(_BIRTHS.index, ("storage", "op", "origin"))
 _IN_OP: Final = RECORDED_BY_NAME["role_looks"].names.index("in_op")
 _NO_BIRTHS: Final = np.zeros((0, len(_BIRTHS)), dtype=np.int64)
-_OF_STORAGES: Final = frozenset({"roles", "role_ends", "resizes"})
+_OF_STORAGES: Final = frozenset({"roles", "role_ends", "resizes", "lifts"})
 """Tables that tell of one storage each, in the first column."""
 _FEW: Final = 1000
 _BASELINE: Final = ORIGINS.index("baseline")

@@ -169,6 +169,7 @@ class PythonKind {
 
   std::string name() const { return py::str(kind_.attr("name")); }
   bool is_view() const { return kind_.attr("is_view").cast<bool>(); }
+  bool is_lift() const { return kind_.attr("is_lift").cast<bool>(); }
   bool resizes() const { return kind_.attr("resizes").cast<bool>(); }
   py::object write_names() const { return kind_.attr("write_names"); }
   py::object accesses() const { return kind_.attr("accesses"); }

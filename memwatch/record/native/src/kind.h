@@ -18,6 +18,7 @@ struct Kind {
   int64_t name = kNone;  // its string id
   bool skipped = false;
   bool is_view = false;  // one whose node is noted, where Python hands it on
+  bool is_lift = false;  // likewise: what torch made of Python's data
   bool resizes = false;
   std::vector<int64_t> accesses;
   py::object write_names;  // of arguments given by name; only where Python calls
@@ -37,7 +38,7 @@ inline std::string text_of(const c10::OperatorName& name) {
 
 /// Describe what the dispatch key sees. Views make no bytes; the others are those of `UNSEEN` in interception/kinds.py.
 inline Kind describe(const c10::FunctionSchema& schema, const py::object& string_id) {
-  static const std::set<std::string> unseen = {"aten::detach", "aten::lift_fresh", "aten::alias"};
+  static const std::set<std::string> unseen = {"aten::detach", "aten::alias"};
   static const std::set<std::string> resizing = {"aten::resize_", "aten::resize_as_", "aten::set_",
                                                  "aten::_resize_output_"};
   Kind kind;
@@ -60,7 +61,9 @@ inline Kind describe(const c10::FunctionSchema& schema, const py::object& string
 inline Kind describe(const PythonKind& python_kind, const py::object& string_id) {
   Kind kind;
   kind.text = python_kind.name();
-  kind.is_view = kind.skipped = python_kind.is_view();
+  kind.is_view = python_kind.is_view();
+  kind.is_lift = python_kind.is_lift();
+  kind.skipped = kind.is_view || kind.is_lift;
   kind.name = kind.skipped ? kNone : integer(string_id(kind.text).ptr());
   kind.resizes = python_kind.resizes();
   kind.write_names = python_kind.write_names();

@@ -67,6 +67,13 @@ void note_view() {
   }
 }
 
+void note_lift(const at::Tensor& tensor) {
+  const Locked locked;
+  if (const auto mine = running; mine != nullptr) {
+    mine->lift(tensor);
+  }
+}
+
 /// Put the kernel on the key, for every op that has none of its own there, and those of views.
 void put_kernel() {
   library = std::make_unique<torch::Library>(torch::Library::IMPL, "_", c10::DispatchKey::Fake, __FILE__, __LINE__);
@@ -74,6 +81,7 @@ void put_kernel() {
   library_of_views =
       std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::Fake, __FILE__, __LINE__);
   put_views<&note_view>(*library_of_views);
+  put_lift<&note_lift>(*library_of_views);
 }
 
 void take_kernel() {
@@ -281,6 +289,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def_property_readonly("ops", &Recorder::ops)
       .def_property_readonly("nodes", &Recorder::nodes)
       .def_property_readonly("views", &Recorder::views)
+      .def_property_readonly("lifts", &Recorder::lifts)
       .def("run", &Recorder::run)
       .def("dispatch", &torch_dispatch)
       .def("flush_at", &Recorder::flush_at)

@@ -33,6 +33,7 @@ Recorder::Recorder(const py::object& callbacks, std::shared_ptr<Storages> storag
       kinds_(callbacks_.string_id),
       overloads_(callbacks_.overload_of) {
   view_.text = "a view";
+  lift_.text = "a tensor of data";
   newest_told = static_cast<int64_t>(at::sequence_number::peek()) - 1;
   views_->add(ViewsRow{.op = 0, .sequence = newest_told, .stack = kNone, .module = kNone, .node = kNone});
 }
@@ -145,6 +146,9 @@ py::object Recorder::perform_boxed(const Kind* kind, c10::OperatorHandle op, tor
   if (noted) {
     after(op, &stack, call, end);
   }
+  if (kind != nullptr && kind->is_lift) {
+    lift(torch::jit::peek(stack, 0, 1).toTensor());
+  }
   return torch::jit::createPyObjectForStack(std::move(stack));
 }
 
@@ -162,6 +166,13 @@ py::object Recorder::perform(const Kind& kind, const PythonKind& python_kind, co
   call.kind = &kind;
   if (kind.is_view) {
     view(kind, skip);
+  }
+  if (kind.is_lift) {
+    py::object made = owned(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
+    if (THPVariable_Check(made.ptr())) {
+      lift(THPVariable_Unpack(made.ptr()), skip);
+    }
+    return made;
   }
   if (kind.skipped || !start(call, skip)) {
     return owned(PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()));
@@ -216,6 +227,28 @@ void Recorder::view(const Kind& kind, int skip) {
                        .stack = call.stack,
                        .module = call.module,
                        .node = in_backward ? call.sequence : kNone});
+}
+
+void Recorder::lift(const at::Tensor& tensor, int skip) {
+  const Running running(*this);
+  Call call;
+  call.kind = &lift_;
+  const int64_t told = newest_told;
+  const bool begun = !closed_ && start(call, skip);
+  newest_told = told;  // no row of this tells of the nodes that were made before
+  if (!begun) {
+    return;
+  }
+  look(*call.kind, [&] {
+    const int64_t before = storages_->count;
+    Given made;
+    give(tensor, kAccessOutput, made);
+    for (const auto& [storage, access] : made.uses) {
+      if (storage >= before) {
+        lifts_->add(LiftsRow{.storage = storage, .stack = call.stack, .module = call.module});
+      }
+    }
+  });
 }
 
 /// As `begin`; if nothing can be noted, say so and give false.

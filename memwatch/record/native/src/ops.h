@@ -69,6 +69,9 @@ class Recorder {
   /// Note the node that a view has made, before it runs: what the backward of that allocates has no other line.
   void view() { view(view_); }
 
+  /// Note a tensor that torch has made of Python's data, below every op.
+  void lift(const at::Tensor& tensor, int skip = 0);
+
   /// The rows of the ops that ran.
   const std::shared_ptr<Rows>& ops() const { return ops_; }
 
@@ -77,6 +80,9 @@ class Recorder {
 
   /// The rows of the nodes that views made.
   const std::shared_ptr<Rows>& views() const { return views_; }
+
+  /// The rows of the storages that torch made of Python's data.
+  const std::shared_ptr<Rows>& lifts() const { return lifts_; }
 
   /// Append its rows when it has run; `stack` holds its results, or nothing if it raised.
   void after(const c10::OperatorHandle& op, const torch::jit::Stack* stack, Call& call, int64_t end);
@@ -139,8 +145,8 @@ class Recorder {
   std::shared_ptr<Storages> storages_;
   std::shared_ptr<Stacks> stacks_;
   const std::shared_ptr<Rows> ops_ = std::make_shared<Rows>(), nodes_ = std::make_shared<Rows>(),
-                              views_ = std::make_shared<Rows>(), uses_;
-  Kind view_;  // of every view that the dispatch key sees
+                              views_ = std::make_shared<Rows>(), lifts_ = std::make_shared<Rows>(), uses_;
+  Kind view_, lift_;  // of every view and every tensor of data that the dispatch key sees
   Kinds kinds_;
   Overloads overloads_;
 };

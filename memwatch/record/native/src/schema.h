@@ -49,6 +49,13 @@ struct ViewsRow {
   int64_t node;
 };
 
+/// A row of the table `lifts`.
+struct LiftsRow {
+  int64_t storage;
+  int64_t stack;
+  int64_t module;
+};
+
 /// A row of the table `uses`.
 struct UsesRow {
   int64_t op;

@@ -8,6 +8,7 @@
 #include <ATen/ops/as_strided_ops.h>
 #include <ATen/ops/diagonal_ops.h>
 #include <ATen/ops/expand_ops.h>
+#include <ATen/ops/lift_fresh_ops.h>
 #include <ATen/ops/permute_ops.h>
 #include <ATen/ops/select_ops.h>
 #include <ATen/ops/slice_ops.h>
@@ -70,6 +71,21 @@ void put_views(torch::Library& library) {
   put_view<note, view>(library, "view");
   put_view<note, view_as_complex>(library, "view_as_complex");
   put_view<note, view_as_real>(library, "view_as_real");
+}
+
+/// The kernel of `LIFT` in interception/kinds.py: `note` is called with what torch has made of Python's data.
+template <void (*note)(const at::Tensor&)>
+at::Tensor run_lift(c10::DispatchKeySet keys, const at::Tensor& made) {
+  constexpr c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Fake);
+  at::Tensor lifted = at::_ops::lift_fresh::redispatch(keys & below, made);
+  note(lifted);
+  return lifted;
+}
+
+/// Put it into a library of the key's.
+template <void (*note)(const at::Tensor&)>
+void put_lift(torch::Library& library) {
+  library.impl("lift_fresh", torch::CppFunction::makeFromUnboxedFunction(&run_lift<note>));
 }
 
 }  // namespace memwatch

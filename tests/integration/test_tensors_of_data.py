@@ -1,0 +1,145 @@
+"""Memory that torch makes of Python's data, below every op: its line, its module, what it is for and who holds it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import memwatch
+
+COUNT = 1009
+DATA = [0.5] * COUNT
+MAKERS = {
+    "tensor": lambda: torch.tensor(DATA),
+    "tensor_with_gradient": lambda: torch.tensor(DATA, requires_grad=True).detach(),
+    "as_tensor": lambda: torch.as_tensor(DATA),
+    "asarray": lambda: torch.asarray(DATA),
+    "legacy_tensor": lambda: torch.Tensor(DATA),
+    "legacy_float": lambda: torch.FloatTensor(DATA),
+    "new_tensor": lambda: torch.empty(0).new_tensor(DATA),
+    "legacy_new": lambda: torch.empty(0).new(DATA),
+    "list_of_tensors": lambda: torch.tensor([torch.tensor(0.5)] * COUNT),
+    "subclass": lambda: torch.tensor(DATA).as_subclass(type("Named", (torch.Tensor,), {})),
+}
+
+
+@pytest.fixture(params=["native", "python"])
+def _recorder(request, monkeypatch):
+    if request.param == "python":
+        monkeypatch.setenv("MEMWATCH_NATIVE", "0")
+
+
+def row_of(prof, nbytes=4 * COUNT):
+    """Return what was made of data, of so many bytes."""
+    table = prof.at_peak if (prof.at_peak["op_name"] == "data").any() else prof.storages
+    (row,) = [row for row in table.itertuples() if row.nbytes == nbytes and row.op_name == "data"]
+    return row
+
+
+@pytest.mark.usefixtures("_recorder")
+@pytest.mark.parametrize("intercept", ["key", "mode"])
+@pytest.mark.parametrize("maker", MAKERS)
+def test_what_is_made_of_a_list_has_its_line_and_its_variable(maker, intercept):
+    """Whichever function makes it, and whichever recorder and interceptor see it; no op is counted for it."""
+    make = MAKERS[maker]
+    with memwatch.profile(intercept=intercept) as prof:
+        kept = make()
+        made = kept + 1  # the peak
+        del made
+    row = row_of(prof)
+    assert row.line == f"{__file__}:{make.__code__.co_firstlineno}"
+    assert (row.category, row.op_name, row.origin) == ("temporary", "data", "unobserved")
+    assert "lift_fresh" not in " ".join(prof.ops["name"])
+    assert "made outside every recorded op" not in prof.summary()
+    assert prof.peak_increase_bytes >= 8 * COUNT
+
+
+@pytest.mark.usefixtures("_recorder")
+@pytest.mark.parametrize("intercept", ["key", "mode"])
+def test_it_has_a_holder_that_was_seen(intercept):
+    """A data set that is built of lists and kept in a variable is held by that variable."""
+    with memwatch.profile(intercept=intercept) as prof:
+        table = torch.tensor([[0.5] * 101] * 211)
+        for _ in range(3):
+            (table[:97] * 2).sum()
+            prof.step()
+    row = row_of(prof, 4 * 101 * 211)
+    assert row.category == "held"
+    assert row.holder.startswith("`table`, local variable of")
+    assert row.holder_evidence == "seen"
+
+
+class Positions(nn.Module):
+    def forward(self, x):
+        return x + torch.tensor(DATA)
+
+
+@pytest.mark.usefixtures("_recorder")
+@pytest.mark.parametrize("intercept", ["key", "mode"])
+def test_it_has_the_module_that_made_it(intercept):
+    """A constant that a forward makes anew belongs to that module, though no op of the module made it."""
+    net = nn.Sequential(nn.Linear(7, COUNT), Positions())
+    with memwatch.profile(intercept=intercept) as prof:
+        net(torch.ones(1, 7))
+    assert row_of(prof).module == "1"
+
+
+class TimesTwo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.tensor([2.0] * COUNT)  # the line of what backward gives
+
+
+@pytest.mark.usefixtures("_recorder")
+@pytest.mark.parametrize("intercept", ["key", "mode"])
+def test_a_gradient_made_of_data_is_accumulated_as_without(intercept):
+    """What a backward makes of data before any op runs in it becomes the gradient in place, without a copy."""
+    x = torch.zeros(COUNT, requires_grad=True)
+    y = TimesTwo.apply(x)
+    seed = torch.ones(COUNT)
+    with memwatch.profile(intercept=intercept) as prof:
+        torch.autograd.backward([y], [seed])
+    assert x.grad.tolist() == [2.0] * COUNT
+    assert prof.peak_increase_bytes == 4 * COUNT
+    assert row_of(prof).line == f"{__file__}:{TimesTwo.backward.__code__.co_firstlineno + 2}"
+
+
+@pytest.mark.usefixtures("_recorder")
+@pytest.mark.parametrize("intercept", ["key", "mode"])
+def test_memory_of_another_library_is_not_torchs(intercept):
+    """An array that torch wraps was allocated by numpy: it counts for nothing, and a copy of it counts once."""
+    array = np.ones(COUNT, dtype=np.float32)
+    with memwatch.profile(intercept=intercept) as prof:
+        wrapped = torch.from_numpy(array)
+        copied = torch.tensor(array)
+        (wrapped * copied).sum()
+    assert prof.peak_increase_bytes == 8 * COUNT + 4
+    assert (prof.storages[prof.storages.counted].op_name == "data").sum() == 0
+
+
+@pytest.mark.usefixtures("_recorder")
+def test_what_a_step_that_is_left_out_made_of_data_keeps_its_line():
+    """A list made a tensor in a step that is not recorded, and used in one that is."""
+    with memwatch.profile(schedule=memwatch.schedule(wait=1, active=1)) as prof:
+        for _ in range(3):
+            table = torch.tensor(DATA)
+            (table * 2).sum()
+            prof.step()
+    assert prof.storages["line"].str.startswith(__file__).any()
+
+
+def test_no_capture_of_before_is_refused(tmp_path):
+    """The lines are in the file; a file without them is read as before."""
+    path = tmp_path / "data.memwatch"
+    with memwatch.profile(path=path) as prof:
+        kept = torch.tensor(DATA)
+        (kept * 2).sum()
+    again = memwatch.load(path)
+    assert row_of(again).line == row_of(prof).line
+    assert "data at" in row_of(again).name
