@@ -119,7 +119,9 @@ class HolderSamples:
         else:
             found = self._twins.on_stack(allocation, op)
         is_seen = any(holder.inference is not Inference.SAME_CALL for holder in found)
-        return found if is_seen else self._in_objects(allocation, op) or found
+        if is_seen:
+            return found
+        return self._in_objects(allocation, op) or found or self._since_it_was_on_a_stack(allocation, op, alive)
 
     def _in_objects(self, allocation: int, op: int) -> list[Holder]:
         """Return the objects and containers that hold a twin: few samples look into objects of packages.
@@ -131,6 +133,18 @@ class HolderSamples:
             for holder in self._twins.holders(allocation, op, alike=True)
             if holder.is_inside and holder.kind is not HolderKind.EVALUATION_STACK
         ]
+
+    def _since_it_was_on_a_stack(
+        self, allocation: int, op: int, alive: NDArray[np.bool_]
+    ) -> list[Holder]:
+        """Return who held a twin of the same age, for what is held and was looked for in vain at an earlier op only.
+
+        There it was a value that no variable had yet, as the first of two in one statement.
+        """
+        is_held = self._facts.categories.category[allocation] == "held"
+        if not is_held or (self._sample_ops[alive] > op).any():
+            return []
+        return self._twins.holders(allocation, op)
 
     def _may_ask_twins(self, allocation: int, op: int, *, seen: bool) -> bool:
         """Return True if a twin speaks better than a sample that saw the allocation in another phase of its life.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -10,9 +10,13 @@ from torch import Tensor
 from memwatch._torch.modes import is_wrapper_subclass
 from memwatch._torch.storages import data_address_of
 from memwatch._torch.tensors import coo_parts_of
+from memwatch.heap.tensors import mro_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_MOST_CONTAINERS: Final = 1_000
+"""Lists, tuples and dicts that are looked into for one call: its arguments may be a corpus of words."""
 
 
 def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
@@ -34,14 +38,26 @@ def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors in the arguments of a call, also those in its lists, tuples and dicts."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif value.__class__ in (list, tuple):
-            yield from (item for item in value if isinstance(item, Tensor))
-        elif value.__class__ is dict:
-            yield from (item for item in value.values() if isinstance(item, Tensor))
+    """Yield the tensors in the arguments of a call, also those in lists, tuples and dicts, nested ones included."""
+    waiting, looked_into = [iter(values)], set[int]()
+    while waiting:
+        for value in waiting.pop():
+            if isinstance(value, Tensor):
+                yield value
+            elif (items := _items_of(value)) is not None and len(looked_into) < _MOST_CONTAINERS:
+                if id(value) not in looked_into:  # it may hold itself
+                    looked_into.add(id(value))
+                    waiting.append(items)
+
+
+def _items_of(value: Any) -> Iterator[Any] | None:
+    """Return what a list, tuple or dict holds, whatever its class overrides; None for all else."""
+    for base in mro_of(type(value)):
+        if base is list or base is tuple:
+            return base.__iter__(value)
+        if base is dict:
+            return iter(dict.values(value))
+    return None
 
 
 def kind_without_storage(tensor: Tensor) -> str:
