@@ -33,7 +33,7 @@ from memwatch.own_code import CodeOwner
 FORMAT_VERSION: Final = 12
 """Raised with every change of a recorded table."""
 OLDEST_FORMAT: Final = 9
-"""The oldest that is read: files of it lack the tables `views`, `compiled_nodes` and `lifts`. Any other format is refused."""
+"""The oldest that is read: files of it lack the tables `views`, `compiled_nodes` and `lifts`. Others are refused."""
 
 NONE: Final = -1
 """An integer column's "there is none": no module, no stack, not dead."""

@@ -71,7 +71,7 @@ def test_an_installed_package_is_no_program_code(tmp_path, monkeypatch):
 
 
 def test_what_an_installer_put_elsewhere_is_no_program_code(tmp_path, monkeypatch):
-    """In a folder that `pip install --target` filled the installer's lists say what is a package's; beside it is ours."""
+    """Where `pip install --target` filled a folder its lists say what is a package's; what lies beside is ours."""
     folder = tmp_path / "vendor"
     (folder / "library" / "parts").mkdir(parents=True)
     (folder / "library-1.2.dist-info").mkdir()

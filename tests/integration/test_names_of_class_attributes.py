@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -10,7 +12,7 @@ import memwatch
 
 class Service:
     encoder = nn.Linear(31, 57)
-    heads = {"topic": nn.Linear(57, 11)}
+    heads: ClassVar = {"topic": nn.Linear(57, 11)}
 
     @classmethod
     def answer(cls, x):

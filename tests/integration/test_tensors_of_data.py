@@ -1,6 +1,9 @@
-"""Memory that torch makes of Python's data, below every op: its line, its module, what it is for and who holds it."""
+"""Memory that torch makes of Python's data or of a file, below every op: where, what for, and who holds it."""
 
 from __future__ import annotations
+
+import copy
+import io
 
 import numpy as np
 import pytest
@@ -143,3 +146,40 @@ def test_no_capture_of_before_is_refused(tmp_path):
     again = memwatch.load(path)
     assert row_of(again).line == row_of(prof).line
     assert "data at" in row_of(again).name
+
+
+@pytest.mark.usefixtures("_recorder")
+@pytest.mark.parametrize("intercept", ["key", "mode"])
+def test_what_is_loaded_or_copied_deeply_has_its_line(intercept):
+    """`torch.load` and `copy.deepcopy` fill a storage below every op, and give it to an empty tensor then."""
+    file = io.BytesIO()
+    torch.save(torch.ones(101, 103), file)
+    file.seek(0)
+    with memwatch.profile(intercept=intercept) as prof:
+        loaded = torch.load(file)  # marked: loaded
+        copied = copy.deepcopy(torch.ones(211, 103))  # marked: copied
+        (loaded * 2).sum(), (copied * 2).sum()
+    for nbytes, mark in ((4 * 101 * 103, "loaded"), (4 * 211 * 103, "copied")):
+        row = row_of(prof, nbytes)
+        assert row.line == f"{__file__}:{line_marked(mark)}"
+        assert row.category == "temporary"
+
+
+def line_marked(mark):
+    with open(__file__) as lines:
+        return next(number for number, line in enumerate(lines, 1) if f"# marked: {mark}" in line)
+
+
+@pytest.mark.usefixtures("_recorder")
+def test_a_batch_that_waits_for_the_next_step_is_an_input():
+    """Giving a storage to a tensor writes nothing: a batch that came early is no state that the program keeps."""
+    net = nn.Linear(101, 7)
+    with memwatch.profile() as prof:
+        waiting = []
+        for step in range(4):
+            while len(waiting) < 2 and step < 3:
+                waiting.append(torch.empty(0).set_(torch.UntypedStorage(4 * 97 * 101), 0, (97, 101)))
+            net(waiting.pop(0)).sum().backward()
+            prof.step()
+    batches = prof.storages[prof.storages["nbytes"] == 4 * 97 * 101]
+    assert batches["category"].tolist() == ["input"] * 4

@@ -24,6 +24,7 @@ COMPARED = {
     "roles": ("storage", "role", "name", "op"),
     "calls": ("module", "start_op", "end_op", "depth"),
     "views": ("op", "sequence", "stack", "module", "node"),
+    "lifts": ("storage", "stack", "module"),
 }
 TEXTS = {"name", "device", "shape"}
 

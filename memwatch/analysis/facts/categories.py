@@ -23,7 +23,7 @@ from memwatch.analysis.facts.coded import Coded
 from memwatch.analysis.facts.collectives import collective_ops, communicated_in_backward, received_into
 from memwatch.analysis.facts.derived_inputs import DerivedInputs
 from memwatch.analysis.facts.idle_inputs import idle_inputs
-from memwatch.analysis.facts.lifts import lifts
+from memwatch.analysis.facts.lifts import gives_storage, lifts
 from memwatch.analysis.facts.like_state import like_state
 from memwatch.analysis.facts.read_in_backward import crosses_to_backward, saved_by_autograd
 from memwatch.analysis.facts.recomputes import Recomputes
@@ -99,7 +99,7 @@ _LIKE_STATE: Final = "inferred: the optimizer keeps in its state what the same l
 _KEPT_BY_OBJECTS: Final = "a global, a class or a cache was seen to keep it, whichever call returns"
 _TEMPORARY: Final = "made by an op, in no other role, and no later iteration needs it"
 _TEMPORARY_OF_ALL: Final = "made by an op, in no other role; no iteration was marked"
-_OF_DATA: Final = "made of data that Python gave (`torch.tensor`), in no other role"
+_OF_DATA: Final = "made of data that was given or read (`torch.tensor`, `torch.load`), in no other role"
 _SAVED: Final = "autograd saved it for backward"
 _COLLECTIVE_MADE: Final = "a collective made it"
 _RECEIVED: Final = "a collective or a receive wrote into it"
@@ -332,7 +332,10 @@ def _of_one_iteration(traits: _Traits) -> tuple[str, str]:
     if traits.origin == UNRECORDED:
         return "temporary", "made in a step that was not recorded, and used in a recorded one"
     if traits.origin == UNOBSERVED and not traits.has_op:
-        return "temporary", _OF_DATA if traits.is_of_data else "made where no op was recorded, used by one later"
+        return (
+            "temporary",
+            _OF_DATA if traits.is_of_data else "made where no op was recorded, used by one later",
+        )
     return "temporary", _TEMPORARY if traits.is_told else _TEMPORARY_OF_ALL
 
 
@@ -352,9 +355,7 @@ def _unnamed_rule(traits: _Traits) -> str:
     if traits.origin == UNRECORDED:
         return "allocated in a step that was not recorded, and seen in no recorded one"
     if not traits.has_op:
-        return (
-            "allocated outside every recorded op (compiled code, C++ or another mode)"
-        )
+        return "allocated outside every recorded op (compiled code, C++ or another mode)"
     return "allocated in an op and kept after it; no tensor was seen on it"
 
 
@@ -387,5 +388,8 @@ def _roles(capture: Capture, over: Container[tuple[int, str]]) -> dict[int, tupl
 def _written(capture: Capture, named: int) -> NDArray[np.bool_]:
     """Return, for each storage, whether an op wrote into it after it was made, as one does into a cache."""
     written, uses = np.zeros(named, dtype=bool), capture.tables["uses"]
-    written[uses["storage"][uses["access"] == ACCESSES.index("write")]] = True
+    writes, gives = uses["access"] == ACCESSES.index("write"), gives_storage(capture)
+    if gives.any():
+        writes &= ~gives[uses["op"]]
+    written[uses["storage"][writes]] = True
     return written

@@ -121,7 +121,9 @@ class HolderSamples:
         is_seen = any(holder.inference is not Inference.SAME_CALL for holder in found)
         if is_seen:
             return found
-        return self._in_objects(allocation, op) or found or self._since_it_was_on_a_stack(allocation, op, alive)
+        return (
+            self._in_objects(allocation, op) or found or self._since_it_was_on_a_stack(allocation, op, alive)
+        )
 
     def _in_objects(self, allocation: int, op: int) -> list[Holder]:
         """Return the objects and containers that hold a twin: few samples look into objects of packages.
@@ -134,9 +136,7 @@ class HolderSamples:
             if holder.is_inside and holder.kind is not HolderKind.EVALUATION_STACK
         ]
 
-    def _since_it_was_on_a_stack(
-        self, allocation: int, op: int, alive: NDArray[np.bool_]
-    ) -> list[Holder]:
+    def _since_it_was_on_a_stack(self, allocation: int, op: int, alive: NDArray[np.bool_]) -> list[Holder]:
         """Return who held a twin of the same age, for what is held and was looked for in vain at an earlier op only.
 
         There it was a value that no variable had yet, as the first of two in one statement.

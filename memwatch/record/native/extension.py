@@ -41,6 +41,10 @@ class OpRunner(Protocol):
     def views(self) -> Table:
         """Rows of the nodes that views made."""
 
+    @property
+    def lifts(self) -> Table:
+        """Rows of the storages that torch made of Python's data."""
+
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
         """Run an op that Python hands on."""
 

@@ -44,10 +44,13 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
         for value in waiting.pop():
             if isinstance(value, Tensor):
                 yield value
-            elif (items := _items_of(value)) is not None and len(looked_into) < _MOST_CONTAINERS:
-                if id(value) not in looked_into:  # it may hold itself
-                    looked_into.add(id(value))
-                    waiting.append(items)
+                continue
+            is_new = (
+                id(value) not in looked_into and len(looked_into) < _MOST_CONTAINERS
+            )  # it may hold itself
+            if is_new and (items := _items_of(value)) is not None:
+                looked_into.add(id(value))
+                waiting.append(items)
 
 
 def _items_of(value: Any) -> Iterator[Any] | None:
