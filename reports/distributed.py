@@ -26,10 +26,11 @@ from memwatch.sizes import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import pandas
+
 HERE = pathlib.Path(__file__).parent
 WORLD, LAYERS, WIDTH, BATCH, TOKENS = 2, 4, 256, 4, 64
 ROUNDS = 5
-NOT_OF_TENSORS = ("workspace", "unknown")
 ROWS = {
     "Sharded Param": ("parameter",),
     "Unsharded Param": ("unsharded parameter",),
@@ -82,13 +83,18 @@ def steps_of(
     return batch, step
 
 
+def is_of_no_tensor(rows: pandas.DataFrame) -> pandas.Series:
+    """Return which rows are of memory that no tensor shows, as a kernel's workspace and gloo's copies."""
+    return rows["tensor"] == ""
+
+
 def at_the_highest_op(prof: memwatch.profile) -> dict[str, int]:
     """Return the bytes by category after the op after which most bytes of tensors are alive.
 
     FSDPMemTracker looks after each op too, and sees tensors alone.
     """
     storages, ops = prof.storages, prof.ops
-    rows = storages[storages["counted"] & ~storages["category"].isin(NOT_OF_TENSORS)]
+    rows = storages[storages["counted"] & ~is_of_no_tensor(storages)]
     ends = (ops["start_ns"] + ops["duration_ns"]).to_numpy()
     times = prof.timeline["time_ns"].to_numpy()
     event = np.searchsorted(times, ends, side="right") - 1
@@ -114,7 +120,7 @@ def fsdp2(policy: MixedPrecisionPolicy | None) -> dict[str, object]:
     tracked = next(rows for rows in snapshots if rows["Total"] == most)
     most = statistics.mode(sum(at_the_highest_op(prof).values()) for prof in profiles)
     prof = next(prof for prof in profiles if sum(at_the_highest_op(prof).values()) == most)
-    unnamed = prof.at_peak[prof.at_peak["category"].isin(NOT_OF_TENSORS)]["nbytes"].sum()
+    unnamed = prof.at_peak[is_of_no_tensor(prof.at_peak)]["nbytes"].sum()
     return {
         "memwatch": at_the_highest_op(prof),
         "tracker": tracked,

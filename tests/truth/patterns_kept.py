@@ -68,12 +68,12 @@ class Stopper:
         self.best = None
 
     def improved(self, net):
-        self.best = copy.deepcopy(net.state_dict())
+        self.best = copy.deepcopy(net.state_dict())  # peak: copied
 
 
 @pattern(
     *WEIGHTS,
-    Fact(f32(HIDDEN, IN), "held", "", r"\.best`?|`memo`|not seen|dictionary|" + UNNAMED),
+    Fact(f32(HIDDEN, IN), "held", "copied", r"\.best`?|`memo`|not seen|dictionary|" + UNNAMED),
 )
 def best_weights_in_an_object():
     net, step = training()

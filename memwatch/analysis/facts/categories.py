@@ -103,6 +103,7 @@ _OF_DATA: Final = "made of data that was given or read (`torch.tensor`, `torch.l
 _SAVED: Final = "autograd saved it for backward"
 _COLLECTIVE_MADE: Final = "a collective made it"
 _RECEIVED: Final = "a collective or a receive wrote into it"
+_COPIED: Final = "allocated in a collective's own call and kept after it; no tensor of Python's shows it"
 _NOT_RECORDED: Final = "the imported memory snapshot does not say what it is for"
 _COMPUTED_AGAIN: Final = "torch.utils.checkpoint computed it again in backward"
 _COMPUTED_AGAIN_BY_HAND: Final = (
@@ -309,7 +310,8 @@ def _without_role(traits: _Traits) -> tuple[str, str]:
     if traits.origin == WORKSPACE:
         return "workspace", "allocated and freed within one op; no tensor names it"
     if not traits.is_seen:
-        return "unknown", _unnamed_rule(traits)
+        is_copy = traits.by_collective and traits.origin == UNOBSERVED
+        return ("communication", _COPIED) if is_copy else ("unknown", _unnamed_rule(traits))
     if traits.by_itself if traits.is_saved or traits.crosses else traits.needed:
         return "held", _KEPT if traits.is_told else _KEPT_ACROSS_PASSES
     if traits.is_saved:

@@ -81,14 +81,13 @@ def received_into(capture: Capture, collective: NDArray[np.bool_], named: int) -
 
 
 def for_collectives(capture: Capture, allocations: Allocations, category: Coded) -> NDArray[np.bool_]:
-    """Return, per allocation, whether it is there for a collective: one needs it, made it or received into it.
+    """Return, per allocation of a tensor, whether it is there for a collective: one needs it, made or received it.
 
     That is so whatever else it is for: autograd may save what a collective made, a module take what was received.
     """
     collective = collective_ops(capture)
     made = np.append(collective, False)[np.where(allocations.op == NONE, len(collective), allocations.op)]
     received = np.append(received_into(capture, collective, allocations.named), False)[allocations.storage]
-    found: NDArray[np.bool_] = category.isin(COMMUNICATION) | (
-        (made | received) & (allocations.storage != NONE) & ~category.isin(_LASTING)
-    )
+    found: NDArray[np.bool_] = allocations.storage != NONE
+    found &= category.isin(COMMUNICATION) | ((made | received) & ~category.isin(_LASTING))
     return found

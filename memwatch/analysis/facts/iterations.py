@@ -15,7 +15,7 @@ import numpy as np
 from memwatch.analysis.facts.evaluations import evaluations, kept_in_evaluations
 from memwatch.analysis.facts.idle_copies import idle_copies
 from memwatch.analysis.facts.step_curve import step_curve
-from memwatch.capture.schema import IN_BACKWARD, NONE
+from memwatch.capture.schema import IN_BACKWARD, NONE, ROLES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +30,7 @@ MARK = "step"
 """Name of the rows of the recorded `steps` that are calls of `prof.step()`."""
 _FOREVER = np.iinfo(np.int64).max
 _FEWEST_CROSSED = 2
+_INPUT = ROLES.index("input")
 
 
 class Boundaries(NamedTuple):
@@ -124,9 +125,11 @@ def _like_others(
     """Return what was made last, like what was kept of earlier iterations: its own end is not recorded.
 
     Where the same calls made memory of that size before, it is like that: of all that an op makes, some may be kept.
-    What was kept in a role, as the gradient that others are added to, tells nothing of what is in none.
+    What was kept in a role, as the gradient that others are added to, tells nothing of what is in none. That a module
+    was given it is no such role: it is given the cache that it has made.
     """
-    needed = needed & ~np.isin(allocations.storage, capture.tables["roles"]["storage"])
+    roles = capture.tables["roles"]
+    needed = needed & ~np.isin(allocations.storage, roles["storage"][roles["role"] != _INPUT])
     stacks = np.append(capture.tables["ops"]["stack"], NONE)[np.minimum(allocations.op, capture.rows("ops"))]
     stacks[(allocations.op == NONE) | (allocations.storage == NONE)] = NONE
     like = is_last & _is_often(stacks, is_last, needed)[0]
