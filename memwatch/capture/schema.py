@@ -178,11 +178,7 @@ RECORDED: Final = (
         ("pack", "int", "number of the saved tensor, from 0", PACK),
         ("storage", "int", "storage it lies in, -1 if it has none that can be seen", STORAGE_OR_NONE),
         ("op", "int", "number of ops started before the save", OPS_STARTED),
-        (
-            "sequence",
-            "int",
-            "autograd sequence number of the node that keeps it, -1 if a checkpoint keeps it",
-        ),
+        ("sequence", "int", "autograd sequence number of the node that keeps it, -1 if a checkpoint does"),
         ("module", "int", "module id running at the save, -1 outside any", MODULE_OR_NONE),
         ("nbytes", "int", "bytes the saved tensor itself spans (a view may span less than its storage)"),
         ("shape", "int", "string id of dtype and shape", TEXT_OR_NONE),

@@ -60,7 +60,7 @@ class ArgumentRecorder:
 
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the op through the hot path; note its arguments before and its results after."""
-        if kind.is_view or kind.is_lift:
+        if kind.has_no_row:
             return self._ops.run(kind, args, kwargs)
         number = self._op_counter[0]
         operands: list[Operand] = []

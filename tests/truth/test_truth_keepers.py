@@ -7,6 +7,7 @@ import patterns_fetching
 import patterns_generation
 import patterns_keepers
 import patterns_kept
+import patterns_numbers
 import patterns_python
 import patterns_references
 import patterns_roles
@@ -25,6 +26,7 @@ PROGRAMS = programs_of(
     patterns_generation,
     patterns_keepers,
     patterns_kept,
+    patterns_numbers,
     patterns_python,
     patterns_references,
     patterns_roles,

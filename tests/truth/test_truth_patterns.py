@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import patterns_algorithms
 import patterns_autograd
 import patterns_frameworks
 import patterns_learning
@@ -18,6 +19,7 @@ from truth_checks import (
 )
 
 PROGRAMS = programs_of(
+    patterns_algorithms,
     patterns_autograd,
     patterns_frameworks,
     patterns_learning,

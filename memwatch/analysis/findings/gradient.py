@@ -16,9 +16,17 @@ if TYPE_CHECKING:
 
 
 def find_gradient(moment: Moment) -> list[Candidate]:
-    """Return the gradients that are alive in forward though nothing reads them any more."""
-    if moment.op < 0 or PHASES[moment.facts.op_phase(moment.op)] != "forward":
+    """Return the gradients that are alive in forward though nothing reads them any more.
+
+    Its line is that of the op which reads them last, as of the optimizer's step: they may go right after it.
+    """
+    facts = moment.facts
+    if moment.op < 0 or PHASES[facts.op_phase(moment.op)] != "forward":
         return []
-    holders = [Holder(HolderKind.GRADIENT, GRADIENTS, evidence=HolderEvidence.STRUCTURE)]
-    held = ((allocation, holders) for allocation in moment.idle(DRAG, "gradient"))
-    return by_holder(FindingKind.GRADIENT, held, moment.facts.allocations)
+    idle = moment.idle(DRAG, "gradient")
+    if not idle:
+        return []
+    line = facts.own_line(int(facts.use_bounds.last_op[idle].max()))
+    holders = [Holder(HolderKind.GRADIENT, GRADIENTS, line, evidence=HolderEvidence.STRUCTURE)]
+    held = ((allocation, holders) for allocation in idle)
+    return by_holder(FindingKind.GRADIENT, held, facts.allocations)

@@ -61,6 +61,7 @@ class OpKind:
         resizes: whether it may give an argument another storage size.
         is_view: whether it is one of `VIEWS`: it makes no bytes, and has no row in `ops`.
         is_lift: whether it is `LIFT`.
+        has_no_row: whether it is one of these: what it does is noted in other tables than `ops`.
     """
 
     __slots__ = (
@@ -68,6 +69,7 @@ class OpKind:
         "_seeing",
         "accesses",
         "call",
+        "has_no_row",
         "is_lift",
         "is_view",
         "name",
@@ -82,6 +84,7 @@ class OpKind:
         self.overload = overload
         self.is_view: Final = is_noted_view(overload)
         self.is_lift: Final = is_lift(overload)
+        self.has_no_row: Final = self.is_view or self.is_lift
         self.name = str(overload)
         self.call: Callable[..., Any] = call_of(overload)
         self.takes_lists = any("[]" in str(argument.type) for argument in arguments)

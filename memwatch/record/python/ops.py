@@ -82,10 +82,8 @@ class PythonOpRecorder:
 
     def run(self, kind: OpKind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the op and record it; the op's result or exception is passed on as it is."""
-        if kind.is_view:
-            return self._run_view(kind, args, kwargs)
-        if kind.is_lift:
-            return self._run_lift(kind, args, kwargs)
+        if kind.has_no_row:
+            return (self._run_view if kind.is_view else self._run_lift)(kind, args, kwargs)
         if has_torch_function(args) or (
             kind.takes_lists and any(has_torch_function(item) for item in args if item.__class__ is list)
         ):
