@@ -39,6 +39,8 @@ _DTYPES: Final[dict[str, Any]] = {
 """Types of the columns of numbers: half of what an allocation takes would be zeros else."""
 _NAMES: Final = ("device", "thread")
 """Ids of texts that mostly came first, so that they are small."""
+_CLOCKS_APART_NS: Final = 1_000
+"""The clock of ops and that of kineto's events differ by a fraction of a microsecond; C++ stamps both with one."""
 _OF_BIRTHS: Final = ("op", "time_ns", "address", "nbytes", "device", "origin")
 
 
@@ -172,7 +174,8 @@ def _unnamed_allocations(capture: Capture, match: _Match) -> dict[str, Any]:
     origin = np.full(len(extra), UNOBSERVED, dtype=np.int8)
     origin[: len(match.resized)] = BY_OP
     origin[blocks.birth_order[extra] == NONE] = BASELINE
-    op, origin = _place_workspace(ops, blocks, extra, op, origin)
+    slack_ns = 0 if capture.meta.get("recorder") == "native" else _CLOCKS_APART_NS
+    op, origin = _place_workspace(ops, blocks, extra, op, origin, slack_ns=slack_ns)
     by_thread = blocks.thread[extra] != NONE
     op, origin = np.where(by_thread, NONE, op), np.where(by_thread, BY_THREAD, origin)
     return {
@@ -283,7 +286,7 @@ def _op_at(ops: Columns, time_ns: IntArray) -> IntArray:
 
 
 def _place_workspace(
-    ops: Columns, blocks: Blocks, extra: IntArray, op: IntArray, origin: IntArray
+    ops: Columns, blocks: Blocks, extra: IntArray, op: IntArray, origin: IntArray, *, slack_ns: int
 ) -> tuple[IntArray, IntArray]:
     """Mark each unnamed block as workspace of the op that frees it: the op that was running, or else the next.
 
@@ -301,6 +304,8 @@ def _place_workspace(
     row = np.searchsorted(ops["start_ns"], birth, side="right").astype(np.int32) - 1
     freed = (origin == UNOBSERVED) & (death != NONE)
     within = freed & (op != NONE) & (death <= bounds[row + 1])
+    is_made_between = (op == NONE) | (ops["end_ns"][np.maximum(row, 0)] - birth < slack_ns)
     for_next = freed & ~within & (row < last) & (death <= bounds[np.minimum(row + 2, last + 1)])
+    for_next &= is_made_between  # else the op kept it, as a collective does until its work is done
     op = np.where(for_next, ops["op"][np.minimum(row + 1, last)], op)
     return op, np.where(within | for_next, WORKSPACE, origin)
