@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _BY_HANDLER: Final = b"\0"
 """What our handler writes, should the program have taken the wakeup descriptor: no signal has this number."""
 _NONE: Final = -1
+_LONGEST_S: Final = 5.0
+"""A disk that does not answer keeps no process alive."""
 
 
 class WriteBeforeTermination:
@@ -34,6 +36,7 @@ class WriteBeforeTermination:
     def __init__(self, write: Callable[[], None]) -> None:
         self._write = write
         self._ask = self._asked = _NONE
+        self._is_written = threading.Event()
 
     def arrange(self) -> None:
         """Begin; only the main thread may ask."""
@@ -71,13 +74,22 @@ class WriteBeforeTermination:
     def _wait(self) -> None:
         while arrived := os.read(self._asked, 64):
             if _BY_HANDLER in arrived or (signal.SIGTERM in arrived and self._is_ours()):
-                with contextlib.suppress(Exception):
-                    self._write()
-                set_in_c = ctypes.pythonapi.PyOS_setsig  # `signal.signal` is for the main thread alone
-                set_in_c.argtypes, set_in_c.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
-                set_in_c(signal.SIGTERM, None)
-                os.kill(os.getpid(), signal.SIGTERM)
+                threading.Thread(target=self._write_and_tell, daemon=True).start()
+                self._is_written.wait(_LONGEST_S)
+                _die()
         os.close(self._asked)
+
+    def _write_and_tell(self) -> None:
+        with contextlib.suppress(Exception):
+            self._write()
+        self._is_written.set()
+
+
+def _die() -> None:
+    set_in_c = ctypes.pythonapi.PyOS_setsig  # `signal.signal` is for the main thread alone
+    set_in_c.argtypes, set_in_c.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    set_in_c(signal.SIGTERM, None)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 _arranged: Final[list[WriteBeforeTermination]] = []
