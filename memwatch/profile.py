@@ -166,6 +166,12 @@ class Profile(Reading):
             )
         self._session.mark_step()
 
+    def flush(self) -> None:
+        """Write to the file what was recorded so far; any thread may ask. Where no block is open there is nothing."""
+        session = self._session
+        if session is not None:
+            session.flush_from_elsewhere()
+
     @property
     def num_ops_started(self) -> int:
         """How many ops have started in the open block; 0 where none is open."""

@@ -35,10 +35,7 @@ _UNFINISHED = (
     "The block has not ended in this capture: the program was killed or still runs. "
     "It holds everything up to the last flush."
 )
-_NOTHING_FLUSHED = (
-    "That is nothing yet. A process that is killed in its first seconds leaves no more: "
-    "`with multiprocessing.Pool()` does so with its workers, unless the pool is closed and joined first."
-)
+_NOTHING_FLUSHED = "That is nothing yet. A process that is killed in its first seconds leaves no more."
 
 
 class Reading:

@@ -65,11 +65,19 @@ def idle_objects(count: int) -> Any:
     return [[number] for number in range(count)]
 
 
+def beneath(frames: int, call: Callable[[], Any]) -> Any:
+    """Call from the bottom of a stack of calls, each with variables of its own."""
+    items, words = [frames], {"frames": frames}
+    return beneath(frames - 1, call) if items and words["frames"] > 1 else call()
+
+
+DEEP: Final = "MLP step, beneath 300 frames"
 CASES: Final[dict[str, tuple[Callable[[], Callable[[], None]], Callable[[], Any]]]] = {
     "MLP step, beside nothing": (mlp_step, list),
     "MLP step, beside 20,000 modules": (mlp_step, lambda: idle_modules(20_000)),
     "MLP step, beside 100,000 tensors": (mlp_step, lambda: idle_tensors(100_000)),
     "MLP step, beside 2,000,000 objects": (mlp_step, lambda: idle_objects(2_000_000)),
+    DEEP: (mlp_step, list),
     "ten backwards, beside nothing": (ten_backwards, list),
     "ten backwards, beside 10,000 modules": (ten_backwards, lambda: idle_modules(10_000)),
 }
@@ -152,7 +160,9 @@ def write(found: Found, commit: str, rounds: int) -> str:
 
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
-        print(json.dumps(sample(*sys.argv[2:])))
+        case, recorder = sys.argv[2:]
+        frames = 300 if case == DEEP else 1
+        print(json.dumps(beneath(frames, lambda: sample(case, recorder))))
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commit", help="the commit to measure beside this one")

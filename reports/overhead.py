@@ -26,7 +26,7 @@ from matplotlib import pyplot
 from overhead_turns import FLOOR, HEAVY, PLAIN, measure_turns, turns_lines
 from overhead_turns import STEPS as TURN_STEPS
 from torch.utils._python_dispatch import TorchDispatchMode
-from workloads import WORKLOADS
+from workloads import THIN, WORKLOADS
 
 import memwatch
 from memwatch.profile import build_recorder
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 HERE = pathlib.Path(__file__).parent
 STEPS = {"MLP": 40, "GPT": 8, "ResNet": 10}
+IN_TURNS_TOO = {**WORKLOADS, **THIN}
 IN_TURNS = (PLAIN, FLOOR, HEAVY, "memwatch", "memwatch, to a file")
 
 
@@ -167,7 +168,7 @@ def measure(rounds: int, workloads: list[str]) -> dict[str, dict[str, dict[str, 
 
 def measure_in_turns(workload: str, seconds: float) -> Turns:
     """Return the times of the turns of a workload."""
-    step = WORKLOADS[workload]()
+    step = IN_TURNS_TOO[workload]()
     step()
     return measure_turns(
         {name: CONFIGURATIONS[name] for name in IN_TURNS}, step, TURN_STEPS[workload], seconds
@@ -244,7 +245,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--workload", choices=list(WORKLOADS), help="measure only this one again")
-    parser.add_argument("--turns", choices=list(WORKLOADS), help="measure only more turns of this one")
+    parser.add_argument("--turns", choices=list(IN_TURNS_TOO), help="measure only more turns of this one")
     parser.add_argument(
         "--seconds", type=float, default=300, help="how long turns of a workload are measured"
     )
@@ -259,7 +260,7 @@ def main() -> None:
         kept["results"] |= measure(options.rounds, wanted)
         kept["rounds"] |= dict.fromkeys(wanted, options.rounds)
     if options.workload is None:
-        for workload in [options.turns] if options.turns else list(WORKLOADS):
+        for workload in [options.turns] if options.turns else list(IN_TURNS_TOO):
             turns = kept.setdefault("turns", {}).setdefault(workload, {})
             for name, samples in measure_in_turns(workload, options.seconds).items():
                 turns.setdefault(name, []).extend(samples)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Turns = dict[str, list[list[float]]]
 
 PLAIN, FLOOR, HEAVY = "eager", "empty TorchDispatchMode", "MemTracker"
-STEPS = {"MLP": 800, "GPT": 30, "ResNet": 12}
+STEPS = {"MLP": 800, "GPT": 30, "ResNet": 12, "GPT, thin": 40, "ResNet, thin": 40}
 """Steps of a block: about a second."""
 RARELY = 6
 """MemTracker, which adds ten times as much, has one block in so many turns."""
@@ -78,6 +78,8 @@ def turns_lines(kept: dict[str, Turns]) -> list[str]:
         "*Of the mode* is the sum of what was added to eager over the sum of what an empty mode added, by CPU time of",
         f"all threads and by wall time, with the interval in which 95 % of {DRAWS:,} draws of the turns lie. Where",
         "wall time is a multiple of CPU time other programs had the processors: what the interval holds is undecided.",
+        "*Thin* are the same ops in the same order on small tensors: what a tool adds to an op is the same, and the",
+        "noise of the step itself, which is many times as large on GPT and ResNet, is not.",
         "",
         "| workload | configuration | CPU ms | wall ms | of the mode, CPU | of the mode, wall | of MemTracker, CPU |",
         "| --- | --- | --- | --- | --- | --- | --- |",

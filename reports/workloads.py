@@ -65,12 +65,14 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions(places))))
 
 
-def gpt() -> Callable[[], None]:
+def gpt(
+    vocabulary: int = 512, width: int = 256, length: int = 128, batch_size: int = 4
+) -> Callable[[], None]:
     """A 4-layer GPT, d=256, T=128, B=4, with AdamW."""
     torch.manual_seed(0)
-    model = GPT()
+    model = GPT(vocabulary, width, length=length)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    tokens = torch.randint(0, 512, (4, 129))
+    tokens = torch.randint(0, vocabulary, (batch_size, length + 1))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -102,21 +104,21 @@ class Residual(nn.Module):
         return (y + self.down(x)).relu()
 
 
-def resnet() -> Callable[[], None]:
+def resnet(first_width: int = 64, batch_size: int = 4, side: int = 64) -> Callable[[], None]:
     """A ResNet-18-like network on 4x3x64x64 with SGD and momentum."""
     torch.manual_seed(0)
-    widths = (64, 64, 128, 256, 512)
+    widths = [first_width * times for times in (1, 1, 2, 4, 8)]
     layers: list[nn.Module] = [
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(64),
+        nn.Conv2d(3, first_width, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(first_width),
         nn.ReLU(),
         nn.MaxPool2d(3, 2, 1),
     ]
     for inner, outer in itertools.pairwise(widths):
         layers += [Residual(inner, outer, 1 if inner == outer else 2), Residual(outer, outer, 1)]
-    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=False)
-    images, labels = torch.randn(4, 3, 64, 64), torch.randint(0, 10, (4,))
+    images, labels = torch.randn(batch_size, 3, side, side), torch.randint(0, 10, (batch_size,))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -127,3 +129,17 @@ def resnet() -> Callable[[], None]:
 
 
 WORKLOADS = {"MLP": mlp, "GPT": gpt, "ResNet": resnet}
+
+
+def thin_gpt() -> Callable[[], None]:
+    """The ops of `gpt` on small tensors."""
+    return gpt(vocabulary=64, width=16, length=8, batch_size=2)
+
+
+def thin_resnet() -> Callable[[], None]:
+    """The ops of `resnet` on small tensors."""
+    return resnet(first_width=4, batch_size=2, side=32)
+
+
+THIN = {"GPT, thin": thin_gpt, "ResNet, thin": thin_resnet}
+"""The same ops in the same order: what a tool adds to each is the same, and its share of a step many times as large."""

@@ -83,6 +83,9 @@ def decode(chunk: Chunk, into: NDArray[Any]) -> None:
         rest = _rest(chunk, chunk.rows - is_difference, width, is_deflated=is_deflated)
     except (struct.error, zlib.error, KeyError, ValueError) as error:
         raise DamagedCaptureError(f"its bytes are damaged ({error}); record it again") from error
+    if not width and not is_difference and base == chunk.low == chunk.high:
+        into.fill(base)  # as half of all columns are within a chunk
+        return
     if is_difference:
         values = np.empty(chunk.rows, dtype=np.int64)
         values[0], values[1:] = first, rest

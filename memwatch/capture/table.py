@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Kind = Literal["int", "text", "float", "bool"]
@@ -37,16 +37,16 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table: its columns in order and what a row is."""
+    """One table: its columns in order, the names of these, and what a row is."""
 
     name: str
     doc: str
     columns: tuple[Column, ...]
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The column names, in order."""
-        return tuple(column.name for column in self.columns)
+    def __post_init__(self) -> None:
+        """Know the names: of a long recording they are asked for once for each chunk."""
+        object.__setattr__(self, "names", tuple(column.name for column in self.columns))
 
     @classmethod
     def of(

@@ -12,6 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Final
 
 from memwatch.children.asking import file_of_child
+from memwatch.children.termination import WriteBeforeTermination
 from memwatch.cli.output import say
 from memwatch.cli.rank_summary import leave_summary
 from memwatch.cli.recording import recording_of
@@ -34,6 +35,8 @@ class _End:
     def __init__(self, recording: Profile, capture: Path) -> None:
         self._recording, self._capture = recording, capture
         self._pid = os.getpid()
+        self._writing = threading.Lock()
+        self._termination = WriteBeforeTermination(self._write)
 
     @property
     def is_of_this_process(self) -> bool:
@@ -45,10 +48,26 @@ class _End:
         atexit.register(self)
         multiprocessing.util.Finalize(None, self, exitpriority=_LAST)
 
+    def arrange_for_termination(self) -> None:
+        """Have what was recorded written before SIGTERM ends this process."""
+        self._termination.arrange()
+
+    def _write(self) -> None:
+        with self._writing:  # else the end is under way: it writes
+            self._recording.flush()
+
     def __call__(self) -> None:
+        """End the recording, unless that was done, or another process began it."""
         if not self.is_of_this_process:
             return
         self._pid = 0
+        try:
+            with self._writing:
+                self._end()
+        finally:
+            self._termination.restore()
+
+    def _end(self) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "memwatch: ", RuntimeWarning)
@@ -106,3 +125,4 @@ def _record() -> None:
         return
     _ends.append(_End(recording, capture))
     _ends[-1].arrange()
+    _ends[-1].arrange_for_termination()

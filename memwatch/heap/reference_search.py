@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.heap.references import DEFINITIONS, exception_step, step_of, tensor_step
+from memwatch.heap.references import DEFINITIONS, exception_step, is_barren, step_of, tensor_step
 from memwatch.heap.roots import RootKind
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class ReferenceSearch:
                     break
                 chain = waiting.popleft()
                 step = steps.get(id(type(chain[-1])))
-            if step is not None and step is not tensor_step:
+            if step is not None and step is not tensor_step and not is_barren(chain[-1]):
                 yield from self._found_before(chain, step)
                 self._go_on(chain, step, waiting)
         self._end(roots, waiting, found)
@@ -149,7 +149,7 @@ class ReferenceSearch:
             step = self._step(chain[-1])
             if step is tensor_step:
                 yield chain
-            elif step is not None:
+            elif step is not None and not is_barren(chain[-1]):
                 self._go_on(chain, step, self._rest)
 
     def _found_before(self, chain: Chain, step: Any) -> Iterator[Chain]:
@@ -168,19 +168,32 @@ class ReferenceSearch:
             return  # a container passed on as an argument is held by both calls
         self._seen.add(id(value))
         if len(chain) < _MAX_DEPTH:
-            steps, step_for = self._steps, self._step
-            found: list[Chain] = []
-            tensors: list[Chain] = []
-            for link in step(value):
-                cls = id(type(link[-1]))
-                how = steps[cls] if cls in steps else step_for(link[-1])
-                if how is not None:
-                    (tensors if how is tensor_step else found).append(link)
+            found, tensors = self._apart(list(step(value)))
             if len(tensors) > _WIDE_ITEMS and self._wanted is not None:
                 self._passed_in.add(id(chain[1]))
                 tensors = self._wanted(tensors)
             waiting.extend((*chain, *link) for link in tensors)
-            (waiting if len(found) <= _WIDE_ITEMS else self._later).extend((*chain, *link) for link in found)
+            if len(found) > _WIDE_ITEMS:
+                waiting = self._later
+                if not self._deep:
+                    del found[_MAX_OBJECTS:]  # it has one root, and looks at no more of them
+            waiting.extend((*chain, *link) for link in found)
+
+    def _apart(self, links: list[Chain]) -> tuple[list[Chain], list[Chain]]:
+        """Return the references to what is looked into, and those to tensors."""
+        steps, step_for = self._steps, self._step
+        found: list[Chain] = []
+        tensors: list[Chain] = []
+        if len(links) > _WIDE_ITEMS:  # mostly of one class, which is asked about once
+            hows = {step_for(link[-1]) for link in {type(link[-1]): link for link in links}.values()}
+            if tensor_step not in hows and None not in hows:
+                return links, tensors
+        for link in links:
+            cls = id(type(link[-1]))
+            how = steps[cls] if cls in steps else step_for(link[-1])
+            if how is not None:
+                (tensors if how is tensor_step else found).append(link)
+        return found, tensors
 
     def _step(self, value: Any) -> Callable[[Any], Iterator[Chain]] | None:
         cls = type(value)

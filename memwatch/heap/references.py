@@ -45,12 +45,13 @@ _PROBE_ITEMS: Final = 64
 _MAX_TRIES: Final = 8
 _SEQUENCES: Final = (list, tuple, set, frozenset, deque)
 _PLAIN: Final = (list, tuple, dict, set, frozenset, deque)
+_ROWS: Final = (list, tuple)
 _OFTEN_EMPTY: Final = (dict, OrderedDict, set, list)  # as the ten tables of hooks of a module
 _TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
 _ARRAY: Final = np.ndarray.__dict__
 _KEEPERS: Final = (queue.Queue, asyncio.Queue, concurrent.futures.Future, UserDict, UserList)
 """Classes of Python's library that are written in Python and hold what a program puts into them."""
-_NUMBERS_AND_TEXT: Final = (int, float, str, bool, bytes)
+_NUMBERS_AND_TEXT: Final = frozenset((int, float, str, bool, bytes))
 _LEAVES: Final = (
     str, bytes, int, float, complex, type(None), ModuleType, CodeType, BuiltinFunctionType, torch.dtype,
     torch.device, torch.Size, torch.UntypedStorage, threading.Thread, torch.optim.Optimizer,
@@ -84,6 +85,13 @@ def _step_of(cls: type) -> Callable[[Any], Iterator[Chain]] | None:
         if base in bases:
             return step
     return _node if is_node_type(cls) else _object
+
+
+def is_barren(value: Any) -> bool:
+    """Return True for a short plain list or tuple of numbers and texts alone: of these a program may have millions."""
+    return (
+        type(value) in _ROWS and len(value) <= _PROBE_ITEMS and _NUMBERS_AND_TEXT.issuperset(map(type, value))
+    )
 
 
 def tensor_step(_: Any) -> Iterator[Chain]:

@@ -65,6 +65,10 @@ class FlushPace:
         written = self._last_write
         if self._to_file and (written.is_within(FLUSH_S) or not written.is_long_ago(PATIENCE * FLUSH_S)):
             return  # the program's own thread writes while it runs ops
+        self.from_elsewhere()
+
+    def from_elsewhere(self) -> None:
+        """Flush from another thread."""
         if self._allocator is not None:
             self._allocator.cut_from_elsewhere()
         self._flush()  # what it raises, the next flush raises again in the program's thread

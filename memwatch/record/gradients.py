@@ -40,6 +40,7 @@ class Gradients:
 
     Attributes:
         python_functions: those that torch calls.
+        first_made: number of the first storage that the running backward may have made.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Gradients:
         self._new: set[int] = set()
         self._amid: set[int] = set()
         self._op_of_new = NONE
+        self.first_made = 0
         self.python_functions: tuple[Callable[..., Any], ...] = (_AtEnd.__call__,)
 
     def stop(self) -> None:
@@ -61,6 +63,8 @@ class Gradients:
 
     def backward_begins(self) -> None:
         """Have the gradients noted when the backward that runs in this thread is done."""
+        if not self._reached:  # else it runs within another one, as that of a checkpoint
+            self.first_made = self._storages.count
         self._reached.setdefault(current_graph_task_id(), set())
         call_at_end_of_backward(_AtEnd(weakref.ref(self)))
 

@@ -74,10 +74,10 @@ class RoleEnds:
             }
             in_op = in_op and self._op_counter[0] > 0  # else it is an op of a step that is left out
             now = self._op_counter[0] - in_op
-            members = self._members(large, frame, now)
-            told = sum(1 << role for role in members)
+            told = sum(1 << role for role in self._told(frame))
+            roles_now = self._roles_now(large, told, now)
             self._looks += (now, int(in_op), ticks(), least_bytes, told)
-            if self._end_all_but(members, large.values(), now) or not in_op:
+            if self._end_all_but(roles_now, large.values(), told, now) or not in_op:
                 self._owners.registry.look_for_moves()
 
     def end(self, storage: int, role: int) -> None:
@@ -86,21 +86,23 @@ class RoleEnds:
         self._storages.roles[storage] &= ~(1 << role)
         self._rows += (storage, role, now - 1, now)
 
-    def _members(self, large: dict[int, int], frame: FrameType | None, now: int) -> dict[int, set[int]]:
-        """Return, for each role that can be told, the storages that are in it; note those that are new."""
-        members: dict[int, set[int]] = {role: set() for role in self._told(frame)}
-        known = self._storages.roles
+    def _roles_now(self, large: dict[int, int], told: int, now: int) -> dict[int, int]:
+        """Return, by storage, a bit for each of the told roles that it is in; note those that are new."""
+        found: dict[int, int] = {}
+        known, parameter_bit = self._storages.roles, 1 << PARAMETER
         for role, tensor, words, module in chain(
             self._owners.in_roles(large.keys()), self._gradients.in_role()
         ):
-            for number in _numbers_of(tensor, large) if role in members else ():
-                if role == STEPPED and (module == NONE or number in members[PARAMETER]):
-                    members[PARAMETER].add(number)
+            bit = told & 1 << role
+            for number in _numbers_of(tensor, large) if bit else ():
+                bits = found.get(number, 0)
+                if role == STEPPED and (module == NONE or bits & parameter_bit):
+                    found[number] = bits | parameter_bit
                     continue
-                members[role].add(number)
-                if words and not known.get(number, 0) >> role & 1:
+                found[number] = bits | bit
+                if words and not known.get(number, 0) & bit:
                     self._roles.add(number, role, NAMES[role].format(*words), module, op=now)
-        return members
+        return found
 
     def _told(self, frame: FrameType | None) -> list[int]:
         """Return the roles whose members can be told: modules may have parameters for the time of a call alone.
@@ -115,13 +117,14 @@ class RoleEnds:
             untold += _OF_MODULES
         return [role for role in _ENDING if role not in untold]
 
-    def _end_all_but(self, members: dict[int, set[int]], numbers: Iterable[int], now: int) -> bool:
-        """Append the ends of the roles of some storages that are no members any more; return whether there are any."""
+    def _end_all_but(self, roles_now: dict[int, int], numbers: Iterable[int], told: int, now: int) -> bool:
+        """Append the ends of told roles of some storages that are in them no more; return whether there are any."""
         known, any_ended = self._storages.roles, False
         for number in numbers:
             bits = known.get(number, 0)
-            for role, found in members.items() if bits else ():
-                if bits >> role & 1 and number not in found:
+            over = bits & told & ~roles_now.get(number, 0) if bits else 0
+            for role in _ENDING if over else ():
+                if over >> role & 1:
                     known[number] &= ~(1 << role)
                     self._rows += (number, role, NONE, now)
                     any_ended = True

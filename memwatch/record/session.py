@@ -278,7 +278,7 @@ class Session:
         self.interceptor.resume()
 
     def _stand_aside(self) -> None:
-        """Record nothing while torch.jit traces: the tracer would write down the ops of the recorder too."""
+        """Record nothing while torch.jit traces: the tracer would write down our ops too."""
         self._notes.note("traced", "torch.jit traced a function: only the allocator saw what that used")
         self._sleeper.stand_aside()
 
@@ -295,6 +295,10 @@ class Session:
     def _flush_by_timer(self) -> None:
         self._process.sample()
         self._pace.by_timer()
+
+    def flush_from_elsewhere(self) -> None:
+        """Write what there is, from any thread."""
+        self._pace.from_elsewhere()
 
     def _flush(self) -> None:
         with self._flushing:

@@ -279,3 +279,19 @@ def test_a_search_looks_into_queues_and_futures():
     found = paths_to({"waiting": waiting, "result": result}, [root])
     assert [edge.name for edge in found["waiting"]][:2] == ["ready", "queue"]
     assert [edge.name for edge in found["result"]] == ["future", "_result"]
+
+
+def test_rows_of_numbers_do_not_hide_what_lies_among_them():
+    """Of a long list of short ones the plain rows are passed over; a row with a tensor, or of a subclass, is not."""
+
+    class Row(list):
+        pass
+
+    among, attached = torch.zeros(2), torch.zeros(3)
+    row = Row([1, 2])
+    row.tensor = attached
+    rows = [[number, "text", 0.5] for number in range(500)]
+    rows[300], rows[400] = [1, among], row
+    root = Root(RootKind.FRAME, [Held(EdgeKind.LOCAL, "rows", rows)])
+    found = paths_to({"among": among, "attached": attached}, [root])
+    assert sorted(found) == ["among", "attached"]

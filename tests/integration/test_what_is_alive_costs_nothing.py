@@ -201,3 +201,35 @@ def test_a_summary_takes_few_lines_for_what_is_idle():
     assert "parameter" in text
     assert lines.count < 1350 * IDLE  # it was 1,520 for each module and tensor
     del kept
+
+
+@BOTH
+def test_a_backward_alone_is_no_reason_to_search_deep(intercept, monkeypatch):
+    """What autograd makes as it runs lies in no object of the program: the first forward alone is searched for it."""
+    deep, net = [], nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)])
+    search_deep = Sample._search_deep
+    monkeypatch.setattr(
+        Sample,
+        "_search_deep",
+        lambda sample, *given: deep.append(sample._state.context.in_backward) or search_deep(sample, *given),
+    )
+    batch = torch.ones(8, 64)
+    with memwatch.profile(intercept=intercept):
+        net(batch).sum().backward()
+    assert True not in deep
+    del batch
+
+
+@BOTH
+def test_what_a_backward_left_is_searched_for_after_it(intercept):
+    """What a hook put into an object of the program is found once the backward is over."""
+    net = nn.Linear(256, 256)
+    keeper = {"inner": [{"kept": []}]}
+    net.weight.register_hook(lambda gradient: keeper["inner"][0]["kept"].append(gradient * 2))
+    with memwatch.profile(intercept=intercept) as prof:
+        net(torch.ones(2, 256)).sum().backward()
+        net.zero_grad()
+        others = [torch.ones(256, 256) for _ in range(6)]
+    kept = prof.at_peak[prof.at_peak["holder"].str.contains("keeper", regex=False)]
+    assert kept["nbytes"].max() == 4 * 256 * 256
+    del others

@@ -46,6 +46,7 @@ class Facts:
         self._source = narrowed(capture, device)
         self._categories: dict[tuple[tuple[tuple[int, str], PastRole], ...], Categories] = {}
         self._categories_at: dict[int, Categories] = {}
+        self._op_at: dict[int, int] = {}
 
     @cached_property
     def _joined(self) -> tuple[Capture, Allocations, LiveCurve]:
@@ -205,7 +206,11 @@ class Facts:
 
     def op_at(self, event: int) -> int:
         """Return the op that was running at an event or, between ops, the one before; -1 before the first."""
-        return int(np.searchsorted(self._op_starts_ns, self.curve.time_ns[event], side="right")) - 1
+        op = self._op_at.get(event)
+        if op is None:  # of each of 100,000 storages it is asked at the peak
+            starts_ns, now_ns = self._op_starts_ns, self.curve.time_ns[event]
+            op = self._op_at[event] = int(np.searchsorted(starts_ns, now_ns, side="right")) - 1
+        return op
 
     def ops_at(self, events: IntArray | slice) -> IntArray:
         """Return the ops that were running at some events, as `op_at` does."""

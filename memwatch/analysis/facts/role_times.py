@@ -83,6 +83,7 @@ class RoleTimes:
         self._rows_of_storage = Grouped(self._begun["storage"])
         self._looks, self._phase = _Looks(capture, allocations), capture.tables["ops"]["phase"]
         self._stretches: dict[tuple[int, str], list[Stretch]] = {}
+        self._asked_op, self._asked = NONE - 1, dict[tuple[int, str], InRole]()
         self._ends: dict[tuple[int, str], list[tuple[int, int]]] = {}
         columns = (ended["storage"].tolist(), ended["role"].tolist(), ended["last_op"].tolist())
         for storage, role, last_op, op in zip(*columns, ended["op"].tolist(), strict=True):
@@ -119,6 +120,18 @@ class RoleTimes:
 
     def at(self, storage: int, role: str, op: int) -> InRole:
         """Return whether a storage is in a role while an op runs, or between it and the next."""
+        if (
+            op != self._asked_op
+        ):  # of all that is alive at a peak it is asked when it is sorted and when it is told
+            self._asked_op = op
+            self._asked.clear()
+        key = storage, role
+        found = self._asked.get(key)
+        if found is None:
+            found = self._asked[key] = self._is_in(storage, role, op)
+        return found
+
+    def _is_in(self, storage: int, role: str, op: int) -> InRole:
         stretches = self._stretches_of(storage, role)
         begun = [each for each in stretches if each.first_op <= op]
         if not stretches:

@@ -184,15 +184,21 @@ class Holders:
 
         None where it is in that role no more.
         """
-        name = self._facts.recorded_names(np.array([allocation]))[0].removeprefix(GRADIENT_PREFIX)
-        holder = Holder(_ROLES[role], words.role_holder(role, name), subject=(name,), evidence=_BOOKS)
         storage, op = int(self._facts.allocations.storage[allocation]), self._facts.op_at(event)
         known = self._facts.role_times.at(storage, role, op)
         if known is InRole.ENDED:
             return None
-        if known in _INFERENCES:
-            return holder.inferred(_INFERENCES[known])
-        return holder.inferred(Inference.MADE_WITH) if role in _INFERRED_ROLES else holder
+        made_with = Inference.MADE_WITH if role in _INFERRED_ROLES else None
+        rule = _INFERENCES.get(known, made_with)
+        name = self._facts.recorded_names(slice(allocation, allocation + 1))[0].removeprefix(GRADIENT_PREFIX)
+        # made at once: 100,000 of them may be told
+        return Holder(
+            _ROLES[role],
+            words.role_holder(role, name),
+            subject=(name,),
+            evidence=_BOOKS if rule is None else HolderEvidence.INFERRED,
+            inference=rule,
+        )
 
     def _saved(self, allocation: int, op: int, pack: int) -> Holder:
         saved = self._saved_tensors

@@ -110,8 +110,16 @@ class SamplingState:
         return max(int(self.increase_bytes(device) * _SMALL_RATIO), 1)
 
     def to_explain(self, device: int) -> Iterator[WatchedStorage]:
-        """Yield the storages on a device whose holders are looked for: what the block made, and large older ones."""
+        """Yield the storages on a device whose holders are looked for: what the block made, and large older ones.
+
+        What the backward that runs has made is autograd's own for as long as it runs: a search through the program's
+        objects for who holds it meets much and finds nothing.
+        """
+        context = self.context
+        end = context.gradients.first_made if context.in_backward else self.storages.count
         for alive in (*self._at_entry(device), *self.storages.newest(self.first_number)):
+            if alive.number >= end:
+                return
             if alive.__class__ is WatchedStorage and alive.device == device:
                 yield alive
 

@@ -1,0 +1,121 @@
+"""Die of SIGTERM only once something is written, as a worker of a pool does, whose block ends by killing it.
+
+Python's default is to die at once. A handler in Python would run in the main thread, perhaps amid a write, and not at
+all while that waits in C++ for a rank that is gone. So a thread waits on a pipe; the handler in C, which only needs to
+be there, writes into it by Python's wakeup descriptor whatever the main thread does. The thread writes what there is
+and has the process die of the same signal. A program that sets a handler of its own is left alone.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # `signal` takes the `repr` of a handler: see `uninterrupted`
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_BY_HANDLER: Final = b"\0"
+"""What our handler writes, should the program have taken the wakeup descriptor: no signal has this number."""
+_NONE: Final = -1
+_LONGEST_S: Final = 5.0
+"""A disk that does not answer keeps no process alive."""
+
+
+class WriteBeforeTermination:
+    """Call a function before SIGTERM ends this process, if that is what SIGTERM does.
+
+    Args:
+        write: what is called, in a thread of its own.
+    """
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        self._write = write
+        self._ask = self._asked = _NONE
+        self._is_written = threading.Event()
+
+    def arrange(self) -> None:
+        """Begin; only the main thread may ask."""
+        if _signal.getsignal(signal.SIGTERM) != _signal.SIG_DFL:
+            return
+        self._asked, self._ask = os.pipe()
+        os.set_blocking(self._ask, False)
+        before = signal.set_wakeup_fd(self._ask, warn_on_full_buffer=False)
+        if before != _NONE:
+            signal.set_wakeup_fd(before)
+        threading.Thread(target=self._wait, name="memwatch-termination", daemon=True).start()
+        _signal.signal(signal.SIGTERM, self._terminated)
+        _arranged.append(self)
+
+    def restore(self) -> None:
+        """Have SIGTERM do what it did before; called in the main thread, or in a fork, which has no thread of ours."""
+        if self not in _arranged:
+            return
+        _arranged.remove(self)
+        if self._is_ours():
+            _signal.signal(signal.SIGTERM, _signal.SIG_DFL)
+        wakeup = signal.set_wakeup_fd(_NONE)
+        if wakeup != self._ask:
+            signal.set_wakeup_fd(wakeup)
+        os.close(self._ask)  # the end of the thread, which is still to close the other one
+
+    def _is_ours(self) -> bool:
+        return bool(_signal.getsignal(signal.SIGTERM) == self._terminated)
+
+    def _terminated(self, *_: Any) -> None:
+        if self._is_ours():  # else the program's handler calls the one before its own, and may go on
+            with contextlib.suppress(OSError):
+                os.write(self._ask, _BY_HANDLER)
+
+    def _wait(self) -> None:
+        while arrived := os.read(self._asked, 64):
+            if _BY_HANDLER in arrived or (signal.SIGTERM in arrived and self._is_ours()):
+                threading.Thread(target=self._write_and_tell, daemon=True).start()
+                self._is_written.wait(_LONGEST_S)
+                _die()
+        os.close(self._asked)
+
+    def _write_and_tell(self) -> None:
+        with contextlib.suppress(Exception):
+            self._write()
+        self._is_written.set()
+
+
+def _die() -> None:
+    set_in_c = ctypes.pythonapi.PyOS_setsig  # `signal.signal` is for the main thread alone
+    set_in_c.argtypes, set_in_c.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    set_in_c(signal.SIGTERM, None)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+_arranged: Final[list[WriteBeforeTermination]] = []
+
+
+_forking: Final = threading.local()
+
+
+def _before_fork() -> None:
+    # a fork has the same pipe, until it lets go of it: what came for it meanwhile would be taken for the parent's
+    if _arranged:
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _after_fork() -> None:
+    mask = _forking.__dict__.pop("mask", None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _forked() -> None:
+    while _arranged:
+        each = _arranged[0]
+        each.restore()
+        os.close(each._asked)
+    _after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forked)
