@@ -145,8 +145,8 @@ def remedy_for(
 def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy | None:
     if cut is None and path and path[0].kind in _ENTRIES and path[0].owner is not None:
         return Remedy.ARGUMENTS_IN_C if path[0].owner.name == "tuple" else None
-    if cut is not None and is_registration(cut, path):
-        return Remedy.HOOK_PER_CALL
+    if cut is not None and (added := _added(cut, path)) is not None:
+        return added
     remedy = _by_references(holder, path)
     if remedy in _OF_ENTRIES:
         if any(edge.owner is not None and edge.owner.kind is VertexKind.FRAME for edge in path[1:]):
@@ -157,6 +157,14 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
     if cut is not None and remedy in _OF_ATTRIBUTES:
         return _behind_attribute(cut, path) or remedy
     return Remedy.MODULE_HOOK if remedy in _OF_FUNCTIONS and held_by_hook(cut, path) else remedy
+
+
+def _added(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
+    """Return what to change if each call registers a hook, or puts a class that it makes into a container."""
+    if is_registration(cut, path):
+        return Remedy.HOOK_PER_CALL
+    is_class = cut.target is not None and cut.target.kind is VertexKind.CLASS
+    return Remedy.CLASS_PER_CALL if is_class and cut.kind in _ENTRIES else None
 
 
 def _behind_attribute(cut: Edge, path: Sequence[Edge]) -> Remedy | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import pickle
 import threading
@@ -16,6 +17,7 @@ from memwatch.errors import MemwatchError
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 
 PARKED: dict[str, torch.Tensor] = {}
+LAYER = torch.nn.Linear(4, 4)
 WEIGHT = torch.randn(16, 16, requires_grad=True)
 
 
@@ -297,3 +299,15 @@ def test_the_tensor_beside_a_line_is_one_that_this_line_made():
     code = step.__code__
     assert leak.site.endswith(f"py:{code.co_firstlineno + 2} in {code.co_name}")
     assert leak.tensor == "Tensor [2, 64] float32"
+
+
+def test_a_copy_has_the_line_that_asked_for_it():
+    """Python's own code is no place to edit: `copy.deepcopy` makes tensors, and so do threads' and wrappers' calls."""
+    kept = []
+
+    def keep():
+        kept.append(copy.deepcopy(LAYER))
+
+    (leak,) = find_leaks(keep)
+    assert leak.site.endswith(f"py:{keep.__code__.co_firstlineno + 1} in {keep.__code__.co_name}")
+    assert leak.caller is None

@@ -1,0 +1,260 @@
+"""More advice that is checked by taking it: on tables, names and classes that grow, on loops of containers."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import types
+import weakref
+
+import pytest
+import torch
+
+from memwatch.leaks import find_leaks
+from memwatch.words.advice import Remedy, advice
+
+NUMBERS = itertools.count()
+TABLE, BY_IMAGE, WEAK_BY_IMAGE = {}, {}, weakref.WeakKeyDictionary()
+MEMBERS, PLUGINS, METHODS, PARTIALS, HISTORY = set(), [], [], [], []
+LAYERS = torch.nn.ModuleDict()
+OPTIMIZER = torch.optim.SGD([torch.nn.Parameter(torch.ones(8))], lr=0.1, momentum=0.9)
+SETTINGS = types.ModuleType("settings")
+
+
+def data():
+    return torch.ones(64)
+
+
+class Image:
+    """An object that tables may be keyed by."""
+
+    def __init__(self):
+        self.pixels = data()
+        self.me = None
+
+
+class Runs:
+    """Has results as attributes of the class."""
+
+
+def entry():
+    TABLE[next(NUMBERS)] = data()
+
+
+def entry_deleted():
+    key = next(NUMBERS)
+    TABLE[key] = data()
+    del TABLE[key]
+
+
+def descriptor():
+    BY_IMAGE[Image()] = data()
+
+
+def descriptor_with_weak_keys():
+    WEAK_BY_IMAGE[Image()] = data()
+
+
+def member():
+    MEMBERS.add(Image())
+
+
+def member_discarded():
+    image = Image()
+    MEMBERS.add(image)
+    MEMBERS.discard(image)
+
+
+def registered_class():
+    PLUGINS.append(type("Plugin", (), {"weights": data()}))
+
+
+PLUGIN = type("Plugin", (), {"weights": data()})
+
+
+def registered_class_made_once():
+    if PLUGIN not in PLUGINS:
+        PLUGINS.append(PLUGIN)
+
+
+def class_attribute():
+    setattr(Runs, f"result_{next(NUMBERS)}", data())
+
+
+def class_attribute_on_an_instance():
+    runs = Runs()
+    runs.result = data()
+
+
+def class_attribute_deleted():
+    name = f"result_{next(NUMBERS)}"
+    setattr(Runs, name, data())
+    delattr(Runs, name)
+
+
+def submodule():
+    LAYERS[str(next(NUMBERS))] = torch.nn.Linear(4, 4)
+
+
+def submodule_deleted():
+    name = str(next(NUMBERS))
+    LAYERS[name] = torch.nn.Linear(4, 4)
+    del LAYERS[name]
+
+
+def global_name():
+    setattr(SETTINGS, f"mask_{next(NUMBERS)}", data())
+
+
+def global_name_deleted():
+    name = f"mask_{next(NUMBERS)}"
+    setattr(SETTINGS, name, data())
+    delattr(SETTINGS, name)
+
+
+def bound_method():
+    METHODS.append(Image().__init__)
+
+
+def weak_method():
+    METHODS.append(weakref.WeakMethod(Image().__init__))
+
+
+def partial():
+    PARTIALS.append(functools.partial(print, data()))
+
+
+def partial_of_a_weak_reference():
+    PARTIALS.append(functools.partial(print, weakref.ref(data())))
+
+
+def state_of_a_replaced_parameter(*, delete):
+    parameter = torch.nn.Parameter(data())
+    OPTIMIZER.param_groups[0]["params"] = [parameter]
+    parameter.sum().backward()
+    OPTIMIZER.step()
+    if delete:
+        del OPTIMIZER.state[parameter]
+    OPTIMIZER.param_groups[0]["params"] = []
+
+
+def gradient_with_its_graph():
+    weight = torch.ones(64, requires_grad=True)
+    (weight**3).sum().backward(create_graph=True)
+
+
+def gradient_by_grad():
+    weight = torch.ones(64, requires_grad=True)
+    torch.autograd.grad((weight**3).sum(), weight, create_graph=True)
+
+
+def list_in_itself():
+    ring = [data()]
+    ring.append(ring)
+
+
+def list_in_itself_cleared():
+    ring = [data()]
+    ring.append(ring)
+    ring.clear()
+
+
+def dictionary_in_itself():
+    tree = {"value": data()}
+    tree["root"] = tree
+
+
+def dictionary_in_itself_without_the_entry():
+    tree = {"value": data()}
+    tree["root"] = tree
+    del tree["root"]
+
+
+def object_in_itself():
+    image = Image()
+    image.me = image
+
+
+def object_in_itself_by_a_weak_reference():
+    image = Image()
+    image.me = weakref.ref(image)
+
+
+def module_in_itself():
+    module = types.ModuleType("made")
+    module.value, module.me = data(), module
+
+
+def module_in_itself_without_the_name():
+    module = types.ModuleType("made")
+    module.value, module.me = data(), module
+    del module.me
+
+
+SLICES = {"kept": torch.ones(64, 8), "cut": torch.ones(64, 8)}
+
+
+def growing_tensor():
+    SLICES["kept"] = torch.cat([SLICES["kept"], torch.ones(4, 8)])
+
+
+def growing_tensor_cut():
+    SLICES["cut"] = torch.cat([SLICES["cut"], torch.ones(4, 8)])[-64:].clone()
+
+
+def arrays():
+    HISTORY.append(data().numpy())
+
+
+def numbers():
+    HISTORY.append(data().numpy().mean().item())
+
+
+RULES = [
+    (Remedy.VALUE, entry, entry_deleted),
+    (Remedy.VALUE, descriptor, descriptor_with_weak_keys),
+    (Remedy.MEMBER, member, member_discarded),
+    (Remedy.CLASS_PER_CALL, registered_class, registered_class_made_once),
+    (Remedy.CLASS_ATTRIBUTE, class_attribute, class_attribute_on_an_instance),
+    (Remedy.CLASS_ATTRIBUTE, class_attribute, class_attribute_deleted),
+    (Remedy.SUBMODULE, submodule, submodule_deleted),
+    (Remedy.GLOBAL, global_name, global_name_deleted),
+    (Remedy.BOUND_METHOD, bound_method, weak_method),
+    (Remedy.PARTIAL, partial, partial_of_a_weak_reference),
+    (
+        Remedy.OPTIMIZER_STATE,
+        functools.partial(state_of_a_replaced_parameter, delete=False),
+        functools.partial(state_of_a_replaced_parameter, delete=True),
+    ),
+    (Remedy.GRADIENT, gradient_with_its_graph, gradient_by_grad),
+    (Remedy.ITEM_IN_CYCLE, list_in_itself, list_in_itself_cleared),
+    (Remedy.VALUE_IN_CYCLE, dictionary_in_itself, dictionary_in_itself_without_the_entry),
+    (Remedy.ATTRIBUTE_IN_CYCLE, object_in_itself, object_in_itself_by_a_weak_reference),
+    (Remedy.GLOBAL_IN_CYCLE, module_in_itself, module_in_itself_without_the_name),
+    (Remedy.GROWING_TENSOR, growing_tensor, growing_tensor_cut),
+    (Remedy.NUMPY, arrays, numbers),
+]
+
+
+@pytest.fixture(autouse=True)
+def _tidy():
+    torch.set_num_threads(1)
+    yield
+    for kept in (TABLE, BY_IMAGE, MEMBERS, PLUGINS, METHODS, PARTIALS, HISTORY, LAYERS, SLICES):
+        kept.clear()
+    OPTIMIZER.state.clear()
+    for name in [name for name in vars(Runs) if name.startswith("result_")]:
+        delattr(Runs, name)
+    SETTINGS.__dict__.clear()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_a_leak_is_gone_when_its_advice_is_taken():
+    """Each leak gets the advice of its mechanism; mended as it says, none is left. The heap is searched once."""
+    leaks = find_leaks(lambda: [leak() for _, leak, _ in RULES] and None)
+    given = collections.Counter(leak.advice for leak in leaks)
+    for remedy, _, _ in RULES:
+        assert {advice(remedy), advice(remedy, with_graph=True)} & given.keys(), f"{remedy}: {given}"
+    mended = find_leaks(lambda: [mended() for _, _, mended in RULES] and None, warmup=4)
+    assert [str(leak) for leak in mended] == []
