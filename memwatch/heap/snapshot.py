@@ -91,6 +91,7 @@ class Snapshot:
         self._native: dict[tuple[int, int], NativeEdge] = {}
         self.named: dict[tuple[int, int], Edge] = {}  # what was told of them, by their positions
         self.first_gc_end = len(self.objects)
+        self._is_short_cut = self._short_cuts()
         unlisted = Unlisted() if deep else None
         lists = [] if unlisted is None else self._references(0, self.first_gc_end, unlisted)
         hidden = [*self._autograd(), *self._c_held(unlisted)]
@@ -191,14 +192,13 @@ class Snapshot:
 
         References to what is not listed are noted in `unlisted`.
         """
-        is_short_cut = self._short_cuts()
         mark = (object(),)
         lists = []
         for start in range(first, end, _CHUNK):
             near = referents_of(self.objects[start : min(start + _CHUNK, end)], mark)
             targets = self._find(near.ids)
             owners = np.repeat(np.arange(len(near.counts)), near.counts)
-            lists.append(_listed(start, len(near.counts), owners, targets, is_short_cut))
+            lists.append(_listed(start, len(near.counts), owners, targets, self._is_short_cut))
             if unlisted is not None:
                 others = np.flatnonzero(targets == UNREACHED)
                 unlisted.note(near.at(others), near.ids[others], owners[others] + start)
@@ -209,7 +209,7 @@ class Snapshot:
         entries = [[held.value for held in root.entries] for root in self.roots]
         owners = np.repeat(np.arange(len(entries)), np.fromiter(map(len, entries), dtype=np.int64))
         targets = self._find(ids_of(chain.from_iterable(entries)))
-        return _listed(self.first_root, len(entries), owners, targets, self._short_cuts())
+        return _listed(self.first_root, len(entries), owners, targets, self._is_short_cut)
 
     def _of_hidden(self, hidden: list[tuple[object, object]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the positions of those who refer to something, and the ids of what they refer to."""
@@ -252,10 +252,13 @@ class Snapshot:
         """Return a test of references to a module's namespace from anything but a module: every function has one."""
         loaded = set(map(id, list(sys.modules.values())))
         modules = [module for module in self.of_types(lambda cls: cls is ModuleType) if id(module) in loaded]
-        is_namespace, is_module = (np.zeros(len(self.objects), dtype=bool) for _ in range(2))
+        # gc lists them all: the last place stands for what is listed beyond
+        is_namespace, is_module = (np.zeros(self.first_gc_end + 1, dtype=bool) for _ in range(2))
         is_namespace[self.positions(id(module.__dict__) for module in modules)] = True
         is_module[self.positions(map(id, modules))] = True
-        return lambda owners, targets: is_namespace[targets] & ~is_module[owners]
+        return lambda owners, targets: (
+            is_namespace.take(targets, mode="clip") & ~is_module.take(owners, mode="clip")
+        )
 
     def _find(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         if not len(self._ids):

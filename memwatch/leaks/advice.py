@@ -148,7 +148,9 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
     if cut is not None and (added := _added(cut, path)) is not None:
         return added
     remedy = _by_references(holder, path)
-    if remedy in _OF_ENTRIES:
+    if (
+        remedy in _OF_ENTRIES or remedy is Remedy.THREAD
+    ):  # of a thread that runs on, what it keeps may be what grows
         if any(edge.owner is not None and edge.owner.kind is VertexKind.FRAME for edge in path[1:]):
             return Remedy.FRAME  # of a running call the first reference is
         entries = [edge for edge in path if _RETAINED.get(edge.kind) in _OF_ENTRIES]

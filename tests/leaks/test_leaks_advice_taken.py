@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
 import functools
 import itertools
+import queue
+import sys
+import threading
 import types
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 
-from memwatch.leaks import find_leaks
+from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.words.advice import Remedy, advice
+
+sys.path.insert(0, str(Path(__file__).parent))
+from expected_remedies import REMEDIES
+from test_leaks_advice import RULES as OTHER_RULES
 
 NUMBERS = itertools.count()
 TABLE, BY_IMAGE, WEAK_BY_IMAGE = {}, {}, weakref.WeakKeyDictionary()
@@ -203,6 +212,41 @@ def growing_tensor_cut():
     SLICES["cut"] = torch.cat([SLICES["cut"], torch.ones(4, 8)])[-64:].clone()
 
 
+def iterator():
+    globals()[f"source_{next(NUMBERS)}"] = itertools.repeat(data())
+
+
+def iterator_dropped():
+    globals()["source"] = itertools.repeat(data())
+    del globals()["source"]
+
+
+class Prefetcher(threading.Thread):
+    """Runs on, and has a list that grows, or a window."""
+
+    def __init__(self, batches):
+        super().__init__(daemon=True)
+        self.batches, self.asked, self.given = batches, queue.SimpleQueue(), queue.SimpleQueue()
+        self.start()
+
+    def run(self):
+        while self.asked.get():
+            self.batches.append(data())
+            self.given.put(True)
+
+    def give(self):
+        self.asked.put(True)
+        self.given.get()
+
+
+def shown_in_the_shell():
+    builtins._ = (getattr(builtins, "_", None), data())
+
+
+def evaluated_something_else():
+    builtins._ = data().sum().item()
+
+
 def arrays():
     HISTORY.append(data().numpy())
 
@@ -234,6 +278,8 @@ RULES = [
     (Remedy.GLOBAL_IN_CYCLE, module_in_itself, module_in_itself_without_the_name),
     (Remedy.GROWING_TENSOR, growing_tensor, growing_tensor_cut),
     (Remedy.NUMPY, arrays, numbers),
+    (Remedy.ITERATOR, iterator, iterator_dropped),
+    (Remedy.SHELL_RESULT, shown_in_the_shell, evaluated_something_else),
 ]
 
 
@@ -247,6 +293,10 @@ def _tidy():
     for name in [name for name in vars(Runs) if name.startswith("result_")]:
         delattr(Runs, name)
     SETTINGS.__dict__.clear()
+    for name in [name for name in globals() if name.startswith("source_")]:
+        del globals()[name]
+    vars(builtins).pop("_", None)
+    vars(sys).pop("last_traceback", None)
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")
@@ -258,3 +308,66 @@ def test_a_leak_is_gone_when_its_advice_is_taken():
         assert {advice(remedy), advice(remedy, with_graph=True)} & given.keys(), f"{remedy}: {given}"
     mended = find_leaks(lambda: [mended() for _, _, mended in RULES] and None, warmup=4)
     assert [str(leak) for leak in mended] == []
+
+
+def test_of_a_thread_that_runs_on_it_is_the_list_that_grows():
+    """It need not end: its list is to be bounded."""
+    keeps, slides = Prefetcher([]), Prefetcher(collections.deque(maxlen=2))
+    [leak] = find_leaks(keeps.give)
+    assert leak.advice == advice(Remedy.ITEM)
+    assert find_leaks(slides.give) == []
+    for prefetcher in (keeps, slides):
+        prefetcher.asked.put(False)
+        prefetcher.join()
+
+
+def test_the_last_error_of_a_shell_is_dropped_as_told():
+    """By the names that the interpreter gave it."""
+
+    def fail(*, delete):
+        value = data()
+        try:
+            raise ValueError(len(value))
+        except ValueError as error:
+            sys.last_traceback = error.__traceback__
+        if delete:
+            del sys.last_traceback
+
+    with pytest.raises(TensorLeakError) as caught, check_leaks():
+        fail(delete=False)
+    assert caught.value.leaks[0].advice == advice(Remedy.LAST_EXCEPTION)
+    with check_leaks():
+        fail(delete=True)
+
+
+def test_what_a_shell_displayed_is_reset_as_told(monkeypatch):
+    """Its history keeps each value."""
+    monkeypatch.setattr("memwatch.heap.edges_of.in_interactive_shell", lambda: True)
+    SETTINGS.Out = {}
+    [leak] = find_leaks(lambda: SETTINGS.Out.setdefault(next(NUMBERS), data()), runs=2)
+    assert leak.advice == advice(Remedy.OUTPUT_HISTORY)
+
+    def reset():
+        SETTINGS.Out[next(NUMBERS)] = data()
+        SETTINGS.Out.clear()
+
+    assert find_leaks(reset, runs=2) == []
+
+
+WITHOUT_A_RULE = {
+    Remedy.ANY,  # says to cut the reference
+    Remedy.C_CODE,  # says where to look
+    Remedy.ARGUMENT,
+    Remedy.LOCAL,  # of a call that runs, where no reference behind the name says more
+    Remedy.FUNCTORCH,  # of loops through what a transform wraps
+    Remedy.EXECUTOR,  # has a test of its own, as the next three do
+    Remedy.MODULE_HOOK,
+    Remedy.LAST_EXCEPTION,
+    Remedy.OUTPUT_HISTORY,
+}
+
+
+def test_every_rule_of_advice_has_a_program_that_takes_it():
+    """Here, in the tests beside, or as the twin of a leak program."""
+    taken = {remedy for remedy, _, _ in [*RULES, *OTHER_RULES]} | set(REMEDIES.values())
+    assert set(Remedy) - taken == WITHOUT_A_RULE
