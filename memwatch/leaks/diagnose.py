@@ -20,7 +20,7 @@ from memwatch.heap.vertices import describe
 from memwatch.leaks.ages import are_old, identity
 from memwatch.leaks.cut import entry_step
 from memwatch.leaks.exemptions import exempt_edges, is_bounded, is_import, is_torchs_own
-from memwatch.leaks.fixed_places import was_read_by_all
+from memwatch.leaks.fixed_places import fills_its_place, was_read_by_all
 from memwatch.leaks.hidden import is_hidden
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses
@@ -253,6 +253,8 @@ class HolderSearch:
         steps = steps_of(snapshot, chain)
         cut = entry_step(steps, [not is_old for is_old in are_old(snapshot, chain)])
         if cut and self._known.slots.is_slot(objects[cut.start], cut):
+            return None
+        if cut and not (self._per_call or made.grew) and fills_its_place(objects[cut.start], cut, steps):
             return None
         key = (identity(snapshot, chain, cut.start), series_of(cut.edge)) if cut else None
         if cut:
