@@ -119,6 +119,10 @@ _BY_OWNER: Final[Mapping[str, Remedy]] = {
 """How a reference works, by the name of the class that has it."""
 
 
+_MOCKS: Final = frozenset({"Mock", "MagicMock", "AsyncMock", "MagicProxy"})
+"""Classes of `unittest.mock`, whose objects refer to themselves."""
+
+
 def remedy_for(
     kind: LeakKind, cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge], *, cycle_length: int = 0
 ) -> Remedy:
@@ -138,7 +142,7 @@ def remedy_for(
         return Remedy.HOOK_OF_SELF
     reference = holder if cut is None else [cut]
     along_cycle = [[edge] for edge in cycle]
-    found = _first(_mechanism, [cycle]) or _of_class(cycle)
+    found = _of_mock(cycle) or _first(_mechanism, [cycle]) or _of_class(cycle)
     return found or _first(_in_cycle, [reference, holder, *along_cycle]) or Remedy.ANY
 
 
@@ -186,6 +190,12 @@ def _by_references(holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy | Non
     if _first(_mechanism, [holder]) is Remedy.TRACEBACK:  # a long path leaves out the exception that has it
         return _first(_mechanism, [path])
     return _first(_mechanism, [holder]) or _first(_retained, [holder]) or _first(_mechanism, along_path)
+
+
+def _of_mock(cycle: Iterable[Edge]) -> Remedy | None:
+    return (
+        Remedy.MOCK if any(edge.owner is not None and edge.owner.name in _MOCKS for edge in cycle) else None
+    )
 
 
 def _of_class(cycle: Iterable[Edge]) -> Remedy | None:

@@ -46,6 +46,7 @@ class Remedy(Enum):
     GENERATOR = auto()
     PARTIAL = auto()
     LOG_RECORD = auto()
+    MOCK = auto()
     DEFAULT_ARGUMENT = auto()
     CLOSURE_CELL = auto()
     CLOSURE_CELL_IN_CYCLE = auto()
@@ -193,6 +194,9 @@ SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.GENERATOR: "a suspended generator keeps its local variables: exhaust it, or call `close()`",
     Remedy.PARTIAL: "the partial keeps its arguments: drop the partial, or bind a weak reference",
     Remedy.LOG_RECORD: "a log record keeps its arguments: log numbers (`.item()`), not tensors",
+    Remedy.MOCK: (
+        "a mock refers to itself, and keeps the arguments of its calls until gc comes by: call `reset_mock()` after use"
+    ),
     Remedy.DEFAULT_ARGUMENT: (
         "a default argument lives as long as its function: use None and make the value inside"
     ),

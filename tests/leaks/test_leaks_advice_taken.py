@@ -12,6 +12,7 @@ import threading
 import types
 import weakref
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -354,16 +355,31 @@ def test_what_a_shell_displayed_is_reset_as_told(monkeypatch):
     assert find_leaks(reset, runs=2) == []
 
 
+def test_a_mock_is_reset_as_told():
+    """Nobody can edit the loop that it is; what it remembers of its calls can be dropped."""
+
+    def called(*, reset):
+        model = mock.MagicMock()
+        model(data())
+        if reset:
+            model.reset_mock()
+
+    [leak] = find_leaks(lambda: called(reset=False))
+    assert leak.advice == advice(Remedy.MOCK)
+    assert find_leaks(lambda: called(reset=True)) == []
+
+
 WITHOUT_A_RULE = {
     Remedy.ANY,  # says to cut the reference
     Remedy.C_CODE,  # says where to look
     Remedy.ARGUMENT,
     Remedy.LOCAL,  # of a call that runs, where no reference behind the name says more
     Remedy.FUNCTORCH,  # of loops through what a transform wraps
-    Remedy.EXECUTOR,  # has a test of its own, as the next three do
+    Remedy.EXECUTOR,  # has a test of its own, as the next four do
     Remedy.MODULE_HOOK,
     Remedy.LAST_EXCEPTION,
     Remedy.OUTPUT_HISTORY,
+    Remedy.MOCK,
 }
 
 
