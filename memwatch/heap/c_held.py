@@ -86,7 +86,7 @@ class Unlisted:
     def __init__(self) -> None:
         self.leading: dict[int, object] = {}
         self._kinds = list(map(id, _untracked_kinds()))
-        self._owners: list[NDArray[np.int64]] = []
+        self._owners: list[NDArray[np.int32]] = []
         self._ids: list[NDArray[np.int64]] = []
 
     def note(self, objects: Sequence[object], ids: NDArray[np.int64], owners: NDArray[np.int64]) -> None:
@@ -99,15 +99,15 @@ class Unlisted:
         """
         classes = ids_of(tuple(map(type, objects)))
         leads = ~np.isin(classes, _LEAVES)
-        self._owners.append(owners[leads])
+        self._owners.append(owners[leads].astype(np.int32))
         self._ids.append(ids[leads])
         of_kinds = [objects[place] for place in np.flatnonzero(np.isin(classes, self._kinds)).tolist()]
         self.leading.update((id(obj), obj) for obj in filterfalse(gc.is_tracked, of_kinds))
 
-    def references(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def references(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the owner of each reference, and the id of what it leads to."""
-        nothing = np.empty(0, dtype=np.int64)
-        return np.concatenate([nothing, *self._owners]), np.concatenate([nothing, *self._ids])
+        owners = np.concatenate([np.empty(0, dtype=np.int32), *self._owners])
+        return owners, np.concatenate([np.empty(0, dtype=np.int64), *self._ids])
 
 
 def _untracked_kinds() -> set[type]:

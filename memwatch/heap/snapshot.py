@@ -101,7 +101,9 @@ class Snapshot:
         lists += self._references(self.first_gc_end if lists else 0, self.first_root)
         lists.append(self._of_roots())
         lengths, children = (np.concatenate(arrays) for arrays in zip(*lists, strict=True))
-        owners, ids = self._of_hidden(hidden)
+        lists.clear()  # they take as much memory as all of them together
+        owners = self._find(ids_of(parent for parent, _ in hidden))
+        ids = ids_of(child for _, child in hidden)
         if unlisted is not None:
             more_owners, more_ids = unlisted.references()
             owners, ids = np.concatenate([owners, more_owners]), np.concatenate([ids, more_ids])
@@ -210,10 +212,6 @@ class Snapshot:
         owners = np.repeat(np.arange(len(entries)), np.fromiter(map(len, entries), dtype=np.int64))
         targets = self._find(ids_of(chain.from_iterable(entries)))
         return _listed(self.first_root, len(entries), owners, targets, self._is_short_cut)
-
-    def _of_hidden(self, hidden: list[tuple[object, object]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the positions of those who refer to something, and the ids of what they refer to."""
-        return self._find(ids_of(parent for parent, _ in hidden)), ids_of(child for _, child in hidden)
 
     def _with_more(
         self,

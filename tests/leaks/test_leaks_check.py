@@ -15,6 +15,7 @@ import torch
 from memwatch.edges import EdgeKind
 from memwatch.errors import MemwatchError
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
+from memwatch.words.leaks import MAY_BE_FILLING
 
 PARKED: dict[str, torch.Tensor] = {}
 LAYER = torch.nn.Linear(4, 4)
@@ -311,3 +312,21 @@ def test_a_copy_has_the_line_that_asked_for_it():
     (leak,) = find_leaks(keep)
     assert leak.site.endswith(f"py:{keep.__code__.co_firstlineno + 1} in {keep.__code__.co_name}")
     assert leak.caller is None
+
+
+def test_one_pass_says_that_a_container_may_be_filling():
+    """A reader should know what one pass cannot show; of a cycle, or by further calls, there is nothing to add."""
+    kept = []
+
+    def keep():
+        kept.append(torch.ones(8))
+
+    def ring():
+        values = [torch.ones(8)]
+        values.append(values)
+
+    for program, is_said in ((keep, True), (ring, False)):
+        with pytest.raises(TensorLeakError) as caught, check_leaks():
+            program()
+        assert (MAY_BE_FILLING in str(caught.value)) == is_said
+    assert MAY_BE_FILLING not in str(TensorLeakError(find_leaks(keep)))
