@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from itertools import chain, compress, filterfalse
 from operator import not_
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,15 +18,20 @@ from memwatch._torch.jit import Future, ScriptModule, tensors_of_script_module
 from memwatch.edges import EdgeKind
 from memwatch.heap.autograd import NativeEdge
 from memwatch.heap.capsules import Capsule
+from memwatch.heap.ids import ids_of
 from memwatch.heap.names import instance_dict
 from memwatch.heap.tensors import mro_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from numpy.typing import NDArray
+
 _BASE: Final = np.ndarray.__dict__["base"]
 _DTYPE: Final = np.ndarray.__dict__["dtype"]
 _ROLES: Final = {"parameter": EdgeKind.PARAMETER, "buffer": EdgeKind.BUFFER}
+_LEAVES: Final = [id(cls) for cls in (int, str, float, bytes, bool, complex, type(None), type, CodeType)]
+"""The ids of the classes of objects that gc does not list and that lead nowhere."""
 _CHUNK: Final = 10_000  # objects whose references are listed at a time
 
 
@@ -70,6 +76,44 @@ def _scripted(module: Any) -> list[NativeEdge]:
     ]
 
 
+class Unlisted:
+    """The references of listed objects to what gc does not list, and what of that may lead to a tensor.
+
+    Attributes:
+        leading: arrays, capsules, and tuples and dictionaries without gc's attention, by `id`.
+    """
+
+    def __init__(self) -> None:
+        self.leading: dict[int, object] = {}
+        self._kinds = list(map(id, _untracked_kinds()))
+        self._owners: list[NDArray[np.int32]] = []
+        self._ids: list[NDArray[np.int64]] = []
+
+    def note(self, objects: Sequence[object], ids: NDArray[np.int64], owners: NDArray[np.int64]) -> None:
+        """Note references.
+
+        Args:
+            objects: what they lead to.
+            ids: the ids of these.
+            owners: the position of who refers to each.
+        """
+        classes = ids_of(tuple(map(type, objects)))
+        leads = ~np.isin(classes, _LEAVES)
+        self._owners.append(owners[leads].astype(np.int32))
+        self._ids.append(ids[leads])
+        of_kinds = [objects[place] for place in np.flatnonzero(np.isin(classes, self._kinds)).tolist()]
+        self.leading.update((id(obj), obj) for obj in filterfalse(gc.is_tracked, of_kinds))
+
+    def references(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return the owner of each reference, and the id of what it leads to."""
+        owners = np.concatenate([np.empty(0, dtype=np.int32), *self._owners])
+        return owners, np.concatenate([np.empty(0, dtype=np.int64), *self._ids])
+
+
+def _untracked_kinds() -> set[type]:
+    return {dict, tuple, Capsule, *_array_types(np.ndarray)}
+
+
 def untracked(
     *listed: Sequence[object], are_listed: Callable[[Iterable[int]], Sequence[bool]]
 ) -> list[object]:
@@ -82,8 +126,8 @@ def untracked(
     Returns:
         Objects that gc does not list.
     """
-    arrays = set(_array_types(np.ndarray))
-    kinds = {dict, tuple, Capsule, *arrays}
+    kinds = _untracked_kinds()
+    arrays = kinds - {dict, tuple, Capsule}
     found: dict[int, object] = {}
     todo = listed
     while any(todo):

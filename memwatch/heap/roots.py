@@ -161,6 +161,7 @@ def is_own_module(name: str) -> bool:
     return name.partition(".")[0] == "memwatch"
 
 
+@functools.cache
 def is_tool_module(name: str) -> bool:
     """Return True if a module belongs to memwatch or to a test runner."""
     return is_own_module(name) or is_runner_module(name)

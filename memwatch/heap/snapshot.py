@@ -6,7 +6,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
-from itertools import chain, repeat
+from itertools import chain
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,13 +14,14 @@ import numpy as np
 import torch
 
 from memwatch.heap.autograd import NativeEdge, autograd_edges
-from memwatch.heap.c_held import c_held_edges, keeps_in_c, untracked
+from memwatch.heap.c_held import Unlisted, c_held_edges, keeps_in_c, untracked
 from memwatch.heap.capsules import Capsule
 from memwatch.heap.classes import Classes
 from memwatch.heap.frames import is_own_code, without_empty_dictionaries
 from memwatch.heap.ids import identities, ids_of
 from memwatch.heap.packs import seen_through
 from memwatch.heap.pause import pause_gc, resume_gc
+from memwatch.heap.referents import referents_of
 from memwatch.heap.roots import Held, Root, RootKind, find_roots, is_tool_class, is_tool_module
 from memwatch.heap.shared_memory import shared_memory_edges
 from memwatch.heap.tensors import TypeFilter, is_node_type, is_storage, mro_of, quiet
@@ -90,12 +91,23 @@ class Snapshot:
         self._native: dict[tuple[int, int], NativeEdge] = {}
         self.named: dict[tuple[int, int], Edge] = {}  # what was told of them, by their positions
         self.first_gc_end = len(self.objects)
-        hidden = [*self._autograd(), *self._c_held(deep=deep)]
+        self._is_short_cut = self._short_cuts()
+        unlisted = Unlisted() if deep else None
+        lists = [] if unlisted is None else self._references(0, self.first_gc_end, unlisted)
+        hidden = [*self._autograd(), *self._c_held(unlisted)]
         self.first_root = len(self.objects)
         self.objects += self.roots
         self._index_rest(self.first_gc_end)
-        lengths, children = self._references()
-        self.starts, self.children = self._with_hidden(lengths, children, hidden)
+        lists += self._references(self.first_gc_end if lists else 0, self.first_root)
+        lists.append(self._of_roots())
+        lengths, children = (np.concatenate(arrays) for arrays in zip(*lists, strict=True))
+        lists.clear()  # they take as much memory as all of them together
+        owners = self._find(ids_of(parent for parent, _ in hidden))
+        ids = ids_of(child for _, child in hidden)
+        if unlisted is not None:
+            more_owners, more_ids = unlisted.references()
+            owners, ids = np.concatenate([owners, more_owners]), np.concatenate([ids, more_ids])
+        self.starts, self.children = self._with_more(lengths, children, owners, self._find(ids))
 
     def __enter__(self) -> Snapshot:
         return self
@@ -134,14 +146,10 @@ class Snapshot:
                         todo.append(child) if wanted(child) and not is_storage(child) else None
         return edges
 
-    def _c_held(self, *, deep: bool) -> list[tuple[object, object]]:
+    def _c_held(self, unlisted: Unlisted | None) -> list[tuple[object, object]]:
         """List what numpy arrays, futures and scripted modules hold, having added those that gc does not list."""
-        if deep:
-            entries = [held.value for root in self.roots for held in root.entries]
-            beyond = set(map(id, self.objects[self.first_gc_end :]))
-            self.objects += untracked(
-                self.objects, entries, are_listed=lambda ids: self._are_listed(ids, beyond)
-            )
+        if unlisted is not None:
+            self._add_untracked(unlisted)
         edges = []
         rest = self.objects[self.first_gc_end :]
         wanted = {cls for cls in set(map(type, rest)) if keeps_in_c(cls)}
@@ -149,7 +157,16 @@ class Snapshot:
             for edge in c_held_edges(parent):
                 edges.append((parent, edge.target))
                 self._native.setdefault((id(parent), id(edge.target)), edge)
-        return [*edges, *self._sharing()] if deep else edges
+        return edges if unlisted is None else [*edges, *self._sharing()]
+
+    def _add_untracked(self, unlisted: Unlisted) -> None:
+        """Add what gc does not list and may lead to a tensor, beginning with what the listed objects refer to."""
+        beyond = set(map(id, self.objects[self.first_gc_end :]))
+        self.objects += [obj for key, obj in unlisted.leading.items() if key not in beyond]
+        entries = [held.value for root in self.roots for held in root.entries]
+        begin = [*self.objects[self.first_gc_end :], *self.instances(np.ndarray), *entries]
+        beyond.update(unlisted.leading)
+        self.objects += untracked(begin, are_listed=lambda ids: self._are_listed(ids, beyond))
 
     def _are_listed(self, ids: Iterable[int], rest: set[int]) -> list[bool]:
         """Say of objects, by `id`, whether gc lists them, or they are among the rest."""
@@ -170,40 +187,40 @@ class Snapshot:
             self._native.setdefault((id(owner), id(edge.target)), edge)
         return edges
 
-    def _references(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return how many listed objects each object refers to, and their positions, one object's after the other's."""
-        is_short_cut = self._short_cuts()
+    def _references(
+        self, first: int, end: int, unlisted: Unlisted | None = None
+    ) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+        """Return to how many listed objects each from `first` to `end` refers, and the positions, owner by owner.
+
+        References to what is not listed are noted in `unlisted`.
+        """
         mark = (object(),)
-        lengths, children = [], []
-        for start in range(0, self.first_root, _CHUNK):
-            part = self.objects[start : min(start + _CHUNK, self.first_root)]
-            counts, ids = _referents(part, mark)
-            kept_counts, kept = self._listed(start, counts, ids, is_short_cut)
-            lengths.append(kept_counts)
-            children.append(kept)
+        lists = []
+        for start in range(first, end, _CHUNK):
+            near = referents_of(self.objects[start : min(start + _CHUNK, end)], mark)
+            targets = self._find(near.ids)
+            owners = np.repeat(np.arange(len(near.counts)), near.counts)
+            lists.append(_listed(start, len(near.counts), owners, targets, self._is_short_cut))
+            if unlisted is not None:
+                others = np.flatnonzero(targets == UNREACHED)
+                unlisted.note(near.at(others), near.ids[others], owners[others] + start)
+        return lists
+
+    def _of_roots(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the same of the roots."""
         entries = [[held.value for held in root.entries] for root in self.roots]
-        counts = np.fromiter(map(len, entries), dtype=np.int64)
-        kept_counts, kept = self._listed(
-            self.first_root, counts, ids_of(chain.from_iterable(entries)), is_short_cut
-        )
-        return np.concatenate([*lengths, kept_counts]), np.concatenate([*children, kept])
+        owners = np.repeat(np.arange(len(entries)), np.fromiter(map(len, entries), dtype=np.int64))
+        targets = self._find(ids_of(chain.from_iterable(entries)))
+        return _listed(self.first_root, len(entries), owners, targets, self._is_short_cut)
 
-    def _listed(
-        self, first: int, counts: NDArray[np.int64], ids: NDArray[np.int64], is_short_cut: _ShortCuts
+    def _with_more(
+        self,
+        lengths: NDArray[np.int32],
+        children: NDArray[np.int32],
+        parents: NDArray[np.int64],
+        targets: NDArray[np.int64],
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the same counts and the positions for the ids, without what is not listed or a short cut."""
-        targets = self._find(ids)
-        owners = np.repeat(np.arange(len(counts)), counts)
-        kept = (targets != UNREACHED) & ~is_short_cut(owners + first, targets)
-        lengths = np.bincount(owners[kept], minlength=len(counts))
-        return lengths.astype(_POSITION), targets[kept].astype(_POSITION)
-
-    def _with_hidden(
-        self, lengths: NDArray[np.int32], children: NDArray[np.int32], hidden: list[tuple[object, object]]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return where the references of each object begin, and all references, those that C code holds included."""
-        parents = self._find(ids_of(parent for parent, _ in hidden))
-        targets = self._find(ids_of(child for _, child in hidden))
+        """Return where the references of each object begin, and all references, some more of them put in."""
         listed = (parents != UNREACHED) & (targets != UNREACHED)
         order = np.argsort(parents[listed], kind="stable")
         parents, targets = parents[listed][order], targets[listed][order]
@@ -233,10 +250,13 @@ class Snapshot:
         """Return a test of references to a module's namespace from anything but a module: every function has one."""
         loaded = set(map(id, list(sys.modules.values())))
         modules = [module for module in self.of_types(lambda cls: cls is ModuleType) if id(module) in loaded]
-        is_namespace, is_module = (np.zeros(len(self.objects), dtype=bool) for _ in range(2))
+        # gc lists them all: the last place stands for what is listed beyond
+        is_namespace, is_module = (np.zeros(self.first_gc_end + 1, dtype=bool) for _ in range(2))
         is_namespace[self.positions(id(module.__dict__) for module in modules)] = True
         is_module[self.positions(map(id, modules))] = True
-        return lambda owners, targets: is_namespace[targets] & ~is_module[owners]
+        return lambda owners, targets: (
+            is_namespace.take(targets, mode="clip") & ~is_module.take(owners, mode="clip")
+        )
 
     def _find(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         if not len(self._ids):
@@ -261,6 +281,11 @@ class Snapshot:
     def is_old(self, position: int) -> bool:
         """Return True if gc listed an object and it is not young."""
         return position < self.first_gc_end and not self.is_young(self.objects[position])
+
+    def has_old(self, positions: Iterable[int]) -> bool:
+        """Return True if one of some objects is old."""
+        listed = [self.objects[position] for position in positions if position < self.first_gc_end]
+        return not np.isin(ids_of(listed), self.young).all()
 
     def is_young(self, obj: object) -> bool:
         """Return True if an object is not from before what is looked at."""
@@ -297,14 +322,15 @@ class Snapshot:
             among: which objects count as referrers, by position; all by default.
         """
         lengths = np.diff(self.starts)
-        parents = np.repeat(np.arange(len(self.objects), dtype=_POSITION), lengths)
+        parents = np.arange(len(self.objects), dtype=_POSITION)
         children = self.children
         if among is not None:
             kept = np.repeat(among, lengths)
-            parents, children = parents[kept], children[kept]
+            parents, lengths, children = parents[among], lengths[among], children[kept]
         order = np.argsort(children, kind="stable")
-        starts = np.searchsorted(children[order], np.arange(len(self.objects) + 1))
-        return starts, parents[order]
+        starts = np.zeros(len(self.objects) + 1, dtype=np.int64)
+        np.cumsum(np.bincount(children, minlength=len(self.objects)), out=starts[1:])
+        return starts, np.repeat(parents, lengths)[order]
 
     def root_groups(self, *, runner: bool = False) -> list[list[int]]:
         """Return the positions of the program's roots (or of the test runner's too), the best named first."""
@@ -334,18 +360,24 @@ _ShortCuts = Callable[["NDArray[np.int64]", "NDArray[np.int64]"], "NDArray[np.bo
 """Says of references, as positions of owners and targets, which only shorten a way."""
 
 
-def _referents(part: list[Any], mark: tuple[object]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return how many objects each object refers to, and the ids of them all, one object's after the other's.
+def _listed(
+    first: int, count: int, owners: NDArray[np.int64], targets: NDArray[np.int64], is_short_cut: _ShortCuts
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return how many of its references each owner has, without what is not listed or a short cut, and all of these.
 
-    A list for each object would take longer than all the rest. Many objects are asked at once instead, with a
-    mark after each whose only referent, which nothing else refers to, shows where the next one's begin.
+    Args:
+        first: the position of the first owner.
+        count: how many owners there are.
+        owners: the owner of each reference, counted from the first.
+        targets: the position that each leads to.
+        is_short_cut: tells short cuts.
     """
-    found = ids_of(gc.get_referents(*chain.from_iterable(zip(part, repeat(mark)))))
-    is_end = found == id(mark[0])
-    if is_end.sum() == len(part):
-        return np.diff(np.flatnonzero(is_end), prepend=-1) - 1, found[~is_end]
-    each = [gc.get_referents(obj) for obj in part]  # the program got hold of the mark, and refers to it
-    return np.fromiter(map(len, each), dtype=np.int64), ids_of(chain.from_iterable(each))
+    kept = np.flatnonzero(targets != UNREACHED)
+    targets, owners = targets[kept], owners[kept]
+    left_out = is_short_cut(owners + first, targets)
+    if left_out.any():
+        targets, owners = targets[~left_out], owners[~left_out]
+    return np.bincount(owners, minlength=count).astype(_POSITION), targets.astype(_POSITION)
 
 
 def _frozen(listed: Sequence[object], ours: Iterable[object]) -> list[object]:

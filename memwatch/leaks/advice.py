@@ -119,6 +119,10 @@ _BY_OWNER: Final[Mapping[str, Remedy]] = {
 """How a reference works, by the name of the class that has it."""
 
 
+_MOCKS: Final = frozenset({"Mock", "MagicMock", "AsyncMock", "MagicProxy"})
+"""Classes of `unittest.mock`, whose objects refer to themselves."""
+
+
 def remedy_for(
     kind: LeakKind, cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge], *, cycle_length: int = 0
 ) -> Remedy:
@@ -138,17 +142,19 @@ def remedy_for(
         return Remedy.HOOK_OF_SELF
     reference = holder if cut is None else [cut]
     along_cycle = [[edge] for edge in cycle]
-    found = _first(_mechanism, [cycle]) or _of_class(cycle)
+    found = _of_mock(cycle) or _first(_mechanism, [cycle]) or _of_class(cycle)
     return found or _first(_in_cycle, [reference, holder, *along_cycle]) or Remedy.ANY
 
 
 def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy | None:
     if cut is None and path and path[0].kind in _ENTRIES and path[0].owner is not None:
         return Remedy.ARGUMENTS_IN_C if path[0].owner.name == "tuple" else None
-    if cut is not None and is_registration(cut, path):
-        return Remedy.HOOK_PER_CALL
+    if cut is not None and (added := _added(cut, path)) is not None:
+        return added
     remedy = _by_references(holder, path)
-    if remedy in _OF_ENTRIES:
+    if (
+        remedy in _OF_ENTRIES or remedy is Remedy.THREAD
+    ):  # of a thread that runs on, what it keeps may be what grows
         if any(edge.owner is not None and edge.owner.kind is VertexKind.FRAME for edge in path[1:]):
             return Remedy.FRAME  # of a running call the first reference is
         entries = [edge for edge in path if _RETAINED.get(edge.kind) in _OF_ENTRIES]
@@ -157,6 +163,14 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
     if cut is not None and remedy in _OF_ATTRIBUTES:
         return _behind_attribute(cut, path) or remedy
     return Remedy.MODULE_HOOK if remedy in _OF_FUNCTIONS and held_by_hook(cut, path) else remedy
+
+
+def _added(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
+    """Return what to change if each call registers a hook, or puts a class that it makes into a container."""
+    if is_registration(cut, path):
+        return Remedy.HOOK_PER_CALL
+    is_class = cut.target is not None and cut.target.kind is VertexKind.CLASS
+    return Remedy.CLASS_PER_CALL if is_class and cut.kind in _ENTRIES else None
 
 
 def _behind_attribute(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
@@ -176,6 +190,12 @@ def _by_references(holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy | Non
     if _first(_mechanism, [holder]) is Remedy.TRACEBACK:  # a long path leaves out the exception that has it
         return _first(_mechanism, [path])
     return _first(_mechanism, [holder]) or _first(_retained, [holder]) or _first(_mechanism, along_path)
+
+
+def _of_mock(cycle: Iterable[Edge]) -> Remedy | None:
+    return (
+        Remedy.MOCK if any(edge.owner is not None and edge.owner.name in _MOCKS for edge in cycle) else None
+    )
 
 
 def _of_class(cycle: Iterable[Edge]) -> Remedy | None:

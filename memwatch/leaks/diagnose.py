@@ -12,7 +12,7 @@ import torch
 from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.edges import EdgeKind
 from memwatch.heap.paths import Step, steps_of
-from memwatch.heap.pause import collect
+from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
 from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
 from memwatch.heap.tensors import is_storage, is_tensor, quiet, storage_bytes, storage_of
@@ -20,7 +20,7 @@ from memwatch.heap.vertices import describe
 from memwatch.leaks.ages import are_old, identity
 from memwatch.leaks.cut import entry_step
 from memwatch.leaks.exemptions import exempt_edges, is_bounded, is_import, is_torchs_own
-from memwatch.leaks.fixed_places import was_read_by_all
+from memwatch.leaks.fixed_places import fills_its_place, was_read_by_all
 from memwatch.leaks.hidden import is_hidden
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from memwatch.leaks.new_storages import NewStorage
 
 
+_OLDEST: Final = 2
+_SINCE_THE_RUNS: Final = 1 if HAS_THREE_GENERATIONS else _OLDEST
+"""The oldest of gc's generations that what the runs made is in: a collection of young objects may have moved it up."""
 _FAR: Final = 24  # references between a loop and what hangs on it
 Explained = tuple["Survivor", list[int]]
 """A survivor, and its path from a root as positions in the snapshot."""
@@ -59,12 +62,14 @@ class Diagnosis:
         retained: storages that a live root reaches.
         unreachable: storages no root reaches; only a collection tells which kind they are.
         elders: storages from before the runs that the same holders hold.
+        oldest_generation: of gc's generations the oldest in which something holds what no root reaches.
         time_s: clock before the look, in seconds.
     """
 
     retained: list[Survivor] = field(default_factory=list)
     unreachable: list[Survivor] = field(default_factory=list)
     elders: list[Holding] = field(default_factory=list)
+    oldest_generation: int = _OLDEST
     time_s: float = field(default_factory=time.monotonic)
 
     def add(self, survivor: Survivor | None, *, reachable: bool = True) -> None:
@@ -81,7 +86,7 @@ class Diagnosis:
         """Collect garbage once, and find out what of the unreachable it freed."""
         if not self.unreachable:
             return
-        collect()
+        collect(self.oldest_generation)
         self.unreachable = [
             survivor.if_kept if survivor.if_kept and survivor.storage.alive else survivor
             for survivor in self.unreachable
@@ -192,6 +197,8 @@ class HolderSearch:
                     return None
                 survivor = explain_unreachable(snapshot, loops, (loop, chain), made)
                 diagnosis.add(survivor, reachable=False)
+        if loops is not None and loops.are_young and self.old is None:
+            diagnosis.oldest_generation = _SINCE_THE_RUNS
         for survivor, chain in self._by_container(snapshot, reached, explained):
             self._learn(snapshot, survivor, chain)
             diagnosis.add(survivor)
@@ -247,12 +254,14 @@ class HolderSearch:
         cut = entry_step(steps, [not is_old for is_old in are_old(snapshot, chain)])
         if cut and self._known.slots.is_slot(objects[cut.start], cut):
             return None
+        if cut and not (self._per_call or made.grew) and fills_its_place(objects[cut.start], cut, steps):
+            return None
         key = (identity(snapshot, chain, cut.start), series_of(cut.edge)) if cut else None
         if cut:
             self._owners.add(chain[cut.start])
         words = _tensor_words(objects)
         survivor = Survivor(made, key, _to_tensor(steps), cut, words, nbytes=made.bytes_now())
-        if cut and cut.edge.kind in ENTRIES:
+        if cut and cut.edge.kind in ENTRIES and not snapshot.is_old(chain[cut.end]):
             values, entry = chain[cut.end - 1], chain[cut.end]
             kind = values, id(type(objects[cut.end]))
             if kind not in self._one_more:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _END: Final[type] = type(itertools.tee(())[0])
 _BLOCK: Final[type | None] = getattr(itertools, "_tee_dataobject", None)
 _MOST_LISTS: Final = 1_000
+_ROOM: Final = 4  # places at a time
 
 
 class Slots:
@@ -54,6 +55,24 @@ class Slots:
                 del self._lengths[next(iter(self._lengths))]
             return True
         return self._lengths.get(id(owner)) == length
+
+
+def fills_its_place(owner: Any, step: Step, path: Sequence[Step]) -> bool:
+    """Return True for an item of a list that was made with all its places, as `[None]`, and got none since.
+
+    Python makes room for what is appended four places at a time, and more than are needed. What the graph of an item
+    keeps is another matter.
+
+    Args:
+        owner: what has the item.
+        step: the reference to it.
+        path: all references, those behind the item included.
+    """
+    if step.edge.kind is not EdgeKind.ITEM or type(owner) is not list:
+        return False
+    room = (list.__sizeof__(owner) - list.__basicsize__) // ctypes.sizeof(ctypes.c_void_p)
+    is_behind_graph = any(each.edge.kind is EdgeKind.GRAD_FN for each in path)
+    return room == len(owner) and room % _ROOM != 0 and not is_behind_graph
 
 
 def was_read_by_all(objects: Sequence[Any]) -> bool:

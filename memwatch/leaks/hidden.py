@@ -24,8 +24,7 @@ def is_hidden(storages: Sequence[NewStorage]) -> bool:
     """
     storage = storages[-1].ref() if storages else None
     tensors = [] if storage is None else _young_over(storage)
-    found = [tensor for tensor in tensors if not _is_shown(tensor, tensors)]
-    return bool(tensors) and len(found) == len(tensors)
+    return bool(tensors) and not _is_one_shown(tensors)
 
 
 def _young_over(storage: Any) -> list[Any]:
@@ -37,6 +36,6 @@ def _young_over(storage: Any) -> list[Any]:
         return [tensor for tensor in young if storage_of(tensor) is storage]
 
 
-def _is_shown(tensor: Any, ours: list[Any]) -> bool:
-    referrers = [obj for obj in gc.get_referrers(tensor) if obj is not ours]
+def _is_one_shown(tensors: list[Any]) -> bool:
+    referrers = [obj for obj in gc.get_referrers(*tensors) if obj is not tensors]
     return any(type(obj) is not FrameType or not is_own_code(obj.f_code) for obj in referrers)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memwatch._torch import missing
 from memwatch.device_names import CPU
+from memwatch.edges import EdgeKind
 from memwatch.errors import MemwatchError
 from memwatch.html_text import ShownAsText
 from memwatch.leaks.kinds import LeakKind
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from memwatch.edges import Edge
+
+_ENTRIES: Final = frozenset({EdgeKind.ITEM, EdgeKind.VALUE, EdgeKind.KEY, EdgeKind.MEMBER})
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,12 @@ class Leak(ShownAsText):
             lines.append(words.beside_line(self.beside))
         return "\n".join([*lines, words.ADVICE.format(advice=self.advice)])
 
+    @property
+    def may_be_filling(self) -> bool:
+        """Whether one pass put it into a container, which may be a window or a cache that is not full yet."""
+        is_entry = self.cut is not None and self.cut.kind in _ENTRIES
+        return is_entry and self.kind is LeakKind.RETAINED and not (self.per_call or self.grows)
+
     def draw(self, path: str | PathLike[str]) -> None:
         """Draw the retention path or the cycle with graphviz.
 
@@ -129,7 +138,8 @@ class TensorLeakError(MemwatchError, AssertionError):
         self.leaks = list(leaks)
         count = sum(leak.count for leak in self.leaks)
         head = words.total_line(words.sizes_of(self.leaks), count, len(self.leaks))
-        notes = (words.NOTE.format(sentence=sentence) for sentence in missing())
+        said = [*missing(), *[words.MAY_BE_FILLING] * any(leak.may_be_filling for leak in self.leaks)]
+        notes = (words.NOTE.format(sentence=sentence) for sentence in said)
         super().__init__("\n".join([head, *map(str, self.leaks), *notes]))
 
     def __reduce__(self) -> tuple[type[TensorLeakError], tuple[list[Leak]]]:

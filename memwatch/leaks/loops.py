@@ -87,6 +87,7 @@ class Loops:
         self._hidden: dict[
             int, int
         ] = {}  # objects in loops to what refers to them unseen by gc, in the same loop
+        self.are_young = True  # whether all that was found above the objects asked for is young
         self._loops: dict[tuple[int, ...], Loop] = {}  # by their positions
 
     def find(self, position: int) -> tuple[Loop, list[int]]:
@@ -143,7 +144,9 @@ class Loops:
     def _explore(self, position: int) -> None:
         """Find out which of an object's ancestors are in loops, but for those of which that is known."""
         fresh = self._ancestors(position)
-        if len(fresh) < _MAX_ANCESTORS:  # else more may be above them
+        is_all = len(fresh) < _MAX_ANCESTORS  # else more may be above them
+        self.are_young = self.are_young and is_all and not self._snapshot.has_old(fresh)
+        if is_all:
             self._explored.update(fresh)
         references = [(above, node) for node in fresh for above in self._above(node) if above in fresh]
         if not references:

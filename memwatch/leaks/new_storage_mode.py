@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
@@ -16,6 +15,7 @@ from memwatch._torch.overloads import schema_of
 from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.frames import is_test_runner_code
 from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_bytes, storage_of
+from memwatch.own_code import CodeOwner, code_owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,14 +24,6 @@ if TYPE_CHECKING:
     from memwatch.leaks.new_storages import NewStorages, Site
 
 _is_runner: Final = functools.cache(is_test_runner_code)
-_OWN: Final = str(Path(__file__).resolve().parent.parent)
-_LIBRARY: Final = (
-    str(Path(torch.__file__).parent),
-    _OWN,
-    "<frozen",
-    "<eval_with_key>",  # the code that torch.fx writes
-)
-
 _RESIZES: Final = "aten::resize"
 _Look: TypeAlias = "Callable[[NewStorageMode, Any, Any, Sequence[Any]], None]"
 
@@ -153,24 +145,29 @@ def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
 
 
 def user_lines() -> tuple[Site | None, Site | None]:
-    """Return the innermost running call outside torch and memwatch, and the one that called it, each with its line.
+    """Return the innermost running call of a program or a package, and the one that called it, each with its line.
 
-    What called memwatch, and a test runner, asked for no tensor.
+    Python's own code, as `copy.deepcopy`, is told only where nothing else runs. What called memwatch, and a test
+    runner, asked for no tensor.
     """
     found: Site | None = None
+    within_python: Site | None = None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_LIBRARY):
-            if found is not None:
-                if _is_runner(file):
-                    return found, None
-                return found, (file, frame.f_lineno, frame.f_code.co_name)
-            found = file, frame.f_lineno, frame.f_code.co_name
-        elif found is not None and file.startswith(_OWN):
+        owner = code_owner(file)
+        if found is not None and (owner is CodeOwner.MEMWATCH or _is_runner(file)):
             return found, None
+        if owner.calls_torch or owner is CodeOwner.PYTHON:
+            line = file, frame.f_lineno, frame.f_code.co_name
+            if not owner.calls_torch:
+                within_python = within_python or line
+            elif found is not None:
+                return found, line
+            else:
+                found = line
         frame = frame.f_back
-    return found, None
+    return found or within_python, None
 
 
 leave_alone(NewStorageMode.__torch_dispatch__.__code__)

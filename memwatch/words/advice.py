@@ -46,6 +46,7 @@ class Remedy(Enum):
     GENERATOR = auto()
     PARTIAL = auto()
     LOG_RECORD = auto()
+    MOCK = auto()
     DEFAULT_ARGUMENT = auto()
     CLOSURE_CELL = auto()
     CLOSURE_CELL_IN_CYCLE = auto()
@@ -55,6 +56,7 @@ class Remedy(Enum):
     MODULE_HOOK = auto()
     OPTIMIZER_STATE = auto()
     CLASS_ATTRIBUTE = auto()
+    CLASS_PER_CALL = auto()
     REGISTRY = auto()
     ITEM = auto()
     VALUE = auto()
@@ -121,12 +123,12 @@ SENTENCES: Final[dict[Remedy, str]] = {
         "save the output itself, not a view of it, with `ctx.save_for_backward`; or detach what is saved"
     ),
     Remedy.NUMPY: (
-        "a numpy array shares the tensor's memory and keeps the tensor: store a copy "
-        "(`.numpy().copy()`) or a number"
+        "a numpy array shares the tensor's memory and keeps the tensor: bound what keeps the arrays, store "
+        "numbers (`.item()`), or copies (`.copy()`) of the part that is needed"
     ),
     Remedy.SHARED_MEMORY: (
-        "what DLPack or the buffer protocol made shares the tensor's memory and keeps it: store a copy "
-        "(`tensor.clone()`, `array.copy()`) or a number"
+        "what DLPack or the buffer protocol made shares the tensor's memory and keeps it: drop it after use, or "
+        "store numbers (`.item()`)"
     ),
     Remedy.FUNCTORCH: (
         "a tensor from inside a torch.func transform keeps what it wraps: return it from the function instead"
@@ -192,6 +194,9 @@ SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.GENERATOR: "a suspended generator keeps its local variables: exhaust it, or call `close()`",
     Remedy.PARTIAL: "the partial keeps its arguments: drop the partial, or bind a weak reference",
     Remedy.LOG_RECORD: "a log record keeps its arguments: log numbers (`.item()`), not tensors",
+    Remedy.MOCK: (
+        "a mock refers to itself, and keeps the arguments of its calls until gc comes by: call `reset_mock()` after use"
+    ),
     Remedy.DEFAULT_ARGUMENT: (
         "a default argument lives as long as its function: use None and make the value inside"
     ),
@@ -218,6 +223,9 @@ SENTENCES: Final[dict[Remedy, str]] = {
     ),
     Remedy.CLASS_ATTRIBUTE: (
         "a class attribute lives as long as the class: keep the value on an instance, or delete it after use"
+    ),
+    Remedy.CLASS_PER_CALL: (
+        "each call makes a class, and the container keeps every one: define the class once, outside the function"
     ),
     Remedy.REGISTRY: (
         "the container grows and keeps each object: hold them weakly (`weakref.WeakSet`), remove each after use, "

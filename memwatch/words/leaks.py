@@ -71,6 +71,10 @@ MORE_OBJECT: Final = "1 more object of type {name}"
 ADVICE: Final = "  advice: {advice}"
 TOTAL: Final = "{size} of tensors leaked ({count} in {groups})"
 NOTE: Final = "note: {sentence}"
+MAY_BE_FILLING: Final = (
+    "one pass does not tell growth from a window or a cache that is not full yet; `find_leaks(fn)` calls on "
+    "until it does"
+)
 ONE_GROUP: Final = "1 group"
 GROUPS: Final = "{count} groups"
 SITE: Final = "{place} in {function}"

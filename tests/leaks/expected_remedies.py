@@ -168,7 +168,7 @@ REMEDIES: dict[str, Remedy] = {
     "generator_of_itself": Remedy.GENERATOR,
     "forward_put_in_place": Remedy.ATTRIBUTE_IN_CYCLE,
     "descriptor": Remedy.VALUE,
-    "registered_classes": Remedy.ITEM,
+    "registered_classes": Remedy.CLASS_PER_CALL,
     "weak_key_kept_by_its_value": Remedy.VALUE,
     "cached_property_of_itself": Remedy.PARTIAL,
     "open_requests": Remedy.VALUE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import pickle
 import threading
@@ -14,8 +15,10 @@ import torch
 from memwatch.edges import EdgeKind
 from memwatch.errors import MemwatchError
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
+from memwatch.words.leaks import MAY_BE_FILLING
 
 PARKED: dict[str, torch.Tensor] = {}
+LAYER = torch.nn.Linear(4, 4)
 WEIGHT = torch.randn(16, 16, requires_grad=True)
 
 
@@ -297,3 +300,33 @@ def test_the_tensor_beside_a_line_is_one_that_this_line_made():
     code = step.__code__
     assert leak.site.endswith(f"py:{code.co_firstlineno + 2} in {code.co_name}")
     assert leak.tensor == "Tensor [2, 64] float32"
+
+
+def test_a_copy_has_the_line_that_asked_for_it():
+    """Python's own code is no place to edit: `copy.deepcopy` makes tensors, and so do threads' and wrappers' calls."""
+    kept = []
+
+    def keep():
+        kept.append(copy.deepcopy(LAYER))
+
+    (leak,) = find_leaks(keep)
+    assert leak.site.endswith(f"py:{keep.__code__.co_firstlineno + 1} in {keep.__code__.co_name}")
+    assert leak.caller is None
+
+
+def test_one_pass_says_that_a_container_may_be_filling():
+    """A reader should know what one pass cannot show; of a cycle, or by further calls, there is nothing to add."""
+    kept = []
+
+    def keep():
+        kept.append(torch.ones(8))
+
+    def ring():
+        values = [torch.ones(8)]
+        values.append(values)
+
+    for program, is_said in ((keep, True), (ring, False)):
+        with pytest.raises(TensorLeakError) as caught, check_leaks():
+            program()
+        assert (MAY_BE_FILLING in str(caught.value)) == is_said
+    assert MAY_BE_FILLING not in str(TensorLeakError(find_leaks(keep)))

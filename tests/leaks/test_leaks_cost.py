@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
+import tracemalloc
+from pathlib import Path
 
 import pytest
 import torch
 
-from memwatch.leaks import TensorLeakError, check_leaks
+from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.leaks.elders import follow, unfollow
 from memwatch.leaks.known_causes import KnownCauses
 
 CLEAN_S = 0.001
 KNOWN_S = 0.015
+STATM = Path("/proc/self/statm")
 KEPT: list[object] = []
 AVERAGE: dict[str, torch.Tensor] = {}
 
@@ -105,3 +109,20 @@ def test_collections_that_were_not_seen_have_the_heap_listed():
     gc.collect(1)
     follow()
     assert checked(lambda: AVERAGE.update(mean=AVERAGE["mean"] * 0.9)) == []
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="no file says how much memory a process takes")
+@pytest.mark.parametrize(
+    "keep", [lambda value: value, lambda value: (1, value.numpy())], ids=["tensor", "array"]
+)
+def test_a_look_at_the_heap_takes_a_quarter_more_memory_at_most(keep):
+    """What it lists of an object is a few numbers, also where what gc does not show is looked for."""
+    gc.collect()
+    resident_bytes = int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    tracemalloc.start()
+    try:
+        assert find_leaks(lambda: KEPT.append(keep(torch.ones(64))), runs=1)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < resident_bytes / 4

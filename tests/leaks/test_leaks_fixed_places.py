@@ -86,6 +86,33 @@ def test_what_is_appended_to_a_list_with_empty_places_is_a_leak():
     assert [each.cause for each in leaks_of_a_pass(lambda: OUTPUTS.append(torch.ones(16)))] == [leak.cause]
 
 
+def test_a_list_made_with_its_places_is_filled_by_one_pass():
+    """Its last place, or its only one: a box that a function writes to. But not with one more, nor with a graph."""
+    box, three, weight = [None], [0.0] * 3, torch.ones(16, requires_grad=True)
+
+    def put(slots, value):
+        slots[-1] = value
+
+    assert leaks_of_a_pass(lambda: put(box, (torch.ones(16), torch.ones(16)))) == []
+    assert leaks_of_a_pass(lambda: put(three, torch.ones(16))) == []
+    for _ in range(9):  # at whatever length
+        (leak,) = leaks_of_a_pass(lambda: box.append(torch.ones(16)))
+        assert leak.nbytes == 64
+    (leak,) = leaks_of_a_pass(lambda: put(three, (weight * 2).exp().sum()))
+    assert leak.keeps_graph
+
+
+def test_a_tensor_that_grows_in_a_box_is_told_by_one_pass():
+    """The place stays, the tensor in it becomes larger."""
+    box = [torch.ones(16)]
+
+    def grow():
+        box[0] = torch.cat([box[0], torch.ones(16)])
+
+    (leak,) = leaks_of_a_pass(grow)
+    assert leak.grows
+
+
 def test_an_array_of_objects_has_fixed_places():
     """It fills up in the calls that are measured, and is then told from one that each call makes larger."""
     _, places = by_turns(ROWS)

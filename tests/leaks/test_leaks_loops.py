@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
-from memwatch.leaks import TensorLeakError, check_leaks
+from memwatch.heap.pause import HAS_THREE_GENERATIONS
+from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.leaks.components import Component, KnownLoops
 
 
@@ -47,3 +50,56 @@ def test_a_loop_is_found_from_any_of_its_objects_once_it_is_known():
     assert [known.through(place) for place in (1, 2, 3, 4)] == [number, number, number, None]
     assert known.through(3, 1) == number
     assert known.through(1, 3) is None
+
+
+class Node:
+    """May refer to itself."""
+
+    def __init__(self):
+        self.me, self.kept = self, []
+
+
+def ring():
+    Node().kept.append(torch.ones(16))
+
+
+def hooked():
+    value = torch.ones(16, requires_grad=True).exp()
+    value.register_hook(lambda grad: grad * value)
+
+
+@pytest.fixture
+def generations():
+    """Return the generations that gc collects from here on."""
+    found = []
+
+    def note(phase, info):
+        if phase == "start":
+            found.append(info["generation"])
+
+    gc.collect()
+    gc.callbacks.append(note)
+    yield found
+    gc.callbacks.remove(note)
+
+
+@pytest.mark.skipif(not HAS_THREE_GENERATIONS, reason="gc has no middle generation")
+@pytest.mark.parametrize(("program", "kind"), [(ring, "cycle"), (hooked, "uncollectable")])
+def test_a_loop_of_young_objects_is_told_without_a_full_collection(program, kind, generations):
+    """What holds it is as young: the objects from before the calls need not be looked at to free it."""
+    [leak] = find_leaks(program)
+    assert leak.kind == kind
+    assert generations
+    assert 2 not in generations
+
+
+def test_what_hangs_on_a_loop_from_before_the_calls_is_a_cycle(generations):
+    """A collection of young objects would not free it."""
+    gc.disable()
+    try:
+        older = weakref.ref(Node())
+        [leak] = find_leaks(lambda: older().kept.append(torch.ones(16)), warmup=1, runs=2)
+    finally:
+        gc.enable()
+    assert leak.kind == "cycle"
+    assert 2 in generations

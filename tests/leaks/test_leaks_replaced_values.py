@@ -17,6 +17,8 @@ from memwatch.words.advice import Remedy, advice
 LAYER = nn.Linear(8, 8)
 SHADOW: dict[str, torch.Tensor] = {}
 LAST_TWO: list[torch.Tensor] = []
+DEEP = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
+OPTIMIZER = torch.optim.Adam(DEEP.parameters())
 HELD = SimpleNamespace(layer=nn.Linear(8, 8), members=set(), queue=deque(), keys={})
 
 
@@ -123,3 +125,12 @@ def test_advice_is_about_what_grows_not_about_what_leads_to_it():
 
     assert {leak.advice for leak in find_leaks(add_part)} == {advice(Remedy.SUBMODULE)}
     assert {leak.advice for leak in find_leaks(add_entry)} == {advice(Remedy.VALUE)}
+
+
+def test_a_gradient_that_is_made_anew_is_no_leak_of_the_optimizer():
+    """The way over the keys of its state is shorter than the one over the model's layers, but shows no new entry."""
+    for _ in range(2):
+        DEEP(torch.ones(1, 8)).sum().backward()
+        OPTIMIZER.step()
+        OPTIMIZER.zero_grad()
+    assert leaks_of_one_pass(lambda: DEEP(torch.ones(1, 8)).sum().backward()) == []

@@ -160,3 +160,26 @@ def test_what_grows_test_by_test_is_no_cache(session):
     result.stdout.fnmatch_lines(
         ["*2 tests, 512 B: kept alive by global `SCRATCH` *", "*made at: * in test_resize *"]
     )
+
+
+def test_what_numpy_and_dlpack_hold_is_accused_with_its_holder(session):
+    """Neither is C code to the reader, and neither is missed, in the first test that leaks it or in a later one."""
+    result = session(
+        """
+        import pytest
+        import torch
+        ARRAYS, CAPSULES = [], []
+        @pytest.mark.parametrize("n", range(2))
+        def test_array(n): ARRAYS.append((n, torch.ones(1000).numpy()))
+        @pytest.mark.parametrize("n", range(2))
+        def test_capsule(n): CAPSULES.append(torch.ones(1000).__dlpack__())
+        """,
+        "--memwatch-leaks=all",
+        "-v",
+    )
+    result.assert_outcomes(failed=4)
+    text = result.stdout.str()
+    assert "Leaks: 4 tests, 2 causes" in text
+    assert "C code" not in text
+    for holder in ("`ARRAYS`*numpy .base of ndarray", "`CAPSULES`*memory that DLPack capsule shares"):
+        result.stdout.fnmatch_lines([f"*kept alive by global {holder}*"])
