@@ -198,6 +198,8 @@ def _notes(search: Search, kept: Measurement, device: str) -> list[str]:
         found.append(words.NOT_COMPARED)
     elif search.is_bitwise(kept) is False:
         found.append(words.NOT_BITWISE)
+    if search.is_disturbed:
+        found.append(words.DISTURBED)
     if is_host(device) and len(search.tried) > 1 and not kept.is_estimate:
         found.append(words.NOT_OFFERED_ON_HOST)
     return found

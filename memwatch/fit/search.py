@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _GOOD_ENOUGH: Final = 1.02
 """A way whose steps take at most this, relative to the program's, ends the search; so near, two take as long."""
+_NOISE: Final = 1.1
+"""Where the program takes longer than this, relative to a way that computes more, its time cannot be right."""
 _MARGINS: Final = (1.0, 0.9)
 """Shares of what the limit leaves that a planned way is given; the second only if the first is too much."""
 
@@ -112,6 +114,12 @@ class Search:
         """The measurement with the lowest peak; None where each trial failed."""
         ran = [each for each in self.tried if each.peak_bytes is not None]
         return min(ran, key=lambda each: each.peak_bytes or 0, default=None)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs had the processor while steps were timed: computing more seems to take less time."""
+        more = [each for each in self.tried if each.way.computes_again and each.step_time_ns is not None]
+        return any(each.cost * _NOISE < self.tried[0].cost for each in more)
 
     def is_bitwise(self, measured: Measurement) -> bool | None:
         """Return whether a way gave the program's own results in every bit; None where that is not known."""

@@ -197,6 +197,25 @@ def test_a_disturbed_first_trial_does_not_end_the_search():
     assert fit.ways["kept"].to_list() == [False, False, False, True]
 
 
+def test_times_that_cannot_be_right_are_said_to_be_unsure():
+    """Where steps that compute more take less time, other programs had the processor, and a note says so."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)) for _ in range(4)))
+    x, calls = torch.ones(256, 64), []
+    for block in model:
+        block[0].register_forward_pre_hook(lambda *_: calls.append(1))
+
+    def step():
+        calls.clear()
+        model.zero_grad()
+        model(x).sum().backward()
+        time.sleep(0.1 if len(calls) == len(model) else 0.0)  # other programs run only beside the plain step
+
+    limit = fit_programs.peak_of(step) * 3 // 4
+    assert fit_words.DISTURBED in memwatch.fit(step, model, limit, ways=("checkpoint",), quiet=True).notes
+    assert memwatch.fit(step, model, "1 GiB", quiet=True).notes == []
+
+
 @pytest.mark.words
 def test_a_plan_that_cannot_be_applied_is_a_way_that_failed():
     """A model without repeated blocks: the limit is refused, and the other ways are in the table."""
