@@ -113,3 +113,34 @@ def test_a_checkpointed_region_drops_the_same_places_again():
     compiled = torch.compile(model, backend="memwatch", options={"budget": "100%"})
     for _ in range(2):
         assert all(map(torch.equal, results(model, compiled, x, torch.float32), wanted))
+
+
+@pytest.mark.parametrize("zeroes_in_step", [True, False])
+def test_a_whole_step_may_be_compiled(zeroes_in_step):
+    """A compiled function calls backward and the optimizer: parameters follow those of eager PyTorch, in every bit.
+
+    torch compiles forward and update, each by itself; where the function begins with `zero_grad`, the update alone.
+    """
+    x, trained = torch.randn(64, 32), []
+    for is_compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            *(nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32)) for _ in range(3))
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(model=model, optimizer=optimizer):
+            if zeroes_in_step:
+                optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        run = torch.compile(step, backend="memwatch", options={"budget": "70%"}) if is_compiled else step
+        for _ in range(4):
+            run()
+            if not zeroes_in_step:
+                optimizer.zero_grad()
+        trained.append(list(model.parameters()))
+    assert all(map(torch.equal, *trained))
