@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from memwatch._torch.dynamo import disabled
 from memwatch._torch.fake import is_fake_mode_on
 from memwatch._torch.lookup import Part
 
@@ -40,13 +41,14 @@ def call_after_backwards(call: Callable[[], object]) -> Callable[[], None]:
     """Have a function called whenever a backward of any thread has returned; return what ends that.
 
     A torch profiler cannot be stopped inside a backward, whose end puts the profiler's state back. So this stands
-    around the whole of it.
+    around the whole of it. A compiled function may call a backward, and dynamo would compile what stands here.
     """
     if _run_backward is None:
         return lambda: None
     module: Any = torch.autograd
     before = getattr(module, _NAME)
 
+    @disabled
     @functools.wraps(before)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         result = before(*args, **kwargs)

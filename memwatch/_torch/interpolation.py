@@ -1,5 +1,8 @@
 """Interpolation in traces: torch's compiler takes it apart into many ops, whose sums are rounded otherwise.
 
+Of the nearest neighbour the sums are equal, but the gradient of an input in channels_last is not in channels_last, and
+what is summed over it further on is rounded otherwise.
+
 | torch | here |
 | --- | --- |
 | OpOverload.py_kernels, OpOverload._dispatch_cache of `upsample_bilinear2d` and the like | interpolating_in_one() |
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 _KINDS: Final = (
     "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+    "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
 )  # fmt: skip
 _part: Final = Part(
     "interpolation under the backend memwatch is close to that of eager PyTorch, but not equal"

@@ -74,20 +74,7 @@ def fit(
     limit_bytes, kinds = parse_bytes(limit), Kind.chosen(ways)
     kind = EstimatedTrial if is_estimate(model) else LiveTrial
     trial: LiveTrial | EstimatedTrial = kind(step, model, device_of(model))
-    try:
-        search, kept = _searched(trial, limit_bytes, kinds)
-    except BudgetError as error:
-        if error.best is not None or not isinstance(trial, LiveTrial):
-            raise
-        try:
-            estimated = _estimated(trial, step, limit_bytes, kinds)
-        except BudgetError:
-            raise
-        except Exception as why:  # both are of interest: nothing could be run, and why not estimated either
-            raise error from why
-        if estimated is None:
-            raise
-        search, kept = estimated
+    search, kept = _searched_or_estimated(trial, step, limit_bytes, kinds)
     names = expressions_of([sys._getframe(1).f_locals, *variables_of(step)], model, trial.optimizers)
     notes = _notes(search, kept, trial.device)
     if trial.state.moving:
@@ -143,6 +130,26 @@ def fit_program(
     )
 
 
+def _searched_or_estimated(
+    trial: LiveTrial | EstimatedTrial, step: Callable[[], Any], limit_bytes: int, kinds: set[Kind]
+) -> tuple[Search, Measurement]:
+    """Search by running steps; where none of them has enough memory, with fake tensors."""
+    try:
+        return _searched(trial, limit_bytes, kinds)
+    except BudgetError as error:
+        if error.best is not None or not isinstance(trial, LiveTrial):
+            raise
+        try:
+            estimated = _estimated(trial, step, limit_bytes, kinds)
+        except BudgetError:
+            raise
+        except Exception as why:  # both are of interest: nothing could be run, and why not estimated either
+            raise error from why
+        if estimated is None:
+            raise
+        return estimated
+
+
 def _estimated(
     trial: LiveTrial, step: Callable[[], Any], limit_bytes: int, kinds: set[Kind]
 ) -> tuple[Search, Measurement] | None:
@@ -191,6 +198,8 @@ def _notes(search: Search, kept: Measurement, device: str) -> list[str]:
         found.append(words.NOT_COMPARED)
     elif search.is_bitwise(kept) is False:
         found.append(words.NOT_BITWISE)
+    if search.is_disturbed:
+        found.append(words.DISTURBED)
     if is_host(device) and len(search.tried) > 1 and not kept.is_estimate:
         found.append(words.NOT_OFFERED_ON_HOST)
     return found

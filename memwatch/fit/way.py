@@ -127,6 +127,12 @@ class Way:
         """Whether memwatch itself runs in the steps, and learns from the first of them."""
         return any(change.kind in (Kind.POLICY, Kind.BACKEND) for change in self.changes)
 
+    @property
+    def computes_again(self) -> bool:
+        """Whether a step does all that it did, and computes something twice."""
+        kinds = {change.kind for change in self.changes}
+        return bool(kinds) and kinds <= {Kind.CHECKPOINT, Kind.CHAIN, Kind.POLICY}
+
     def also(self, *changes: Change) -> Way:
         """Return this way with more changes."""
         return Way((*self.changes, *changes))

@@ -46,6 +46,7 @@ class Allowance:
         self._has_met = False
         self._eager_bytes: dict[bool, int] = {}  # with gradients older than the step, or without them
         self._evaluation_bytes = 0
+        self._has_measured = False  # an update in place takes nothing, which is a measure as well
         self._kept_bytes: dict[bool, int] = {}
         self._measured: dict[tuple[int, bool], int] = {}
         self._tries: dict[tuple[int, bool], int] = {}
@@ -54,7 +55,7 @@ class Allowance:
     def whole_bytes(self) -> int | None:
         """The budget; None where there is none, and for a share until eager PyTorch has been measured."""
         most = max((self._evaluation_bytes, *self._eager_bytes.values()))
-        if self._budget is None or (self.is_share and not most):
+        if self._budget is None or (self.is_share and not self._has_measured):
             return None
         return parse_budget(self._budget, most)
 
@@ -107,6 +108,7 @@ class Allowance:
 
     def took_eagerly(self, graph: TracedGraph, peak_bytes: int) -> None:
         """Note what eager PyTorch took in the episode that ends, which a graph began."""
+        self._has_measured = True
         if graph.is_evaluation:
             self._evaluation_bytes = max(self._evaluation_bytes, peak_bytes)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import time
 from pathlib import Path
@@ -175,6 +176,44 @@ def test_a_foreach_optimizer_is_made_plain():
     assert optimizer.param_groups[0]["foreach"] is False
     fit.undo()
     assert optimizer.param_groups[0]["foreach"] is True
+
+
+def test_a_disturbed_first_trial_does_not_end_the_search():
+    """A way that computes more and seems as fast shows that the program's own time was disturbed: it is timed again."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(Slow(64, 64), nn.GELU(), Slow(64, 64)) for _ in range(4)))
+    x = torch.ones(256, 64)
+    other_programs = (0.2 if step < 2 else 0.0 for step in itertools.count())
+
+    def step():
+        model.zero_grad()
+        model(x).sum().backward()
+        time.sleep(next(other_programs))
+
+    fit = memwatch.fit(step, model, fit_programs.peak_of(step) * 3 // 4, ways=("checkpoint",), quiet=True)
+    of_program, *of_others = fit.ways["step_time_ns"]
+    assert of_program < min(of_others)
+    assert list(fit.ways["way"][1:]) == [f"checkpoint {count} of 4 blocks" for count in (4, 2, 3)]
+    assert fit.ways["kept"].to_list() == [False, False, False, True]
+
+
+def test_times_that_cannot_be_right_are_said_to_be_unsure():
+    """Where steps that compute more take less time, other programs had the processor, and a note says so."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)) for _ in range(4)))
+    x, calls = torch.ones(256, 64), []
+    for block in model:
+        block[0].register_forward_pre_hook(lambda *_: calls.append(1))
+
+    def step():
+        calls.clear()
+        model.zero_grad()
+        model(x).sum().backward()
+        time.sleep(0.1 if len(calls) == len(model) else 0.0)  # other programs run only beside the plain step
+
+    limit = fit_programs.peak_of(step) * 3 // 4
+    assert fit_words.DISTURBED in memwatch.fit(step, model, limit, ways=("checkpoint",), quiet=True).notes
+    assert memwatch.fit(step, model, "1 GiB", quiet=True).notes == []
 
 
 @pytest.mark.words

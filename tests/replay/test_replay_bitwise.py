@@ -58,6 +58,20 @@ def results(model, call, x, dtype):
     return [loss.detach(), *(each.grad for each in model.parameters())]
 
 
+class LargerLast(nn.Module):
+    """A product over the channels, and larger images whose channels lie last, as those of attention do."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self.one, self.three, self.mode = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1), mode
+
+    def forward(self, x):
+        """Map images to images of twice the size."""
+        x = self.one(x)
+        x = x.flatten(2).transpose(1, 2).contiguous().transpose(1, 2).view_as(x)
+        return self.three(functional.interpolate(x, scale_factor=2, mode=self.mode))
+
+
 @pytest.mark.parametrize("budget", ["100%", "70%"])
 @pytest.mark.parametrize(
     ("function", "dtype"),
@@ -80,6 +94,17 @@ def test_a_step_is_that_of_eager_pytorch(function, dtype, budget):
         assert all(map(torch.equal, results(model, compiled, x, dtype), wanted))
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+def test_gradients_lie_in_memory_as_those_of_eager_pytorch(mode):
+    """Of a gradient whose channels lie last, sums over it are rounded as such: the gradient of a bias shows it."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(LargerLast(mode), LargerLast(mode)), torch.randn(2, 8, 16, 16)
+    wanted = [each.clone() for each in results(model, model, x, torch.float32)]
+    compiled = torch.compile(model, backend="memwatch", options={"budget": "100%"})
+    for _ in range(2):
+        assert all(map(torch.equal, results(model, compiled, x, torch.float32), wanted))
+
+
 def test_a_checkpointed_region_drops_the_same_places_again():
     """The first step, which is measured in eager PyTorch, and those after it have the gradients of eager PyTorch."""
     torch.manual_seed(0)
@@ -88,3 +113,34 @@ def test_a_checkpointed_region_drops_the_same_places_again():
     compiled = torch.compile(model, backend="memwatch", options={"budget": "100%"})
     for _ in range(2):
         assert all(map(torch.equal, results(model, compiled, x, torch.float32), wanted))
+
+
+@pytest.mark.parametrize("zeroes_in_step", [True, False])
+def test_a_whole_step_may_be_compiled(zeroes_in_step):
+    """A compiled function calls backward and the optimizer: parameters follow those of eager PyTorch, in every bit.
+
+    torch compiles forward and update, each by itself; where the function begins with `zero_grad`, the update alone.
+    """
+    x, trained = torch.randn(64, 32), []
+    for is_compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            *(nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32)) for _ in range(3))
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(model=model, optimizer=optimizer):
+            if zeroes_in_step:
+                optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        run = torch.compile(step, backend="memwatch", options={"budget": "70%"}) if is_compiled else step
+        for _ in range(4):
+            run()
+            if not zeroes_in_step:
+                optimizer.zero_grad()
+        trained.append(list(model.parameters()))
+    assert all(map(torch.equal, *trained))
