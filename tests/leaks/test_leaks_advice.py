@@ -296,17 +296,25 @@ def test_torchs_wrapper_of_a_hook_is_looked_through():
 
 def test_a_hook_that_collects_is_removed_by_its_handle():
     """What hooks of earlier calls collect grows too, and the handles end it, as they end what each call registers."""
+    handles = []
 
     def collecting():
         saved = []
-        LINEAR.register_forward_hook(lambda *args: saved.append(data()))
-        PARAMETER.register_hook(lambda grad: saved.append(data()))
+        handles.append(LINEAR.register_forward_hook(lambda *args: saved.append(data())))
+        handles.append(PARAMETER.register_hook(lambda grad: saved.append(data())))
         LINEAR(torch.ones(8))
         PARAMETER.sum().backward()
+
+    def removing():
+        collecting()
+        for handle in handles:
+            handle.remove()
+        handles.clear()
 
     collecting()
     leaks = find_leaks(collecting, runs=2)
     assert {leak.advice for leak in leaks} == {advice(Remedy.HOOK_PER_CALL), advice(Remedy.MODULE_HOOK)}
+    assert find_leaks(removing, runs=2) == []
 
 
 def test_numbers_of_an_ordered_dictionary_are_no_hooks():
