@@ -48,3 +48,18 @@ def test_what_an_op_keeps_is_no_workspace_of_the_next(recorder, monkeypatch):
         torch.ops.keeps.none(torch.ops.keeps.some(x))
     (row,) = [row for row in prof.storages.itertuples() if row.nbytes == NBYTES]
     assert (row.category, row.op_name) == ("unknown", "keeps.some.default")
+
+
+@pytest.mark.parametrize("recorder", ["native", "python"])
+def test_what_is_made_between_ops_is_no_workspace_of_the_next(recorder, monkeypatch):
+    """A storage that C++ makes and a variable holds while one op runs: no kernel asked for it."""
+    if recorder == "python":
+        monkeypatch.setenv("MEMWATCH_NATIVE", "0")
+    with memwatch.profile() as prof:
+        held = torch.UntypedStorage(NBYTES)
+        time.sleep(0.001)
+        torch.ones(7)
+        del held
+        torch.ones(7)
+    (row,) = [row for row in prof.storages.itertuples() if row.nbytes == NBYTES]
+    assert (row.category, row.op_name) == ("unknown", "")

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 BY_OP, BASELINE, EXTERNAL, UNOBSERVED, BY_THREAD = range(len(ORIGINS))
 WORKSPACE, UNRECORDED = len(ORIGINS), len(ORIGINS) + 1
 """Origins that are not recorded but follow: within one op, and in a step that was not recorded."""
+_NUMBER_BYTES: Final = 16
+"""Of a complex number, the largest one that ATen wraps."""
 _DTYPES: Final[dict[str, Any]] = {
     **dict.fromkeys(("storage", "op", "birth_order", "death_order"), np.int32),
     "origin": np.int8,
@@ -290,15 +292,15 @@ def _place_workspace(
 ) -> tuple[IntArray, IntArray]:
     """Mark each unnamed block as workspace of the op that frees it: the op that was running, or else the next.
 
-    ATen wraps a Python number in a tensor of 8 bytes just before the call that takes it, so a block may be made
-    between two ops. The clocks of ops and of allocator events also differ by a fraction of a microsecond.
+    ATen wraps a Python number in a tensor of 8 or 16 bytes just before the call that takes it, so such a block may be
+    made between two ops. The clocks of ops and of allocator events also differ by a fraction of a microsecond.
 
     Returns:
         The op of each block, -1 if none, and its origin.
     """
     if not len(ops["op"]) or not len(extra):
         return op, origin
-    birth, death = blocks.birth_ns[extra], blocks.death_ns[extra]
+    birth, death, nbytes = blocks.birth_ns[extra], blocks.death_ns[extra], blocks.nbytes[extra]
     last = len(ops["op"]) - 1
     bounds = np.append(ops["start_ns"], [np.iinfo(np.int64).max] * 2)
     row = np.searchsorted(ops["start_ns"], birth, side="right").astype(np.int32) - 1
@@ -307,5 +309,8 @@ def _place_workspace(
     is_made_between = (op == NONE) | (ops["end_ns"][np.maximum(row, 0)] - birth < slack_ns)
     for_next = freed & ~within & (row < last) & (death <= bounds[np.minimum(row + 2, last + 1)])
     for_next &= is_made_between  # else the op kept it, as a collective does until its work is done
+    for_next &= (nbytes <= _NUMBER_BYTES) | (
+        bounds[row + 1] - birth < slack_ns
+    )  # else code without ops made it
     op = np.where(for_next, ops["op"][np.minimum(row + 1, last)], op)
     return op, np.where(within | for_next, WORKSPACE, origin)
