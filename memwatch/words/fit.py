@@ -47,8 +47,8 @@ NOT_RESTORED: Final = (
 )
 NOT_COMPARED: Final = "the plain step does not give the same results twice, so results are not compared"
 DISTURBED: Final = (
-    "times are unsure, as other programs use the machine: "
-    "a way that computes more took less time than the program"
+    "how long steps take is unsure, as other programs use the machine: "
+    "a way that computes more was faster than the program"
 )
 NOT_BITWISE: Final = "the way that is kept gives results that differ from the plain step's in some bits"
 ESTIMATED: Final = "planned from an estimate: peaks are without workspace, and no step was timed"
