@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from itertools import chain
-from types import FrameType, ModuleType
+from types import CoroutineType, FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,7 +17,7 @@ from memwatch.heap.autograd import NativeEdge, autograd_edges
 from memwatch.heap.c_held import Unlisted, c_held_edges, keeps_in_c, untracked
 from memwatch.heap.capsules import Capsule
 from memwatch.heap.classes import Classes
-from memwatch.heap.frames import is_own_code, without_empty_dictionaries
+from memwatch.heap.frames import is_own_code, is_test_runner_code, without_empty_dictionaries
 from memwatch.heap.ids import identities, ids_of
 from memwatch.heap.packs import seen_through
 from memwatch.heap.pause import pause_gc, resume_gc
@@ -343,7 +343,7 @@ class Snapshot:
         return groups if runner else groups[:2]
 
     def barriers(self) -> set[int]:
-        """Return the positions a search must not enter: those of memwatch and of the test runner."""
+        """Return what no search enters: memwatch, the test runner, and its coroutines, which event loops hold."""
         tools = [
             module
             for name, module in list(sys.modules.items())
@@ -352,6 +352,8 @@ class Snapshot:
         calls = self.of_types(lambda cls: cls is FrameType)  # of coroutines that run, up to Python 3.10
         found = self.positions(id(obj) for module in tools for obj in (module, module.__dict__))
         found += self.positions(id(call) for call in calls if is_own_code(call.f_code))
+        coroutines = self.of_types(lambda cls: cls is CoroutineType)
+        found += self.positions(id(one) for one in coroutines if is_test_runner_code(one.cr_code.co_filename))
         instances = self._classes.places(self._classes.ids_where(is_tool_class))
         return {*found, *instances.tolist()}
 

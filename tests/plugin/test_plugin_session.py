@@ -127,6 +127,8 @@ def test_unittest_classes(session):
             async def test_async_leak(self): KEPT.append(torch.ones(1000))
             @pytest.mark.no_tensor_leaks
             async def test_async_clean(self): torch.ones(1000)
+            @pytest.mark.no_tensor_leaks
+            async def test_async_attribute(self): self.x = torch.ones(1000)
         """,
         "-v",
     )
@@ -138,6 +140,7 @@ def test_unittest_classes(session):
             "*::test_skipped SKIPPED*",
             "*::test_async_leak LEAK*",
             "*::test_async_clean PASSED*",
+            "*::test_async_attribute PASSED*",
         ]
     )
 
