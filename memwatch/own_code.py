@@ -19,7 +19,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from types import CodeType
 
 _PACKAGE_FOLDERS: Final = ("site-packages", "dist-packages")
@@ -72,11 +72,12 @@ def code_owner(file: str) -> CodeOwner:
     # As spelled first: an installer may fill site-packages with links to files that lie in its cache.
     for path in dict.fromkeys((os.path.abspath(file), os.path.realpath(file))):
         owners = [(len(folder), owner) for folder, owner in _folders() if path.startswith(folder)]
-        owners += [(len(top), CodeOwner.INSTALLED) for top in _installed_elsewhere(path)]
         if owners:
             return max(owners)[
                 1
             ]  # the innermost folder decides: torch lies in site-packages, that in Python's
+        if _is_installed_elsewhere(path):
+            return CodeOwner.INSTALLED
     return CodeOwner.PROGRAM
 
 
@@ -115,8 +116,8 @@ def _folders() -> list[tuple[str, CodeOwner]]:
     ]
 
 
-def _installed_elsewhere(path: str) -> Iterator[str]:
-    """Yield what of an installed package a path is or lies in, in folders of `sys.path` that an installer filled.
+def _is_installed_elsewhere(path: str) -> bool:
+    """Return True for what is or lies in an installed package, in a folder of `sys.path` that an installer filled.
 
     A program may lie beside what `pip install --target` put there: the installer's own lists tell them apart.
     """
@@ -126,7 +127,8 @@ def _installed_elsewhere(path: str) -> Iterator[str]:
             if path.startswith(spelled + os.sep):
                 top = path[len(spelled) + 1 :].split(os.sep, 1)[0]
                 if top in _tops_installed_in(spelled):
-                    yield os.path.join(spelled, top)
+                    return True
+    return False
 
 
 @functools.cache

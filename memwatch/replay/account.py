@@ -205,7 +205,7 @@ class Account:
         kept = self._allowance.kept()
         has_more = self._allowance.look(graph)
         if has_more and not self._allowance.is_share:
-            self._leave_less(kept)
+            self._leave_less(graph, kept)
         if not graph.hints and not has_more and self._standings.is_settled(graph):
             return Episode()
         is_known, is_larger = self._standings.know(graph), graph.is_larger(args)
@@ -234,10 +234,14 @@ class Account:
             graph.largest.update(before)
             raise
 
-    def _leave_less(self, kept: dict[bool, int]) -> None:
+    def _leave_less(self, graph: TracedGraph, kept: tuple[dict[bool, int], int]) -> None:
         """Plan again for an episode that begins with more gradients of its step than any had before."""
+        known = list(self._standings.values())
+        updates = [one for one in known if one.is_update]
         try:
-            self._replan_for([one for one in self._standings.values() if not one.is_evaluation], 1.0)
+            self._replan_for(
+                updates if graph.is_update else [one for one in known if not one.is_evaluation], 1.0
+            )
         except BudgetError:
             self._allowance.keep(kept)
             raise
@@ -356,6 +360,8 @@ class Account:
 
     def _budget_of(self, standing: Standing) -> int | None:
         """Return what a sequence may take; None where nobody knows yet."""
+        if standing.is_update:
+            return self._allowance.update_bytes
         return self._allowance.whole_bytes if standing.is_evaluation else self._allowance.step_bytes
 
     def _is_above(self, standing: Standing) -> bool:
@@ -368,8 +374,8 @@ class Account:
         budget = self._budget_of(standing)
         assert budget is not None
         error = standing.out_of_reach(budget, measured_bytes, self._options.names())
-        if not standing.is_evaluation:
-            error = error.because(self._allowance.kept_words)
+        if standing.is_update or not standing.is_evaluation:
+            error = error.because(self._allowance.kept_words(is_update=standing.is_update))
         until = ""
         if self._allowance.is_share and not self._has_trained and standing.is_evaluation:
             until = f", until a step is measured: {self._options.budget} are of its peak"

@@ -48,6 +48,7 @@ class Allowance:
         self._evaluation_bytes = 0
         self._has_measured = False  # an update in place takes nothing, which is a measure as well
         self._kept_bytes: dict[bool, int] = {}
+        self._kept_in_update_bytes = 0
         self._measured: dict[tuple[int, bool], int] = {}
         self._tries: dict[tuple[int, bool], int] = {}
 
@@ -72,13 +73,19 @@ class Allowance:
         return max(min(left), 0)
 
     @property
-    def kept_words(self) -> str:
+    def update_bytes(self) -> int | None:
+        """What the step of an optimizer may take, beside the gradients that the step has made."""
+        whole = self.whole_bytes
+        return None if whole is None else max(whole - self._kept_in_update_bytes, 0)
+
+    def kept_words(self, *, is_update: bool) -> str:
         """Say that gradients take a part of the budget, if they do."""
-        kept = max(self._kept_bytes.values(), default=0)
+        kept = self._kept_in_update_bytes if is_update else max(self._kept_bytes.values(), default=0)
         whole = self.whole_bytes
         if not kept or whole is None:
             return ""
-        return f"gradients of the step's earlier backwards take {format_bytes(kept)} of {format_bytes(whole)}"
+        whose = "the step" if is_update else "the step's earlier backwards"
+        return f"gradients of {whose} take {format_bytes(kept)} of {format_bytes(whole)}"
 
     def meet(self, args: Sequence[Any]) -> None:
         """Note what a graph is given to train."""
@@ -90,6 +97,11 @@ class Allowance:
 
     def look(self, graph: TracedGraph) -> bool:
         """Look at the gradients as an episode begins; return whether the budget does not know of as much yet."""
+        if graph.is_update:
+            kept_bytes = self._before.look().kept_bytes
+            has_more = kept_bytes > self._kept_in_update_bytes
+            self._kept_in_update_bytes = max(self._kept_in_update_bytes, kept_bytes)
+            return has_more
         if graph.is_evaluation:
             return False
         start = self._start = self._before.look()
@@ -110,7 +122,8 @@ class Allowance:
         """Note what eager PyTorch took in the episode that ends, which a graph began."""
         self._has_measured = True
         if graph.is_evaluation:
-            self._evaluation_bytes = max(self._evaluation_bytes, peak_bytes)
+            beside_bytes = self._kept_in_update_bytes if graph.is_update else 0
+            self._evaluation_bytes = max(self._evaluation_bytes, beside_bytes + peak_bytes)
             return
         start = self._start
         kind = graph.number, start.has_old
@@ -129,10 +142,10 @@ class Allowance:
         if self.receiver is None and not self._has_met:
             self.receiver = self._before.one_with_gradient()
 
-    def kept(self) -> dict[bool, int]:
+    def kept(self) -> tuple[dict[bool, int], int]:
         """Return what `keep` takes."""
-        return dict(self._kept_bytes)
+        return dict(self._kept_bytes), self._kept_in_update_bytes
 
-    def keep(self, kept: dict[bool, int]) -> None:
+    def keep(self, kept: tuple[dict[bool, int], int]) -> None:
         """Go back to what was known to be kept."""
-        self._kept_bytes = kept
+        self._kept_bytes, self._kept_in_update_bytes = kept

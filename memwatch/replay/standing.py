@@ -65,8 +65,13 @@ class Standing:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether no backward belongs to it, though its graphs are given what is trained."""
+        """Whether no backward belongs to it, though its graphs are given what is trained, or update it."""
         return all(run.graph.is_evaluation for run in self.runs)
+
+    @property
+    def is_update(self) -> bool:
+        """Whether it is the step of an optimizer, which runs beside the gradients."""
+        return all(run.graph.is_update for run in self.runs)
 
     def as_runs(self, *, hopes: bool) -> list[GraphRun]:
         """Return the runs as parts of a step; hopes: the program lets go of all outputs before the backward."""

@@ -99,6 +99,7 @@ class TracedGraph:
         self._has_trained_inputs = any(
             isinstance(item, torch.Tensor) and item.requires_grad for item in inputs
         )
+        self._gives_nothing = not module.graph.output_node().all_input_nodes
         self._symbols = [
             (place, symbol_of(item)) for place, item in enumerate(inputs) if isinstance(item, torch.SymInt)
         ]
@@ -123,8 +124,13 @@ class TracedGraph:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether it has no backward, though it is given what is trained."""
-        return self.num_fwd_outputs is None and self._has_trained_inputs
+        """Whether it has no backward, though it is given what is trained, or updates that."""
+        return self.is_update or (self.num_fwd_outputs is None and self._has_trained_inputs)
+
+    @property
+    def is_update(self) -> bool:
+        """Whether it has no backward and gives nothing, as the step of an optimizer."""
+        return self.num_fwd_outputs is None and self._gives_nothing
 
     def values(self, args: Sequence[Any]) -> dict[Any, int]:
         """Return the values of the symbolic sizes in a call."""

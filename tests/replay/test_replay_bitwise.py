@@ -8,6 +8,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from memwatch.replay.measure import measure_peak
+
 
 class Checkpointed(nn.Module):
     """A layer with dropout in a checkpointed region."""
@@ -144,3 +146,33 @@ def test_a_whole_step_may_be_compiled(zeroes_in_step):
                 optimizer.zero_grad()
         trained.append(list(model.parameters()))
     assert all(map(torch.equal, *trained))
+
+
+def test_a_budget_of_a_whole_step_is_kept_beside_the_gradients():
+    """The optimizer's step runs beside the gradients; they are not taken off the share of forward and backward."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4))
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(256, 64)
+
+    def step():
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+
+    def peak_of(run):
+        run()
+        optimizer.zero_grad()
+        with measure_peak("cpu") as measured:
+            run()
+        optimizer.zero_grad()
+        return measured.peak_increase_bytes
+
+    compiled = torch.compile(step, backend="memwatch", options={"budget": "60%", "strict": True})
+    for _ in range(4):
+        compiled()
+        optimizer.zero_grad()
+    share = peak_of(compiled) / peak_of(step)
+    assert 0.5 < share <= 0.6
