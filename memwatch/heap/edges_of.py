@@ -57,6 +57,7 @@ Named = tuple["Edge | None", int]
 
 _SHELL_RESULTS: Final = ("_", "__", "___")
 _LAST_EXCEPTION: Final = ("last_value", "last_exc", "last_traceback")
+_ORDERED: Final = (tuple, list, deque)
 _SELF_DESCRIPTORS: Final = ("__dict__", "__weakref__")
 
 
@@ -109,12 +110,10 @@ def _root(chain: Sequence[Any], at: int) -> Named | None:
     child = chain[at + 1]
     if root.kind is RootKind.MODULES:
         return None, 1
-    held = next((held for held in root.entries if held.value is child), None)
-    if held is None:
-        return Edge(EdgeKind.REFERENCE), 1
-    if held.is_namespace:
-        return _global(chain, at + 1, 1, held.edge.owner)
-    return held.edge, 1
+    for held in root.entries:
+        if held.value is child:
+            return _global(chain, at + 1, 1, held.edge.owner) if held.is_namespace else (held.edge, 1)
+    return Edge(EdgeKind.REFERENCE), 1
 
 
 def _global(
@@ -241,12 +240,12 @@ def _mapping(chain: Sequence[Any], at: int) -> Named:
 
 def _sequence(chain: Sequence[Any], at: int) -> Named | None:
     items, child = chain[at], chain[at + 1]
-    bases = mro_of(type(items))
-    kind = next(kind for kind in (tuple, list, deque) if kind in bases)
+    cls: type = type(items)
+    kind = cls if cls in _ORDERED else next(kind for kind in _ORDERED if kind in mro_of(cls))
     position = position_in(items, kind, child)
     if position is None:
         return None
-    fields = type_dict(type(items)).get("_fields")
+    fields = None if kind is cls else type_dict(cls).get("_fields")
     if type(fields) is tuple and position < len(fields):
         return Edge(EdgeKind.FIELD, fields[position], owner=instance_of(items)), 1
     return Edge(EdgeKind.ITEM, position=position, owner=vertex_of(items)), 1

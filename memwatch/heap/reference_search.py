@@ -109,7 +109,7 @@ class ReferenceSearch:
             while step is tensor_step:  # a tensor is no object to look into: it does not count
                 found.add(id(chain[1]))
                 yield chain
-                if id(chain[1]) in self._by_exception:
+                if self._by_exception and id(chain[1]) in self._by_exception:
                     self._by_exception[id(chain[1])].append(chain)
                 if not waiting:
                     break

@@ -150,7 +150,8 @@ def _mapping(value: Any) -> Iterator[Chain]:
 
 def _sequence(value: Any) -> Iterator[Chain]:
     if gc.is_tracked(value):
-        kind = next(base for base in _SEQUENCES if base in mro_of(type(value)))
+        cls = type(value)
+        kind = cls if cls in _SEQUENCES else next(base for base in _SEQUENCES if base in mro_of(cls))
         yield from _items(value, kind.__iter__)
         yield from _extra(value)
 
@@ -199,8 +200,10 @@ def position_in(
     """
     if _is_half_made(items):
         return None
-    held_items = enumerate(copied_items(items, kind.__iter__))
-    return next((position for position, held in held_items if held is value), None)
+    for position, held in enumerate(copied_items(items, kind.__iter__)):
+        if held is value:
+            return position
+    return None
 
 
 def _is_half_made(container: Any) -> bool:

@@ -132,7 +132,7 @@ def _passed_on(root: Root, iterated: list[Held]) -> Root:
         root: the variables of a call.
         iterated: what the call that was before it goes over; then what this one does.
     """
-    if iterated or any(held.name == _ITERATED for held in root.entries):
+    if iterated or _ITERATED in [held.name for held in root.entries]:
         ours = [held for held in root.entries if held.name == _ITERATED]
         root.entries[:] = [held for held in root.entries if held.name != _ITERATED] + iterated
         iterated[:] = ours
@@ -157,16 +157,24 @@ def _call(frame: FrameType, thread: str, inside: FrameType | None = None, *, exp
         _function_name(code), shown.f_code.co_filename, shown.f_lineno, thread, runs=runs, library=library
     )
     arguments = _arguments(code.co_varnames, code.co_argcount + code.co_kwonlyargcount, code.co_flags)
-    root = Root(RootKind.FRAME, explains=explains)
-    for name, value in read_locals(frame).items():
-        kind = EdgeKind.ARGUMENT if name in arguments else EdgeKind.LOCAL
-        root.entries.append(Held(kind, arguments.get(name, name), value, owner))
-    return root
+    named = arguments.get
+    entries = [
+        Held(EdgeKind.LOCAL, name, value, owner)
+        if (argument := named(name)) is None
+        else Held(EdgeKind.ARGUMENT, argument, value, owner)
+        for name, value in read_locals(frame).items()
+    ]
+    return Root(RootKind.FRAME, entries, explains=explains)
 
 
 def _function_name(code: CodeType) -> str:
     """Return the name of a function as its `def` has it; for a comprehension, that of the function around it."""
-    *around, name = getattr(code, "co_qualname", code.co_name).replace(".<locals>", "").split(".")
+    return _name_in(getattr(code, "co_qualname", code.co_name))
+
+
+@functools.lru_cache(maxsize=_MAX_KNOWN)
+def _name_in(qualified: str) -> str:
+    *around, name = qualified.replace(".<locals>", "").split(".")
     return around[-1] if name.endswith(("comp>", "genexpr>")) and around else name
 
 

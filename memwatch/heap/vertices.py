@@ -26,7 +26,7 @@ from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.edges import Vertex, VertexKind
 from memwatch.heap.capsules import Capsule, capsule_address
 from memwatch.heap.names import short_qualname, type_name
-from memwatch.heap.tensors import is_node, is_python_node, is_tensor, mro_of, quiet, storage_bytes
+from memwatch.heap.tensors import is_node, is_python_node, mro_of, quiet, storage_bytes
 from memwatch.words.edges import DLPACK_CAPSULE, vertex_phrase
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ def describe(obj: object) -> str:
 def vertex_of(obj: object) -> Vertex:
     """Return what an object is, keeping nothing of it alive."""
     cls = type(obj)
-    if is_tensor(obj):
-        return _tensor(obj)
     special = _BY_TYPE.get(cls)
     if special is not None:
         return special(obj)
     bases = mro_of(cls)
+    if torch.Tensor in bases:
+        return _tensor(obj)
     if type in bases:
         return Vertex(VertexKind.CLASS, type_name(obj))  # type: ignore[arg-type]
     for base, make in _BY_BASE:
@@ -177,6 +177,7 @@ _BY_TYPE: Final[dict[type, Callable[[Any], Vertex]]] = {
     AsyncGeneratorType: _suspended(VertexKind.ASYNC_GENERATOR, "ag_code"),
     partial: lambda _: Vertex(VertexKind.PARTIAL),
     _lru_cache_wrapper: lambda _: Vertex(VertexKind.CACHE, "_lru_cache_wrapper"),
+    **{sized: _container(sized) for sized in _SIZED},
 }
 _BY_BASE: Final[tuple[tuple[type, Callable[[Any], Vertex]], ...]] = (
     (ModuleType, module_vertex),

@@ -109,8 +109,8 @@ class Owners:
         while together := list(islice(modules, _AT_ONCE)):
             tables = [each.__dict__ for each, _ in together]
             if among is None or _may_lie_in(tables, among):
-                for module, number in together:
-                    yield from _in_tables(module, number)
+                for attributes, (_, number) in zip(tables, together, strict=True):
+                    yield from _in_tables(attributes, number)
         for reference in list(self._optimizers.values()):
             optimizer = reference()
             if optimizer is not None:
@@ -193,13 +193,15 @@ class Owners:
                         yield STATE, tensor, (kind, slot, owner), module
 
 
-def _in_tables(module: nn.Module, number: int) -> Iterator[InRole]:
-    """Yield the parameters and buffers in the tables of a module."""
-    attributes = module.__dict__
-    for role, table in ((PARAMETER, PARAMETERS), (BUFFER, BUFFERS)):
-        for key, tensor in list((attributes.get(table) or {}).items()):
-            if tensor is not None:
-                yield role, tensor, () if number == NONE else (key,), number
+def _in_tables(attributes: dict[str, Any], number: int) -> list[InRole]:
+    """Return the parameters and buffers in the tables of a module, given by its attributes."""
+    return [
+        (role, tensor, () if number == NONE else (key,), number)
+        for role, name in ((PARAMETER, PARAMETERS), (BUFFER, BUFFERS))
+        if (table := attributes.get(name))
+        for key, tensor in list(table.items())
+        if tensor is not None
+    ]
 
 
 def _may_lie_in(modules: list[dict[str, Any]], addresses: KeysView[int]) -> bool:

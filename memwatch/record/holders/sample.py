@@ -173,7 +173,8 @@ class Sample:
         if chain[0] is not self._root:
             self._enter(chain[0])
         path: int | None = None
-        for part, key in _parts(chain[-1]):
+        tensor = chain[-1]
+        for part, key in _parts(tensor):
             number = self._wanted(part, key)
             if number != NONE:
                 path = self._path(chain) if path is None else path
@@ -181,13 +182,12 @@ class Sample:
                 if self._deep:
                     self._state.ways.learn(chain)
                     self._told_now.setdefault(number, []).append(Told(path, _function_of(chain[0])))
-        tensor = chain[-1]
-        if type(tensor) is Tensor and tensor.requires_grad:
+        if type(tensor) in _PLAIN:
+            if type(tensor) is Parameter or not tensor.requires_grad:
+                return  # a parameter's gradient is known by its role, and neither has a graph
             gradient = gradient_of(tensor)
             if gradient is not None and len(chain) < _LONGEST:
                 self._held((*chain, gradient))
-        elif type(tensor) in _PLAIN:
-            return  # a parameter's gradient is known by its role, and neither has a graph
         if not self._deep:
             self._held_by_graph(chain)
 
@@ -203,19 +203,19 @@ class Sample:
             return NONE
         if isinstance(alive, WatchedTensor) and alive.address != address_or_zero(tensor):
             return NONE  # a storage of backward that is gone; another lies where it lay
-        told = self._state.told.get(alive.number)
+        number = alive.number
         if self._deep:
-            if alive.number not in self._state.unnamed[self._device]:
+            if number not in self._state.unnamed[self._device]:
                 return NONE
-        elif told and told[0].on_stack:
-            self._state.told[alive.number] = []  # it is searched for again, where it leaves the variable
-        count = self._holder_counts.get(alive.number, 0)
-        self._holder_counts[alive.number] = count + 1
+        elif self._state.told and (told := self._state.told.get(number)) and told[0].on_stack:
+            self._state.told[number] = []  # it is searched for again, where it leaves the variable
+        count = self._holder_counts.get(number, 0)
+        self._holder_counts[number] = count + 1
         if not self._is_in_library:
-            return alive.number if count - self._left_out.get(alive.number, 0) < _MAX_HOLDERS else NONE
+            return number if count - self._left_out.get(number, 0) < _MAX_HOLDERS else NONE
         if count < _MAX_IN_LIBRARIES:
-            return alive.number
-        self._left_out[alive.number] = self._left_out.get(alive.number, 0) + 1
+            return number
+        self._left_out[number] = self._left_out.get(number, 0) + 1
         return NONE
 
     def _met(self, tensor: Tensor, key: int) -> WatchedStorage | WatchedTensor | None:
