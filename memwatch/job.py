@@ -17,6 +17,7 @@ _TOLD_BY: Final = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),  # MPICH, Intel MPI
 )
+_RESTART: Final = "TORCHELASTIC_RESTART_COUNT"
 _PLACEHOLDERS: Final = ("{rank}", "{pid}")
 """What makes a file name different in each rank; `{host}` alone does not."""
 
@@ -31,6 +32,7 @@ class JobPlace:
         local_rank: its number among those of its host.
         of_rank: the rank that started this process, which is none itself.
         backend: that of the process group; `fake` where the other ranks are imagined.
+        restart: how often torchrun has started all ranks again, because one failed.
     """
 
     rank: int | None = None
@@ -38,22 +40,25 @@ class JobPlace:
     local_rank: int | None = None
     of_rank: int | None = None
     backend: str | None = None
+    restart: int = 0
 
     @classmethod
     def here(cls) -> JobPlace:
         """Return the place as torch.distributed tells it, once it is initialised; else the environment."""
         rank, world_size, local_rank = _from_environment()
+        restart = _number(_RESTART) or 0
         distributed = _initialised()
         if distributed is not None:
             rank, world_size = distributed.get_rank(), distributed.get_world_size()
             if id(distributed.group.WORLD) == _group_at_fork[0]:
                 return cls(of_rank=rank)
-            return cls(rank, world_size, local_rank, backend=str(distributed.get_backend()))
+            backend = str(distributed.get_backend())
+            return cls(rank, world_size, local_rank, backend=backend, restart=restart)
         if (
             rank is not None and rank == _rank_of_parent()
         ):  # the variable is inherited: the parent is that rank
             return cls(of_rank=rank)
-        return cls(rank, world_size, local_rank)
+        return cls(rank, world_size, local_rank, restart=restart)
 
     @property
     def is_one_of_many(self) -> bool:
@@ -71,6 +76,7 @@ class JobPlace:
             "local_rank": self.local_rank,
             "of_rank": self.of_rank,
             "process_group": self.backend,
+            "restart": self.restart or None,
         }
         return {name: value for name, value in told.items() if value is not None}
 
@@ -103,6 +109,8 @@ os.register_at_fork(after_in_child=note_fork)
 def named_for(place: JobPlace, path: str | os.PathLike[str]) -> Path:
     """Return the file of this process: placeholders are replaced, and a rank of many gets its number if there is none.
 
+    A rank that torchrun has started again says so: what it left before is in the file without that.
+
     Args:
         place: the place of this process.
         path: a file, which may hold `{rank}`, `{pid}` and `{host}`.
@@ -115,7 +123,9 @@ def named_for(place: JobPlace, path: str | os.PathLike[str]) -> Path:
         .replace("{host}", socket.gethostname())
     )
     if place.is_one_of_many and not is_told_apart:
-        return filled.with_name(f"{filled.stem}.rank{place.rank}{filled.suffix}")
+        filled = filled.with_name(f"{filled.stem}.rank{place.rank}{filled.suffix}")
+    if place.restart and "{pid}" not in text:
+        filled = filled.with_name(f"{filled.stem}.restart{place.restart}{filled.suffix}")
     return filled
 
 

@@ -21,6 +21,7 @@ from memwatch.record.limits import read_limits
 from memwatch.record.native import remark as unbuilt_remark
 from memwatch.record.native.building import build_recorder
 from memwatch.record.options import Options
+from memwatch.record.own_frames import unlink_own_frames
 from memwatch.record.session import Session
 from memwatch.record.steps.schedule import Sampled, Schedule, schedule
 from memwatch.record.uninterrupted import uninterrupted
@@ -81,6 +82,8 @@ class Profile(Reading):
         if session is None:
             return
         self._reserve.release()
+        if error is not None:
+            unlink_own_frames(error)
         with uninterrupted():
             session.check_place()
             self._session = None

@@ -126,9 +126,7 @@ def _numbers(facts: Facts) -> list[ObserverEffect]:
 def _formulas(facts: Facts) -> list[ObserverEffect]:
     """Return the recorded ops whose backward, or forward, ATen computes in another way under a mode."""
     ops = facts.capture.tables["ops"]
-    packets = np.array(
-        [name.rpartition(".")[0] for name in facts.strings[ops["name"]].tolist()], dtype=object
-    )
+    packets = np.array([name.rpartition(".")[0] for name in facts.strings], dtype=object)[ops["name"]]
     forward = maker_of_node(facts.capture)
     of_backward = np.where(forward != NONE, packets[np.maximum(forward, 0)], "")
     is_forward = ops["phase"] != _BACKWARD

@@ -60,9 +60,7 @@ class CaptureWriter:
         self._lock = threading.Lock()
         if self.path.exists():
             if not force:
-                raise CaptureError(
-                    f"{self.path} exists; choose another name or overwrite it (-f, force=True)"
-                )
+                raise CaptureError(f"{self.path} exists; choose another name, or remove it first")
             self.path.unlink()
         if not self.path.parent.is_dir():
             raise CaptureError(
@@ -187,7 +185,7 @@ def save(capture: Capture, path: str | os.PathLike[str], *, force: bool = False)
     """
     target = pathlib.Path(path)
     if target.exists() and not force:
-        raise CaptureError(f"{target} exists; choose another name or overwrite it (-f, force=True)")
+        raise CaptureError(f"{target} exists; choose another name, or pass force=True to replace it")
     if not target.parent.is_dir():
         raise CaptureError(f"cannot write {target}: {target.parent} is not a directory; create it first")
     try:

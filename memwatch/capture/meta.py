@@ -65,7 +65,7 @@ _NAMES_BY_KIND: Final[dict[Callable[[Any], bool], tuple[str, ...]]] = {
         "memwatch", "torch", "python", "platform", "host", "intercept", "recorder", "process_group", "device",
     ),
     _is_whole: (
-        "pid", "parent_pid", "rank", "world_size", "local_rank", "of_rank", "start_ns", "end_ns", "threads",
+        "pid", "parent_pid", "rank", "world_size", "local_rank", "of_rank", "restart", "start_ns", "end_ns", "threads",
         "threads_before", "threads_at_work_before", "threads_unheard", "holder_samples", "holder_samples_cut",
         "holder_samples_ns",
     ),

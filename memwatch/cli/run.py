@@ -99,7 +99,9 @@ def execute(options: argparse.Namespace) -> int | BaseException:
 
     program, place = chosen_program(options), JobPlace.here()
     capture = named_for(place, options.output or _default_name(program, place))
-    page = named_for(place, options.page or capture.with_suffix(".html")).absolute() if options.html else None
+    page: Path | None = None
+    if options.html:  # beside the capture it has that one's name
+        page = (named_for(place, options.page) if options.page else capture.with_suffix(".html")).absolute()
     for path in (capture, page):
         if path is not None:
             make_room(path, force=options.force)

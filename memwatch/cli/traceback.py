@@ -43,7 +43,7 @@ def hide_own_frames(error: BaseException) -> BaseException:
 
 
 def _programs_own(trace: TracebackType | None) -> TracebackType | None:
-    """Return a copy of a traceback without memwatch's frames; a traceback cannot be changed in place."""
+    """Return a copy of a traceback without memwatch's frames, those before the program included."""
     frames: list[TracebackType] = []
     while trace is not None:
         frames.append(trace)

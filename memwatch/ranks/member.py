@@ -10,7 +10,7 @@ from memwatch.capture import load
 from memwatch.capture.errors import CaptureError
 from memwatch.capture.rank_summary import Head, read_head
 from memwatch.ranks.summary import VERSION, summarise
-from memwatch.words.ranks import CHILD, PROCESS, RANK, UNKNOWN
+from memwatch.words.ranks import CHILD, PROCESS, RANK, RESTARTED_RANK, UNKNOWN
 
 if TYPE_CHECKING:
     import os
@@ -41,6 +41,12 @@ class Member:
         return int(rank) if isinstance(rank, int) else None
 
     @property
+    def restart(self) -> int:
+        """How often its job had been started again before it."""
+        restart = self.meta.get("restart", 0)
+        return restart if isinstance(restart, int) else 0
+
+    @property
     def is_complete(self) -> bool:
         """Whether its block ended."""
         return bool(self.meta.get("complete", True))
@@ -50,7 +56,7 @@ class Member:
         """What it is called: `rank 3`, `process 4243 of rank 3`, `process 4243`."""
         pid = self.meta.get("pid")
         if self.rank is not None:
-            return RANK.format(rank=self.rank)
+            return (RESTARTED_RANK if self.restart else RANK).format(rank=self.rank, restart=self.restart)
         if pid is None:
             return UNKNOWN.format(file=Path(self.path).name)
         if "of_rank" in self.meta:

@@ -28,6 +28,7 @@ def notes(members: Mapping[str, Member], compared: Sequence[str]) -> list[tuple[
     found += [("unfinished", text) for text in _unfinished(members)]
     found += [("version", text) for text in _versions(members)]
     found += [("twice", text) for text in _twice(members)]
+    found += [("restart", text) for text in _restarted(members)]
     found += [("job", text) for text in _other_jobs(members)]
     found += [("device", text) for text in _devices(members, compared)]
     return found + [("clock", text) for text in _clocks(members, compared)]
@@ -84,6 +85,14 @@ def _twice(members: Mapping[str, Member]) -> Iterator[str]:
             yield words.TWICE.format(count=count, name=name)
 
 
+def _restarted(members: Mapping[str, Member]) -> Iterator[str]:
+    """Yield that captures are of ranks that torchrun started again later, because one of them failed."""
+    restarts = {name: member.restart for name, member in members.items() if member.rank is not None}
+    earlier = [name for name, restart in restarts.items() if restart < max(restarts.values())]
+    if earlier:
+        yield words.RESTARTED.format(names=words.listed(earlier))
+
+
 def _other_jobs(members: Mapping[str, Member]) -> Iterator[str]:
     """Yield that captures tell of jobs of different sizes: they were not recorded in one run."""
     of_size = collections.defaultdict(list)
@@ -105,7 +114,8 @@ def _devices(members: Mapping[str, Member], compared: Sequence[str]) -> Iterator
         if member.rank is not None and member.summary and name not in compared:
             others[kind_of(member.summary["device"])].append(name)
     for device, names in others.items():
-        yield words.OTHER_DEVICE.format(names=words.listed(names), device=device, main=main)
+        if device != main:  # else it is of a run before the last one
+            yield words.OTHER_DEVICE.format(names=words.listed(names), device=device, main=main)
 
 
 def _clocks(members: Mapping[str, Member], compared: Sequence[str]) -> Iterator[str]:

@@ -38,6 +38,8 @@ class Ranks:
         """The processes that are compared with each other."""
         known = {name: member for name, member in self._members.items() if member.summary}
         ranks = {name: member for name, member in known.items() if member.rank is not None} or known
+        last = max((member.restart for member in ranks.values()), default=0)
+        ranks = {name: member for name, member in ranks.items() if member.restart == last}
         kinds = {name: kind_of(member.summary["device"]) for name, member in ranks.items() if member.summary}
         if not kinds:
             return []

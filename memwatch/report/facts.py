@@ -137,7 +137,7 @@ def _peak_of_allocation(reading: Reading, event: int, row: pd.Series[int]) -> Pe
 
 def bytes_by_line(rows: pd.DataFrame) -> pd.DataFrame:
     """Return `bytes_by` lines, told by the program's own line where the work is done in a library."""
-    places = list(zip(rows["line"], rows["own_line"], strict=True))
+    places = list(zip(rows["line"].tolist(), rows["own_line"].tolist(), strict=True))
     known = {place: own_place(*place) for place in dict.fromkeys(places)}
     whole = [known[place] for place in places]
     short = {told: short_own_place(*place) for place, told in known.items()}

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 RANK: Final = "rank {rank}"
+RESTARTED_RANK: Final = "rank {rank} (restart {restart})"
 CHILD: Final = "process {pid} of rank {rank}"
 PROCESS: Final = "process {pid}"
 UNKNOWN: Final = "{file}"
@@ -36,6 +37,10 @@ CLOCKS: Final = (
 AHEAD, BEHIND = "ahead of", "behind"
 IMAGINED: Final = "{name} trained in a fake process group of {world_size}: the other ranks were imagined."
 TWICE: Final = "{count} captures say that they are {name}: each has a row of its own."
+RESTARTED: Final = (
+    "The job was started again. What is left of the runs before is not compared with the ranks of the last one: "
+    "{names}."
+)
 OTHER_JOBS: Final = (
     "The captures are of jobs of different sizes: {groups}. What differs between them may differ between runs, "
     "not between ranks."

@@ -83,9 +83,9 @@ def test_a_file_is_kept_unless_forced(recorded, tmp_path):
     taken = tmp_path / "taken.memwatch"
     taken.write_text("precious")
     reading = memwatch.load(recorded)
-    with pytest.raises(CaptureError, match="exists"):
+    with pytest.raises(CaptureError, match=r"exists; .* pass force=True to replace it"):
         reading.save(taken)
-    with pytest.raises(CaptureError, match="exists"), memwatch.profile(taken):
+    with pytest.raises(CaptureError, match=r"exists; .* remove it first"), memwatch.profile(taken):
         pass
     with pytest.raises(CaptureError, match="create it first"):
         reading.save(tmp_path / "nowhere" / "x.memwatch")

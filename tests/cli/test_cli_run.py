@@ -152,3 +152,13 @@ def test_each_device_may_have_a_limit_of_its_own(shell_memwatch):
     assert (within.returncode, above.returncode) == (0, 1)
     assert "MemoryLimitError: 4.00 MiB" in above.stderr
     assert "DEVICE=SIZE" in both.stderr
+
+
+def test_a_rank_that_is_started_again_keeps_what_it_left(shell_memwatch, tmp_path):
+    """What torchrun's second try writes lies beside what the first left; a page has its rank once in its name."""
+    for restart, made in (("0", "a.rank1"), ("1", "a.rank1.restart1")):
+        place = {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": restart}
+        done = shell_memwatch("run", "-q", "-o", "a.memwatch", "--html", "-c", "1", **place)
+        assert done.returncode == 0, done.stderr
+        assert {f"{made}.memwatch", f"{made}.html"} <= {path.name for path in tmp_path.iterdir()}
+    assert len([*tmp_path.iterdir()]) == 4

@@ -72,7 +72,7 @@ def test_the_error_of_the_allocator_goes_on_with_a_note(intercept, tmp_path):
     assert kept.numel() == 1 << 18
 
 
-def test_memory_error_of_python_has_the_note():
+def test_memory_error_of_python_has_the_note(no_garbage):
     """Whoever raises it."""
     prof = memwatch.profile()
 

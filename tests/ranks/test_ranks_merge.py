@@ -173,6 +173,20 @@ def test_two_captures_of_one_rank_are_told_apart(captures, tmp_path):
     assert len(ranks.ranks) == 4
 
 
+def test_the_ranks_of_the_last_run_of_a_job_are_compared(captures, tmp_path):
+    """What a job left before torchrun started it again has its row, and the last run's ranks are compared."""
+    again = [Path(shutil.copy(path, tmp_path / f"again.{path.name}")) for path in captures]
+    for path in again:
+        change_meta(path, restart=1)
+    ranks = memwatch.merge([*captures, *again])
+    assert kinds(ranks) == ["restart"]
+    assert dict(ranks.notes)["restart"].endswith("of the last one: rank 0, rank 1 and rank 2.")
+    assert ranks.compared == [f"rank {rank} (restart 1)" for rank in range(3)]
+    assert sorted(ranks.ranks.index) == sorted(["rank 0", "rank 1", "rank 2", *ranks.compared])
+    assert ranks.worst in ranks.compared
+    assert ranks.differences.equals(memwatch.merge(again).differences)
+
+
 def test_captures_of_jobs_of_different_sizes_are_told(captures):
     """Files of two runs in one merge: which are of which, by the number of ranks that each job had."""
     change_meta(captures[2], world_size=8)

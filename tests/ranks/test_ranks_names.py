@@ -73,9 +73,13 @@ def test_a_fork_of_a_rank_is_no_rank(monkeypatch):
         ("{host}.{pid}.memwatch", JobPlace(1, 2), "HOST.PID.memwatch"),
         ("{host}.memwatch", JobPlace(1, 2), "HOST.rank1.memwatch"),
         ("{other}.memwatch", JobPlace(), "{other}.memwatch"),
+        ("x.memwatch", JobPlace(1, 2, restart=1), "x.rank1.restart1.memwatch"),
+        ("x-{rank}.memwatch", JobPlace(1, 2, restart=2), "x-1.restart2.memwatch"),
+        ("x.memwatch", JobPlace(0, 1, restart=1), "x.restart1.memwatch"),
+        ("{pid}.memwatch", JobPlace(1, 2, restart=1), "PID.memwatch"),
     ],
 )
 def test_no_two_ranks_write_one_file(path, place, file):
-    """Placeholders are replaced; a rank of many gets its number where none of them tells it apart."""
+    """Placeholders are replaced; a rank of many gets its number where none of them tells it apart, and its restart."""
     here = file.replace("HOST", socket.gethostname()).replace("PID", str(os.getpid()))
     assert named_for(place, path) == Path(here)

@@ -33,6 +33,7 @@ from memwatch.capture.schema import NONE
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from memwatch.analysis.facts.coded import Coded
     from memwatch.capture import Capture
     from memwatch.capture.packed import IntArray
 
@@ -171,9 +172,8 @@ class Facts:
     def autocast_copies(self) -> dict[int, str]:
         """The name of the parameter, by the storage of a copy of it that autocast's cache held."""
         rows = np.flatnonzero(self.categories.role.isin(["parameter"]))
-        parameters = dict(
-            zip(self.allocations.storage[rows].tolist(), self.recorded_names(rows), strict=True)
-        )
+        names = self.recorded_names[rows].tolist()
+        parameters = dict(zip(self.allocations.storage[rows].tolist(), names, strict=True))
         return autocast_copies(self.capture, parameters)
 
     @cached_property
@@ -186,11 +186,15 @@ class Facts:
         tree, has_ops = self.places.module_tree, not self.capture.lacks("ops")
         thread, made, roles = self.allocations.thread, self.made_by, self.categories
         step = self._unrecorded_step
-        return Names(self.strings, thread, step, made, roles, self.purposes, tree, has_ops).of(allocations)
+        recorded = self.recorded_names
+        return Names(self.strings, thread, step, made, roles, recorded, self.purposes, tree, has_ops).of(
+            allocations
+        )
 
-    def recorded_names(self, allocations: IntArray | slice) -> list[str]:
-        """Return the recorded names of the roles of some allocations; empty without a role."""
-        return recorded_names(self.categories, self.places.module_tree, allocations)
+    @cached_property
+    def recorded_names(self) -> Coded:
+        """The recorded name of the role of each allocation; empty without a role."""
+        return recorded_names(self.categories, self.places.module_tree)
 
     @cached_property
     def made_by(self) -> MadeBy:

@@ -19,25 +19,32 @@ if TYPE_CHECKING:
 
 _OWNED: Final = ("parameter", "unsharded parameter", "buffer", "gradient", "optimizer state")
 
+_AS_MADE: Final = -2
+"""Stands for the module whose op made an allocation; -1 is none."""
+
 _QUOTED: Final = re.compile("`(.*)`")
 """The module in the name of a buffer for communication, as "all-gather buffer of `layers.3`"."""
 
 
 def owning_modules(tree: ModuleTree, categories: Categories, made: MadeBy) -> Coded:
     """Return a module per allocation: the owner of what a module owns, else the module whose op made it."""
-    modules = made.module_name.codes.copy()
+    modules, kinds = made.module_name.codes.copy(), categories.category.codes
     known, number_of = _by_suffix(tree.names), {name: number for number, name in enumerate(tree.names)}
-    is_owned = categories.category.isin(_OWNED)
-    for allocation in np.flatnonzero(is_owned | categories.category.isin(["communication"])).tolist():
-        role_name = categories.role_name[allocation]
-        if is_owned[allocation]:
-            owner = categories.role_module[allocation]
+    columns = (categories.category, categories.role_name, categories.role_module)
+    owner_of_kind = np.full(len(categories.category.values), _AS_MADE, dtype=np.int64)
+    for kind, (category, role_name, owner) in enumerate(
+        zip(*(column.values.tolist() for column in columns), strict=True)
+    ):
+        if category in _OWNED:
             named = _owner_in(role_name) if owner == NONE else tree.names[owner]
-            modules[allocation] = number_of.get(known.get(named, ""), NONE)
-        else:
+            owner_of_kind[kind] = number_of.get(known.get(named, ""), NONE)
+        elif category == "communication":
             quoted = _QUOTED.search(role_name)
             found = "" if quoted is None else known.get(quoted[1], "")
-            modules[allocation] = number_of.get(found, modules[allocation])
+            owner_of_kind[kind] = number_of.get(found, _AS_MADE)
+    owners = owner_of_kind[kinds]
+    is_owned = owners != _AS_MADE
+    modules[is_owned] = owners[is_owned]
     return Coded(made.module_name.values, modules)
 
 

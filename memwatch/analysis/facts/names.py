@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from memwatch.analysis.facts.coded import Coded
+from memwatch.analysis.facts.grouped import different_rows
 from memwatch.analysis.facts.module_names import qualified
 from memwatch.capture.schema import GRADIENT_PREFIX, NONE
 from memwatch.words.places import own_place_in_file
@@ -44,6 +46,7 @@ class Names(NamedTuple):
     step: IntArray  # that made it, if it was not recorded, else -1
     made: MadeBy
     roles: Categories
+    recorded: Coded  # the names of the roles, with those of the modules
     way: Purposes
     tree: ModuleTree
     has_ops: bool
@@ -57,14 +60,14 @@ class Names(NamedTuple):
             roles.category.isin(["activation", "recomputed"]),
         )  # fmt: skip
         chosen = [np.asarray(column[allocations], dtype=np.int64) for column in columns]
-        first, of_kind = _different(chosen)
+        first, of_kind = different_rows(chosen)
         rows = zip(*(column[first].tolist() for column in chosen), strict=True)
         told = [self._told(_Kind(*kind)) for kind in rows]
         return [told[number] for number in of_kind.tolist()]
 
     def _told(self, kind: _Kind) -> str:
         if self.roles.role_name.values[kind.role_name]:
-            recorded = _recorded(self.roles, kind.role_name, self.tree).removeprefix(GRADIENT_PREFIX)
+            recorded = self.recorded.values[kind.role_name].removeprefix(GRADIENT_PREFIX)
             return role_name(self.roles.role.values[kind.role_name], recorded)
         if kind.output_of != NONE and not kind.is_workspace:
             return output_name(self.tree.names[kind.output_of])
@@ -78,23 +81,8 @@ class Names(NamedTuple):
         return made_as or unmade_name(self.strings[kind.thread], kind.step, has_ops=self.has_ops)
 
 
-def _different(columns: list[IntArray]) -> tuple[IntArray, IntArray]:
-    """Return the first row of each combination of values (at least -1), and the number of each row's combination.
-
-    A sort of one number a row for each column: of a long run that is a fraction of what a sort of whole rows takes.
-    """
-    number = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        values = column + 1
-        number = np.unique(number * (values.max(initial=0) + 1) + values, return_inverse=True)[1]
-    first: IntArray = np.unique(number, return_index=True)[1]
-    return first, number
-
-
-def recorded_names(roles: Categories, tree: ModuleTree, allocations: IntArray | slice) -> list[str]:
-    """Return the recorded names of the roles of some allocations, as `grad of head.weight`; empty without a role."""
-    return [_recorded(roles, kind, tree) for kind in roles.role_name.codes[allocations].tolist()]
-
-
-def _recorded(roles: Categories, kind: int, tree: ModuleTree) -> str:
-    return qualified(roles.role_name.values[kind], roles.role_module.values[kind], tree)
+def recorded_names(roles: Categories, tree: ModuleTree) -> Coded:
+    """Return the recorded names of the roles of allocations, as `grad of head.weight`; empty without a role."""
+    kinds = zip(roles.role_name.values.tolist(), roles.role_module.values.tolist(), strict=True)
+    names = np.array([*(qualified(name, module, tree) for name, module in kinds), None], dtype=object)[:-1]
+    return Coded(names, roles.role_name.codes)

@@ -14,8 +14,11 @@ from memwatch.capture.schema import IN_BACKWARD, NONE, ROLES
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from numpy.typing import NDArray
+
     from memwatch.analysis.facts.allocations import Allocations
     from memwatch.capture import Capture
+    from memwatch.capture.packed import IntArray
 
 _NEVER: Final = 1 << 62
 
@@ -31,6 +34,9 @@ class InRole(Enum):
         "unconfirmed"  # it was seen in it before; at the next look it was not alive, or could not be told
     )
     ENDED = "ended"
+
+
+_IN_IT: Final = (InRole.KNOWN, InRole.LATER)
 
 
 class Stretch(NamedTuple):
@@ -155,18 +161,70 @@ class RoleTimes:
             alive: the storages that are asked about.
         """
         rows = np.flatnonzero(np.isin(self._begun["storage"], list(alive)))
+        is_lasting = self._are_lasting(rows)
+        found = self._lasting_past_at(op, rows[is_lasting])
+        rows = rows[~is_lasting]
         starts: dict[tuple[int, str], list[tuple[int, int]]] = {}
         columns = (self._begun[name][rows].tolist() for name in ("storage", "role", "op"))
         for storage, number, start, row in zip(*columns, rows.tolist(), strict=True):
             starts.setdefault((storage, ROLES[number]), []).append((start, row))
-        found = {}
         for key, begun in starts.items():
             if key not in self._stretches:
                 self._learn(key, begun)
             state = self.at(*key, op)
-            if state not in (InRole.KNOWN, InRole.LATER):
+            if state not in _IN_IT:
                 last = max(each for each in self._stretches[key] if each.first_op <= op)
                 found[key] = PastRole(state, last.end_op, last.row)
+        return found
+
+    def _are_lasting(self, rows: IntArray) -> NDArray[np.bool_]:
+        """Return which rows begin the only stretch of a storage in a role, one without an end.
+
+        So do those of most parameters. Of a large model they are many, and are looked up together.
+        """
+        keys = self._begun["storage"][rows].astype(np.int64) * len(ROLES) + self._begun["role"][rows]
+        ended = [storage * len(ROLES) + ROLES.index(role) for storage, role in self._ends]
+        different, number_of, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        is_lasting: NDArray[np.bool_] = ((counts == 1) & ~np.isin(different, ended))[number_of]
+        return is_lasting
+
+    def _lasting_past_at(self, op: int, rows: IntArray) -> dict[tuple[int, str], PastRole]:
+        """Return what `past_at` does, given the rows that begin stretches without an end; `at` knows them then."""
+        found: dict[tuple[int, str], PastRole] = {}
+        if op != self._asked_op:
+            self._asked_op = op
+            self._asked.clear()
+        for number in np.unique(self._begun["role"][rows]).tolist():
+            of_role = rows[self._begun["role"][rows] == number]
+            states = self._lasting_states(ROLES[number], of_role, op)
+            storages = self._begun["storage"][of_role].tolist()
+            for storage, state, row in zip(storages, states, of_role.tolist(), strict=True):
+                key = storage, ROLES[number]
+                self._asked[key] = state
+                if state not in _IN_IT:
+                    found[key] = PastRole(state, _NEVER, row)
+        return found
+
+    def _lasting_states(self, role: str, rows: IntArray, op: int) -> list[InRole]:
+        """Return what `_is_in` does of stretches without an end, given the rows that begin them."""
+        first_ops, phase = self._begun["op"][rows].astype(np.int64), self._phase
+        is_amid = np.zeros(len(rows), dtype=bool)
+        if role == "gradient":
+            is_run = first_ops < len(phase)
+            is_amid[is_run] = np.isin(phase[first_ops[is_run]], IN_BACKWARD)
+        else:
+            first_ops[first_ops == 0] = NONE
+        is_known = np.maximum(first_ops - ~is_amid, NONE) >= op
+        is_between, rest = is_amid & False, InRole.KNOWN
+        if self._looks.are_at(role):
+            storages = self._begun["storage"][rows]
+            is_known |= self._looks.saw_each(role, storages, rows, op)
+            is_between = self._looks.saw_each_later(role, storages, rows, op)
+            rest = InRole.UNCONFIRMED
+        states = np.full(len(rows), rest, dtype=object)
+        states[is_between], states[is_known] = InRole.BETWEEN, InRole.KNOWN
+        states[first_ops > op] = InRole.LATER
+        found: list[InRole] = states.tolist()
         return found
 
 
@@ -207,6 +265,30 @@ class _Looks:
         return next(
             (looks.op[row] for row in reversed(rows) if self._found(looks, row, storage, stretch)), NONE
         )
+
+    def saw_each(self, role: str, storages: IntArray, rows: IntArray, op: int) -> NDArray[np.bool_]:
+        """Return what `saw` does of storages that are in a role for good, given the rows of `roles` that say so."""
+        looks = self._at(role)
+        within = range(bisect_left(looks.op, op), bisect_right(looks.op, op))
+        return self._found_by_any(looks, [row for row in within if looks.in_op[row]], storages, rows)
+
+    def saw_each_later(self, role: str, storages: IntArray, rows: IntArray, op: int) -> NDArray[np.bool_]:
+        """Return which of such storages a look after an op found in the role."""
+        looks = self._at(role)
+        return self._found_by_any(looks, [*range(bisect_right(looks.op, op), len(looks.op))], storages, rows)
+
+    def _found_by_any(
+        self, looks: _LooksAtRole, chosen: list[int], storages: IntArray, rows: IntArray
+    ) -> NDArray[np.bool_]:
+        """Return for which storages `_found` is true of some look."""
+        chosen.sort(key=looks.time_ns.__getitem__)
+        times_ns = np.array([looks.time_ns[row] for row in chosen], dtype=np.int64)
+        least = np.minimum.accumulate(np.array([looks.least_bytes[row] for row in chosen], dtype=np.int64))
+        death_ns = self._death_ns[storages]
+        count = np.searchsorted(times_ns, death_ns, side="right")  # of the looks while it was alive
+        count[death_ns == NONE] = len(chosen)
+        found: NDArray[np.bool_] = np.append(least, _NEVER)[count - 1] <= self._nbytes[rows]
+        return found
 
     def _found(self, looks: _LooksAtRole, row: int, storage: int, stretch: Stretch) -> bool:
         """Return True if a look was at storages of that size, and this one was alive."""

@@ -98,10 +98,24 @@ class Holders:
 
     def describe(self, allocations: Sequence[int], event: int) -> list[Holder]:
         """Return one holder for each allocation, at an event of the live curve."""
-        untold = self._untold(np.array(allocations, dtype=np.int64), self._facts.op_at(event)).tolist()
+        rows, op = np.array(allocations, dtype=np.int64), self._facts.op_at(event)
+        untold = self._untold(rows, op)
+        found = np.array([*self._of_roles(rows, op), None], dtype=object)[:-1]
+        found[untold] = self._unseen.not_seen_each(rows[untold])
         return [
-            self._unseen.not_seen(allocation) if is_untold else self._one(allocation, event)
-            for allocation, is_untold in zip(allocations, untold, strict=True)
+            self._one(allocation, event) if holder is None else holder
+            for allocation, holder in zip(rows.tolist(), found.tolist(), strict=True)
+        ]
+
+    def _of_roles(self, allocations: IntArray, op: int) -> list[Holder | None]:
+        """Return the holders of what is in a role and was made by no op that runs: of a large model that is most."""
+        facts, every = self._facts, self._facts.allocations
+        roles = facts.categories.role.of(allocations)
+        columns = (roles, every.storage[allocations].tolist(), facts.recorded_names.of(allocations))
+        is_asked = (roles.isin(_ROLES) & ((every.op[allocations] != op) | (op == NONE))).tolist()
+        return [
+            self._in_role(role, storage, name, op) if is_wanted else None
+            for role, storage, name, is_wanted in zip(*columns, is_asked, strict=True)
         ]
 
     def _untold(self, allocations: IntArray, op: int) -> NDArray[np.bool_]:
@@ -142,8 +156,8 @@ class Holders:
     def _in_books(self, allocation: int, event: int) -> Holder | None:
         """Return the holder that torch's own books name: a role, a saved tensor, a checkpoint, autocast's cache."""
         op = self._facts.op_at(event)
-        role = self._facts.categories.role[allocation]
-        by_role = self._by_role(allocation, role, event) if role in _ROLES else None
+        is_in_role = self._facts.categories.role[allocation] in _ROLES
+        by_role = self._by_role(allocation, event) if is_in_role else None
         if by_role is not None:
             return by_role
         packs = self._packs_at_event(allocation, event)
@@ -179,18 +193,23 @@ class Holders:
         holder = Holder(HolderKind.CHECKPOINT, text, line, subject=(op_name, module), evidence=_BOOKS)
         return holder if facts.recomputes.is_over(run, op) else holder.inferred(Inference.LATER)
 
-    def _by_role(self, allocation: int, role: str, event: int) -> Holder | None:
+    def _by_role(self, allocation: int, event: int) -> Holder | None:
+        """Return the holder that the role of an allocation names."""
+        facts = self._facts
+        storage, role = int(facts.allocations.storage[allocation]), facts.categories.role[allocation]
+        return self._in_role(role, storage, facts.recorded_names[allocation], facts.op_at(event))
+
+    def _in_role(self, role: str, storage: int, recorded_name: str, op: int) -> Holder | None:
         """Return the holder that a role names; inferred, where the storage is not known to be in it just then.
 
         None where it is in that role no more.
         """
-        storage, op = int(self._facts.allocations.storage[allocation]), self._facts.op_at(event)
         known = self._facts.role_times.at(storage, role, op)
         if known is InRole.ENDED:
             return None
         made_with = Inference.MADE_WITH if role in _INFERRED_ROLES else None
         rule = _INFERENCES.get(known, made_with)
-        name = self._facts.recorded_names(slice(allocation, allocation + 1))[0].removeprefix(GRADIENT_PREFIX)
+        name = recorded_name.removeprefix(GRADIENT_PREFIX)
         # made at once: 100,000 of them may be told
         return Holder(
             _ROLES[role],

@@ -227,5 +227,11 @@ class HolderSamples:
 
 def is_small(facts: Facts, allocation: int) -> bool:
     """Return True for memory whose holder the recorder does not look for: less than 0.1 % of the peak's increase."""
+    return bool(are_small(facts, np.array([allocation]))[0])
+
+
+def are_small(facts: Facts, allocations: IntArray) -> NDArray[np.bool_]:
+    """Return which allocations are small."""
     least_bytes = _SMALL_RATIO * facts.curve.peak_increase_bytes
-    return bool(facts.allocations.nbytes[allocation] <= least_bytes)
+    small: NDArray[np.bool_] = facts.allocations.nbytes[allocations] <= least_bytes
+    return small

@@ -8,11 +8,12 @@ import numpy as np
 
 from memwatch.analysis.facts.allocations import BASELINE, WORKSPACE
 from memwatch.analysis.facts.compiled_calls import COMPILED, compiled_backward_at, compiled_call_at
+from memwatch.analysis.facts.grouped import different_rows
 from memwatch.analysis.holders.calls import common_call
 from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
 from memwatch.analysis.holders.kinds import HolderKind
-from memwatch.analysis.holders.samples import is_small
+from memwatch.analysis.holders.samples import are_small, is_small
 from memwatch.capture.schema import ACCESSES, BACKWARD, IN_BACKWARD, NONE, OPTIMIZER
 from memwatch.words import holders as words
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.holders.calls import StackCall
     from memwatch.analysis.holders.samples import HolderSamples
+    from memwatch.capture.packed import IntArray
 
 _OUTPUT = ACCESSES.index("output")
 
@@ -78,6 +80,17 @@ class Unseen:
             known or self._in_compiled_code(allocation, event) or self._in_no_variable(allocation, made, op)
         )
         return self.not_seen(allocation) if known is None else known
+
+    def not_seen_each(self, allocations: IntArray) -> list[Holder]:
+        """Return what `not_seen` does of each of many allocations, which are of few kinds."""
+        facts, every = self._facts, self._facts.allocations
+        columns = (
+            are_small(facts, allocations), every.thread[allocations], every.op[allocations] != NONE,
+            every.origin[allocations], facts.made_by.op_name.codes[allocations], facts.made_by.stack[allocations],
+        )  # fmt: skip
+        first, of_kind = different_rows([column.astype(np.int64) for column in columns])
+        kinds = [self.not_seen(allocation) for allocation in allocations[first].tolist()]
+        return [kinds[number] for number in of_kind.tolist()]
 
     def not_seen(self, allocation: int) -> Holder:
         """Return what stands for the holder of an allocation that nothing tells of."""
