@@ -93,6 +93,7 @@ MADE_BY_THREAD: Final = "not seen; made by thread `{thread}`"
 
 GRADIENT_IN_FLIGHT: Final = "gradient in flight, made by {op}"
 GRADIENT_IN_FLIGHT_OF: Final = "gradient in flight, made by {op} in `{module}`"
+NODE_RUNS: Final = "a step of backward that runs, made by {op}"
 VALUE_OF_STEP: Final = "a value within the optimizer's step, made by {op}"
 COMPILED_RUNS: Final = "compiled code that runs"
 CPP_CALLED: Final = "a call into C++ that runs, made by {op}"
@@ -114,6 +115,8 @@ INFERENCES: Final[dict[str, str]] = {
     "role between": "in that role at the looks before and after",
     "role unconfirmed": "in that role when it was last looked at, which was before",
     "in flight": "made in backward, read by a later op of the same backward",
+    "awaited": "made in forward, and backward reads it",
+    "within node": "the same step of backward made it and still runs",
     "within C++": "one line of Python made it and still runs",
     "within compiled": "the same call made it and still runs",
     "within step": "made and dropped within the step",

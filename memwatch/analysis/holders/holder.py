@@ -98,6 +98,12 @@ class Holder:
         return self.inference in (None, Inference.BETWEEN)
 
     @property
+    def is_guess(self) -> bool:
+        """Whether it is the evaluation stack of a call, for want of any variable."""
+        guesses = Inference.SAME_CALL, Inference.NO_VARIABLE
+        return self.kind is HolderKind.EVALUATION_STACK and self.inference in guesses
+
+    @property
     def nearness(self) -> tuple[bool, bool, bool]:
         """What sorts holders seen at one time: the program's own first, then packages', and torch's own calls last."""
         return self.foreign, self.foreign and self.is_of_torch, self.is_implicit
