@@ -93,7 +93,6 @@ MADE_BY_THREAD: Final = "not seen; made by thread `{thread}`"
 
 GRADIENT_IN_FLIGHT: Final = "gradient in flight, made by {op}"
 GRADIENT_IN_FLIGHT_OF: Final = "gradient in flight, made by {op} in `{module}`"
-NODE_RUNS: Final = "a step of backward that runs, made by {op}"
 VALUE_OF_STEP: Final = "a value within the optimizer's step, made by {op}"
 COMPILED_RUNS: Final = "compiled code that runs"
 CPP_CALLED: Final = "a call into C++ that runs, made by {op}"

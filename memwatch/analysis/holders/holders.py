@@ -140,6 +140,8 @@ class Holders:
             of_region = self._regions.holder(allocation, op, variables)
             if of_region is not None:
                 return of_region
+            if all(holder.is_guess for holder in variables):
+                return self._unseen.reading_op(allocation, event) or variables[0]
             is_held = self._facts.categories.category[allocation] == "held"
             return min(variables, key=_lasts_less) if is_held else variables[0]
         checkpoint = self._checkpoint(allocation, op) or self._regions.holder(allocation, op, ())

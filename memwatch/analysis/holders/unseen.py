@@ -125,7 +125,7 @@ class Unseen:
                 return _on_stack_of(call, Inference.SAME_CALL)
             text = words.GRADIENT_IN_FLIGHT_OF if module else words.GRADIENT_IN_FLIGHT
         elif self._is_in_one_node(made, op):
-            text, rule = words.NODE_RUNS, Inference.WITHIN_NODE
+            text, rule = words.CPP_CALLED, Inference.WITHIN_NODE
         elif self._is_in_one_call(made, event):
             text, rule = words.CPP_CALLED, Inference.WITHIN_CPP
         if not text:
