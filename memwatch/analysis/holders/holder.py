@@ -71,7 +71,9 @@ class Holder:
         kinds = [edge.kind for edge in self.edges]
         if not any(kind in words.ITEMS for kind in kinds):
             return self.key
-        subject = (each[:1] if each[:1] and each[0] in words.ITEMS else each for each in self._told_references)
+        subject = (
+            each[:1] if each[:1] and each[0] in words.ITEMS else each for each in self._told_references
+        )
         return HolderKey(self.kind, tuple(subject))
 
     @property

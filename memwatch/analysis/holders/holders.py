@@ -137,20 +137,23 @@ class Holders:
         op = self._facts.op_at(event)
         variables = self.variables(allocation, op)
         if variables:
-            of_region = self._regions.holder(allocation, op, variables)
-            if of_region is not None:
-                return of_region
-            if all(holder.is_guess for holder in variables):
-                return self._unseen.reading_op(allocation, event) or variables[0]
-            is_held = self._facts.categories.category[allocation] == "held"
-            return min(variables, key=_lasts_less) if is_held else variables[0]
+            return self._of_variables(allocation, event, variables)
         checkpoint = self._checkpoint(allocation, op) or self._regions.holder(allocation, op, ())
         if checkpoint is not None:
             return checkpoint
         awaited = self._awaited.holder(allocation, op)
-        if awaited is None:
-            return self._unseen.holder(allocation, event)
-        return self._unseen.reading_op(allocation, event) or awaited
+        reading = None if awaited is None else self._unseen.reading_op(allocation, event)
+        return reading or awaited or self._unseen.holder(allocation, event)
+
+    def _of_variables(self, allocation: int, event: int, variables: list[Holder]) -> Holder:
+        """Return the holder to tell of some that samples saw, or guessed for want of any."""
+        of_region = self._regions.holder(allocation, self._facts.op_at(event), variables)
+        if of_region is not None:
+            return of_region
+        if all(holder.is_guess for holder in variables):
+            return self._unseen.reading_op(allocation, event) or variables[0]
+        is_held = self._facts.categories.category[allocation] == "held"
+        return min(variables, key=_lasts_less) if is_held else variables[0]
 
     def _in_books(self, allocation: int, event: int) -> Holder | None:
         """Return the holder that torch's own books name: a role, a saved tensor, a checkpoint, autocast's cache."""
