@@ -154,7 +154,8 @@ class Owners:
             self._stepped[id(optimizer)] = weakref.ref(optimizer)
             with self._harmless:
                 self._search(type(optimizer), tensors, frame)
-        names = self._names_of([tensor for tensor in tensors if self.parameters.find(tensor) is None])
+        unknown = [tensor for tensor in tensors if self.parameters.find(tensor) is None]
+        names = self._names_of(unknown, type(optimizer))
         for group, settings in enumerate(optimizer.param_groups):
             for index, tensor in enumerate(settings["params"]):
                 # also what is known: its memory may be new, as after `module.half()`
@@ -175,17 +176,22 @@ class Owners:
             for leaf in leaves
             if leaf.__class__ is Tensor and self.parameters.find(leaf) is None
         }
-        for key, name in self._names_of(list(unknown.values())).items():
+        for key, name in self._names_of(list(unknown.values()), Tensor).items():
             self.parameters.add(unknown[key], name, NONE)
 
-    def _names_of(self, tensors: list[Tensor]) -> dict[int, str]:
-        """Return what the program calls some tensors, by `id`; empty where no search is worth its time any more."""
+    def _names_of(self, tensors: list[Tensor], asked_for: type) -> dict[int, str]:
+        """Return what the program calls some tensors, by `id`; empty where no search is worth its time any more.
+
+        Args:
+            tensors: the tensors.
+            asked_for: the class of optimizers that step them, or of tensors: each has a budget of its own.
+        """
         names: dict[int, str] = {}
-        if tensors and self._budget_of_names.spend(Tensor):
+        if tensors and self._budget_of_names.spend(asked_for):
             with self._harmless:
                 names = names_of_tensors(tensors, sys._getframe())
         if names:
-            self._budget_of_names.found(Tensor)
+            self._budget_of_names.found(asked_for)
         return names
 
     def _search(self, cls: type, tensors: list[Tensor], frame: FrameType) -> None:
