@@ -9,6 +9,7 @@ stores the answer; a capture that is read elsewhere needs no paths.
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import importlib.util
 import os
@@ -32,6 +33,7 @@ _INSTALLED_LISTS: Final = ".dist-info"
 _LIST: Final = "RECORD"
 """The file in a folder of that ending in which an installer lists what it put beside it."""
 _BY_DATACLASSES: Final = "__create_fn__."
+_OVERRIDES: Final = ("__torch_function__", "__torch_dispatch__")
 
 
 class CodeOwner(IntEnum):
@@ -93,6 +95,45 @@ def _is_by_dataclasses(code: CodeType) -> bool:
     if qualname is None:  # Python 3.10, where the name of the method has to do
         return code.co_name == "__init__" and "-c" not in sys.orig_argv
     return bool(qualname.startswith(_BY_DATACLASSES))
+
+
+def is_override(code: CodeType) -> bool:
+    """Return True for a function that torch calls in place of an op: what it is given is the caller's."""
+    return code.co_name in _OVERRIDES and code.co_argcount > 1
+
+
+@functools.lru_cache(maxsize=4096)
+def hands_on(code: CodeType, offset: int) -> bool:
+    """Return True where a function that torch calls in place of an op has the op run that it was given.
+
+    Every op of such a class or mode runs on that line: the one that asked for the op is its caller's.
+
+    Args:
+        code: the code of the function.
+        offset: that of the instruction which it has reached, `frame.f_lasti`.
+    """
+    if not is_override(code):
+        return False
+    func, line = code.co_varnames[1], line_at(code, offset)
+    return any(
+        start <= each.offset < end and each.opname.startswith("LOAD_") and _names(each.argval, func)
+        for start, end, number in code.co_lines()
+        if number == line
+        for each in dis.get_instructions(code)
+    )
+
+
+def _names(value: object, name: str) -> bool:
+    """Return True if an instruction loads a variable, alone or, from Python 3.13 on, with another."""
+    return value == name or (isinstance(value, tuple) and name in value)
+
+
+def line_at(code: CodeType, offset: int) -> int:
+    """Return the line of an instruction."""
+    for start, end, line in code.co_lines():
+        if start <= offset < end and line is not None:
+            return line
+    return code.co_firstlineno
 
 
 def is_program_code(file: str) -> bool:

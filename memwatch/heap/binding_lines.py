@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dis
 import functools
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 _STORES: Final = frozenset({dis.opmap["STORE_NAME"], dis.opmap["STORE_GLOBAL"]})
 _MODULES: Final = 16
 """How many modules' lines are remembered: few run at once."""
+_BINDS: Final = re.compile(r"^(?:(?:class|def|async def) +(\w+)|(\w+) *(?::[^=\n]+)?=(?!=))", re.MULTILINE)
+"""A statement at the beginning of a line that gives a name its value."""
+_LONGEST_SOURCE: Final = 1 << 21
 
 
 def binding_line(code: CodeType, name: str, line: int) -> int:
@@ -42,3 +47,31 @@ def _lines_of(code: CodeType) -> dict[str, tuple[int, ...]]:
             found.setdefault(code.co_names[high | low], set()).add(line)
         high = (high | low) << 8 if operation == dis.EXTENDED_ARG else 0
     return {name: tuple(lines) for name, lines in found.items()}
+
+
+def line_in_source(file: str, name: str, line: int) -> int:
+    """Return the line of an imported module's source that gives a name its value: the body itself is gone.
+
+    Args:
+        file: the source.
+        name: the global variable.
+        line: returned where no statement at the beginning of a line binds the name.
+    """
+    return _lines_in(file).get(name, line)
+
+
+@functools.lru_cache(_MODULES)
+def _lines_in(file: str) -> dict[str, int]:
+    """Return the last line that binds each name."""
+    try:
+        path = Path(file)
+        source = path.read_text(encoding="utf-8") if path.stat().st_size <= _LONGEST_SOURCE else ""
+    except (OSError, ValueError):  # no file, or no text
+        return {}
+    found: dict[str, int] = {}
+    line, position = 1, 0
+    for match in _BINDS.finditer(source):
+        line += source.count("\n", position, match.start())
+        position = match.start()
+        found[match[1] or match[2]] = line
+    return found

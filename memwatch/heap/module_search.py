@@ -1,4 +1,4 @@
-"""The bounded search for modules: which variables of the running calls lead to an `nn.Module`, and how.
+"""The search for modules: which variables of the running calls lead to an `nn.Module`, and how.
 
 A module has no name of its own. The variable or attribute through which the program reaches it is what its author
 calls it, and the search that finds that also finds parents that are never called, and copies that never run.
@@ -6,38 +6,20 @@ calls it, and the search that finds that also finds parents that are never calle
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import sys
-from collections import deque
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from torch import nn
 
-from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.heap.classes import of_classes
-from memwatch.heap.frames import is_test_runner_code, read_locals
-from memwatch.heap.names import attributes
-from memwatch.heap.references import DEFINITIONS, copied_items, exception_step, step_of, tensor_step
-from memwatch.heap.search_roots import running
-from memwatch.heap.tensors import mro_of, type_dict
-from memwatch.own_code import CodeOwner, code_owner
+from memwatch.heap.tensors import mro_of
+from memwatch.heap.variable_search import ways_from_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import FrameType
 
-_MAX_HOPS: Final = 3
-_MAX_ITEMS: Final = 64
-_MAX_OBJECTS: Final = 300
-_MAX_OBJECTS_OF_LIBRARIES: Final = 60
-"""Objects looked into, for each call: a program keeps its models near its variables."""
-_TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
-_OF_CLASSES: Final = (
-    FunctionType, property, classmethod, staticmethod, MemberDescriptorType, GetSetDescriptorType,
-)  # fmt: skip
-"""Kinds of class attributes that hold no module."""
+    from memwatch.own_code import CodeOwner
+
 _NAMES_NOBODY: Final = ("self", "cls")
 """Variables that name whatever a method is called on."""
 
@@ -66,113 +48,14 @@ def find_modules(frame: FrameType | None, owner: CodeOwner) -> list[Sighting]:
         frame: the innermost call.
         owner: whose calls are asked: the program's, or those of installed packages.
     """
-    search = _Search(_MAX_OBJECTS if owner is CodeOwner.PROGRAM else _MAX_OBJECTS_OF_LIBRARIES)
-    found = [each for variables in _scopes(frame, owner) for each in search.sightings(variables)]
+    found = [
+        (way.hops, Sighting(way.value, way.name.removeprefix("."), way.holder))
+        for way in ways_from_calls(frame, owner)
+        if nn.Module in mro_of(type(way.value)) and (way.name not in _NAMES_NOBODY or way.hops)
+    ]
     return [sighting for _, sighting in sorted(found, key=lambda each: each[0])]
 
 
 def living_modules() -> list[nn.Module]:
     """Return every module of the process: one pass over gc's objects, tens of milliseconds; drop the list soon."""
     return of_classes(gc.get_objects(), lambda cls: nn.Module in mro_of(cls))
-
-
-def _scopes(frame: FrameType | None, wanted: CodeOwner) -> Iterator[dict[str, Any]]:
-    """Yield the variables of running calls, outermost call first, then the globals of their functions."""
-    spaces: dict[int, dict[str, Any]] = {}
-    for call in reversed(list(running(frame))):
-        file = call.f_code.co_filename
-        if code_owner(file) is not wanted or is_test_runner_code(file):
-            continue
-        if call.f_code.co_name != "<module>":
-            yield read_locals(call)
-        if wanted is CodeOwner.PROGRAM:
-            spaces.setdefault(id(call.f_globals), call.f_globals)
-    yield from spaces.values()
-
-
-class _Search:
-    """One search; looks into each object once, so that its outermost holder names what it holds."""
-
-    def __init__(self, most_objects: int) -> None:
-        self._most_objects = most_objects
-        self._seen: set[int] = set()
-        self._is_open: dict[type, bool] = {}
-
-    def sightings(self, variables: dict[str, Any]) -> Iterator[tuple[int, Sighting]]:
-        """Yield the modules that some variables lead to, each with the number of hops on the way."""
-        waiting: deque[tuple[int, str, Any, nn.Module | None]] = deque(
-            (0, name, value, None)
-            for name, value in list(variables.items())
-            if type(name) is str and not name.startswith("_")
-        )
-        budget = self._most_objects
-        while waiting and budget:
-            hops, name, value, holder = waiting.popleft()
-            cls = type(value)
-            is_module = nn.Module in mro_of(cls)
-            if is_module and (name not in _NAMES_NOBODY or hops):
-                yield hops, Sighting(value, name.removeprefix("."), holder)
-            if hops >= _MAX_HOPS or not self._may_open(value) or id(value) in self._seen:
-                continue
-            budget -= 1
-            self._seen.add(id(value))
-            if is_module:
-                holder = value
-            if is_module or cls is FunctionType:
-                name = ""
-            waiting.extend((hops + 1, f"{name}{step}", held, holder) for step, held in _held_by(value))
-
-    def _may_open(self, value: Any) -> bool:
-        """Return True for what holds other objects under names that a program can write."""
-        cls = type(value)
-        if cls is FunctionType:
-            return value.__closure__ is not None
-        if type in mro_of(cls):
-            return _is_of_program(value)
-        known = self._is_open.get(cls)
-        if known is None:
-            step = step_of(cls, deep=True)
-            known = step is not None and step not in (tensor_step, exception_step, *DEFINITIONS)
-            self._is_open[cls] = known
-        return known
-
-
-def _is_of_program(cls: type) -> bool:
-    """Return True for a class that the program defines, which may be in `__main__` or a notebook."""
-    name = type_dict(cls).get("__module__")
-    if name == "__main__":
-        return True
-    file = getattr(sys.modules.get(name), "__file__", None) if type(name) is str else None
-    return file is not None and code_owner(file) is CodeOwner.PROGRAM
-
-
-def _class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield what a class holds itself, but for what defines it."""
-    for name, held in list(type_dict(cls).items()):
-        if type(name) is str and not name.startswith("__") and type(held) not in _OF_CLASSES:
-            yield f".{name}", held
-
-
-def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, with how Python writes the step to it; nothing of the program runs."""
-    bases = mro_of(type(value))
-    if nn.Module in bases:
-        # what lies in its tables is its own, and needs no search
-        yield from ((f".{name}", held) for name, held in attributes(value) if name not in _TABLES)
-    elif FunctionType in bases:
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
-        for name, cell in cells:
-            with contextlib.suppress(ValueError):  # it has no value yet
-                yield name, cell.cell_contents
-    elif type in bases:
-        yield from _class_attributes(value)
-    elif dict in bases:
-        items = copied_items(value, dict.items, _MAX_ITEMS)
-        yield from ((f"[{key!r}]", held) for key, held in items if type(key) in (str, int))
-    elif list in bases or tuple in bases:
-        kind = list if list in bases else tuple
-        yield from (
-            (f"[{at}]", held) for at, held in enumerate(copied_items(value, kind.__iter__, _MAX_ITEMS))
-        )
-    else:
-        yield from ((f".{name}", held) for name, held in attributes(value) if not name.startswith("__"))

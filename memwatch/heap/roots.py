@@ -18,7 +18,7 @@ from memwatch._torch.autograd import top_saved_hooks
 from memwatch._torch.modes import mode_stack
 from memwatch._torch.overrides import active_function_modes
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
-from memwatch.heap.binding_lines import binding_line
+from memwatch.heap.binding_lines import binding_line, line_in_source
 from memwatch.heap.frames import is_test_runner_code, read_locals, running_frames
 from memwatch.heap.tensors import mro_of, type_dict
 from memwatch.heap.vertices import frame_vertex
@@ -79,8 +79,11 @@ class Held(NamedTuple):
         if owner is None:
             return Edge(self.kind, self.name, self.position)
         line = owner.line
-        if self.body is not None and self.name is not None and line is not None:
-            line = binding_line(self.body, self.name, line)
+        if self.name is not None and line is not None:
+            if self.body is not None:
+                line = binding_line(self.body, self.name, line)
+            elif self.kind is EdgeKind.GLOBAL and owner.kind is VertexKind.MODULE and owner.file:
+                line = line_in_source(owner.file, self.name, line)
         return Edge(self.kind, self.name, self.position, owner=owner, file=owner.file, line=line)
 
     @property

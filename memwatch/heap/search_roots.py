@@ -18,7 +18,7 @@ from memwatch.edges import EdgeKind, Vertex, VertexKind
 from memwatch.heap.frames import is_test_runner_code, may_be_traced, read_locals
 from memwatch.heap.names import type_name
 from memwatch.heap.roots import Held, Root, RootKind
-from memwatch.own_code import CodeOwner, code_owner, owner_of_function
+from memwatch.own_code import CodeOwner, code_owner, is_override, owner_of_function
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -113,6 +113,9 @@ def _calls(frame: FrameType | None, thread: str, spaces: dict[int, dict[str, Any
             continue
         if owner is CodeOwner.PROGRAM:
             spaces.setdefault(id(call.f_globals), call.f_globals)
+        if is_override(code):  # what it is given is its caller's, as what torch's own calls are given
+            others.append(call)
+            continue
         if code.co_name == "<module>" and owner.calls_torch:
             yield _passed_on(_namespace(call.f_globals, code.co_filename, call.f_lineno, code), iterated)
         elif owner.calls_torch or inside is not None:

@@ -15,7 +15,7 @@ from memwatch._torch.overloads import schema_of
 from memwatch.heap.autograd import is_sparse, sparse_parts
 from memwatch.heap.frames import is_test_runner_code
 from memwatch.heap.tensors import is_simulated, is_tensor, quiet, storage_bytes, storage_of
-from memwatch.own_code import CodeOwner, code_owner
+from memwatch.own_code import CodeOwner, code_owner, hands_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -158,7 +158,8 @@ def user_lines() -> tuple[Site | None, Site | None]:
         owner = code_owner(file)
         if found is not None and (owner is CodeOwner.MEMWATCH or _is_runner(file)):
             return found, None
-        if owner.calls_torch or owner is CodeOwner.PYTHON:
+        is_passing = hands_on(frame.f_code, frame.f_lasti)
+        if not is_passing and (owner.calls_torch or owner is CodeOwner.PYTHON):
             line = file, frame.f_lineno, frame.f_code.co_name
             if not owner.calls_torch:
                 within_python = within_python or line

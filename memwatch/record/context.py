@@ -113,7 +113,7 @@ class Context:
         self.roles = Roles(storages, strings, op_counter)
         self.owners = Owners(storages, strings, self.roles, self._harmless)
         self._known = self.owners.registry.known
-        self.gradients = Gradients(self.roles, self.owners.parameters, could_not_record)
+        self.gradients = Gradients(self.roles, self.owners, could_not_record)
         self.role_ends = RoleEnds(self.roles, self.owners, self.gradients, self._harmless)
         self._handles: list[Any] = []
         self._patches = Patches()

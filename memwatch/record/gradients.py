@@ -23,7 +23,8 @@ from memwatch.record.roles import BUCKET, GRADIENT, UNSHARDED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from memwatch.record.parameters import KnownParameter, Parameters
+    from memwatch.record.owners import Owners
+    from memwatch.record.parameters import KnownParameter
     from memwatch.record.roles import InRole, Roles
 
 _grad_of: Final[Callable[[Tensor], Tensor | None]] = getattr_static(Tensor, "grad").__get__
@@ -35,7 +36,7 @@ class Gradients:
 
     Args:
         roles: where their role is noted.
-        parameters: those that the owners know.
+        owners: what knows the parameters, and names other leaves.
         could_not_record: called with what fails at the end of a backward.
 
     Attributes:
@@ -44,10 +45,10 @@ class Gradients:
     """
 
     def __init__(
-        self, roles: Roles, parameters: Parameters, could_not_record: Callable[[str, Exception], None]
+        self, roles: Roles, owners: Owners, could_not_record: Callable[[str, Exception], None]
     ) -> None:
         self._roles, self._storages = roles, roles.storages
-        self._op_counter, self._parameters = roles.op_counter, parameters
+        self._op_counter, self._owners, self._parameters = roles.op_counter, owners, owners.parameters
         self._is_stopped = False
         self.harmless = Harmless(could_not_record, "the end of a backward")
         self._reached: dict[int, set[int]] = {}
@@ -70,6 +71,8 @@ class Gradients:
 
     def reached(self, leaves: Iterable[Tensor]) -> None:
         """Hear of leaves in the graph of the backward that runs in this thread: it may give them gradients."""
+        leaves = list(leaves)
+        self._owners.name_leaves(leaves)
         keys = self._parameters.keys_of(leaves)
         self._reached.setdefault(current_graph_task_id(), set()).update(keys)
 

@@ -15,6 +15,7 @@ from torch.nn import Parameter
 
 from memwatch._torch.modules import BUFFERS, PARAMETERS
 from memwatch.capture.schema import NONE
+from memwatch.heap.tensor_names import names_of_tensors
 from memwatch.own_code import CodeOwner
 from memwatch.record.module_registry import ModuleRegistry
 from memwatch.record.parameters import Parameters
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 _PLAIN: Final = frozenset((id(Tensor), id(Parameter)))
 _AT_ONCE: Final = 64
+_MAX_SEARCHES_FOR_NAMES: Final = 512
+"""A program that attacks a model, or adapts to each task, has new leaves in every step."""
 
 
 class Owners:
@@ -54,7 +57,7 @@ class Owners:
 
     def __init__(self, storages: Storages, strings: Strings, roles: Roles, harmless: Harmless) -> None:
         self._storages, self._roles, self._harmless = storages, roles, harmless
-        self._budget = SearchBudget()
+        self._budget, self._budget_of_names = SearchBudget(), SearchBudget(_MAX_SEARCHES_FOR_NAMES)
         self.modules = Rows()
         self.registry = ModuleRegistry(self.modules, strings, self._own, self._budget, roles.op_counter)
         self.parameters = Parameters()
@@ -151,11 +154,45 @@ class Owners:
             self._stepped[id(optimizer)] = weakref.ref(optimizer)
             with self._harmless:
                 self._search(type(optimizer), tensors, frame)
+        unknown = [tensor for tensor in tensors if self.parameters.find(tensor) is None]
+        names = self._names_of(unknown, type(optimizer))
         for group, settings in enumerate(optimizer.param_groups):
             for index, tensor in enumerate(settings["params"]):
                 # also what is known: its memory may be new, as after `module.half()`
-                self.own(tensor, f"group{group}.param{index}")
+                self.own(tensor, names.get(id(tensor), f"group{group}.param{index}"))
         return tensors
+
+    def name_leaves(self, leaves: list[Tensor]) -> None:
+        """Know leaves of autograd's that are no parameters by what the program calls them, so that `.grad` is told.
+
+        A program may train a plain tensor, by hand or with an optimizer. What it has no variable for is a library's,
+        as the inputs of a checkpointed region.
+
+        Args:
+            leaves: those that a backward reaches.
+        """
+        unknown = {
+            id(leaf): leaf
+            for leaf in leaves
+            if leaf.__class__ is Tensor and self.parameters.find(leaf) is None
+        }
+        for key, name in self._names_of(list(unknown.values()), Tensor).items():
+            self.parameters.add(unknown[key], name, NONE)
+
+    def _names_of(self, tensors: list[Tensor], asked_for: type) -> dict[int, str]:
+        """Return what the program calls some tensors, by `id`; empty where no search is worth its time any more.
+
+        Args:
+            tensors: the tensors.
+            asked_for: the class of optimizers that step them, or of tensors: each has a budget of its own.
+        """
+        names: dict[int, str] = {}
+        if tensors and self._budget_of_names.spend(asked_for):
+            with self._harmless:
+                names = names_of_tensors(tensors, sys._getframe())
+        if names:
+            self._budget_of_names.found(asked_for)
+        return names
 
     def _search(self, cls: type, tensors: list[Tensor], frame: FrameType) -> None:
         """Look for the modules that own what an optimizer of a class steps, where that may still help."""

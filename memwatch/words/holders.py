@@ -114,6 +114,8 @@ INFERENCES: Final[dict[str, str]] = {
     "role between": "in that role at the looks before and after",
     "role unconfirmed": "in that role when it was last looked at, which was before",
     "in flight": "made in backward, read by a later op of the same backward",
+    "awaited": "made in forward, and backward reads it",
+    "within node": "the same step of backward made it and still runs",
     "within C++": "one line of Python made it and still runs",
     "within compiled": "the same call made it and still runs",
     "within step": "made and dropped within the step",

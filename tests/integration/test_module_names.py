@@ -222,9 +222,15 @@ def test_parameters_that_are_converted_stay_parameters():
 
 
 def test_a_parameter_of_no_module_has_none():
-    """It is named by its place in the optimizer; nothing is put down to a module."""
+    """It is named by its variable, and without one by its place in the optimizer; no module has it."""
     with memwatch.profile() as prof:
         weight = nn.Parameter(torch.randn(8, 8))
         train(lambda: (torch.randn(4, 8) @ weight).sum(), torch.optim.SGD([weight], lr=0.1))
     assert owners(prof, "parameter") == owners(prof, "gradient") == {""}
+    assert "weight" in set(prof.storages["name"])
+
+    optimizer = torch.optim.SGD([nn.Parameter(torch.randn(8, 8))], lr=0.1)
+    with memwatch.profile() as prof:
+        train(lambda: (torch.randn(4, 8) @ optimizer.param_groups[0]["params"][0]).sum(), optimizer)
+    assert owners(prof, "parameter") == {""}
     assert "group0.param0" in set(prof.storages["name"])

@@ -38,7 +38,7 @@ def arrays_that_share_memory():
 
 @pattern(
     Fact(f32(ROWS, IN), "held|input", "image", f"{var('image')}|{SAVED}", op="randn"),
-    Fact(f32(ROWS, IN), "held|gradient", "climb", r"`image\.grad`, local variable", "0", "mm"),
+    Fact(f32(ROWS, IN), "gradient", "climb", r"`image` \.grad", "0|", "mm"),
     Fact(f32(ROWS, HIDDEN), "activation", "climb", SAVED, "1", "tanh.default"),
     Fact(f32(ROWS, HIDDEN), "temporary", "climb", f"{GRADIENT}|{UNNAMED}", "[12]"),
     Fact(f32(ROWS, 5), "temporary|activation", "climb", f"{SAVED}|{GRADIENT}|{UNNAMED}", ".*"),

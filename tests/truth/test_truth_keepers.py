@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import patterns_by_hand
 import patterns_data
 import patterns_fetching
 import patterns_generation
@@ -21,6 +22,7 @@ from truth_checks import (
 )
 
 PROGRAMS = programs_of(
+    patterns_by_hand,
     patterns_data,
     patterns_fetching,
     patterns_generation,

@@ -14,6 +14,7 @@ import numpy as np
 
 from memwatch.analysis.facts.evaluations import evaluations, kept_in_evaluations
 from memwatch.analysis.facts.idle_copies import idle_copies
+from memwatch.analysis.facts.places import runs_in_backward
 from memwatch.analysis.facts.step_curve import step_curve
 from memwatch.capture.schema import IN_BACKWARD, NONE, ROLES
 
@@ -74,7 +75,7 @@ def boundaries(capture: Capture, places: Places) -> Boundaries:
     if marks.any():
         return at(steps["time_ns"][marks])
     if len(marks):
-        return at(_ends_of_steps(steps, capture.tables["ops"], places))
+        return at(_ends_of_steps(capture, places))
     backward = _ends_of_backwards(capture.tables["ops"])
     return at(backward) if len(backward) else _between_calls(capture)
 
@@ -172,16 +173,23 @@ def _saved_across(capture: Capture, allocations: Allocations, bounds: Boundaries
     return np.isin(allocations.storage, storages)
 
 
-def _ends_of_steps(steps: Columns, ops: Columns, places: Places) -> IntArray:
+def _ends_of_steps(capture: Capture, places: Places) -> IntArray:
     """Return when optimizer steps end that the line of the last one runs: a GAN has two in each iteration.
 
-    Where a library's line calls all steps, the program's own line tells them apart.
+    Where a library's line calls all steps, the program's own line tells them apart. Steps that hooks make within a
+    backward, one for each parameter, end with it.
     """
+    steps, ops = capture.tables["steps"], capture.tables["ops"]
     order = np.argsort(steps["end_op"], kind="stable")
     started, time_ns = steps["op"][order], steps["time_ns"][order]
     stacks = np.append(ops["stack"], NONE)[np.minimum(started, len(ops["stack"]))]
     lines, own_lines = places.lines(stacks), places.own_lines(stacks)
-    ends_ns: IntArray = time_ns[(lines == lines[-1]) & (own_lines == own_lines[-1])]
+    is_last = (lines == lines[-1]) & (own_lines == own_lines[-1])
+    in_backward = np.append(runs_in_backward(capture), False)
+    within = is_last & in_backward[np.minimum(started, len(ops["stack"]))]
+    outside = np.flatnonzero(~in_backward)
+    after = outside[np.searchsorted(outside, started[within])]
+    ends_ns: IntArray = np.unique(np.concatenate([time_ns[is_last & ~within], ops["end_ns"][after - 1]]))
     return ends_ns
 
 

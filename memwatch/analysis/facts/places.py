@@ -111,6 +111,12 @@ def _below_engine(capture: Capture) -> tuple[NDArray[np.bool_], NDArray[np.bool_
     return engine < _DEEPEST, (engine < _DEEPEST) & (caller < engine)
 
 
+def runs_in_backward(capture: Capture) -> NDArray[np.bool_]:
+    """Return which ops ran while autograd's engine did, whoever called them: a hook may step an optimizer."""
+    shows_engine, _ = _below_engine(capture)
+    return np.append(shows_engine, False)[capture.tables["ops"]["stack"]]
+
+
 def _stack_of_region(capture: Capture, is_of_engine: NDArray[np.bool_]) -> IntArray:
     """Return, for each op, the call in forward of the innermost region that ran it again; -1 where none is known.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memwatch.analysis.holders import HolderKind
+from memwatch.analysis.holders.holder import of_any_item
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
@@ -45,7 +46,7 @@ class Candidate:
 def by_holder(
     kind: FindingKind, claims: Iterable[tuple[int, list[Holder]]], allocations: Allocations
 ) -> list[Candidate]:
-    """Group claims by the first holder of each.
+    """Group claims by the first holder of each; items of one list or dictionary count as one holder.
 
     Args:
         kind: the kind of all of them.
@@ -54,7 +55,7 @@ def by_holder(
     """
     groups: dict[HolderKey, list[tuple[int, list[Holder]]]] = {}
     for claim in claims:
-        groups.setdefault(claim[1][0].key, []).append(claim)
+        groups.setdefault(claim[1][0].key_of_items, []).append(claim)
     return [_candidate(kind, group, allocations) for group in groups.values()]
 
 
@@ -75,4 +76,6 @@ def _candidate(
 ) -> Candidate:
     _, (holder, *others) = min(group, key=lambda claim: not claim[1][0].is_likely)
     held = [allocation for allocation, _ in group]
+    if len({holders[0].key for _, holders in group}) > 1:
+        holder = of_any_item(holder)
     return Candidate(kind, holder, tuple(others), held, int(allocations.nbytes[held].sum()))

@@ -24,9 +24,21 @@ def find_gradient(moment: Moment) -> list[Candidate]:
     if moment.op < 0 or PHASES[facts.op_phase(moment.op)] != "forward":
         return []
     idle = moment.idle(DRAG, "gradient")
-    if not idle:
+    if not idle or _is_in_update(moment):
         return []
     line = facts.own_line(int(facts.use_bounds.last_op[idle].max()))
     holders = [Holder(HolderKind.GRADIENT, GRADIENTS, line, evidence=HolderEvidence.STRUCTURE)]
     held = ((allocation, holders) for allocation in idle)
     return by_holder(FindingKind.GRADIENT, held, facts.allocations)
+
+
+def _is_in_update(moment: Moment) -> bool:
+    """Return True while the program's own code, as that of an optimizer without `step`, still goes through gradients.
+
+    Those that it has passed are alive in no other forward than this.
+    """
+    facts, phases = moment.facts, moment.facts.capture.tables["ops"]["phase"]
+    last = facts.use_bounds.last_op[moment.alive_of("gradient")]
+    later = last[last >= moment.op]
+    in_backward = PHASES.index("backward")
+    return any((phases[moment.op : op + 1] != in_backward).all() for op in later.tolist())

@@ -13,6 +13,7 @@ from memwatch.capture.schema import NONE
 from memwatch.words.findings import CONVERTED_COPY
 
 if TYPE_CHECKING:
+    from memwatch.analysis.facts.facts import Facts
     from memwatch.analysis.findings.candidate import Candidate
     from memwatch.analysis.findings.moment import Moment
 
@@ -44,4 +45,13 @@ def _converted_copies(peak: Moment) -> list[int]:
         for row in copies
         if (source := source_of.get(int(facts.allocations.op[row]), NONE)) in saved
         and categories[source] == "activation"
+        and _is_chosen(facts, row)
     ]
+
+
+def _is_chosen(facts: Facts, row: int) -> bool:
+    """Return True for a copy that somebody wrote, or autocast: what torch's own functions copy they always do."""
+    if facts.made_by.op_name[row].startswith(CONVERSION):
+        return True
+    stack = int(facts.capture.tables["ops"]["stack"][facts.allocations.op[row]])
+    return all(call.calls_torch for call in facts.call_stacks.frames(stack)[:1])

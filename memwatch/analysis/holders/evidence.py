@@ -37,6 +37,10 @@ class Inference(Enum):
     ROLE_BETWEEN = "role between"  # it was seen in that role before and after, and no look was just then
     ROLE_UNCONFIRMED = "role unconfirmed"  # it was seen in that role before, and at no look since
     IN_FLIGHT = "in flight"  # made in backward, and a later op of the same backward reads it
+    AWAITED = (
+        "awaited"  # made in forward, in no variable that a look saw, and a later op of backward reads it
+    )
+    WITHIN_NODE = "within node"  # made by a node of backward that still runs
     WITHIN_CPP = "within C++"  # made and still needed by one call into C++
     WITHIN_COMPILED = (
         "within compiled"  # made in a call of a compiled function, or in its backward, that still runs

@@ -66,6 +66,21 @@ class Holder:
         return HolderKey(self.kind, self.subject)
 
     @property
+    def key_of_items(self) -> HolderKey:
+        """What holders share that differ in an item of a list or dictionary alone: `rows[0].x` and `rows[1].x`."""
+        kinds = [edge.kind for edge in self.edges]
+        if not any(kind in words.ITEMS for kind in kinds):
+            return self.key
+        subject = (
+            each[:1] if each[:1] and each[0] in words.ITEMS else each for each in self._told_references
+        )
+        return HolderKey(self.kind, tuple(subject))
+
+    @property
+    def _told_references(self) -> list[tuple[object, ...]]:
+        return [each if isinstance(each, tuple) else (each,) for each in self.subject]
+
+    @property
     def told(self) -> str:
         """The holder as a reader is told of it; what is inferred says so, and by which rule."""
         if self.inference is None:
@@ -96,6 +111,12 @@ class Holder:
     def is_likely(self) -> bool:
         """Whether it is told as a fact, or samples before and after saw it so."""
         return self.inference in (None, Inference.BETWEEN)
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether it is the evaluation stack of a call, for want of any variable."""
+        guesses = Inference.SAME_CALL, Inference.NO_VARIABLE
+        return self.kind is HolderKind.EVALUATION_STACK and self.inference in guesses
 
     @property
     def nearness(self) -> tuple[bool, bool, bool]:
@@ -177,11 +198,15 @@ def object_holder(holder: Holder) -> Holder | None:
 
 def twin_of(holder: Holder) -> Holder:
     """Return the holder of a twin of what was seen in another one: which item of a list it lies in is not known."""
-    twin = holder.inferred(Inference.TWIN)
+    return of_any_item(holder).inferred(Inference.TWIN)
+
+
+def of_any_item(holder: Holder) -> Holder:
+    """Return a holder in whose words it is left open which items of lists and dictionaries are meant."""
     accessors = HolderPath(holder.edges).accessors if holder.edges else None
     if not accessors or all(edge.kind not in words.ITEMS for edge in accessors):
-        return twin
-    return dataclasses.replace(twin, words=words.variable_phrase(holder.edges[0], accessors, any_item=True))
+        return holder
+    return dataclasses.replace(holder, words=words.variable_phrase(holder.edges[0], accessors, any_item=True))
 
 
 def _told_edges(path: HolderPath) -> Path:

@@ -9,6 +9,7 @@ import numpy as np
 
 from memwatch.analysis.facts.allocations import WORKSPACE
 from memwatch.analysis.facts.role_times import InRole
+from memwatch.analysis.holders.awaited import Awaited
 from memwatch.analysis.holders.evidence import HolderEvidence, Inference
 from memwatch.analysis.holders.holder import Holder
 from memwatch.analysis.holders.kinds import HolderKind
@@ -58,12 +59,17 @@ class Holders:
     def __init__(self, facts: Facts, saved: SavedTensors) -> None:
         self._facts, self._saved_tensors = facts, saved
         self._samples = HolderSamples(facts)
-        self._regions = Regions(facts)
+        self._regions, self._awaited = Regions(facts), Awaited(facts)
         self._unseen = Unseen(facts, self._samples)
 
     def variables(self, allocation: int, op: int) -> list[Holder]:
-        """Return the variables that held an allocation while an op ran, the program's own and innermost first."""
-        return self._samples.variables(allocation, op)
+        """Return the variables that held an allocation while an op ran, the program's own and innermost first.
+
+        A call is not guessed to hold on its stack what waits for backward: the graph has it.
+        """
+        found = self._samples.variables(allocation, op)
+        is_guess = bool(found) and all(holder.is_guess for holder in found)
+        return [] if is_guess and self._awaited.holder(allocation, op) is not None else found
 
     def graph_roots(self, allocation: int, op: int) -> list[Holder]:
         """Return the variables whose autograd graph kept an allocation."""
@@ -145,13 +151,23 @@ class Holders:
         op = self._facts.op_at(event)
         variables = self.variables(allocation, op)
         if variables:
-            of_region = self._regions.holder(allocation, op, variables)
-            if of_region is not None:
-                return of_region
-            is_held = self._facts.categories.category[allocation] == "held"
-            return min(variables, key=_lasts_less) if is_held else variables[0]
+            return self._of_variables(allocation, event, variables)
         checkpoint = self._checkpoint(allocation, op) or self._regions.holder(allocation, op, ())
-        return self._unseen.holder(allocation, event) if checkpoint is None else checkpoint
+        if checkpoint is not None:
+            return checkpoint
+        awaited = self._awaited.holder(allocation, op)
+        reading = None if awaited is None else self._unseen.reading_op(allocation, event)
+        return reading or awaited or self._unseen.holder(allocation, event)
+
+    def _of_variables(self, allocation: int, event: int, variables: list[Holder]) -> Holder:
+        """Return the holder to tell of some that samples saw, or guessed for want of any."""
+        of_region = self._regions.holder(allocation, self._facts.op_at(event), variables)
+        if of_region is not None:
+            return of_region
+        if all(holder.is_guess for holder in variables):
+            return self._unseen.reading_op(allocation, event) or variables[0]
+        is_held = self._facts.categories.category[allocation] == "held"
+        return min(variables, key=_lasts_less) if is_held else variables[0]
 
     def _in_books(self, allocation: int, event: int) -> Holder | None:
         """Return the holder that torch's own books name: a role, a saved tensor, a checkpoint, autocast's cache."""

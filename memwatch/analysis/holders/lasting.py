@@ -115,10 +115,17 @@ class LastingReferences:
     def _on_stack(self, holder: Holder, allocation: int, op: int) -> Holder | None:
         """Return an unnamed value as one on the stack of the innermost call that made it and still runs."""
         call = common_call(self._facts, allocation, op)
-        if call is None:
+        if call is None or self._is_of_earlier_pass(holder, allocation, op):
             return None
         placed = holder.on_stack_of(call.function, call.site, is_own=call.is_own)
         return placed.inferred(Inference.SAME_CALL)
+
+    def _is_of_earlier_pass(self, holder: Holder, allocation: int, op: int) -> bool:
+        """Return True for a bare value of a statement that has run again since, and does not run any more."""
+        if HolderPath(holder.edges).head.name is not None:
+            return False  # a list or an iterator, which was seen
+        now = int(self._facts.capture.tables["ops"]["stack"][op])
+        return bool(self._births.generation(allocation, op)) and now != self._births.stack(allocation)
 
 
 def _call_of(holder: Holder) -> Vertex | None:

@@ -48,7 +48,7 @@ class Unseen:
         text, seen = words.told_by_op(words.RUNNING_OP, op_name), HolderEvidence.SEEN
         return Holder(HolderKind.RUNNING_OP, text, line, subject=(op_name,), evidence=seen)
 
-    def _reading_op(self, allocation: int, event: int) -> Holder | None:
+    def reading_op(self, allocation: int, event: int) -> Holder | None:
         """Return the op that runs at an event as the holder of what it was given: torch holds it until it returns."""
         facts, op = self._facts, self._facts.op_at(event)
         if op == NONE or int(facts.curve.time_ns[event]) > int(self._ops["end_ns"][op]):
@@ -75,7 +75,7 @@ class Unseen:
         if int(allocations.origin[allocation]) == WORKSPACE:
             text, books = words.told_by_op(words.KERNEL, op_name), HolderEvidence.STRUCTURE
             return Holder(HolderKind.KERNEL, text, line, subject=(op_name,), evidence=books)
-        known = self._inferred(allocation, event) or self._reading_op(allocation, event)
+        known = self._inferred(allocation, event) or self.reading_op(allocation, event)
         known = (
             known or self._in_compiled_code(allocation, event) or self._in_no_variable(allocation, made, op)
         )
@@ -137,6 +137,8 @@ class Unseen:
             if call is not None:  # of the program's own, which autograd's engine has called
                 return _on_stack_of(call, Inference.SAME_CALL)
             text = words.GRADIENT_IN_FLIGHT_OF if module else words.GRADIENT_IN_FLIGHT
+        elif self._is_in_one_node(made, op):
+            text, rule = words.CPP_CALLED, Inference.WITHIN_NODE
         elif self._is_in_one_call(made, event):
             text, rule = words.CPP_CALLED, Inference.WITHIN_CPP
         if not text:
@@ -185,6 +187,12 @@ class Unseen:
         if last < op or last == made:
             return False
         return bool(np.isin(self._ops["phase"][made : last + 1], IN_BACKWARD).all())
+
+    def _is_in_one_node(self, made: int, op: int) -> bool:
+        """Return True if one node of backward ran from the op that made an allocation to the one that runs."""
+        sequence = self._ops["sequence"][made : op + 1]
+        is_backward = self._ops["phase"][made : op + 1] == BACKWARD
+        return bool(sequence[0] != NONE and (sequence == sequence[0]).all() and is_backward.all())
 
     def _is_dropped_in_this_step(self, allocation: int, made: int, op: int) -> bool:
         """Return True if an allocation is made and dropped within the step of an optimizer that runs.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from memwatch._torch.modes import is_wrapper_subclass
 from memwatch.capture.schema import NONE
 from memwatch.record.tables.parts import plain_parts, tensor_bytes
 from memwatch.record.tables.storages import BASELINE
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 def saved_storage(storages: Storages, tensor: Tensor) -> tuple[int, int, int]:
     """Return the number of a saved tensor's storage, -1 for none, the string id of its shape, and its bytes.
 
-    A wrapper, as a DTensor, has no bytes of its own: its first part has them.
+    A wrapper, as a DTensor or a jagged tensor, has no bytes of its own: its first part has them.
     """
-    part = next(plain_parts(tensor), tensor) if tensor.layout is torch.strided else tensor
-    storage = storages.number_of(part, NONE, BASELINE) if tensor.layout is torch.strided else NONE
+    has_parts = tensor.layout is torch.strided or is_wrapper_subclass(tensor)
+    part = next(plain_parts(tensor), tensor) if has_parts else tensor
+    storage = storages.number_of(part, NONE, BASELINE) if part.layout is torch.strided else NONE
     return storage, storages.shape_id(part), tensor_bytes(part)

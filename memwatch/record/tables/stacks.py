@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from memwatch._torch.autograd import ENGINE_CODE
 from memwatch._torch.modules import MODULE_CALL_CODE, OPTIMIZER_STEP_CODE
 from memwatch.capture.schema import NONE
-from memwatch.own_code import CodeOwner, owner_of_function
+from memwatch.own_code import CodeOwner, hands_on, line_at, owner_of_function
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -82,21 +82,16 @@ class Stacks:
         if (address, offset) not in self._frames:
             code = self._codes[address]
             owner = owner_of_function(code)
+            if owner.calls_torch and hands_on(code, offset):
+                owner = CodeOwner.TORCH
             self._frames[address, offset] = (
                 None
                 if owner is CodeOwner.MEMWATCH
                 else (
                     self._strings(code.co_filename),
-                    _line_at(code, offset),
+                    line_at(code, offset),
                     self._strings(getattr(code, "co_qualname", code.co_name)),
                     int(owner),
                 )
             )
         return self._frames[address, offset]
-
-
-def _line_at(code: CodeType, offset: int) -> int:
-    for start, end, line in code.co_lines():
-        if start <= offset < end and line is not None:
-            return line
-    return code.co_firstlineno

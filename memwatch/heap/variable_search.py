@@ -1,0 +1,166 @@
+"""The bounded search through the variables of the running calls: what they hold, and how a program writes the way.
+
+Searches for modules and for tensors take from it what they look for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import deque
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from torch import nn
+
+from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
+from memwatch.heap.frames import is_test_runner_code, read_locals
+from memwatch.heap.names import attributes
+from memwatch.heap.references import DEFINITIONS, copied_items, exception_step, step_of, tensor_step
+from memwatch.heap.search_roots import running
+from memwatch.heap.tensors import mro_of, type_dict
+from memwatch.own_code import CodeOwner, code_owner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+_MAX_HOPS: Final = 3
+_MAX_ITEMS: Final = 64
+_MAX_OBJECTS: Final = 300
+_MAX_OBJECTS_OF_LIBRARIES: Final = 60
+"""Objects looked into, for each call: a program keeps its models near its variables."""
+_TABLES: Final = (PARAMETERS, BUFFERS, MODULES)
+_OF_CLASSES: Final = (
+    FunctionType, property, classmethod, staticmethod, MemberDescriptorType, GetSetDescriptorType,
+)  # fmt: skip
+"""Kinds of class attributes that hold no module."""
+
+
+class Way(NamedTuple):
+    """One way from a variable of a running call to an object.
+
+    Attributes:
+        hops: how many references lead from the variable to it, 0 for the variable's own value.
+        name: the expression: `generator`, `self.gen`, `nets['g']`; relative to `holder` where there is one.
+        value: the object.
+        holder: the module through whose attribute, list or dictionary the way goes last.
+    """
+
+    hops: int
+    name: str
+    value: Any
+    holder: nn.Module | None
+
+
+def ways_from_calls(frame: FrameType | None, owner: CodeOwner) -> Iterator[Way]:
+    """Yield what the running calls of some code hold, a caller's variables before those of what it called.
+
+    Args:
+        frame: the innermost call.
+        owner: whose calls are asked: the program's, or those of installed packages.
+    """
+    search = _Search(_MAX_OBJECTS if owner is CodeOwner.PROGRAM else _MAX_OBJECTS_OF_LIBRARIES)
+    for variables in _scopes(frame, owner):
+        yield from search.ways(variables)
+
+
+def _scopes(frame: FrameType | None, wanted: CodeOwner) -> Iterator[dict[str, Any]]:
+    """Yield the variables of running calls, outermost call first, then the globals of their functions."""
+    spaces: dict[int, dict[str, Any]] = {}
+    for call in reversed(list(running(frame))):
+        file = call.f_code.co_filename
+        if code_owner(file) is not wanted or is_test_runner_code(file):
+            continue
+        if call.f_code.co_name != "<module>":
+            yield read_locals(call)
+        if wanted is CodeOwner.PROGRAM:
+            spaces.setdefault(id(call.f_globals), call.f_globals)
+    yield from spaces.values()
+
+
+class _Search:
+    """One search; looks into each object once, so that its outermost holder names what it holds."""
+
+    def __init__(self, most_objects: int) -> None:
+        self._most_objects = most_objects
+        self._seen: set[int] = set()
+        self._is_open: dict[type, bool] = {}
+
+    def ways(self, variables: dict[str, Any]) -> Iterator[Way]:
+        """Yield what some variables hold and what these lead to."""
+        waiting: deque[tuple[int, str, Any, nn.Module | None]] = deque(
+            (0, name, value, None)
+            for name, value in list(variables.items())
+            if type(name) is str and not name.startswith("_")
+        )
+        budget = self._most_objects
+        while waiting and budget:
+            hops, name, value, holder = waiting.popleft()
+            yield Way(hops, name, value, holder)
+            cls = type(value)
+            is_module = nn.Module in mro_of(cls)
+            if hops >= _MAX_HOPS or not self._may_open(value) or id(value) in self._seen:
+                continue
+            budget -= 1
+            self._seen.add(id(value))
+            if is_module:
+                holder = value
+            if is_module or cls is FunctionType:
+                name = ""
+            waiting.extend((hops + 1, f"{name}{step}", held, holder) for step, held in _held_by(value))
+
+    def _may_open(self, value: Any) -> bool:
+        """Return True for what holds other objects under names that a program can write."""
+        cls = type(value)
+        if cls is FunctionType:
+            return value.__closure__ is not None
+        if type in mro_of(cls):
+            return _is_of_program(value)
+        known = self._is_open.get(cls)
+        if known is None:
+            step = step_of(cls, deep=True)
+            known = step is not None and step not in (tensor_step, exception_step, *DEFINITIONS)
+            self._is_open[cls] = known
+        return known
+
+
+def _is_of_program(cls: type) -> bool:
+    """Return True for a class that the program defines, which may be in `__main__` or a notebook."""
+    name = type_dict(cls).get("__module__")
+    if name == "__main__":
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None) if type(name) is str else None
+    return file is not None and code_owner(file) is CodeOwner.PROGRAM
+
+
+def _class_attributes(cls: type) -> Iterator[tuple[str, Any]]:
+    """Yield what a class holds itself, but for what defines it."""
+    for name, held in list(type_dict(cls).items()):
+        if type(name) is str and not name.startswith("__") and type(held) not in _OF_CLASSES:
+            yield f".{name}", held
+
+
+def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object holds, with how Python writes the step to it; nothing of the program runs."""
+    bases = mro_of(type(value))
+    if nn.Module in bases:
+        # what lies in its tables is its own, and needs no search
+        yield from ((f".{name}", held) for name, held in attributes(value) if name not in _TABLES)
+    elif FunctionType in bases:
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
+        for name, cell in cells:
+            with contextlib.suppress(ValueError):  # it has no value yet
+                yield name, cell.cell_contents
+    elif type in bases:
+        yield from _class_attributes(value)
+    elif dict in bases:
+        items = copied_items(value, dict.items, _MAX_ITEMS)
+        yield from ((f"[{key!r}]", held) for key, held in items if type(key) in (str, int))
+    elif list in bases or tuple in bases:
+        kind = list if list in bases else tuple
+        yield from (
+            (f"[{at}]", held) for at, held in enumerate(copied_items(value, kind.__iter__, _MAX_ITEMS))
+        )
+    else:
+        yield from ((f".{name}", held) for name, held in attributes(value) if not name.startswith("__"))
