@@ -157,13 +157,11 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
     if cut is not None and (added := _added(cut, path)) is not None:
         return added
     remedy = _by_references(holder, path)
-    if (
-        remedy in _OF_ENTRIES or remedy is Remedy.THREAD
-    ):  # of a thread that runs on, what it keeps may be what grows
+    # of a thread that runs on, and of a cache whose result is old, what they keep may be what grows
+    if remedy in _OF_ENTRIES or remedy in (Remedy.THREAD, Remedy.CACHE):
         if any(edge.owner is not None and edge.owner.kind is VertexKind.FRAME for edge in path[1:]):
             return Remedy.FRAME  # of a running call the first reference is
-        entries = [edge for edge in path if _RETAINED.get(edge.kind) in _OF_ENTRIES]
-        if cut is not None and entries and entries[-1] is cut:
+        if cut is not None and _RETAINED.get(cut.kind) in _OF_ENTRIES:
             return _RETAINED[cut.kind]  # of a dictionary of sets it is the set that grows
     if cut is not None and remedy in _OF_ATTRIBUTES:
         return _behind_attribute(cut, path) or remedy
@@ -278,4 +276,5 @@ def _table_of_torch(edge: Edge, *, state: bool) -> Remedy | None:
         return None
     if edge.name.endswith(HOOKS_SUFFIX):
         return Remedy.MODULE_HOOK
-    return Remedy.OPTIMIZER_STATE if state and edge.name == _STATE else None
+    is_state = state and edge.name == _STATE and is_torchs_file(edge)  # a metric may call its lists so
+    return Remedy.OPTIMIZER_STATE if is_state else None

@@ -191,4 +191,12 @@ REMEDIES: dict[str, Remedy] = {
     "exception_info": Remedy.TRACEBACK,
     "value_of_a_generator": Remedy.ITEM,
     "kept_frame": Remedy.FRAME,
+    "order_beside_a_window": Remedy.ITEM,
+    "list_beside_slots": Remedy.ITEM,
+    "list_beside_full_slots": Remedy.ITEM,
+    "window_of_each_user": Remedy.VALUE,
+    "list_of_a_worker": Remedy.ITEM,
+    "list_behind_a_cache": Remedy.ITEM,
+    "sessions": Remedy.VALUE,
+    "metric_with_a_state": Remedy.ITEM,
 }
