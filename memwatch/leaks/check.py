@@ -7,6 +7,8 @@ import inspect
 import time
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import torch
+
 from memwatch.leaks.balance import unbalanced
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
@@ -112,6 +114,13 @@ class check_leaks:  # noqa: N801 - used like a function
         return cast("F", checked)
 
 
+def autocast_depth() -> int:
+    """Return how many contexts of autocast are open in this thread: the outermost one's end clears its casts."""
+    depth: int = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return depth - 1
+
+
 class _Block:
     """One entry of the block: what watches it and what it may keep."""
 
@@ -122,6 +131,7 @@ class _Block:
         self._ledger = Ledger()
         self._made = NewStorages()
         self._watch = NewStorageMode(self._made, 0) if sites else None
+        self._autocast_depth = autocast_depth()
         self.may_have_grown = False
 
     def start(self) -> None:
@@ -158,7 +168,7 @@ class _Block:
             young=nearby.young,
             deep=nearby.deep,
         )
-        far.tell_kinds(per_call=False)
+        far.tell_kinds(by_c_alone=autocast_depth() > self._autocast_depth)
         self._known.learn_loops(far.unreachable)
         diagnosis.retained += far.retained
         diagnosis.unreachable += far.unreachable

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.edges import EdgeKind
 from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
 from memwatch.heap.snapshot import Snapshot
-from memwatch.heap.tensors import is_storage, is_tensor, quiet, storage_bytes, storage_of
-from memwatch.heap.vertices import describe
+from memwatch.heap.tensors import is_storage, quiet, storage_bytes, storage_of
 from memwatch.leaks.ages import are_old, identity
 from memwatch.leaks.cut import entry_step
 from memwatch.leaks.excuses import excusing
@@ -22,6 +20,7 @@ from memwatch.leaks.exemptions import is_import, is_torchs_own
 from memwatch.leaks.hidden import is_hidden
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses
+from memwatch.leaks.last_tensor import is_view, tensor_words
 from memwatch.leaks.loops import Loops
 from memwatch.leaks.module_growth import ENTRIES, has_older_of_its_class
 from memwatch.leaks.reached import Reached
@@ -80,8 +79,12 @@ class Diagnosis:
         """All that survived."""
         return self.retained + self.unreachable
 
-    def tell_kinds(self, *, per_call: bool) -> None:
-        """Collect garbage once, and find out what of the unreachable it freed."""
+    def tell_kinds(self, *, by_c_alone: bool) -> None:
+        """Collect garbage once, and find out what of the unreachable it freed.
+
+        Args:
+            by_c_alone: False to leave out what C++ alone holds: once, that may be a cache of torch.
+        """
         if not self.unreachable:
             return
         collect(self.oldest_generation)
@@ -93,7 +96,7 @@ class Diagnosis:
             survivor.kind = LeakKind.UNCOLLECTABLE if survivor.looped else LeakKind.RETAINED
             if not survivor.storage.alive:
                 survivor.kind = LeakKind.CYCLE
-        if not per_call:  # held by C++ alone, once: a cache of torch, an open autocast context
+        if not by_c_alone:
             self.unreachable = [each for each in self.unreachable if each.kind is not LeakKind.RETAINED]
 
 
@@ -298,11 +301,11 @@ class HolderSearch:
         key = (identity(snapshot, chain, cut.start), series_of(cut.edge)) if cut else None
         if cut:
             self._owners.add(chain[cut.start])
-        words = _tensor_words(objects)
+        words = tensor_words(objects)
         survivor = Survivor(made, key, _to_tensor(steps), cut, words, nbytes=made.bytes_now())
         survivor.is_one_more = is_one_more
         survivor.is_amid = cut is not None and is_amid_older(snapshot, objects[cut.start], cut)
-        survivor.is_view = _is_view(objects, survivor.nbytes)
+        survivor.is_view = is_view(objects, survivor.nbytes)
         survivor.registers_itself = cut is not None and registers_itself(
             objects[cut.end], steps[: steps.index(cut)]
         )
@@ -365,7 +368,7 @@ def _in_loop(snapshot: Snapshot, loop: Loop, chain: list[int], storage: NewStora
         steps=loop.steps + tail,
         is_named=is_named,
         cut=loop.cut,
-        tensor=_tensor_words([snapshot.objects[place] for place in chain]),
+        tensor=tensor_words([snapshot.objects[place] for place in chain]),
         looped=bool(loop.positions),
         cycle_length=len(loop.steps or tail),
         branch=_branch(loop.steps, loop.positions.index(chain[0])) if loop.positions else 0,
@@ -382,19 +385,3 @@ def _branch(cycle: list[Step], place: int) -> int:
 def _to_tensor(steps: list[Step]) -> list[Step]:
     """Leave out the last reference, from a tensor to its storage."""
     return steps[:-1] if steps and steps[-1].edge.kind is EdgeKind.STORAGE else steps
-
-
-def _tensor_words(objects: list[Any]) -> str:
-    return describe(next((obj for obj in reversed(objects) if is_tensor(obj)), objects[-1]))
-
-
-def _is_view(objects: list[Any], storage_bytes: int) -> bool:
-    """Return True if the tensor at the end of a path shows half of its storage at most."""
-    tensor = next((obj for obj in reversed(objects) if is_tensor(obj)), None)
-    if tensor is None:
-        return False
-    with quiet():
-        try:
-            return bool(2 * TENSOR_DICT["nbytes"].__get__(tensor) <= storage_bytes)
-        except (RuntimeError, AttributeError, NotImplementedError):  # nested, sparse and opaque tensors
-            return False

@@ -155,7 +155,7 @@ REMEDIES: dict[str, Remedy] = {
     "priority_queue": Remedy.ITEM,
     "frontier_of_a_search": Remedy.ITEM,
     "log_filters": Remedy.CLOSURE_CELL,
-    "logger_per_run": Remedy.ITEM,
+    "logger_per_run": Remedy.VALUE,
     "display_hook": Remedy.CLOSURE_CELL,
     "undo_stack": Remedy.ITEM,
     "once_that_never_comes": Remedy.MEMBER,
