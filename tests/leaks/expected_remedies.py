@@ -199,4 +199,5 @@ REMEDIES: dict[str, Remedy] = {
     "list_behind_a_cache": Remedy.ITEM,
     "sessions": Remedy.VALUE,
     "metric_with_a_state": Remedy.ITEM,
+    "adapter_around_an_adapter": Remedy.SUBMODULE,
 }

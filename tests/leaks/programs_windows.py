@@ -1,4 +1,4 @@
-"""Leaks beside, around and behind windows: what a bounded container holds, another one may keep for ever.
+"""Leaks beside, around and behind what does not grow: windows, slots, old objects, a layer in its own place.
 
 Each ``leak_x`` has a ``clean_x`` with that one reference cut; the rows at the end say what the checker must find.
 """
@@ -12,6 +12,7 @@ import itertools
 
 import torch
 from leak_program import collect
+from torch import nn
 
 NUMBERS = itertools.count()
 
@@ -157,6 +158,31 @@ def clean_metric_with_a_state():
     RESET_METRIC.state["scores"].clear()
 
 
+class Adapter(nn.Module):
+    """Stands in for the layer that it wraps."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.rank = base, nn.Parameter(tensor())
+
+
+def adapted(layer):
+    model = nn.Module()
+    model.query = layer
+    return model
+
+
+ADAPTED, ADAPTED_ANEW = (adapted(Adapter(Adapter(nn.Linear(8, 8)))) for _ in range(2))
+
+
+def leak_adapter_around_an_adapter():
+    ADAPTED.query = Adapter(ADAPTED.query)
+
+
+def clean_adapter_around_an_adapter():
+    ADAPTED_ANEW.query = Adapter(ADAPTED_ANEW.query.base)
+
+
 PROGRAMS = collect(
     globals(),
     [
@@ -168,5 +194,6 @@ PROGRAMS = collect(
         ("list_behind_a_cache", "retained", ("results_of",)),
         ("sessions", "retained", ("SESSIONS",)),
         ("metric_with_a_state", "retained", ("METRIC", "state")),
+        ("adapter_around_an_adapter", "retained", ("ADAPTED", "parameter 'rank' of Adapter")),
     ],
 )
