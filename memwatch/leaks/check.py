@@ -35,11 +35,12 @@ F = TypeVar("F", bound="Callable[..., Any]")
 class check_leaks:  # noqa: N801 - used like a function
     """Raise :class:`TensorLeakError` if tensors made in the block outlive it without a good reason.
 
-    A context manager and a decorator. Reported are cycles, loops that gc cannot free, and tensors that
-    something older than the block holds, unless they took the place of tensors as large, as a moving average
-    does. Not reported: names the block itself binds, what the decorated function returns, parameters, buffers,
-    gradients and optimizer state of living parameters (unless a list that has an older model of the class got one
-    more), bounded caches, slots of a list that were empty, and what pytest holds.
+    A context manager and a decorator. Reported are cycles, loops that gc cannot free, and tensors that something
+    older than the block holds, unless they took the place of tensors as large, as a moving average does, and what C
+    code alone holds where the block left a context of autocast open. Not reported: names the block itself binds,
+    what the decorated function returns, parameters, buffers, gradients and optimizer state of living parameters
+    (unless a list that has an older model of the class got one more), bounded caches, slots of a list that were
+    empty, and what pytest holds.
 
     If the block raises, the error is chained to that exception.
 
