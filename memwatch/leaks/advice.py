@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from memwatch.edges import EdgeKind, VertexKind
@@ -161,11 +162,19 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
     if remedy in _OF_ENTRIES or remedy in (Remedy.THREAD, Remedy.CACHE):
         if any(edge.owner is not None and edge.owner.kind is VertexKind.FRAME for edge in path[1:]):
             return Remedy.FRAME  # of a running call the first reference is
-        if cut is not None and _RETAINED.get(cut.kind) in _OF_ENTRIES:
+        if cut is not None and _RETAINED.get(cut.kind) in _OF_ENTRIES and not _is_of_cache(cut, path):
             return _RETAINED[cut.kind]  # of a dictionary of sets it is the set that grows
     if cut is not None and remedy in _OF_ATTRIBUTES:
         return _behind_attribute(cut, path) or remedy
     return Remedy.MODULE_HOOK if remedy in _OF_FUNCTIONS and held_by_hook(cut, path) else remedy
+
+
+def _is_of_cache(cut: Edge, path: Sequence[Edge]) -> bool:
+    """Return True for an entry of the dictionary that an unbounded cache itself consists of."""
+    is_dictionary = cut.owner is not None and cut.owner.name == "dict"
+    return is_dictionary and any(
+        above.kind is EdgeKind.CACHE_RESULT and below is cut for above, below in pairwise(path)
+    )
 
 
 def _in_c(first: Edge) -> Remedy | None:
