@@ -163,10 +163,17 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
         if any(edge.owner is not None and edge.owner.kind is VertexKind.FRAME for edge in path[1:]):
             return Remedy.FRAME  # of a running call the first reference is
         if cut is not None and _RETAINED.get(cut.kind) in _OF_ENTRIES and not _is_of_cache(cut, path):
-            return _RETAINED[cut.kind]  # of a dictionary of sets it is the set that grows
+            return _RETAINED[_of_most(cut, path).kind]
     if cut is not None and remedy in _OF_ATTRIBUTES:
         return _behind_attribute(cut, path) or remedy
     return Remedy.MODULE_HOOK if remedy in _OF_FUNCTIONS and held_by_hook(cut, path) else remedy
+
+
+def _of_most(cut: Edge, path: Sequence[Edge]) -> Edge:
+    """Return the entry, of those from the reference to cut on, whose container has most entries."""
+    at = next((at for at, edge in enumerate(path) if edge is cut), len(path))
+    entries = [cut, *(edge for edge in path[at + 1 :] if _RETAINED.get(edge.kind) in _OF_ENTRIES)]
+    return max(entries, key=lambda edge: (edge.owner and edge.owner.count) or 0)
 
 
 def _is_of_cache(cut: Edge, path: Sequence[Edge]) -> bool:
