@@ -170,9 +170,9 @@ def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]
 
 
 def _of_most(cut: Edge, path: Sequence[Edge]) -> Edge:
-    """Return the entry, of those from the reference to cut on, whose container has most entries."""
+    """Return the entry, of those from the reference to cut on, whose container has most: keys may be a record's."""
     at = next((at for at, edge in enumerate(path) if edge is cut), len(path))
-    entries = [cut, *(edge for edge in path[at + 1 :] if _RETAINED.get(edge.kind) in _OF_ENTRIES)]
+    entries = [cut, *(edge for edge in path[at + 1 :] if edge.kind in (EdgeKind.ITEM, EdgeKind.MEMBER))]
     return max(entries, key=lambda edge: (edge.owner and edge.owner.count) or 0)
 
 
