@@ -98,16 +98,24 @@ class Unlisted:
             owners: the position of who refers to each.
         """
         classes = ids_of(tuple(map(type, objects)))
-        leads = ~np.isin(classes, _LEAVES)
+        leads = ~_is_one_of(classes, _LEAVES)
         self._owners.append(owners[leads].astype(np.int32))
         self._ids.append(ids[leads])
-        of_kinds = [objects[place] for place in np.flatnonzero(np.isin(classes, self._kinds)).tolist()]
+        of_kinds = [objects[place] for place in np.flatnonzero(_is_one_of(classes, self._kinds)).tolist()]
         self.leading.update((id(obj), obj) for obj in filterfalse(gc.is_tracked, of_kinds))
 
     def references(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the owner of each reference, and the id of what it leads to."""
         owners = np.concatenate([np.empty(0, dtype=np.int32), *self._owners])
         return owners, np.concatenate([np.empty(0, dtype=np.int64), *self._ids])
+
+
+def _is_one_of(ids: NDArray[np.int64], few: Sequence[int]) -> NDArray[np.bool_]:
+    """Return what `np.isin` does, which takes as long to prepare as to compare with some thousand ids."""
+    found = np.zeros(len(ids), dtype=bool)
+    for each in few:
+        found |= ids == each
+    return found
 
 
 def _untracked_kinds() -> set[type]:

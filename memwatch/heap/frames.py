@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from itertools import compress
+from itertools import compress, filterfalse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,10 +48,13 @@ def without_empty_dictionaries(objects: list[Any]) -> list[Any]:
     One may be what a frame keeps since `read_locals` read and emptied it. In a list of ours it would look as if
     the program held it, and the next look would leave it filled.
     """
-    is_dictionary = ids_of(map(type, objects)) == id(dict)
-    lengths = np.fromiter(map(len, compress(objects, is_dictionary.tolist())), dtype=np.int64)
+    is_dictionary = ids_of(tuple(map(type, objects))) == id(dict)
+    empty = list(filterfalse(None, compress(objects, is_dictionary.tolist())))
+    if not empty:
+        return objects
+    places = np.flatnonzero(is_dictionary)
     is_kept = np.ones(len(objects), dtype=bool)
-    is_kept[is_dictionary] = lengths > 0
+    is_kept[places[np.isin(ids_of(objects)[places], ids_of(empty))]] = False
     return list(compress(objects, is_kept.tolist()))
 
 

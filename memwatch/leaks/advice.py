@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from memwatch.edges import EdgeKind, VertexKind
@@ -90,6 +91,8 @@ _IN_CYCLE: Final[Mapping[EdgeKind, Remedy]] = {
     EdgeKind.ITEM: Remedy.ITEM_IN_CYCLE,
     EdgeKind.VALUE: Remedy.VALUE_IN_CYCLE,
     EdgeKind.KEY: Remedy.VALUE_IN_CYCLE,
+    EdgeKind.MEMBER: Remedy.MEMBER_IN_CYCLE,
+    EdgeKind.SUBMODULE: Remedy.SUBMODULE_IN_CYCLE,
     EdgeKind.GLOBAL: Remedy.GLOBAL_IN_CYCLE,
 }
 """What to change where the reference leads back to itself."""
@@ -109,6 +112,8 @@ _OF_FUNCTIONS: Final = frozenset(
 _OF_ENTRIES: Final = (Remedy.ITEM, Remedy.VALUE, Remedy.MEMBER, Remedy.BUFFER, Remedy.SUBMODULE)
 _OF_ATTRIBUTES: Final = (Remedy.ATTRIBUTE, Remedy.CLASS_ATTRIBUTE)
 _ENTRIES: Final = frozenset({EdgeKind.ITEM, EdgeKind.VALUE, EdgeKind.MEMBER})
+_OPEN: Final = frozenset({EdgeKind.DISPATCH_MODE, EdgeKind.FUNCTION_MODE, EdgeKind.DEFAULT_SAVED_HOOK})
+"""What torch keeps of a context from `__enter__` to `__exit__`."""
 _BY_REFERENCE: Final[Mapping[tuple[EdgeKind, str], Remedy]] = {
     (EdgeKind.REFERENCE, "cycle"): Remedy.ENDLESS_LOOP,  # of itertools, whose list no attribute shows
 }
@@ -141,32 +146,57 @@ def remedy_for(
     if cut is not None and cut.kind is EdgeKind.BOUND_SELF and any(map(_keeps_hooks, cycle)):
         return Remedy.HOOK_OF_SELF
     reference = holder if cut is None else [cut]
+    told = [edge for edge in holder if any(edge is each for each in cycle)]
     along_cycle = [[edge] for edge in cycle]
     found = _of_mock(cycle) or _first(_mechanism, [cycle]) or _of_class(cycle)
-    return found or _first(_in_cycle, [reference, holder, *along_cycle]) or Remedy.ANY
+    return found or _first(_in_cycle, [reference, told, *along_cycle]) or Remedy.ANY
 
 
 def _for_retained(cut: Edge | None, holder: Sequence[Edge], path: Sequence[Edge]) -> Remedy | None:
-    if cut is None and path and path[0].kind in _ENTRIES and path[0].owner is not None:
-        return Remedy.ARGUMENTS_IN_C if path[0].owner.name == "tuple" else None
+    if cut is None and path and (in_c := _in_c(path[0])) is not None:
+        return in_c
     if cut is not None and (added := _added(cut, path)) is not None:
         return added
     remedy = _by_references(holder, path)
-    if (
-        remedy in _OF_ENTRIES or remedy is Remedy.THREAD
-    ):  # of a thread that runs on, what it keeps may be what grows
+    # of a thread that runs on, and of a cache whose result is old, what they keep may be what grows
+    if remedy in _OF_ENTRIES or remedy in (Remedy.THREAD, Remedy.CACHE):
         if any(edge.owner is not None and edge.owner.kind is VertexKind.FRAME for edge in path[1:]):
             return Remedy.FRAME  # of a running call the first reference is
-        entries = [edge for edge in path if _RETAINED.get(edge.kind) in _OF_ENTRIES]
-        if cut is not None and entries and entries[-1] is cut:
-            return _RETAINED[cut.kind]  # of a dictionary of sets it is the set that grows
+        if cut is not None and _RETAINED.get(cut.kind) in _OF_ENTRIES and not _is_of_cache(cut, path):
+            return _RETAINED[_of_most(cut, path).kind]
     if cut is not None and remedy in _OF_ATTRIBUTES:
         return _behind_attribute(cut, path) or remedy
     return Remedy.MODULE_HOOK if remedy in _OF_FUNCTIONS and held_by_hook(cut, path) else remedy
 
 
+def _of_most(cut: Edge, path: Sequence[Edge]) -> Edge:
+    """Return the entry, of those from the reference to cut on, whose container has most: keys may be a record's."""
+    at = next((at for at, edge in enumerate(path) if edge is cut), len(path))
+    entries = [cut, *(edge for edge in path[at + 1 :] if edge.kind in (EdgeKind.ITEM, EdgeKind.MEMBER))]
+    return max(entries, key=lambda edge: (edge.owner and edge.owner.count) or 0)
+
+
+def _is_of_cache(cut: Edge, path: Sequence[Edge]) -> bool:
+    """Return True for an entry of the dictionary that an unbounded cache itself consists of."""
+    is_dictionary = cut.owner is not None and cut.owner.name == "dict"
+    return is_dictionary and any(
+        above.kind is EdgeKind.CACHE_RESULT and below is cut for above, below in pairwise(path)
+    )
+
+
+def _in_c(first: Edge) -> Remedy | None:
+    """Return what to change of an object that C code alone keeps, where what it is tells more than its parts."""
+    if first.owner is not None and first.owner.kind is VertexKind.FUNCTION:
+        return Remedy.FUNCTION_IN_C
+    if first.owner is None or first.kind not in _ENTRIES:
+        return None
+    return Remedy.ARGUMENTS_IN_C if first.owner.name == "tuple" else Remedy.C_CODE
+
+
 def _added(cut: Edge, path: Sequence[Edge]) -> Remedy | None:
-    """Return what to change if each call registers a hook, or puts a class that it makes into a container."""
+    """Return what to change if each call registers a hook, opens a mode, or puts a class that it makes somewhere."""
+    if cut.kind in _OPEN:
+        return Remedy.OPEN_CONTEXT
     if is_registration(cut, path):
         return Remedy.HOOK_PER_CALL
     is_class = cut.target is not None and cut.target.kind is VertexKind.CLASS
@@ -262,4 +292,5 @@ def _table_of_torch(edge: Edge, *, state: bool) -> Remedy | None:
         return None
     if edge.name.endswith(HOOKS_SUFFIX):
         return Remedy.MODULE_HOOK
-    return Remedy.OPTIMIZER_STATE if state and edge.name == _STATE else None
+    is_state = state and edge.name == _STATE and is_torchs_file(edge)  # a metric may call its lists so
+    return Remedy.OPTIMIZER_STATE if is_state else None

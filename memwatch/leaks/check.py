@@ -7,6 +7,8 @@ import inspect
 import time
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import torch
+
 from memwatch.leaks.balance import unbalanced
 from memwatch.leaks.diagnose import diagnose
 from memwatch.leaks.exemptions import Exemptions
@@ -33,11 +35,12 @@ F = TypeVar("F", bound="Callable[..., Any]")
 class check_leaks:  # noqa: N801 - used like a function
     """Raise :class:`TensorLeakError` if tensors made in the block outlive it without a good reason.
 
-    A context manager and a decorator. Reported are cycles, loops that gc cannot free, and tensors that
-    something older than the block holds, unless they took the place of tensors as large, as a moving average
-    does. Not reported: names the block itself binds, what the decorated function returns, parameters, buffers,
-    gradients and optimizer state of living parameters (unless a list that has an older model of the class got one
-    more), bounded caches, slots of a list that were empty, and what pytest holds.
+    A context manager and a decorator. Reported are cycles, loops that gc cannot free, and tensors that something
+    older than the block holds, unless they took the place of tensors as large, as a moving average does, and what C
+    code alone holds where the block left a context of autocast open. Not reported: names the block itself binds,
+    what the decorated function returns, parameters, buffers, gradients and optimizer state of living parameters
+    (unless a list that has an older model of the class got one more), bounded caches, slots of a list that were
+    empty, and what pytest holds.
 
     If the block raises, the error is chained to that exception.
 
@@ -112,6 +115,13 @@ class check_leaks:  # noqa: N801 - used like a function
         return cast("F", checked)
 
 
+def autocast_depth() -> int:
+    """Return how many contexts of autocast are open in this thread: the outermost one's end clears its casts."""
+    depth: int = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return depth - 1
+
+
 class _Block:
     """One entry of the block: what watches it and what it may keep."""
 
@@ -122,6 +132,7 @@ class _Block:
         self._ledger = Ledger()
         self._made = NewStorages()
         self._watch = NewStorageMode(self._made, 0) if sites else None
+        self._autocast_depth = autocast_depth()
         self.may_have_grown = False
 
     def start(self) -> None:
@@ -158,7 +169,7 @@ class _Block:
             young=nearby.young,
             deep=nearby.deep,
         )
-        far.tell_kinds(per_call=False)
+        far.tell_kinds(by_c_alone=autocast_depth() > self._autocast_depth)
         self._known.learn_loops(far.unreachable)
         diagnosis.retained += far.retained
         diagnosis.unreachable += far.unreachable

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from memwatch._torch.tensors import TENSOR_DICT
 from memwatch.edges import EdgeKind
 from memwatch.heap.paths import Step, steps_of
 from memwatch.heap.pause import HAS_THREE_GENERATIONS, collect
-from memwatch.heap.search import search
 from memwatch.heap.snapshot import Snapshot
-from memwatch.heap.tensors import is_storage, is_tensor, quiet, storage_bytes, storage_of
-from memwatch.heap.vertices import describe
+from memwatch.heap.tensors import is_storage, quiet, storage_bytes, storage_of
 from memwatch.leaks.ages import are_old, identity
 from memwatch.leaks.cut import entry_step
-from memwatch.leaks.exemptions import exempt_edges, is_bounded, is_import, is_torchs_own
-from memwatch.leaks.fixed_places import fills_its_place, was_read_by_all
+from memwatch.leaks.excuses import excusing
+from memwatch.leaks.exemptions import is_import, is_torchs_own
 from memwatch.leaks.hidden import is_hidden
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses
-from memwatch.leaks.known_retainers import state_edges, state_storages
+from memwatch.leaks.last_tensor import is_view, tensor_words
 from memwatch.leaks.loops import Loops
 from memwatch.leaks.module_growth import ENTRIES, has_older_of_its_class
+from memwatch.leaks.reached import Reached
 from memwatch.leaks.registry import registers_itself
-from memwatch.leaks.second_holder import latest_references, may_have_latest, shows_all
+from memwatch.leaks.second_holder import is_amid_older, latest_references, may_have_latest, shows_all
 from memwatch.leaks.series import series_of
 from memwatch.leaks.survivor import Holding, Survivor
 
@@ -41,7 +38,6 @@ if TYPE_CHECKING:
     from memwatch.heap.roots import Held
     from memwatch.heap.search import Tree
     from memwatch.leaks.exemptions import Exemptions
-    from memwatch.leaks.known_retainers import Positions
     from memwatch.leaks.loops import Loop
     from memwatch.leaks.new_storages import NewStorage
 
@@ -49,6 +45,7 @@ if TYPE_CHECKING:
 _OLDEST: Final = 2
 _SINCE_THE_RUNS: Final = 1 if HAS_THREE_GENERATIONS else _OLDEST
 """The oldest of gc's generations that what the runs made is in: a collection of young objects may have moved it up."""
+_MOST_EXCUSES: Final = 3  # searches for what holds a storage beside containers that are no leak
 _FAR: Final = 24  # references between a loop and what hangs on it
 Explained = tuple["Survivor", list[int]]
 """A survivor, and its path from a root as positions in the snapshot."""
@@ -82,8 +79,12 @@ class Diagnosis:
         """All that survived."""
         return self.retained + self.unreachable
 
-    def tell_kinds(self, *, per_call: bool) -> None:
-        """Collect garbage once, and find out what of the unreachable it freed."""
+    def tell_kinds(self, *, by_c_alone: bool) -> None:
+        """Collect garbage once, and find out what of the unreachable it freed.
+
+        Args:
+            by_c_alone: False to leave out what C++ alone holds: once, that may be a cache of torch.
+        """
         if not self.unreachable:
             return
         collect(self.oldest_generation)
@@ -95,7 +96,7 @@ class Diagnosis:
             survivor.kind = LeakKind.UNCOLLECTABLE if survivor.looped else LeakKind.RETAINED
             if not survivor.storage.alive:
                 survivor.kind = LeakKind.CYCLE
-        if not per_call:  # held by C++ alone, once: a cache of torch, an open autocast context
+        if not by_c_alone:
             self.unreachable = [each for each in self.unreachable if each.kind is not LeakKind.RETAINED]
 
 
@@ -159,8 +160,8 @@ class HolderSearch:
         self.young: NDArray[np.int64] | None = None
         self.old: NDArray[np.int64] | None = None
         self._owners: set[int] = set()  # positions of what holds the survivors
-        # by the position of a container and the id of a class
-        self._one_more: dict[tuple[int, int], bool] = {}
+        self._excusing: set[int] = set()  # and of containers that are no leak
+        self._one_more: dict[tuple[int, int], bool] = {}  # by position of a container and id of a class
 
     def run(self, *, deep: bool = False) -> Diagnosis | None:
         """Explain the survivors, or return None if only a deep snapshot can tell who holds one."""
@@ -170,11 +171,12 @@ class HolderSearch:
 
     def _explain(self, snapshot: Snapshot, *, deep: bool) -> Diagnosis | None:
         diagnosis = Diagnosis()
-        self._owners.clear()
-        self._one_more.clear()
+        for noted in (self._owners, self._excusing, self._one_more):
+            noted.clear()
         reached = Reached(snapshot, self._exempt)
         loops: Loops | None = None
         explained: list[tuple[Survivor | None, list[int]]] = []
+        in_program: dict[int, NewStorage] = {}
         tensors = snapshot.instances(torch.Tensor)
         old = set(snapshot.positions(ids_behind(t for t in tensors if not snapshot.is_young(t))))
         for made in self._storages:
@@ -182,8 +184,7 @@ class HolderSearch:
             if position < 0 or (not made.certain and position in old):
                 continue
             if reached.past_state.reaches(position):
-                chain = reached.past_state.path(position)
-                explained.append((self.explain_retained(snapshot, chain, made), chain))
+                in_program[position] = made
             elif reached.through_state.reaches(position):
                 chain = reached.through_state.path(position)
                 survivor = self.explain_retained(snapshot, chain, made)
@@ -199,12 +200,45 @@ class HolderSearch:
                 diagnosis.add(survivor, reachable=False)
         if loops is not None and loops.are_young and self.old is None:
             diagnosis.oldest_generation = _SINCE_THE_RUNS
+        tree, held = self._past_excuses(snapshot, reached, in_program)
+        explained += held
         for survivor, chain in self._by_container(snapshot, reached, explained):
             self._learn(snapshot, survivor, chain)
             diagnosis.add(survivor)
         if self._elders:
-            diagnosis.elders = list(self._beside(snapshot, reached.past_state))
+            diagnosis.elders = list(self._beside(snapshot, tree))
         return diagnosis
+
+    def _past_excuses(
+        self, snapshot: Snapshot, reached: Reached, storages: dict[int, NewStorage]
+    ) -> tuple[Tree, list[Explained]]:
+        """Explain storages, those that a container holds which is no leak by another holder if they have one.
+
+        Returns:
+            What the roots reach past those containers, and what was explained.
+        """
+        tree = reached.past_state
+        explained = list(self._of_program(snapshot, tree, storages))
+        for _ in range(_MOST_EXCUSES):
+            excusing = len(self._excusing)
+            if not excusing:
+                break
+            tree = reached.beside(self._excusing)
+            explained += self._of_program(snapshot, tree, storages)
+            if len(self._excusing) == excusing:
+                break
+        return tree, explained
+
+    def _of_program(
+        self, snapshot: Snapshot, tree: Tree, storages: dict[int, NewStorage]
+    ) -> Iterator[Explained]:
+        """Explain storages by what the program's roots reach, and take those away that are explained."""
+        for position in [position for position in storages if tree.reaches(position)]:
+            chain = tree.path(position)
+            survivor = self.explain_retained(snapshot, chain, storages[position])
+            if survivor is not None:
+                del storages[position]
+                yield survivor, chain
 
     def _beside(self, snapshot: Snapshot, tree: Tree) -> Iterator[Holding]:
         """Yield the other storages that the survivors' holders hold."""
@@ -222,13 +256,14 @@ class HolderSearch:
     def _by_container(
         self, snapshot: Snapshot, reached: Reached, explained: Iterable[tuple[Survivor | None, list[int]]]
     ) -> Iterator[Explained]:
-        """Yield the survivors, those of one pass by a container that keeps them beside a latest value."""
+        """Yield the survivors, by a container that keeps them where another holder may have but the latest value."""
         found = [(survivor, chain) for survivor, chain in explained if survivor is not None]
-        latest = set() if self._per_call else latest_references(found)
+        latest = latest_references(found, per_call=self._per_call)
         tree = reached.without(latest) if latest else None
         for survivor, chain in found:
             position = chain[-1]
-            if tree is None or not may_have_latest(survivor) or not tree.reaches(position):
+            may_be = may_have_latest(survivor, per_call=self._per_call)
+            if tree is None or not may_be or not tree.reaches(position):
                 yield survivor, chain
                 continue
             other_chain = tree.path(position)
@@ -244,76 +279,47 @@ class HolderSearch:
     def explain_retained(self, snapshot: Snapshot, chain: list[int], made: NewStorage) -> Survivor | None:
         """Explain a storage by the path from a root, or return None if that is exempt."""
         objects = [snapshot.objects[place] for place in chain]
-        if any(map(is_bounded, objects)) or (not self._per_call and is_torchs_own(objects)):
-            return None
-        if was_read_by_all(objects):
+        if not self._per_call and is_torchs_own(objects):
             return None
         if any(is_storage(obj) and storage_bytes(obj) == made.bytes_now() for obj in objects[:-1]):
             return None  # the same memory, told by the storage that shares it
         steps = steps_of(snapshot, chain)
         cut = entry_step(steps, [not is_old for is_old in are_old(snapshot, chain)])
-        if cut and self._known.slots.is_slot(objects[cut.start], cut):
-            return None
-        if cut and not (self._per_call or made.grew) and fills_its_place(objects[cut.start], cut, steps):
+        is_one_more = self._is_one_more(snapshot, chain, cut)
+        excuse = excusing(
+            objects,
+            steps,
+            cut,
+            self._known.slots,
+            growth_counts=self._per_call or made.grew,
+            one_pass=not self._per_call,
+            is_one_more=is_one_more,
+        )
+        if excuse is not None:
+            self._excusing.add(chain[excuse])
             return None
         key = (identity(snapshot, chain, cut.start), series_of(cut.edge)) if cut else None
         if cut:
             self._owners.add(chain[cut.start])
-        words = _tensor_words(objects)
+        words = tensor_words(objects)
         survivor = Survivor(made, key, _to_tensor(steps), cut, words, nbytes=made.bytes_now())
-        if cut and cut.edge.kind in ENTRIES and not snapshot.is_old(chain[cut.end]):
-            values, entry = chain[cut.end - 1], chain[cut.end]
-            kind = values, id(type(objects[cut.end]))
-            if kind not in self._one_more:
-                self._one_more[kind] = has_older_of_its_class(snapshot, values, entry)
-            survivor.is_one_more = self._one_more[kind]
-        survivor.is_view = _is_view(objects, survivor.nbytes)
+        survivor.is_one_more = is_one_more
+        survivor.is_amid = cut is not None and is_amid_older(snapshot, objects[cut.start], cut)
+        survivor.is_view = is_view(objects, survivor.nbytes)
         survivor.registers_itself = cut is not None and registers_itself(
             objects[cut.end], steps[: steps.index(cut)]
         )
         return survivor
 
-
-class Reached:
-    """What some roots reach; each search goes over the whole heap, so it is made when it is first asked for."""
-
-    def __init__(self, snapshot: Snapshot, exempt: Exemptions) -> None:
-        self._snapshot = snapshot
-        self._exempt = exempt
-        self._own = exempt_edges(snapshot, exempt)
-        self._state = state_edges(snapshot) if exempt.state else set()
-
-    @cached_property
-    def past_state(self) -> Tree:
-        """The program's roots, past what is legitimate.
-
-        A parameter is no leak, but what hangs on it may be one: a graph behind its gradient, its attributes.
-        """
-        return self._from_program(self._own | self._state)
-
-    @cached_property
-    def through_state(self) -> Tree:
-        """The program's roots, through the state of models too."""
-        return self._from_program(self._own) if self._state else self.past_state
-
-    @cached_property
-    def legitimate(self) -> set[int]:
-        """The storages of the state of models."""
-        return state_storages(self._snapshot, self._state)
-
-    @cached_property
-    def everyone(self) -> Tree:
-        """All roots, those of the test runner and of what the caller holds included."""
-        exempt = self._snapshot.positions(self._exempt.objects)
-        return search(self._snapshot, [*self._snapshot.root_groups(runner=True), exempt])
-
-    def without(self, cut: Positions) -> Tree:
-        """Return what the program's roots reach past what is legitimate and past some references."""
-        return self._from_program(self._own | self._state | cut)
-
-    def _from_program(self, cut: Positions) -> Tree:
-        snapshot = self._snapshot
-        return search(snapshot, snapshot.root_groups(), closed=snapshot.barriers(), cut=cut)
+    def _is_one_more(self, snapshot: Snapshot, chain: list[int], cut: Step | None) -> bool:
+        """Return True if a new entry of a container has older ones of its class beside it."""
+        if cut is None or cut.edge.kind not in ENTRIES or snapshot.is_old(chain[cut.end]):
+            return False
+        values, entry = chain[cut.end - 1], chain[cut.end]
+        kind = values, id(type(snapshot.objects[entry]))
+        if kind not in self._one_more:
+            self._one_more[kind] = has_older_of_its_class(snapshot, values, entry)
+        return self._one_more[kind]
 
 
 def storages_of(made: Iterable[NewStorage]) -> Iterator[torch.UntypedStorage]:
@@ -362,7 +368,7 @@ def _in_loop(snapshot: Snapshot, loop: Loop, chain: list[int], storage: NewStora
         steps=loop.steps + tail,
         is_named=is_named,
         cut=loop.cut,
-        tensor=_tensor_words([snapshot.objects[place] for place in chain]),
+        tensor=tensor_words([snapshot.objects[place] for place in chain]),
         looped=bool(loop.positions),
         cycle_length=len(loop.steps or tail),
         branch=_branch(loop.steps, loop.positions.index(chain[0])) if loop.positions else 0,
@@ -379,19 +385,3 @@ def _branch(cycle: list[Step], place: int) -> int:
 def _to_tensor(steps: list[Step]) -> list[Step]:
     """Leave out the last reference, from a tensor to its storage."""
     return steps[:-1] if steps and steps[-1].edge.kind is EdgeKind.STORAGE else steps
-
-
-def _tensor_words(objects: list[Any]) -> str:
-    return describe(next((obj for obj in reversed(objects) if is_tensor(obj)), objects[-1]))
-
-
-def _is_view(objects: list[Any], storage_bytes: int) -> bool:
-    """Return True if the tensor at the end of a path shows half of its storage at most."""
-    tensor = next((obj for obj in reversed(objects) if is_tensor(obj)), None)
-    if tensor is None:
-        return False
-    with quiet():
-        try:
-            return bool(2 * TENSOR_DICT["nbytes"].__get__(tensor) <= storage_bytes)
-        except (RuntimeError, AttributeError, NotImplementedError):  # nested, sparse and opaque tensors
-            return False

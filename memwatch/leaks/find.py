@@ -200,7 +200,7 @@ class _GrowthSearch:
             return self._after_further_calls() if grown and schedule.further else self._leaks_at(grown)
         look = self._look()
         if not schedule.further:
-            look.tell_kinds(per_call=True)
+            look.tell_kinds(by_c_alone=True)
             change = Change(self.ledger.alive(schedule.warmup), self._died_since(schedule.warmup))
             return leaks_of(unbalanced(look, change), measured, per_call=True, end_s=self._end_s)
         if not look.survivors:
@@ -258,13 +258,13 @@ class _GrowthSearch:
         self, look: Diagnosis, measured: range, periods: Sequence[range] | None = None
     ) -> list[Leak]:
         """Return the leaks to which every period added: what was born in each run is still where it was put."""
-        look.tell_kinds(per_call=True)
+        look.tell_kinds(by_c_alone=True)
         return leaks_of(look.survivors, measured, per_call=True, periods=periods, end_s=self._end_s)
 
     def _leaks_at(self, grown: Sequence[Growth]) -> list[Leak]:
         """Return the leaks of the holders that have more at the last look than at the first."""
         last, runs = self._looks[-1], len(self._looks) - 1
-        last.tell_kinds(per_call=True)
+        last.tell_kinds(by_c_alone=True)
         leaks = []
         for each in [part for holder in grown for part in holder.by_kind()]:
             every = max(1, round(runs / each.count)) if each.count else 1

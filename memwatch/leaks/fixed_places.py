@@ -75,21 +75,23 @@ def fills_its_place(owner: Any, step: Step, path: Sequence[Step]) -> bool:
     return room == len(owner) and room % _ROOM != 0 and not is_behind_graph
 
 
-def was_read_by_all(objects: Sequence[Any]) -> bool:
-    """Return True if a path leads through a tee to what all ends of it have read, and that the next blocks will free.
+def was_read_by_all(objects: Sequence[Any]) -> int | None:
+    """Return which object of a path is a tee's block, if all ends of the tee have read what it leads to.
+
+    The next blocks will free that.
 
     Args:
         objects: the path.
     """
     blocks = [at for at, obj in enumerate(objects[:-1]) if type(obj) is _BLOCK]
     if _BLOCK is None or not blocks:
-        return False
+        return None
     block, item = objects[blocks[-1]], objects[blocks[-1] + 1]
     place = next((at for at, obj in enumerate(gc.get_referents(block)[1:]) if obj is item), None)
     referrers = [obj for obj in gc.get_referrers(block) if type(obj) in (_END, _BLOCK)]
     if place is None or any(type(obj) is _BLOCK for obj in referrers):  # an end is a block behind at least
-        return False
-    return all(place < _next_index(end, block) for end in referrers)
+        return None
+    return blocks[-1] if all(place < _next_index(end, block) for end in referrers) else None
 
 
 def _next_index(end: Any, block: Any) -> int:

@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 _FEW: Final = 3
 """With more periods than these, what all but the newest add to is a leak, wherever the newest one's tensor is."""
 
-_OF_NAMES: Final = (Remedy.GLOBAL, Remedy.ATTRIBUTE, Remedy.CLASS_ATTRIBUTE, Remedy.CLOSURE_CELL)
+_OF_NAMES: Final = (
+    Remedy.GLOBAL,
+    Remedy.LOCAL,
+    Remedy.ARGUMENT,
+    Remedy.ATTRIBUTE,
+    Remedy.CLASS_ATTRIBUTE,
+    Remedy.CLOSURE_CELL,
+)
 """Of a name whose graph alone grows, its value need only be detached; so of a container that has no more entries."""
 _OF_CONTAINERS: Final = (Remedy.ITEM, Remedy.VALUE, Remedy.MEMBER)
 

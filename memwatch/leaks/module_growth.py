@@ -1,8 +1,9 @@
 """Parts that a block added to a module beside older ones of their kind: a model that grows, not one being built.
 
 The third entry of a `ModuleList` that had two is kept as an item of a list is. A part with a name of its own is the
-model's state, as is all that a new module brings along. Likewise a list, a deque, a set or a dictionary of the
-program's: one more model, or object with a model in it, beside older ones of its class is kept as any entry is.
+model's state, as is all that a new module brings along, unless that wraps one that wraps one of its class. Likewise a
+list, a deque, a set or a dictionary of the program's: one more model, or object with a model in it, beside older ones
+of its class is kept as any entry is.
 """
 
 from __future__ import annotations
@@ -37,9 +38,26 @@ def added_parts(snapshot: Snapshot) -> set[int]:
     for module in snapshot.instances(torch.nn.Module):
         if not snapshot.is_young(module):
             parts = list(_one_more(snapshot, module))
-            found.update(id(part) for part in parts)
-            found.update(id(part) for top in parts for part in _inside(top) if snapshot.is_young(part))
+        elif _is_wrapped_again(snapshot, module):
+            parts = [module]
+        else:
+            continue
+        found.update(id(part) for part in parts)
+        found.update(id(part) for top in parts for part in _inside(top) if snapshot.is_young(part))
     return found
+
+
+def _is_wrapped_again(snapshot: Snapshot, module: Any) -> bool:
+    """Return True for a young module around older ones of its class, two deep: each call wraps what is there once more.
+
+    Around a single one it may be a model that is being built.
+    """
+    for _, name, part in entries(module, MODULES):
+        if type(part) is type(module) and not snapshot.is_young(part):
+            return any(
+                name == inner and type(each) is type(part) for _, inner, each in entries(part, MODULES)
+            )
+    return False
 
 
 def has_older_of_its_class(snapshot: Snapshot, values: int, entry: int) -> bool:

@@ -24,7 +24,6 @@ from memwatch.heap.tensors import mro_of, quiet, storage_of
 from memwatch.leaks.diagnose import (
     Diagnosis,
     HolderSearch,
-    Reached,
     explain_unreachable,
     ids_behind,
     storages_of,
@@ -32,6 +31,7 @@ from memwatch.leaks.diagnose import (
 from memwatch.leaks.kinds import LeakKind
 from memwatch.leaks.known_causes import KnownCauses, is_optimizer
 from memwatch.leaks.loops import Loops, is_unseen
+from memwatch.leaks.reached import Reached
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

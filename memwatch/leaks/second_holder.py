@@ -2,7 +2,8 @@
 
 `self.last = out; self.all.append(out)` holds a tensor twice. The next call replaces the one reference and adds to the
 other, so where one pass is all there is to look at, a container's entry is told rather than a variable's value. So is
-the entry of a dictionary that has older ones of its sort, a table; one that has none may be a slot to fill again.
+the entry of a dictionary that has older ones of its sort, a table; one that has none may be a slot to fill again, as
+may an item of a list with older ones behind it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from memwatch.edges import EdgeKind
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from memwatch.heap.paths import Step
+    from memwatch.heap.snapshot import Snapshot
     from memwatch.leaks.known_retainers import Positions
     from memwatch.leaks.survivor import Survivor
 
@@ -49,30 +52,44 @@ def is_latest(survivor: Survivor) -> bool:
 def shows_all(survivor: Survivor) -> int:
     """Return how much shows that what holds a survivor keeps all values: 0 for a name, which has the latest one.
 
-    1 for a value of a dictionary, which may be a slot to fill again; 2 for an entry of a table, which has older ones of
-    its sort beside it, and for what else can only be added to, such as a list.
+    1 for a value of a dictionary, and for an item amid older ones, which may be a slot to fill again; 2 for an entry of
+    a table, which has older ones of its sort beside it, and for what else can only be added to, such as a list.
     """
     if has_latest(survivor):
         return 0
-    is_slot = (
-        survivor.cut is not None and survivor.cut.edge.kind is EdgeKind.VALUE and not survivor.is_one_more
-    )
-    return 1 if is_slot else _ALL
+    is_value = survivor.cut is not None and survivor.cut.edge.kind is EdgeKind.VALUE
+    return 1 if survivor.is_amid or (is_value and not survivor.is_one_more) else _ALL
 
 
-def may_have_latest(survivor: Survivor) -> bool:
-    """Return True if what holds a survivor may have one value at a time."""
-    return shows_all(survivor) < _ALL
+def is_amid_older(snapshot: Snapshot, owner: object, cut: Step) -> bool:
+    """Return True for an item of a list whose last item is from before the runs: the list got no longer by it.
+
+    Unless it was inserted, as into a heap: then no other list has it.
+    """
+    if cut.edge.kind is not EdgeKind.ITEM or type(owner) is not list or not owner:
+        return False
+    return any(map(snapshot.is_old, snapshot.positions([id(owner[-1])])))
 
 
-def latest_references(explained: Iterable[tuple[Survivor, list[int]]]) -> Positions:
+def may_have_latest(survivor: Survivor, *, per_call: bool) -> bool:
+    """Return True if what holds a survivor may have one value at a time.
+
+    Args:
+        survivor: the survivor.
+        per_call: True if it is one of several calls: then the earlier ones show of a name that it has the latest alone.
+    """
+    return survivor.is_amid if per_call else shows_all(survivor) < _ALL
+
+
+def latest_references(explained: Iterable[tuple[Survivor, list[int]]], *, per_call: bool) -> Positions:
     """Return the references to latest values.
 
     Args:
         explained: survivors, each with its path from a root as positions in the snapshot.
+        per_call: True if they are of several calls.
     """
     return {
         (chain[survivor.cut.end - 1], chain[survivor.cut.end])
         for survivor, chain in explained
-        if survivor.cut is not None and may_have_latest(survivor)
+        if survivor.cut is not None and may_have_latest(survivor, per_call=per_call)
     }

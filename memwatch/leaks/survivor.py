@@ -50,6 +50,7 @@ class Survivor:
         branch: which step of the cycle begins at the object from which the way to the tensor leaves.
         is_view: True if the tensor shows half of its storage at most.
         is_one_more: True if it is behind the entry of a container that has older ones of its class.
+        is_amid: True if it is in the place of a list or array behind which older items follow.
         registers_itself: True if what the reference to cut leads to puts itself there.
         unreachable: True if no root reaches it.
         nbytes: bytes of the storage when it was looked at.
@@ -69,6 +70,7 @@ class Survivor:
     branch: int = 0
     is_view: bool = False
     is_one_more: bool = False
+    is_amid: bool = False
     registers_itself: bool = False
     unreachable: bool = False
     nbytes: int = 0

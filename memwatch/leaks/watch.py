@@ -251,5 +251,5 @@ class LeakWatch:
         if not made:
             return Diagnosis()
         diagnosis = diagnose(made, Exemptions(state=False), per_call=True, elders=True, old=self._old)
-        diagnosis.tell_kinds(per_call=True)
+        diagnosis.tell_kinds(by_c_alone=True)
         return diagnosis

@@ -13,6 +13,7 @@ class Remedy(Enum):
     VIEW_WITH_GRAPH = auto()
     GROWING_TENSOR = auto()
     HOOK_PER_CALL = auto()
+    OPEN_CONTEXT = auto()
     HOOK_OF_SELF = auto()
     NODE_HOOK = auto()
     NODE_PREHOOK = auto()
@@ -42,6 +43,7 @@ class Remedy(Enum):
     SIGNAL_HANDLER = auto()
     ATEXIT = auto()
     ARGUMENTS_IN_C = auto()
+    FUNCTION_IN_C = auto()
     FINALIZER = auto()
     GENERATOR = auto()
     PARTIAL = auto()
@@ -74,6 +76,8 @@ class Remedy(Enum):
     ATTRIBUTE_IN_CYCLE = auto()
     ITEM_IN_CYCLE = auto()
     VALUE_IN_CYCLE = auto()
+    MEMBER_IN_CYCLE = auto()
+    SUBMODULE_IN_CYCLE = auto()
     GLOBAL_IN_CYCLE = auto()
     ANY = auto()
 
@@ -94,6 +98,10 @@ SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.HOOK_PER_CALL: (
         "each call registers one more hook, and none is removed: call `handle.remove()` after use, or register "
         "the hook once"
+    ),
+    Remedy.OPEN_CONTEXT: (
+        "a mode, or a context of hooks on saved tensors, was entered and is still open: enter it by `with`, or call "
+        "`__exit__` after use"
     ),
     Remedy.HOOK_OF_SELF: (
         "the hook is a bound method of what leads back to the hook: give it a function that uses the module "
@@ -190,6 +198,10 @@ SENTENCES: Final[dict[Remedy, str]] = {
         "only C code keeps these arguments, as it does those of `atexit.register(f, x)`: unregister the function "
         "after use (`atexit.unregister`), or give it a weak reference"
     ),
+    Remedy.FUNCTION_IN_C: (
+        "only C code keeps this function, as it does a callback, or a hook of a context that is still open "
+        "(`saved_tensors_hooks`): unregister it after use, or enter the context by `with`"
+    ),
     Remedy.FINALIZER: ("a finalizer keeps its arguments until its object dies: do not hand it the tensor"),
     Remedy.GENERATOR: "a suspended generator keeps its local variables: exhaust it, or call `close()`",
     Remedy.PARTIAL: "the partial keeps its arguments: drop the partial, or bind a weak reference",
@@ -249,10 +261,11 @@ SENTENCES: Final[dict[Remedy, str]] = {
     ),
     Remedy.ITERATOR: "the iterator or container keeps what it was given: drop it after use",
     Remedy.GLOBAL: "the module keeps the tensor: delete the name after use, or store a number",
-    Remedy.ARGUMENT: "the argument keeps it: drop the tensor when the call is over",
+    Remedy.ARGUMENT: "the argument of a running call keeps it: delete the name after use, or set it to None",
     Remedy.LOCAL: "the local variable keeps it: delete the name after use",
     Remedy.C_CODE: (
-        "no Python reference holds it: look for a C++ cache or an open context (autocast, graph capture)"
+        "C code alone holds it: look for an open context (autocast, graph capture), a C++ cache, or an extension "
+        "that does not give back a reference"
     ),
     Remedy.CLOSURE_CELL_IN_CYCLE: (
         "the inner function closes over what leads back to it: pass that as an argument, or "
@@ -276,6 +289,13 @@ SENTENCES: Final[dict[Remedy, str]] = {
     Remedy.VALUE_IN_CYCLE: (
         "the dictionary leads back to itself: hold the entry by `weakref.ref`, or delete it after use"
     ),
+    Remedy.MEMBER_IN_CYCLE: (
+        "the set leads back to itself: use a `weakref.WeakSet`, or discard the member after use"
+    ),
+    Remedy.SUBMODULE_IN_CYCLE: (
+        "the module is registered, by others, in itself: give the inner one a weak reference "
+        "(`weakref.ref(parent)`), or pass the outer one as an argument of `forward`"
+    ),
     Remedy.GLOBAL_IN_CYCLE: "the module leads back to itself: delete this name after use",
     Remedy.ANY: "cut this reference after the last use of the tensor",
 }
@@ -292,6 +312,8 @@ _DETACHES: Final = frozenset(
     }
 )
 """Remedies that already say to detach the tensor."""
+_WITHOUT_A_VALUE: Final = frozenset({Remedy.ANY, Remedy.C_CODE, Remedy.OPEN_CONTEXT})
+"""Remedies of what no line of the program stores."""
 
 
 def advice(remedy: Remedy, *, with_graph: bool = False) -> str:
@@ -302,6 +324,6 @@ def advice(remedy: Remedy, *, with_graph: bool = False) -> str:
         with_graph: True if the tensor is kept together with its autograd graph: then say that as well.
     """
     sentence = SENTENCES[remedy]
-    if not with_graph or remedy in _DETACHES or remedy is Remedy.ANY:
+    if not with_graph or remedy in _DETACHES | _WITHOUT_A_VALUE:
         return sentence
     return AND_THE_GRAPH.format(advice=sentence, graph=SENTENCES[Remedy.GRAPH])

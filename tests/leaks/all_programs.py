@@ -15,6 +15,7 @@ import programs_python
 import programs_recipes
 import programs_services
 import programs_training
+import programs_windows
 
 MODULES = (
     programs_autograd,
@@ -30,6 +31,7 @@ MODULES = (
     programs_recipes,
     programs_services,
     programs_training,
+    programs_windows,
 )
 PROGRAMS = [program for module in MODULES for program in module.PROGRAMS]
 IMPORT_MUCH = {"data_frame", "escape_from_vmap", "optimizer_in_backward"}

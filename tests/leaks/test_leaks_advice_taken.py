@@ -11,7 +11,6 @@ import sys
 import threading
 import types
 import weakref
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -19,10 +18,6 @@ import torch
 
 from memwatch.leaks import TensorLeakError, check_leaks, find_leaks
 from memwatch.words.advice import Remedy, advice
-
-sys.path.insert(0, str(Path(__file__).parent))
-from expected_remedies import REMEDIES
-from test_leaks_advice import RULES as OTHER_RULES
 
 NUMBERS = itertools.count()
 TABLE, BY_IMAGE, WEAK_BY_IMAGE = {}, {}, weakref.WeakKeyDictionary()
@@ -367,23 +362,3 @@ def test_a_mock_is_reset_as_told():
     [leak] = find_leaks(lambda: called(reset=False))
     assert leak.advice == advice(Remedy.MOCK)
     assert find_leaks(lambda: called(reset=True)) == []
-
-
-WITHOUT_A_RULE = {
-    Remedy.ANY,  # says to cut the reference
-    Remedy.C_CODE,  # says where to look
-    Remedy.ARGUMENT,
-    Remedy.LOCAL,  # of a call that runs, where no reference behind the name says more
-    Remedy.FUNCTORCH,  # of loops through what a transform wraps
-    Remedy.EXECUTOR,  # has a test of its own, as the next four do
-    Remedy.MODULE_HOOK,
-    Remedy.LAST_EXCEPTION,
-    Remedy.OUTPUT_HISTORY,
-    Remedy.MOCK,
-}
-
-
-def test_every_rule_of_advice_has_a_program_that_takes_it():
-    """Here, in the tests beside, or as the twin of a leak program."""
-    taken = {remedy for remedy, _, _ in [*RULES, *OTHER_RULES]} | set(REMEDIES.values())
-    assert set(Remedy) - taken == WITHOUT_A_RULE

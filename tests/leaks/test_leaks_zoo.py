@@ -17,14 +17,19 @@ import programs_classes
 import programs_idioms
 import programs_keepers
 import programs_recipes
+import programs_windows
 from all_programs import PROGRAMS
 from expected_remedies import REMEDIES
 
-NEW = [
-    program
-    for module in (programs_callbacks, programs_classes, programs_idioms, programs_keepers, programs_recipes)
-    for program in module.PROGRAMS
-]
+MODULES = (
+    programs_callbacks,
+    programs_classes,
+    programs_idioms,
+    programs_keepers,
+    programs_recipes,
+    programs_windows,
+)
+NEW = [program for module in MODULES for program in module.PROGRAMS]
 
 
 def leaks_of_one_pass(fn):

@@ -1,0 +1,26 @@
+"""The tensor at the end of a retention path: its words, and whether it shows but a part of its storage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memwatch._torch.tensors import TENSOR_DICT
+from memwatch.heap.tensors import is_tensor, quiet
+from memwatch.heap.vertices import describe
+
+
+def tensor_words(objects: list[Any]) -> str:
+    """Return the last tensor of a path, described."""
+    return describe(next((obj for obj in reversed(objects) if is_tensor(obj)), objects[-1]))
+
+
+def is_view(objects: list[Any], storage_bytes: int) -> bool:
+    """Return True if the tensor at the end of a path shows half of its storage at most."""
+    tensor = next((obj for obj in reversed(objects) if is_tensor(obj)), None)
+    if tensor is None:
+        return False
+    with quiet():
+        try:
+            return bool(2 * TENSOR_DICT["nbytes"].__get__(tensor) <= storage_bytes)
+        except (RuntimeError, AttributeError, NotImplementedError):  # nested, sparse and opaque tensors
+            return False

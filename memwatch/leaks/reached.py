@@ -1,0 +1,65 @@
+"""What the roots of a program reach, past what is legitimate; each search is made when it is first asked for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from memwatch.heap.search import search
+from memwatch.leaks.exemptions import exempt_edges
+from memwatch.leaks.known_retainers import state_edges, state_storages
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from memwatch.heap.search import Tree
+    from memwatch.heap.snapshot import Snapshot
+    from memwatch.leaks.exemptions import Exemptions
+    from memwatch.leaks.known_retainers import Positions
+
+
+class Reached:
+    """What some roots reach; each search goes over the whole heap, so it is made when it is first asked for."""
+
+    def __init__(self, snapshot: Snapshot, exempt: Exemptions) -> None:
+        self._snapshot = snapshot
+        self._exempt = exempt
+        self._own = exempt_edges(snapshot, exempt)
+        self._state = state_edges(snapshot) if exempt.state else set()
+
+    @cached_property
+    def past_state(self) -> Tree:
+        """The program's roots, past what is legitimate.
+
+        A parameter is no leak, but what hangs on it may be one: a graph behind its gradient, its attributes.
+        """
+        return self._from_program(self._own | self._state)
+
+    @cached_property
+    def through_state(self) -> Tree:
+        """The program's roots, through the state of models too."""
+        return self._from_program(self._own) if self._state else self.past_state
+
+    @cached_property
+    def legitimate(self) -> set[int]:
+        """The storages of the state of models."""
+        return state_storages(self._snapshot, self._state)
+
+    @cached_property
+    def everyone(self) -> Tree:
+        """All roots, those of the test runner and of what the caller holds included."""
+        exempt = self._snapshot.positions(self._exempt.objects)
+        return search(self._snapshot, [*self._snapshot.root_groups(runner=True), exempt])
+
+    def without(self, cut: Positions) -> Tree:
+        """Return what the program's roots reach past what is legitimate and past some references."""
+        return self._from_program(self._own | self._state | cut)
+
+    def beside(self, containers: Collection[int]) -> Tree:
+        """Return what the program's roots reach past what is legitimate, and by no way through some containers."""
+        return self._from_program(self._own | self._state, containers)
+
+    def _from_program(self, cut: Positions, containers: Collection[int] = ()) -> Tree:
+        snapshot = self._snapshot
+        closed = snapshot.barriers().union(containers)
+        return search(snapshot, snapshot.root_groups(), closed=closed, cut=cut)
