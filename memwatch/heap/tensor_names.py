@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memwatch.heap.variable_search import ways_from_calls
+from memwatch.heap.variable_search import variables_of_calls, ways_from_calls
 from memwatch.own_code import CodeOwner
 
 if TYPE_CHECKING:
@@ -26,8 +26,11 @@ def names_of_tensors(tensors: Iterable[Tensor], frame: FrameType | None) -> dict
     """
     wanted = set(map(id, tensors))
     names: dict[int, tuple[int, str]] = {}
-    for way in ways_from_calls(frame, CodeOwner.PROGRAM):
-        key = id(way.value)
-        if key in wanted and (key not in names or way.hops < names[key][0]):
-            names[key] = way.hops, way.name.removeprefix(".")
+    for ways_from in (variables_of_calls, ways_from_calls):  # the first takes a twentieth of the time
+        for way in ways_from(frame, CodeOwner.PROGRAM):
+            key = id(way.value)
+            if key in wanted and (key not in names or way.hops < names[key][0]):
+                names[key] = way.hops, way.name.removeprefix(".")
+        if len(names) == len(wanted):
+            break
     return {key: name for key, (_, name) in names.items()}

@@ -53,6 +53,14 @@ class Way(NamedTuple):
     holder: nn.Module | None
 
 
+def variables_of_calls(frame: FrameType | None, owner: CodeOwner) -> Iterator[Way]:
+    """Yield the variables of the running calls of some code as `ways_from_calls` does, and nothing behind them."""
+    for variables in _scopes(frame, owner):
+        for name, value in list(variables.items()):
+            if type(name) is str and not name.startswith("_"):
+                yield Way(0, name, value, None)
+
+
 def ways_from_calls(frame: FrameType | None, owner: CodeOwner) -> Iterator[Way]:
     """Yield what the running calls of some code hold, a caller's variables before those of what it called.
 

@@ -44,8 +44,11 @@ def test_a_class_made_for_one_trial_is_let_go():
         assert [each() for each in gone] == [None, None]
 
 
-def test_optimizers_of_plain_tensors_are_searched_for_once(monkeypatch):
-    """An optimizer that is made anew in each iteration, for a tensor of no module, costs one search, not one each."""
+def test_optimizers_of_unnamed_parameters_are_searched_for_once(monkeypatch):
+    """An optimizer that is made anew in each iteration, for a tensor of no module, costs one search, not one each.
+
+    A plain tensor in a variable costs none: its backward has it named.
+    """
     searches, search = [], module_registry.find_modules
     with memwatch.profile():
         monkeypatch.setattr(
@@ -56,7 +59,14 @@ def test_optimizers_of_plain_tensors_are_searched_for_once(monkeypatch):
             optimizer = torch.optim.SGD([z], lr=0.1)
             (z * z).sum().backward()
             optimizer.step()
+        of_plain = len(searches)
+        for _ in range(10):
+            z = nn.Parameter(torch.zeros(4))
+            optimizer = torch.optim.Adam([z], lr=0.1)
+            (z * z).sum().backward()
+            optimizer.step()
         within = len(searches)
+    assert of_plain == 0
     assert 0 < within <= 3  # of the program, of installed packages, of the heap
 
 

@@ -37,7 +37,9 @@ def owning_modules(tree: ModuleTree, categories: Categories, made: MadeBy) -> Co
     ):
         if category in _OWNED:
             named = _owner_in(role_name) if owner == NONE else tree.names[owner]
-            owner_of_kind[kind] = number_of.get(known.get(named, ""), NONE)
+            # a leaf that no module owns has none; its gradient is of where it was computed
+            unowned = _AS_MADE if category == "gradient" and named not in known else NONE
+            owner_of_kind[kind] = number_of.get(known.get(named, ""), unowned)
         elif category == "communication":
             quoted = _QUOTED.search(role_name)
             found = "" if quoted is None else known.get(quoted[1], "")
