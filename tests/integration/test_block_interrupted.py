@@ -74,7 +74,8 @@ def test_no_interrupt_is_lost(intercept, native, alarm, monkeypatch, tmp_path):
     for table, numbers in (("ops", "op"), ("births", "storage"), ("packs", "pack")):
         rows = recorded[table][numbers]
         np.testing.assert_array_equal(rows, np.arange(len(rows)))
-    assert prof.notes == []
+    # where the peak falls hangs on the interrupts: it may be in an op that is given a Python number
+    assert [note for note in prof.notes if note.kind != "observer"] == []
     assert prof.summary()
 
 

@@ -151,7 +151,7 @@ def cache_allocated_once():
             f32(6, 2, length, 8),
             "held|temporary",
             f"generate|{LIBRARY}",
-            rf"\.(keys|values)`|{RESULT}",
+            rf"\.(keys|values)\b|{RESULT}",
             r"model\.layers\.\d\.self_attn",
         )
         for length in range(40, 54)

@@ -25,7 +25,7 @@ def prompts():
 @pattern(
     *(
         Fact(
-            f32(ROWS, 2, length, 8), "held|temporary", LIBRARY, rf"\.(keys|values)`|{RESULT}", r".*self_attn"
+            f32(ROWS, 2, length, 8), "held|temporary", LIBRARY, rf"\.(keys|values)\b|{RESULT}", r".*self_attn"
         )
         for length in range(MOST - 4, MOST)
     ),
@@ -58,7 +58,7 @@ def mistral_with_a_sliding_window():
     return Ran(prof, {"net": net})
 
 
-@pattern(Fact(f32(ROWS, 2, 64, 8), "held", LIBRARY, r"\.(keys|values)`", ".*"), *PASSING)
+@pattern(Fact(f32(ROWS, 2, 64, 8), "held", LIBRARY, r"\.(keys|values)\b", ".*"), *PASSING)
 def llama_with_a_static_cache():
     net = llama().eval()
     prompt = prompts()
@@ -100,7 +100,7 @@ def gpt2_that_searches_beams():
 
 @pattern(
     *(
-        Fact(f32(ROWS, 4, length, 8), "held|temporary", LIBRARY, rf"\.(keys|values)`|{RESULT}", r".*")
+        Fact(f32(ROWS, 4, length, 8), "held|temporary", LIBRARY, rf"\.(keys|values)\b|{RESULT}", r".*")
         for length in (*range(NEW - 4, NEW + 2), 40)
     ),
     Fact(f32(ROWS, 40, 32), "held|temporary", LIBRARY, "local|argument", ".*"),
@@ -147,7 +147,7 @@ class Streamer:
 @pattern(
     Fact(f32(1, VOCABULARY), "held|temporary", LIBRARY, rf"scores|local|argument|{UNNAMED}", ".*"),
     *(
-        Fact(f32(1, 2, length, 8), "held|temporary", LIBRARY, rf"\.(keys|values)`|{RESULT}", r".*self_attn")
+        Fact(f32(1, 2, length, 8), "held|temporary", LIBRARY, rf"\.(keys|values)\b|{RESULT}", r".*self_attn")
         for length in range(56, 61)
     ),
     *PASSING,
