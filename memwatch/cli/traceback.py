@@ -8,6 +8,8 @@ import sys
 from types import TracebackType
 from typing import Final
 
+from memwatch.error_notes import linked_errors
+
 _HOME: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _AROUND: Final = tuple(os.path.join(_HOME, part, "") for part in ("cli", "record"))
 """Folders of memwatch whose code runs around and between the program's. Code of memwatch that the program itself
@@ -23,14 +25,8 @@ def hide_own_frames(error: BaseException) -> BaseException:
     Returns:
         The same error.
     """
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        link = waiting.pop()
-        if link is not None and id(link) not in seen:
-            seen.add(id(link))
-            link.__traceback__ = _programs_own(link.__traceback__)
-            waiting += [link.__cause__, link.__context__]
+    for link in linked_errors(error):
+        link.__traceback__ = _programs_own(link.__traceback__)
     shown, previous = error.__traceback__, sys.excepthook
 
     # raising the error again adds frames to its traceback; the hook prints the one that was cleaned here

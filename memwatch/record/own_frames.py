@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
+from memwatch.error_notes import linked_errors
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -17,14 +19,8 @@ def unlink_own_frames(error: BaseException) -> None:
 
     The first frame stays, which is that of the block: the interpreter may hold it already.
     """
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        link = waiting.pop()
-        if link is not None and id(link) not in seen:
-            seen.add(id(link))
-            _unlink(link.__traceback__)
-            waiting += [link.__cause__, link.__context__]
+    for link in linked_errors(error):
+        _unlink(link.__traceback__)
 
 
 def _unlink(trace: TracebackType | None) -> None:
