@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from memwatch.heap.binding_lines import binding_line
+from memwatch.heap.binding_lines import binding_line, line_in_source
 
 SCRIPT = """\
 import torch
@@ -56,3 +58,15 @@ def test_a_finding_on_a_global_list_is_at_the_line_of_the_list(tmp_path):
     (finding,) = variables["prof"].findings
     assert (finding.kind, finding.site) == ("graph", f"{script}:4")
     assert "`log`" in finding.holder
+
+
+def test_a_script_from_a_pipe_is_not_read_again():
+    """`python <(...)` has a pipe for its file: what waits in it is the program's."""
+    reading, writing = os.pipe()
+    os.write(writing, b"x = 1\n")
+    os.close(writing)
+    try:
+        assert line_in_source(f"/dev/fd/{reading}", "x", 7) == 7
+        assert os.read(reading, 64) == b"x = 1\n"
+    finally:
+        os.close(reading)
