@@ -65,7 +65,9 @@ def _lines_in(file: str) -> dict[str, int]:
     """Return the last line that binds each name."""
     try:
         path = Path(file)
-        is_source = path.is_file() and path.stat().st_size <= _LONGEST_SOURCE  # a script may come through a pipe
+        is_source = (
+            path.is_file() and path.stat().st_size <= _LONGEST_SOURCE
+        )  # a script may come through a pipe
         source = path.read_text(encoding="utf-8") if is_source else ""
     except (OSError, ValueError):  # no file, or no text
         return {}
