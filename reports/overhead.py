@@ -9,106 +9,28 @@ if need be; run it on an idle machine: `python reports/overhead.py [--rounds N] 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import importlib.util
 import json
-import os
 import pathlib
 import random
 import statistics
-import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 from matplotlib import pyplot
-from overhead_turns import FLOOR, HEAVY, PLAIN, measure_turns, turns_lines
-from overhead_turns import STEPS as TURN_STEPS
-from torch.utils._python_dispatch import TorchDispatchMode
-from workloads import THIN, WORKLOADS
+from overhead_tools import CONFIGURATIONS, FLOOR, PLAIN
+from overhead_turns import measure_turns, turns_lines
+from workloads import WORKLOADS
 
-import memwatch
 from memwatch.profile import build_recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from overhead_turns import Turns
-
 HERE = pathlib.Path(__file__).parent
 STEPS = {"MLP": 40, "GPT": 8, "ResNet": 10}
-IN_TURNS_TOO = {**WORKLOADS, **THIN}
-IN_TURNS = (PLAIN, FLOOR, HEAVY, "memwatch", "memwatch, to a file")
-
-
-class EmptyMode(TorchDispatchMode):
-    """The floor of every tool that is a dispatch mode."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Pass the op on."""
-        return func(*args, **(kwargs or {}))
-
-
-def mem_tracker() -> Any:
-    from torch.distributed._tools.mem_tracker import MemTracker
-
-    return MemTracker()
-
-
-def torch_profiler() -> Any:
-    return torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU],
-        profile_memory=True,
-        record_shapes=True,
-        with_stack=True,
-        acc_events=True,
-    )
-
-
-@contextlib.contextmanager
-def memray_tracker() -> Any:
-    import memray
-
-    with tempfile.TemporaryDirectory() as folder, memray.Tracker(pathlib.Path(folder) / "run.bin"):
-        yield
-
-
-@contextlib.contextmanager
-def python_recorder(**options: Any) -> Any:
-    os.environ["MEMWATCH_NATIVE"] = "0"
-    try:
-        with memwatch.profile(**options) as prof:
-            yield prof
-    finally:
-        del os.environ["MEMWATCH_NATIVE"]
-
-
-@contextlib.contextmanager
-def to_file() -> Any:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        memwatch.profile(pathlib.Path(folder) / "run.memwatch") as prof,
-    ):
-        yield prof
-
-
-CONFIGURATIONS: dict[str, Callable[[], Any]] = {
-    "eager": contextlib.nullcontext,
-    "eager again": contextlib.nullcontext,
-    FLOOR: EmptyMode,
-    "MemTracker": mem_tracker,
-    "torch.profiler (memory, shapes, stacks)": torch_profiler,
-    "memray": memray_tracker,
-    "memwatch": memwatch.profile,
-    "memwatch, to a file": to_file,
-    "memwatch, intercept=mode": lambda: memwatch.profile(intercept="mode"),
-    "memwatch, Python recorder": python_recorder,
-    "memwatch, Python recorder, mode": lambda: python_recorder(intercept="mode"),
-    "memwatch, stacks=False": lambda: memwatch.profile(stacks=False),
-    "memwatch, holders=False": lambda: memwatch.profile(holders=False),
-    "memwatch, allocator=False": lambda: memwatch.profile(allocator=False),
-}
 
 
 class Samples:
@@ -166,18 +88,9 @@ def measure(rounds: int, workloads: list[str]) -> dict[str, dict[str, dict[str, 
     return results
 
 
-def measure_in_turns(workload: str, seconds: float) -> Turns:
-    """Return the times of the turns of a workload."""
-    step = IN_TURNS_TOO[workload]()
-    step()
-    return measure_turns(
-        {name: CONFIGURATIONS[name] for name in IN_TURNS}, step, TURN_STEPS[workload], seconds
-    )
-
-
 def added_by_minima(rows: dict[str, dict[str, float]], name: str) -> float:
     """Return the added time of a configuration as a ratio to that of the empty mode."""
-    eager = rows["eager"]["min_s"]
+    eager = rows[PLAIN]["min_s"]
     return (rows[name]["min_s"] - eager) / max(rows[FLOOR]["min_s"] - eager, 1e-9)
 
 
@@ -245,10 +158,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--workload", choices=list(WORKLOADS), help="measure only this one again")
-    parser.add_argument("--turns", choices=list(IN_TURNS_TOO), help="measure only more turns of this one")
-    parser.add_argument(
-        "--seconds", type=float, default=300, help="how long turns of a workload are measured"
-    )
+    parser.add_argument("--turns", choices=[*WORKLOADS, "all"], help="measure only the long runs of this one")
+    parser.add_argument("--seconds", type=float, default=300, help="how long the turns of a workload go on")
     options = parser.parse_args()
     torch.set_num_threads(1)
     build_recorder()
@@ -260,10 +171,8 @@ def main() -> None:
         kept["results"] |= measure(options.rounds, wanted)
         kept["rounds"] |= dict.fromkeys(wanted, options.rounds)
     if options.workload is None:
-        for workload in [options.turns] if options.turns else list(IN_TURNS_TOO):
-            turns = kept.setdefault("turns", {}).setdefault(workload, {})
-            for name, samples in measure_in_turns(workload, options.seconds).items():
-                turns.setdefault(name, []).extend(samples)
+        for workload in [options.turns] if options.turns in WORKLOADS else WORKLOADS:
+            kept.setdefault("turns", {})[workload] = measure_turns(workload, options.seconds)
     print(write(kept))
     draw(kept["results"])
 

@@ -1,92 +1,159 @@
-"""Measure means in turns: short blocks of steps of every configuration, in random order, many times, in one process.
+"""Measure means over long runs: a process for every tool, which take turns step by step, each in one long block.
 
-A machine whose speed changes by a fifth from one second to the next decides nothing about two long runs. Blocks of a
-second each that take turns are slow and fast alike, and the ratio of their sums, drawn again many times from the same
-turns, tells how far chance goes.
+A machine whose speed changes by a fifth from one second to the next decides nothing about two long runs one after the
+other. Of processes that wait for their turn only one runs at a time, and a slow second is slow for all of them. What a
+tool does in threads of its own between two of its turns is counted with it, and so is the end of its block.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
+import json
 import random
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from overhead_tools import CONFIGURATIONS, FLOOR, HEAVY, PLAIN
+from workloads import WORKLOADS
+
+from memwatch.profile import build_recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     Turns = dict[str, list[list[float]]]
 
-PLAIN, FLOOR, HEAVY = "eager", "empty TorchDispatchMode", "MemTracker"
-STEPS = {"MLP": 800, "GPT": 30, "ResNet": 12, "GPT, thin": 40, "ResNet, thin": 40}
-"""Steps of a block: about a second."""
+IN_TURNS = (PLAIN, FLOOR, HEAVY, "memwatch", "memwatch, to a file")
+STEPS = {"MLP": 200, "GPT": 1, "ResNet": 1}
+"""Steps of a turn."""
 RARELY = 6
-"""MemTracker, which adds ten times as much, has one block in so many turns."""
+"""MemTracker, which adds ten times as much, has one turn of so many."""
 DRAWS = 4000
+_WARM_STEPS = 3
 _ENOUGH = 5
 """Fewer turns have no interval."""
 
 
-def measure_turns(
-    makers: Mapping[str, Callable[[], Any]], step: Callable[[], None], steps: int, seconds: float
-) -> Turns:
-    """Run turns for some seconds; return CPU and wall time of a step of each configuration in each turn.
+class Tool:
+    """A process that runs a workload under a tool, some steps whenever it is asked."""
 
-    A block begins when the tool is entered, and ends when it was left: what it wrote last is in its time.
-    """
+    def __init__(self, name: str, workload: str) -> None:
+        self.steps = STEPS[workload]
+        command = [sys.executable, "-W", "ignore", __file__, name, workload]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self._answer()
+        self._before_s = [0.0, 0.0]
+
+    def turn(self) -> list[float]:
+        """Return the CPU and the wall time of a step, what its threads did since the last turn included."""
+        return self._asked(str(self.steps))
+
+    def end(self) -> list[float]:
+        """Leave the block; return what that took, as of a step."""
+        found = self._asked("0")
+        self._process.wait()
+        return found
+
+    def _asked(self, what: str) -> list[float]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(what + "\n")
+        self._process.stdin.flush()
+        spent_s = self._answer()
+        found = [(now - before) / self.steps for now, before in zip(spent_s, self._before_s, strict=True)]
+        self._before_s = spent_s
+        return found
+
+    def _answer(self) -> list[float]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("["):
+                found: list[float] = json.loads(line)
+                return found
+        raise RuntimeError("the process of a tool ended before its turn")
+
+
+def serve(name: str, workload: str) -> None:
+    """Run the steps that the other side asks for; answer with the CPU and wall time of them all so far."""
+    torch.set_num_threads(1)
+    step = WORKLOADS[workload]()
+    for _ in range(_WARM_STEPS):
+        step()
+    gc.collect()
+    wall_s = 0.0
+    with CONFIGURATIONS[name]() as tool:
+        before_s = time.process_time()
+        print([0.0, 0.0], flush=True)
+        for line in sys.stdin:
+            if line == "0\n":
+                break
+            start_s = time.perf_counter()
+            run(step, int(line), tool)
+            wall_s += time.perf_counter() - start_s
+            print([time.process_time() - before_s, wall_s], flush=True)
+        start_s = time.perf_counter()
+    wall_s += time.perf_counter() - start_s
+    print([time.process_time() - before_s, wall_s], flush=True)
+
+
+def run(step: Callable[[], None], steps: int, tool: Any) -> None:
+    """Run some steps under a tool."""
+    for _ in range(steps):
+        if hasattr(tool, "reset_mod_stats"):  # MemTracker raises in its second iteration without
+            tool.reset_mod_stats()
+        step()
+
+
+def measure_turns(workload: str, seconds: float) -> Turns:
+    """Let the tools take turns for some seconds; return what a step of each took in each turn, and the end, last."""
+    tools = {name: Tool(name, workload) for name in IN_TURNS}
+    found: Turns = {name: [] for name in tools}
     begin_s = time.monotonic()
-    for make in makers.values():
-        block(make, step, 2)
-    found: Turns = {name: [] for name in makers}
     turn = 0
     while time.monotonic() - begin_s < seconds:
-        for name in random.sample(list(makers), len(makers)):
+        for name in random.sample(list(tools), len(tools)):
             rare = name == HEAVY and turn % RARELY
-            found[name].append([] if rare else block(makers[name], step, steps))
+            found[name].append([] if rare else tools[name].turn())
         turn += 1
+    for name, tool in tools.items():
+        found[name].append(tool.end())
     return found
-
-
-def block(make: Callable[[], Any], step: Callable[[], None], steps: int) -> list[float]:
-    """Return the CPU and the wall time of a step in a block, all threads and the end of the block included."""
-    gc.collect()
-    with make() as tool:
-        resets = hasattr(tool, "reset_mod_stats")  # MemTracker raises in its second iteration without
-        cpu_s, wall_s = time.process_time(), time.perf_counter()
-        for _ in range(steps):
-            if resets:
-                tool.reset_mod_stats()
-            step()
-    return [(time.process_time() - cpu_s) / steps, (time.perf_counter() - wall_s) / steps]
 
 
 def turns_lines(kept: dict[str, Turns]) -> list[str]:
     """Return the section of the report."""
-    sizes = [f"* {STEPS[name]} steps of {name} in {len(kept[name][PLAIN])} turns." for name in kept]
+    sizes = [
+        f"* {(len(kept[name][PLAIN]) - 1) * STEPS[name]:,} steps of {name}, {STEPS[name]} in a turn."
+        for name in kept
+    ]
     lines = [
         "",
-        "## Means, in turns",
+        "## Means of long runs",
         "",
-        "The time of a step in the mean: blocks of every configuration take turns in random order in one process.",
-        "Flushes and the end of each block, which a long run has once, are included; entering is not. MemTracker has a",
-        f"block in one turn of {RARELY}:",
+        "The time of a step in the mean: a process for every tool, in one block as long as the run, and the processes",
+        "take turns step by step (`python reports/overhead.py --turns`). What threads of the tool do between turns is",
+        "included, as are all looks for holders, flushes and the end of the block; entering is not. MemTracker has one",
+        f"turn of {RARELY}:",
         "",
         *sizes,
         "",
         "*Of the mode* is the sum of what was added to eager over the sum of what an empty mode added, by CPU time of",
-        f"all threads and by wall time, with the interval in which 95 % of {DRAWS:,} draws of the turns lie. Where",
-        "wall time is a multiple of CPU time other programs had the processors: what the interval holds is undecided.",
-        "*Thin* are the same ops in the same order on small tensors: what a tool adds to an op is the same, and the",
-        "noise of the step itself, which is many times as large on GPT and ResNet, is not.",
+        f"all threads and by wall time, with the interval in which 95 % of {DRAWS:,} draws of the turns lie.",
         "",
         "| workload | configuration | CPU ms | wall ms | of the mode, CPU | of the mode, wall | of MemTracker, CPU |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for workload, turns in kept.items():
         for name, samples in turns.items():
-            means = np.array([each for each in samples if each]).mean(axis=0) * 1e3
+            *steps, end = samples
+            count = sum(map(bool, steps))
+            means = (np.array([each for each in steps if each]).sum(axis=0) + end) / count * 1e3
             cells = [f"{means[0]:.2f}", f"{means[1]:.2f}"]
             cells += [ratio_text(turns, name, FLOOR, clock) for clock in (0, 1)]
             cells.append(ratio_text(turns, name, HEAVY, 0))
@@ -98,9 +165,12 @@ def ratio_text(turns: Turns, name: str, beside: str, clock: int) -> str:
     """Return what a configuration adds over what another adds, with its interval; empty for these themselves."""
     if name in (PLAIN, beside):
         return ""
-    both = [index for index, sample in enumerate(turns[beside]) if sample and turns[name][index]]
-    mine, other, plain = (
-        np.array([turns[each][index][clock] for index in both]) for each in (name, beside, PLAIN)
+    both = [at for at, sample in enumerate(turns[beside][:-1]) if sample and turns[name][at]]
+    count = sum(map(bool, turns[name][:-1]))
+    plain = np.array([turns[PLAIN][at][clock] for at in both])
+    mine, other = (
+        np.array([turns[each][at][clock] for at in both]) + turns[each][-1][clock] / count
+        for each in (name, beside)
     )
     whole = (mine - plain).sum() / (other - plain).sum()
     if len(both) < _ENOUGH:
@@ -109,3 +179,12 @@ def ratio_text(turns: Turns, name: str, beside: str, clock: int) -> str:
     added = (mine - plain)[drawn].sum(axis=1) / (other - plain)[drawn].sum(axis=1)
     low, high = np.quantile(added, [0.025, 0.975])
     return f"{whole:.2f} ({low:.2f} to {high:.2f})"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=list(CONFIGURATIONS))
+    parser.add_argument("workload", choices=list(WORKLOADS))
+    options = parser.parse_args()
+    build_recorder()
+    serve(options.name, options.workload)

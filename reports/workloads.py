@@ -129,17 +129,3 @@ def resnet(first_width: int = 64, batch_size: int = 4, side: int = 64) -> Callab
 
 
 WORKLOADS = {"MLP": mlp, "GPT": gpt, "ResNet": resnet}
-
-
-def thin_gpt() -> Callable[[], None]:
-    """The ops of `gpt` on small tensors."""
-    return gpt(vocabulary=64, width=16, length=8, batch_size=2)
-
-
-def thin_resnet() -> Callable[[], None]:
-    """The ops of `resnet` on small tensors."""
-    return resnet(first_width=4, batch_size=2, side=32)
-
-
-THIN = {"GPT, thin": thin_gpt, "ResNet, thin": thin_resnet}
-"""The same ops in the same order: what a tool adds to each is the same, and its share of a step many times as large."""
