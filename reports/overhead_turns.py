@@ -2,7 +2,9 @@
 
 A machine whose speed changes by a fifth from one second to the next decides nothing about two long runs one after the
 other. Of processes that wait for their turn only one runs at a time, and a slow second is slow for all of them. What a
-tool does in threads of its own between two of its turns is counted with it, and so is the end of its block.
+tool does in threads of its own between two of its turns is counted with it, and so is the end of its block. Where a
+process has its memory makes its steps some per cent slower or faster for as long as it runs: so there are several
+rounds of fresh processes, and the interval is that of the rounds.
 """
 
 from __future__ import annotations
@@ -26,17 +28,16 @@ from memwatch.profile import build_recorder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Turns = dict[str, list[list[float]]]
+    Rounds = dict[str, list[list[float]]]
 
 IN_TURNS = (PLAIN, FLOOR, HEAVY, "memwatch", "memwatch, to a file")
 STEPS = {"MLP": 200, "GPT": 1, "ResNet": 1}
 """Steps of a turn."""
 RARELY = 6
 """MemTracker, which adds ten times as much, has one turn of so many."""
+ROUNDS = 8
 DRAWS = 4000
 _WARM_STEPS = 3
-_ENOUGH = 5
-"""Fewer turns have no interval."""
 
 
 class Tool:
@@ -49,26 +50,24 @@ class Tool:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         self._answer()
-        self._before_s = [0.0, 0.0]
+        self._taken = 0
 
-    def turn(self) -> list[float]:
-        """Return the CPU and the wall time of a step, what its threads did since the last turn included."""
-        return self._asked(str(self.steps))
+    def turn(self) -> None:
+        """Run the steps of a turn."""
+        self._asked(str(self.steps))
+        self._taken += self.steps
 
     def end(self) -> list[float]:
-        """Leave the block; return what that took, as of a step."""
-        found = self._asked("0")
+        """Leave the block; return the CPU and the wall time of a step of it, that of its threads and end included."""
+        spent_s = self._asked("0")
         self._process.wait()
-        return found
+        return [each / self._taken for each in spent_s]
 
     def _asked(self, what: str) -> list[float]:
         assert self._process.stdin is not None
         self._process.stdin.write(what + "\n")
         self._process.stdin.flush()
-        spent_s = self._answer()
-        found = [(now - before) / self.steps for now, before in zip(spent_s, self._before_s, strict=True)]
-        self._before_s = spent_s
-        return found
+        return self._answer()
 
     def _answer(self) -> list[float]:
         assert self._process.stdout is not None
@@ -89,7 +88,7 @@ def serve(name: str, workload: str) -> None:
     wall_s = 0.0
     with CONFIGURATIONS[name]() as tool:
         before_s = time.process_time()
-        print([0.0, 0.0], flush=True)
+        print("[]", flush=True)
         for line in sys.stdin:
             if line == "0\n":
                 break
@@ -110,72 +109,57 @@ def run(step: Callable[[], None], steps: int, tool: Any) -> None:
         step()
 
 
-def measure_turns(workload: str, seconds: float) -> Turns:
-    """Let the tools take turns for some seconds; return what a step of each took in each turn, and the end, last."""
-    tools = {name: Tool(name, workload) for name in IN_TURNS}
-    found: Turns = {name: [] for name in tools}
-    begin_s = time.monotonic()
-    turn = 0
-    while time.monotonic() - begin_s < seconds:
-        for name in random.sample(list(tools), len(tools)):
-            rare = name == HEAVY and turn % RARELY
-            found[name].append([] if rare else tools[name].turn())
-        turn += 1
-    for name, tool in tools.items():
-        found[name].append(tool.end())
+def measure_turns(workload: str, seconds: float) -> Rounds:
+    """Let the tools take turns for some seconds; return what a step of each took in each round."""
+    found: Rounds = {name: [] for name in IN_TURNS}
+    for _ in range(ROUNDS):
+        tools = {name: Tool(name, workload) for name in IN_TURNS}
+        begin_s, turn = time.monotonic(), 0
+        while time.monotonic() - begin_s < seconds / ROUNDS:
+            for name in random.sample(list(tools), len(tools)):
+                if name != HEAVY or turn % RARELY == 0:
+                    tools[name].turn()
+            turn += 1
+        for name, tool in tools.items():
+            found[name].append(tool.end())
     return found
 
 
-def turns_lines(kept: dict[str, Turns]) -> list[str]:
+def turns_lines(kept: dict[str, Rounds]) -> list[str]:
     """Return the section of the report."""
-    sizes = [
-        f"* {(len(kept[name][PLAIN]) - 1) * STEPS[name]:,} steps of {name}, {STEPS[name]} in a turn."
-        for name in kept
-    ]
     lines = [
         "",
         "## Means of long runs",
         "",
-        "The time of a step in the mean: a process for every tool, in one block as long as the run, and the processes",
-        "take turns step by step (`python reports/overhead.py --turns`). What threads of the tool do between turns is",
-        "included, as are all looks for holders, flushes and the end of the block; entering is not. MemTracker has one",
-        f"turn of {RARELY}:",
-        "",
-        *sizes,
+        "The time of a step in the mean: a process for every tool, in one block as long as its round, and the",
+        f"processes take turns of {', '.join(f'{steps} steps ({name})' for name, steps in STEPS.items())}.",
+        "What threads of a tool do between turns is included, as are all looks for holders, flushes and the end of",
+        f"the block; entering is not. MemTracker has one turn of {RARELY}. Every round has fresh processes: where one",
+        "has its memory makes all its steps some per cent slower or faster. Only this section is measured again by",
+        "`python reports/overhead.py --turns all`.",
         "",
         "*Of the mode* is the sum of what was added to eager over the sum of what an empty mode added, by CPU time of",
-        f"all threads and by wall time, with the interval in which 95 % of {DRAWS:,} draws of the turns lie.",
+        f"all threads and by wall time, with the interval in which 95 % of {DRAWS:,} draws of the {ROUNDS} rounds lie.",
         "",
         "| workload | configuration | CPU ms | wall ms | of the mode, CPU | of the mode, wall | of MemTracker, CPU |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for workload, turns in kept.items():
-        for name, samples in turns.items():
-            *steps, end = samples
-            count = sum(map(bool, steps))
-            means = (np.array([each for each in steps if each]).sum(axis=0) + end) / count * 1e3
-            cells = [f"{means[0]:.2f}", f"{means[1]:.2f}"]
-            cells += [ratio_text(turns, name, FLOOR, clock) for clock in (0, 1)]
-            cells.append(ratio_text(turns, name, HEAVY, 0))
+    for workload, rounds in kept.items():
+        for name, samples in rounds.items():
+            cells = [f"{mean * 1e3:.2f}" for mean in np.mean(samples, axis=0)]
+            cells += [ratio_text(rounds, name, FLOOR, clock) for clock in (0, 1)]
+            cells.append(ratio_text(rounds, name, HEAVY, 0))
             lines.append(f"| {workload} | {name} | {' | '.join(cells)} |")
     return lines
 
 
-def ratio_text(turns: Turns, name: str, beside: str, clock: int) -> str:
+def ratio_text(rounds: Rounds, name: str, beside: str, clock: int) -> str:
     """Return what a configuration adds over what another adds, with its interval; empty for these themselves."""
     if name in (PLAIN, beside):
         return ""
-    both = [at for at, sample in enumerate(turns[beside][:-1]) if sample and turns[name][at]]
-    count = sum(map(bool, turns[name][:-1]))
-    plain = np.array([turns[PLAIN][at][clock] for at in both])
-    mine, other = (
-        np.array([turns[each][at][clock] for at in both]) + turns[each][-1][clock] / count
-        for each in (name, beside)
-    )
+    mine, other, plain = (np.array(rounds[each])[:, clock] for each in (name, beside, PLAIN))
     whole = (mine - plain).sum() / (other - plain).sum()
-    if len(both) < _ENOUGH:
-        return f"{whole:.2f} ({len(both)} turns)"
-    drawn = np.random.default_rng(0).integers(0, len(both), (DRAWS, len(both)))
+    drawn = np.random.default_rng(0).integers(0, len(plain), (DRAWS, len(plain)))
     added = (mine - plain)[drawn].sum(axis=1) / (other - plain)[drawn].sum(axis=1)
     low, high = np.quantile(added, [0.025, 0.975])
     return f"{whole:.2f} ({low:.2f} to {high:.2f})"
