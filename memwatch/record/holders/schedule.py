@@ -13,6 +13,9 @@ from typing import Final
 from memwatch.record.clock import ticks
 
 _CLIMB_RATIO: Final = 1.4
+_LOW_CLIMB_RATIO: Final = 2.0
+_LOW_RATIO: Final = 0.05
+"""Of what was live at entry: an increase below it is little of the peak, and one above is most likely to come."""
 _NEAR_RATIO: Final = 0.9
 _FRESH_RATIO: Final = 0.1
 _FRESH_GROWTH_RATIO: Final = 1.5
@@ -147,11 +150,17 @@ class SamplingSchedule:
         """Return the live bytes from which on a birth may be worth a sample."""
         if self._due_op >= 0:
             return 0
-        climb = int(self._climbed_bytes * _CLIMB_RATIO)
+        climb = int(self._next_climb_bytes)
         near = int(self._high_bytes * _NEAR_RATIO) if self._again < _MAX_AGAIN else climb
         asks = self._iteration_start and self._costs.may_ask_for_roles
         new_peak = self._peak_bytes if asks else climb
         return self.base_bytes + min(near, climb, new_peak)
+
+    @property
+    def _next_climb_bytes(self) -> float:
+        """The increase above which one on the way up is taken."""
+        is_low = self._climbed_bytes < self.base_bytes * _LOW_RATIO
+        return self._climbed_bytes * (_LOW_CLIMB_RATIO if is_low else _CLIMB_RATIO)
 
     def is_worth_it(self, born_bytes: int, high_bytes: int, op: int) -> bool:
         """Return True if a sample should be taken now, at a birth.
@@ -168,7 +177,7 @@ class SamplingSchedule:
         self.is_new_peak = increase > self._peak_bytes and self._iteration_start > 0
         self._peak_bytes = max(increase, self._peak_bytes)
         is_due = self._is_due(op)
-        climbs = increase > self._climbed_bytes * _CLIMB_RATIO
+        climbs = increase > self._next_climb_bytes
         if not (is_due or climbs or self._is_fresh(increase)):
             return False
         if climbs:
