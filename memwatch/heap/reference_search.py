@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.heap.references import DEFINITIONS, exception_step, is_barren, step_of, tensor_step
+from memwatch.heap.references import DEFINITIONS, exception_step, step_of, tensor_step
 from memwatch.heap.roots import RootKind
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _DIRECT: Final = 2  # objects in a chain of a root and what it holds
 _MAX_OBJECTS: Final = 1000
 _MAX_REST: Final = 4000
 _WIDE_ITEMS: Final = 100
+_PASSED_ON: Final = (list, tuple, dict, set)
 _Step = Callable[[Any], Iterator["Chain"]]
 """Yields what an object refers to; None in its place where a search ends."""
 
@@ -115,8 +116,9 @@ class ReferenceSearch:
                     break
                 chain = waiting.popleft()
                 step = steps.get(id(type(chain[-1])))
-            if step is not None and step is not tensor_step and not is_barren(chain[-1]):
-                yield from self._found_before(chain, step)
+            if step is not None and step is not tensor_step:
+                if step is exception_step and len(chain) == _DIRECT:
+                    yield from self._found_before(chain)
                 self._go_on(chain, step, waiting)
         self._end(roots, waiting, found)
 
@@ -149,23 +151,21 @@ class ReferenceSearch:
             step = self._step(chain[-1])
             if step is tensor_step:
                 yield chain
-            elif step is not None and not is_barren(chain[-1]):
+            elif step is not None:
                 self._go_on(chain, step, self._rest)
 
-    def _found_before(self, chain: Chain, step: Any) -> Iterator[Chain]:
+    def _found_before(self, chain: Chain) -> Iterator[Chain]:
         """Yield what an exception was found to hold from another root: every variable must let go of it."""
-        if len(chain) == _DIRECT and step is exception_step:
-            for known in self._by_exception.setdefault(id(chain[-1]), []):
-                yield chain[0], *known[1:]
+        for known in self._by_exception.setdefault(id(chain[-1]), []):
+            yield chain[0], *known[1:]
 
     def _go_on(self, chain: Chain, step: Callable[[Any], Iterator[Chain]], waiting: deque[Chain]) -> None:
         """Queue what the last object of a chain refers to, unless that was done before."""
         value = chain[-1]
-        passed_on = len(chain) == _DIRECT and (
-            type(value) in (list, tuple, dict, set) or step is exception_step
-        )
-        if id(value) in self._seen and not passed_on:
-            return  # a container passed on as an argument is held by both calls
+        if id(value) in self._seen:
+            passed_on = type(value) in _PASSED_ON or step is exception_step
+            if len(chain) > _DIRECT or not passed_on:
+                return  # a container passed on as an argument is held by both calls
         self._seen.add(id(value))
         if len(chain) < _MAX_DEPTH:
             found, tensors = self._apart(list(step(value)))

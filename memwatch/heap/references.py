@@ -87,7 +87,7 @@ def _step_of(cls: type) -> Callable[[Any], Iterator[Chain]] | None:
     return _node if is_node_type(cls) else _object
 
 
-def is_barren(value: Any) -> bool:
+def _is_barren(value: Any) -> bool:
     """Return True for a short plain list or tuple of numbers and texts alone: of these a program may have millions."""
     return (
         type(value) in _ROWS and len(value) <= _PROBE_ITEMS and _NUMBERS_AND_TEXT.issuperset(map(type, value))
@@ -149,7 +149,7 @@ def _mapping(value: Any) -> Iterator[Chain]:
 
 
 def _sequence(value: Any) -> Iterator[Chain]:
-    if gc.is_tracked(value):
+    if gc.is_tracked(value) and not _is_barren(value):
         cls = type(value)
         kind = cls if cls in _SEQUENCES else next(base for base in _SEQUENCES if base in mro_of(cls))
         yield from _items(value, kind.__iter__)

@@ -238,10 +238,29 @@ class Sample:
             self._shared_container = container
         if is_shared and container[0] in self._path_of_items:
             return self._path_of_items[container[0]]
-        path = self._state.paths(name_chain(chain))
+        path = (
+            self._path_of_variable(chain) if len(chain) == _DIRECT else self._state.paths(name_chain(chain))
+        )
         if is_shared:
             self._path_of_items[container[0]] = path
         return path
+
+    def _path_of_variable(self, chain: Chain) -> int:
+        """Return the number of the path to what a root holds itself: a call's variable is named once for each line."""
+        root: Root = chain[0]
+        value, known = chain[1], self._state.path_of_variable
+        held = next((held for held in root.entries if held.value is value), None)
+        if (
+            held is None
+            or held.owner is None
+            or root.kind is not RootKind.FRAME
+            or type(held.name) is not str
+        ):
+            return self._state.paths(name_chain(chain))
+        key = id(held.owner), held.name
+        if key not in known:
+            known[key] = held.owner, self._state.paths(name_chain(chain))
+        return known[key][1]
 
     def _held_by_graph(self, chain: Chain) -> None:
         """Append which saved tensors the graph of a variable keeps, and what a ctx in it holds."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
+    from memwatch.edges import Vertex
     from memwatch.record.context import Context
     from memwatch.record.saved.packer import Packer
     from memwatch.record.tables.op_counter import OpCounter
@@ -65,6 +66,7 @@ class SamplingState:
         ways: where deep searches found something.
         barren: `id` of modules' functions and classes behind which no tensor was found.
         known_classes: the classes of the objects that were met.
+        path_of_variable: the calls at their lines, and the paths to their variables, by the calls' `id` and the names.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class SamplingState:
         self.ways = KnownWays()
         self.barren: set[int] = set()
         self.known_classes = KnownClasses()
+        self.path_of_variable: dict[tuple[int, str], tuple[Vertex, int]] = {}
         self.op_counter = op_counter
         self._count_at_search = 0
         self._searched_bytes: dict[int, int] = {}
