@@ -26,9 +26,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from memwatch._torch.jit import Future
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.autograd import gradient_of
+from memwatch.heap.c_held import c_held_edges
 from memwatch.heap.call_edges import frame_edge, suspended_edge, traceback_edge
 from memwatch.heap.names import (
     assignment_place,
@@ -336,6 +338,11 @@ def _array(chain: Sequence[Any], at: int) -> Named | None:
     )
 
 
+def _torch_future(chain: Sequence[Any], at: int) -> Named | None:
+    is_result = any(edge.target is chain[at + 1] for edge in c_held_edges(chain[at]))
+    return (Edge(EdgeKind.FUTURE_RESULT, owner=vertex_of(chain[at])), 1) if is_result else None
+
+
 def _gradient(chain: Sequence[Any], at: int) -> Named | None:
     is_one = torch.Tensor in mro_of(type(chain[at + 1])) and gradient_of(chain[at]) is chain[at + 1]
     return (Edge(EdgeKind.GRAD), 1) if is_one else None
@@ -368,6 +375,7 @@ _NAMERS: Final[dict[type, Callable[[Sequence[Any], int], Named | None]]] = {
     contextvars.Context: _context,
     asyncio.Future: _future,
     np.ndarray: _array,
+    Future: _torch_future,
     torch.Tensor: _gradient,
     set: _set,
     frozenset: _set,

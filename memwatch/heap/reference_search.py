@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from memwatch.heap.references import DEFINITIONS, exception_step, step_of, tensor_step
+from memwatch.heap.references import DEFINITIONS, capsule_step, exception_step, step_of, tensor_step
 from memwatch.heap.roots import RootKind
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class ReferenceSearch:
         self._barren = barren
         self.cut_count = 0
         """Roots that reach more than was looked at."""
+        self.capsules: list[Chain] = []
+        """The ways to the capsules of C that were met: one of DLPack owns memory of a tensor."""
         self._steps = self._known_classes.steps(deep=deep)
         self._later: deque[Chain] = deque()
         self._by_exception: dict[int, list[Chain]] = {}
@@ -167,7 +169,9 @@ class ReferenceSearch:
             if len(chain) > _DIRECT or not passed_on:
                 return  # a container passed on as an argument is held by both calls
         self._seen.add(id(value))
-        if len(chain) < _MAX_DEPTH:
+        if step is capsule_step:
+            self.capsules.append(chain)
+        elif len(chain) < _MAX_DEPTH:
             found, tensors = self._apart(list(step(value)))
             if len(tensors) > _WIDE_ITEMS and self._wanted is not None:
                 self._passed_in.add(id(chain[1]))

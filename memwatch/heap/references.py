@@ -26,7 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from memwatch._torch.jit import Future
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
+from memwatch.heap.c_held import c_held_edges
+from memwatch.heap.capsules import Capsule
 from memwatch.heap.frames import read_locals
 from memwatch.heap.names import instance_dict
 from memwatch.heap.roots import is_tool_class
@@ -79,6 +82,8 @@ def _step_of(cls: type) -> Callable[[Any], Iterator[Chain]] | None:
     bases = mro_of(cls)
     if Tensor in bases:
         return tensor_step
+    if cls is Capsule:
+        return capsule_step
     if any(leaf in bases for leaf in _LEAVES):
         return None
     for base, step in _STEPS:
@@ -96,6 +101,11 @@ def _is_barren(value: Any) -> bool:
 
 def tensor_step(_: Any) -> Iterator[Chain]:
     """Yield nothing: a tensor is what searches look for."""
+    yield from ()
+
+
+def capsule_step(_: Any) -> Iterator[Chain]:
+    """Yield nothing: what a capsule of C refers to shows no reference."""
     yield from ()
 
 
@@ -130,6 +140,12 @@ def _array(value: Any) -> Iterator[Chain]:
         yield (base,)
     for held in items_of_array(value):
         yield (held,)
+
+
+def _result(value: Any) -> Iterator[Chain]:
+    # of a `torch.futures.Future`, as of a collective that runs on its own
+    for edge in c_held_edges(value):
+        yield (edge.target,)
 
 
 def items_of_array(array: Any) -> list[Any]:
@@ -295,5 +311,6 @@ _STEPS: Final[tuple[tuple[type, Callable[[Any], Iterator[Chain]]], ...]] = (
     (FrameType, _frame),
     (contextvars.Context, _context),
     (np.ndarray, _array),
+    (Future, _result),
     (type, _class),
 )

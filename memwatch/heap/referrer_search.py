@@ -33,7 +33,7 @@ _MAX_REFERRERS: Final = 2000
 _MAX_YOUNG: Final = 50_000
 _AT_ONCE: Final = 64
 _SUSPENDED: Final = list(map(id, (GeneratorType, CoroutineType, AsyncGeneratorType)))
-_OURS: Final = 4  # both dictionaries, the loop's name, the argument of getrefcount; C++ may hold one more
+_OURS: Final = 3  # both dictionaries and the argument of getrefcount; C++ may hold one more
 
 Path = tuple[Edge, ...]
 
@@ -107,12 +107,13 @@ def referrer_paths(
 
     Returns:
         Storage number -> path. It starts with `EVALUATION_STACK`, named by the type of the top, where nothing
-        that gc sees refers to the top; with `MODULE` where a module does; else with an entry of a class.
+        that gc sees refers to the top; with `MODULE` where a module does; else with an entry of a class. It is
+        `C_CODE` alone where a tensor has an owner in C++ and no other.
     """
     chosen = dict(list(tensors.items())[:_MAX_TENSORS])
     counts = {
-        number: sys.getrefcount(tensor) - _OURS - (_owners_in_c(tensor) > 1)
-        for number, tensor in chosen.items()
+        number: sys.getrefcount(chosen[number]) - _OURS - (_owners_in_c(chosen[number]) > 1)
+        for number in chosen  # not `items()`, which keeps the pair that it gave
     }
     above: dict[int, Any] = {}
     beside: dict[int, Any] = {}
@@ -210,7 +211,7 @@ def _path(chain: list[Any], count: int) -> Path | None:
     """
     top = chain[0]
     if len(chain) == 1:
-        return (Edge(EdgeKind.EVALUATION_STACK),) if count > 0 else None
+        return (Edge(EdgeKind.EVALUATION_STACK if count > 0 else EdgeKind.C_CODE),)
     if type(top) is FrameType:
         return None  # a call in torch or Python: it ends soon, and nobody edits it
     edges = name_chain(chain)

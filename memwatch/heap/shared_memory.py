@@ -46,6 +46,14 @@ def shared_memory_edges(
                     yield owner, NativeEdge(EdgeKind.SHARED_MEMORY, storage, hidden=False)
 
 
+def memory_of(tensor: torch.Tensor) -> range:
+    """Return the addresses of the bytes of a tensor's storage; empty where it shows none."""
+    with quiet():
+        storage = _storage_of(tensor)
+        begin = None if storage is None else _begin_of(tensor)
+        return range(0) if storage is None or not begin else range(begin, begin + storage_bytes(storage))
+
+
 def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     return None if is_simulated(tensor) else storage_of(tensor)
 

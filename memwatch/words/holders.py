@@ -19,6 +19,7 @@ HEADS: Final[dict[EdgeKind, str]] = {
     EdgeKind.GLOBAL: "global `{name}` of module `{owner}`",
     EdgeKind.CONTEXT_VARIABLE: "context variable `{name}`",
     EdgeKind.EXCEPTION_HANDLED: "the {name} that is being handled",
+    EdgeKind.C_CODE: "C++, and Python shows no reference to it",
 }
 """The variable at the root of a path; `{name}` is followed by what leads on from it, as Python writes that."""
 IN_LIBRARY: Final = " ({library}'s, which runs `{function}`)"

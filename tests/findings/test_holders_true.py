@@ -128,3 +128,23 @@ def test_a_module_is_known_by_the_end_of_its_name_that_is_its_alone():
     assert known["0"] == ""
     assert known["head"] == ""
     assert known["layers.0"] == "layers.0"
+
+
+def test_a_loop_over_one_line_is_not_said_to_be_one_call_into_c():
+    """Where nobody looked, what the passes before made is not seen: Python went on between two of them."""
+    net, x = nn.Linear(64, WIDE), torch.ones(500, 64)
+    with memwatch.profile(holders=False) as prof, torch.no_grad():
+        through_module = [net(x) for _ in range(4)]
+        plain = [torch.full((501, WIDE), 1.0) for _ in range(4)]
+    made = prof.at_peak[prof.at_peak["origin"] == "op"]
+    of_passes_before = made[made.index <= made.index.max() - 2]
+    assert len(of_passes_before) >= len(through_module) + len(plain) - 2
+    assert set(of_passes_before["holder_kind"]) == {"not seen"}
+
+
+def test_what_one_call_into_c_makes_is_its_own_while_it_runs():
+    """The clean twin: a recurrent net runs its passes in C++, from one line of torch's."""
+    net, x = nn.GRU(32, WIDE), torch.ones(6, 64, 32)
+    with memwatch.profile(holders=False) as prof, torch.no_grad():
+        net(x)
+    assert prof.at_peak["holder"].str.contains(r"call into C\+\+ that runs").any()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional
-from truth_facts import GRAD, GRADIENT, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
+from truth_facts import CPP, GRAD, GRADIENT, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
 
 import memwatch
 
@@ -346,7 +346,7 @@ def view_before_an_op_without_a_node():
 
 @pattern(
     Fact(f32(97, 311), "temporary", "late backward", f"{UNNAMED}|{GRADIENT}"),
-    Fact(f32(97, 311), "activation|input|held", "", f"{SAVED}|not seen", "", "^$"),
+    Fact(f32(97, 311), "activation|input|held", "", f"{SAVED}|not seen|{CPP}", "", "^$"),
     Fact(f32(17, 29), "temporary|held", "unrelated", var("unrelated")),
     Fact(f32(311, 67), "gradient|temporary", "late backward", f"{GRAD}|{GRADIENT}", ".*"),
 )

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import torch
 from torch import nn
-from truth_facts import GRADIENT, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
+from truth_facts import CPP, GRADIENT, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
 
 import memwatch
 
@@ -33,6 +33,46 @@ def arrays_that_share_memory():
             objects[number] = torch.randn(103, 305)  # peak: object
         torch.randn(301, 307)  # peak: last
     assert named
+    return Ran(prof)
+
+
+@pattern(
+    Fact(f32(113, 301), "held|temporary", "exported", var("arrays"), most=6),
+    Fact(
+        f32(117, 303),
+        "held|temporary",
+        "promised",
+        rf"result .*from {var('futures')}|{var('future')}",
+        most=4,
+    ),
+    Fact(f32(119, 307), "held|temporary", "stored", CPP, most=6),
+    Fact(f32(301, 307), "temporary", "last", RESULT),
+)
+def memory_that_python_does_not_show():
+    arrays, futures, losses = [], [], []
+
+    def export(number):
+        tensor = torch.full((113, 301), float(number))  # peak: exported
+        arrays.append(np.from_dlpack(tensor))
+
+    def promise(number):
+        future = torch.futures.Future()
+        future.set_result(torch.full((117, 303), float(number)))  # peak: promised
+        futures.append(future)
+
+    with memwatch.profile() as prof:
+        for number in range(6):
+            export(number)
+        for number in range(4):
+            promise(number)
+        for number in range(6):
+            leaf = torch.full((119, 307), float(number), requires_grad=True)  # peak: stored
+            losses.append((leaf + 1).sum())
+            del leaf
+        torch.randn(301, 307)  # peak: last
+    assert arrays[3][0, 0] == 3
+    assert futures[2].value()[0, 0] == 2
+    assert len(losses) == 6
     return Ran(prof)
 
 

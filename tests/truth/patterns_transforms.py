@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional
-from truth_facts import GRAD, GRADIENT, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
+from truth_facts import CPP, GRAD, GRADIENT, RESULT, SAVED, UNNAMED, Fact, Ran, f32, pattern, var
 
 import memwatch
 
@@ -68,7 +68,7 @@ def gradients_per_sample_clipped():
 
 @pattern(
     Fact(f32(61, 61, 61), "input|held", "", var("matrix"), op="^$"),
-    Fact(f32(61, 61, 61), "temporary|activation", "hessian", f"{UNNAMED}|{GRADIENT}|{SAVED}", op="."),
+    Fact(f32(61, 61, 61), "temporary|activation", "hessian", f"{UNNAMED}|{GRADIENT}|{SAVED}|{CPP}", op="."),
 )
 def hessian():
     matrix = torch.randn(61, 61, 61)
@@ -78,8 +78,8 @@ def hessian():
 
 
 @pattern(
-    Fact(f32(ROWS, HIDDEN), "temporary", "tangent", f"{UNNAMED}|{RESULT}", "[01]"),
-    Fact(f32(ROWS, HIDDEN), "temporary", "tangent", f"{UNNAMED}|{RESULT}"),
+    Fact(f32(ROWS, HIDDEN), "temporary", "tangent", f"{UNNAMED}|{CPP}|not seen", "[01]"),
+    Fact(f32(ROWS, HIDDEN), "temporary", "tangent", f"{UNNAMED}|{CPP}|not seen"),
     Fact(f32(ROWS, IN), "input|temporary|held", "point|direction", f"{var('x')}|{var('v')}"),
 )
 def forward_mode():

@@ -169,8 +169,15 @@ def reaches(start: object, nbytes: int) -> bool:
         if isinstance(obj, torch.Tensor):
             if nbytes in sizes_of(obj):
                 return True
+            if torch._C._functorch.is_functorch_wrapped_tensor(obj):
+                waiting.append(torch._C._functorch.get_unwrapped(obj))
+                continue
             waiting.append(obj.grad if obj.is_leaf else None)
+        if isinstance(obj, torch.futures.Future) and obj.done():
+            waiting.append(obj.value())
         if isinstance(obj, np.ndarray):
+            if type(obj.base).__name__ == "PyCapsule" and obj.nbytes == nbytes:
+                return True
             waiting.extend([obj.base, *(obj.ravel().tolist() if obj.dtype == object else [])])
         if isinstance(obj, (FrameType, ModuleType, type)):
             continue

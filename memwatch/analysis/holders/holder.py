@@ -134,7 +134,9 @@ class Holder:
 
     @property
     def may_be_cut(self) -> bool:
-        """Whether a program can let go of it: of what torch or a library keeps on an evaluation stack it cannot."""
+        """Whether a program can let go of it: of what C++ has alone, or torch or a library on its stack, it cannot."""
+        if self.kind is HolderKind.CPP_ONLY:
+            return False
         known = [edge.is_own for edge in self.edges if edge.is_own is not None]
         return self.kind is not HolderKind.EVALUATION_STACK or not known or known[-1]
 

@@ -92,6 +92,8 @@ class HolderPath:
             return HolderKind.GRAPH
         if self.head.kind is EdgeKind.EVALUATION_STACK:
             return HolderKind.EVALUATION_STACK if self.suspended is None else HolderKind.GENERATOR
+        if self.head.kind is EdgeKind.C_CODE:
+            return HolderKind.CPP_ONLY
         if self.head.kind not in _VARIABLES:
             return HolderKind.GLOBAL  # a module that no running call belongs to, or a class
         if self.accessors is None and self._on_the_way:
@@ -119,7 +121,7 @@ class HolderPath:
     @property
     def is_told_again(self) -> bool:
         """Whether a sample may have taken it over from one before: it asks gc but once about a storage."""
-        return self.suspended is not None
+        return self.suspended is not None or self.head.kind is EdgeKind.C_CODE
 
     @property
     def is_graph(self) -> bool:
@@ -176,7 +178,7 @@ class HolderPath:
     @property
     def is_direct(self) -> bool:
         """Whether a variable of a call refers to the memory itself, through no container or object."""
-        return not self._on_the_way
+        return self.head.kind is not EdgeKind.C_CODE and not self._on_the_way
 
     @property
     def ends_in_container(self) -> bool:

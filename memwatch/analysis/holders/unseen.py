@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from memwatch.capture.packed import IntArray
 
 _OUTPUT = ACCESSES.index("output")
+_LONGEST_PASS_OPS: Final = 32
 
 
 class Unseen:
@@ -214,13 +216,40 @@ class Unseen:
     def _is_in_one_call(self, made: int, event: int) -> bool:
         """Return True if Python was at one instruction from the op that made it to the one that runs: C++ ran.
 
-        Between two ops it is the next that tells whether Python went on.
+        Between two ops it is the next that tells whether Python went on. A module that was called, or left, tells that
+        it did: a loop over one line looks like one call otherwise.
         """
         op = self._facts.op_at(event)
         has_returned = int(self._facts.curve.time_ns[event]) > int(self._ops["end_ns"][op])
         stacks = self._ops["stack"][made : op + 1 + has_returned]
         is_one = len(stacks) == op + 1 + has_returned - made and bool((stacks == stacks[0]).all())
-        return bool(stacks[0] != NONE) and is_one
+        if stacks[0] == NONE or not is_one or self._modules_ran_between(made, op):
+            return False
+        return not (self._is_line_of_program(int(stacks[0])) and _repeats(self._ops["name"][made : op + 1]))
+
+    def _is_line_of_program(self, stack: int) -> bool:
+        """Return True where the innermost call of a stack is the program's or a package's: torch's own do not loop."""
+        frames = self._facts.call_stacks.frames(stack)
+        return bool(frames) and frames[0].calls_torch
+
+    def _modules_ran_between(self, made: int, op: int) -> bool:
+        """Return True if a call of a module began or ended between two ops."""
+        first, last = np.searchsorted(self._bounds_of_calls, [made, op], side="right")
+        return bool(last > first)
+
+    @cached_property
+    def _bounds_of_calls(self) -> IntArray:
+        """The ops started before each call of a module, and before each return, in order."""
+        calls = self._facts.capture.tables["calls"]
+        return np.sort(np.concatenate([calls["start_op"], calls["end_op"]]))
+
+
+def _repeats(names: IntArray) -> bool:
+    """Return True for ops that are the same again and again, three times at least, as those of a loop over one line."""
+    return any(
+        bool((names[period:] == names[:-period]).all())
+        for period in range(1, min(_LONGEST_PASS_OPS, (len(names) - 1) // 2) + 1)
+    )
 
 
 def _on_stack_of(call: StackCall, rule: Inference) -> Holder:

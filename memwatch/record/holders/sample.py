@@ -6,7 +6,6 @@ deep search follows, once for each storage, and gc is asked who refers to what t
 
 from __future__ import annotations
 
-import gc
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,19 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from memwatch._torch.functorch import is_wrapped, unwrapped
 from memwatch.capture.schema import NONE
 from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.autograd import gradient_of
+from memwatch.heap.capsules import capsule_address
 from memwatch.heap.graph_walk import GraphWalk, first_node
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch
-from memwatch.heap.referrer_search import (
-    in_variables,
-    living_tensors,
-    referrer_paths,
-    suspended_calls,
-    young_objects,
-)
 from memwatch.heap.roots import RootKind
 from memwatch.heap.search_roots import (
     call_roots,
@@ -37,18 +31,17 @@ from memwatch.heap.search_roots import (
 )
 from memwatch.heap.tensors import is_tensor
 from memwatch.own_code import is_program_code
-from memwatch.record.clock import ticks
+from memwatch.record.holders.referrers import InCapsule, ask_again_who_refers, ask_who_refers
 from memwatch.record.holders.state import Told
 from memwatch.record.tables.parts import address_or_zero, plain_parts, tensor_bytes
 from memwatch.record.tables.storages import BASELINE, address_of
 from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from types import FrameType
 
     from memwatch.heap.references import Chain
-    from memwatch.heap.referrer_search import Path
     from memwatch.heap.roots import Root
     from memwatch.record.holders.state import SamplingState
 
@@ -60,8 +53,6 @@ _LIBRARY_CALLS: Final = 0
 _PLAIN: Final = (Tensor, Parameter)
 _GRAPH: Final = Edge(EdgeKind.GRAPH)
 _DIRECT: Final = 2  # a root, and what its variable refers to
-_CONTAINERS: Final = ("list", "deque", "dict", "set")
-"""Types of what seldom stays on an evaluation stack: an argument of a call is gone by the next sample."""
 _LONGEST: Final = 32  # of gradients of gradients: a tensor may be its own
 
 
@@ -82,6 +73,7 @@ class Sample:
         self._path_of_items: dict[int, int] = {}
         self._shared_container = (0, 0)
         self._in_containers: dict[int, int] = {}
+        self._capsules: list[InCapsule] = []
         self._left_out: dict[int, int] = {}
         self._is_in_library = False
         self._root: Root | None = None
@@ -99,9 +91,9 @@ class Sample:
         if fresh or state.is_time_to_search_again(device) or state.is_much_unnamed_again(device):
             self._search_deep(frame, spaces)
             if fresh:
-                self._ask_gc(fresh, frame)
-        if self._in_containers:
-            self._ask_gc_again(frame)
+                ask_who_refers(state, fresh, self._capsules, frame)
+        if self._is_much(self._in_containers):
+            ask_again_who_refers(state, self._in_containers, frame)
 
     # Each search ends with the method that makes it: what it has in its queues would refer to the program's
     # objects while gc is asked who does.
@@ -137,6 +129,7 @@ class Sample:
                 self._held(chain)
         for chain in search.rest():
             self._held(chain)
+        self._capsules = [_in_capsule(chain) for chain in search.capsules]
         self._state.told.update(self._told_now)
         self._root = None
 
@@ -312,64 +305,24 @@ class Sample:
                     self._in_containers[key] = alive.number
             elif alive.number in before:
                 fresh[key] = alive
-        fresh_bytes = sum(alive.nbytes for alive in fresh.values())
-        enough = fresh_bytes >= _UNNAMED_RATIO * self._increase_bytes
-        return fresh if enough and not state.context.optimizing else {}
+        return fresh if self._is_much(fresh) else {}
 
-    def _ask_gc(self, fresh: dict[int, WatchedStorage], frame: FrameType | None) -> None:
-        """Ask gc who refers to the storages that the deep search did not find either: young objects first."""
-        state = self._state
-        left = {key: alive.number for key, alive in fresh.items() if alive.number not in state.told}
-        if not left:
-            return
-        left = dict(sorted(left.items(), key=lambda item: -fresh[item[0]].nbytes))
-        state.told.update((number, []) for number in left.values())
-        variables = in_variables(
-            running(frame)
-        )  # first: a list of all objects holds the frames' dictionaries
-        objects = young_objects()
-        tensors = living_tensors(left, address_of, objects)
-        self._found_by_gc(referrer_paths(tensors, variables, objects))
-        old = {key: number for key, number in left.items() if number not in tensors}
-        objects.clear()
-        tensors.clear()
-        if old and state.costs.may_scan_heap():
-            start = ticks()
-            objects = gc.get_objects()
-            tensors = living_tensors(old, address_of, objects)
-            objects.clear()  # it holds every container there is, perhaps one of this call's own
-            self._found_by_gc(referrer_paths(tensors, variables))
-            state.costs.heap_scanned(ticks() - start)
-
-    def _ask_gc_again(self, frame: FrameType | None) -> None:
-        """Ask once more who has the list in which something lay that no variable names: a suspended call may."""
-        state, again = self._state, self._in_containers
-        again_bytes = sum(self._live[key].nbytes for key in again if key in self._live)
-        enough = again_bytes >= _UNNAMED_RATIO * self._increase_bytes
-        if not enough or state.context.optimizing or not state.costs.may_scan_heap():
-            return
-        start = ticks()
-        for number in again.values():
-            state.told[number] = [told._replace(in_container=False) for told in state.told[number]]
-        variables = in_variables(running(frame))  # first: see `_ask_gc`
-        objects = young_objects()
-        tensors = living_tensors(again, address_of, objects)
-        self._found_by_gc(referrer_paths(tensors, variables, objects + suspended_calls()), is_last=True)
-        state.costs.heap_scanned(ticks() - start)
-
-    def _found_by_gc(self, found: dict[int, Path], *, is_last: bool = False) -> None:
-        for number, edges in found.items():
-            path = self._state.paths(edges)
-            on_stack = edges[0].kind is EdgeKind.EVALUATION_STACK
-            in_container = on_stack and edges[0].name in _CONTAINERS and not is_last
-            self._state.told[number] = [Told(path, None, on_stack, in_container)]
-            self._state.append(number, path)
+    def _is_much(self, keys: Iterable[int]) -> bool:
+        """Return True for storages, by address, that are worth asking gc about now."""
+        nbytes = sum(self._live[key].nbytes for key in keys if key in self._live)
+        enough = nbytes >= max(_UNNAMED_RATIO * self._increase_bytes, 1)
+        return enough and not self._state.context.optimizing
 
 
 def _is_of_library(root: Root) -> bool:
     """Return True for a call of an installed package, of torch or of Python."""
     call = root.entries[0].owner if root.entries else None
     return call is None or call.file is None or not is_program_code(call.file)
+
+
+def _in_capsule(chain: Chain) -> InCapsule:
+    """Return a capsule at the end of a chain with what names the way to it; nothing of it refers to the program."""
+    return InCapsule(capsule_address(chain[-1]), name_chain(chain), _function_of(chain[0]))
 
 
 def _function_of(root: Root) -> tuple[str, str] | None:
@@ -388,11 +341,14 @@ def _leads_through_containers(chain: Chain) -> bool:
 
 
 def _parts(tensor: Tensor) -> Sequence[tuple[Tensor, int]]:
-    """Return the tensors in which a tensor lies, with the addresses of their storages; none where it shows none."""
+    """Return the tensors in which a tensor lies, with the addresses of their storages; none where it shows none.
+
+    What torch.func wraps lies in the tensor inside.
+    """
     try:
         if type(tensor) in _PLAIN and tensor.layout is torch.strided:
             key = address_of(tensor)
             return ((tensor, key),) if key else ()
         return [(part, key) for part in plain_parts(tensor) if (key := address_of(part))]
     except (NotImplementedError, RuntimeError, AttributeError):
-        return ()
+        return _parts(unwrapped(tensor)) if is_wrapped(tensor) else ()

@@ -1,0 +1,126 @@
+"""What gc is asked for: who refers to the storages that no search from a variable has found.
+
+Where it shows nobody, a value of an evaluation stack is one possibility, and an owner in C++ the other; their counts of
+references tell which. Of such an owner, as a DLPack capsule, the address of its memory may tell.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from memwatch.edges import EdgeKind
+from memwatch.heap.referrer_search import (
+    in_variables,
+    living_tensors,
+    referrer_paths,
+    suspended_calls,
+    young_objects,
+)
+from memwatch.heap.search_roots import running
+from memwatch.heap.shared_memory import memory_of
+from memwatch.record.clock import ticks
+from memwatch.record.holders.state import Told
+from memwatch.record.tables.storages import address_of
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from memwatch.heap.referrer_search import Path
+    from memwatch.record.holders.state import SamplingState
+    from memwatch.record.tables.watched import WatchedStorage
+
+_CONTAINERS: Final = ("list", "deque", "dict", "set")
+"""Types of what seldom stays on an evaluation stack: an argument of a call is gone by the next sample."""
+_PASSING: Final = (EdgeKind.EVALUATION_STACK, EdgeKind.C_CODE)
+"""Where a value lies until a variable has it."""
+
+
+class InCapsule(NamedTuple):
+    """Memory that a DLPack capsule owns, as numpy's `from_dlpack` makes one.
+
+    Attributes:
+        address: where it begins, None for a capsule of another kind.
+        path: the references from a root to the capsule.
+        function: file and name of the function whose call the path starts from; None where it starts elsewhere.
+    """
+
+    address: int | None
+    path: Path
+    function: tuple[str, str] | None
+
+
+def ask_who_refers(
+    state: SamplingState, fresh: dict[int, WatchedStorage], capsules: list[InCapsule], frame: FrameType | None
+) -> None:
+    """Ask who refers to the storages that the deep search did not find either: young objects first.
+
+    Args:
+        state: what samples share; what is found is told there from now on.
+        fresh: the storages, by address.
+        capsules: those that the search met.
+        frame: the innermost call.
+    """
+    left = {key: alive.number for key, alive in fresh.items() if alive.number not in state.told}
+    if not left:
+        return
+    left = dict(sorted(left.items(), key=lambda item: -fresh[item[0]].nbytes))
+    state.told.update((number, []) for number in left.values())
+    variables = in_variables(running(frame))  # first: a list of all objects holds the frames' dictionaries
+    objects = young_objects()
+    tensors = living_tensors(left, address_of, objects)
+    _tell(state, referrer_paths(tensors, variables, objects), tensors, capsules)
+    old = {key: number for key, number in left.items() if number not in tensors}
+    objects.clear()
+    tensors.clear()
+    if old and state.costs.may_scan_heap():
+        start = ticks()
+        objects = gc.get_objects()
+        tensors = living_tensors(old, address_of, objects)
+        objects.clear()  # it holds every container there is, perhaps one of this call's own
+        _tell(state, referrer_paths(tensors, variables), tensors, capsules)
+        state.costs.heap_scanned(ticks() - start)
+
+
+def ask_again_who_refers(state: SamplingState, again: dict[int, int], frame: FrameType | None) -> None:
+    """Ask once more who has the list in which something lay that no variable names: a suspended call may.
+
+    Args:
+        state: what samples share.
+        again: the storages' numbers, by address.
+        frame: the innermost call.
+    """
+    if not state.costs.may_scan_heap():
+        return
+    start = ticks()
+    for number in again.values():
+        state.told[number] = [told._replace(in_container=False) for told in state.told[number]]
+    variables = in_variables(running(frame))  # first: see `ask_who_refers`
+    objects = young_objects()
+    tensors = living_tensors(again, address_of, objects)
+    found = referrer_paths(tensors, variables, objects + suspended_calls())
+    _tell(state, found, tensors, [], is_last=True)
+    state.costs.heap_scanned(ticks() - start)
+
+
+def _tell(
+    state: SamplingState, found: dict[int, Path], tensors: dict[int, Any], capsules: list[InCapsule],
+    *, is_last: bool = False,
+) -> None:  # fmt: skip
+    for number, edges in found.items():
+        owners = _owners_of(tensors[number], capsules) if edges[0].kind is EdgeKind.C_CODE else []
+        if owners:
+            state.told[number] = [Told(state.paths(owner.path), owner.function) for owner in owners]
+        else:
+            is_passing = edges[0].kind in _PASSING
+            is_container = edges[0].kind is EdgeKind.EVALUATION_STACK and edges[0].name in _CONTAINERS
+            in_container = is_container and not is_last
+            state.told[number] = [Told(state.paths(edges), None, is_passing, in_container)]
+        for told in state.told[number]:
+            state.append(number, told.path)
+
+
+def _owners_of(tensor: Any, capsules: list[InCapsule]) -> list[InCapsule]:
+    """Return the capsules whose memory lies in the storage of a tensor."""
+    memory = memory_of(tensor) if capsules else range(0)
+    return [each for each in capsules if each.address in memory]
