@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from matplotlib import pyplot
 from overhead_tools import CONFIGURATIONS, FLOOR, PLAIN
+from overhead_turns import STEPS as IN_TURNS
 from overhead_turns import measure_turns, turns_lines
 from workloads import WORKLOADS
 
@@ -158,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--workload", choices=list(WORKLOADS), help="measure only this one again")
-    parser.add_argument("--turns", choices=[*WORKLOADS, "all"], help="measure only the long runs of this one")
+    parser.add_argument("--turns", choices=[*IN_TURNS, "all"], help="measure only the long runs of this one")
     parser.add_argument("--seconds", type=float, default=300, help="how long the turns of a workload go on")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -171,7 +172,7 @@ def main() -> None:
         kept["results"] |= measure(options.rounds, wanted)
         kept["rounds"] |= dict.fromkeys(wanted, options.rounds)
     if options.workload is None:
-        for workload in [options.turns] if options.turns in WORKLOADS else WORKLOADS:
+        for workload in [options.turns] if options.turns in IN_TURNS else IN_TURNS:
             kept.setdefault("turns", {})[workload] = measure_turns(workload, options.seconds)
     print(write(kept))
     draw(kept["results"])

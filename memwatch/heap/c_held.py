@@ -68,6 +68,15 @@ def _result(future: Any) -> list[NativeEdge]:
         return []
 
 
+def results_of(future: Any) -> list[Any]:
+    """Return the result of a torch future, or the items of a list, which a collective's makes anew at each call."""
+    results: list[Any] = []
+    for edge in _result(future):
+        made: Any = edge.target
+        results += made if type(made) in (list, tuple) else [made]
+    return results
+
+
 def _scripted(module: Any) -> list[NativeEdge]:
     inside = (instance_dict(module) or {}).get("_c")
     return [

@@ -30,7 +30,7 @@ from memwatch._torch.jit import Future
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
 from memwatch.edges import Edge, EdgeKind, Vertex, VertexKind
 from memwatch.heap.autograd import gradient_of
-from memwatch.heap.c_held import c_held_edges
+from memwatch.heap.c_held import results_of
 from memwatch.heap.call_edges import frame_edge, suspended_edge, traceback_edge
 from memwatch.heap.names import (
     assignment_place,
@@ -339,7 +339,7 @@ def _array(chain: Sequence[Any], at: int) -> Named | None:
 
 
 def _torch_future(chain: Sequence[Any], at: int) -> Named | None:
-    is_result = any(edge.target is chain[at + 1] for edge in c_held_edges(chain[at]))
+    is_result = any(result is chain[at + 1] for result in results_of(chain[at]))
     return (Edge(EdgeKind.FUTURE_RESULT, owner=vertex_of(chain[at])), 1) if is_result else None
 
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from memwatch._torch.jit import Future
 from memwatch._torch.modules import BUFFERS, MODULES, PARAMETERS
-from memwatch.heap.c_held import c_held_edges
+from memwatch.heap.c_held import results_of
 from memwatch.heap.capsules import Capsule
 from memwatch.heap.frames import read_locals
 from memwatch.heap.names import instance_dict
@@ -144,8 +144,8 @@ def _array(value: Any) -> Iterator[Chain]:
 
 def _result(value: Any) -> Iterator[Chain]:
     # of a `torch.futures.Future`, as of a collective that runs on its own
-    for edge in c_held_edges(value):
-        yield (edge.target,)
+    for held in results_of(value):
+        yield (held,)
 
 
 def items_of_array(array: Any) -> list[Any]:

@@ -33,7 +33,8 @@ _MAX_REFERRERS: Final = 2000
 _MAX_YOUNG: Final = 50_000
 _AT_ONCE: Final = 64
 _SUSPENDED: Final = list(map(id, (GeneratorType, CoroutineType, AsyncGeneratorType)))
-_OURS: Final = 3  # both dictionaries and the argument of getrefcount; C++ may hold one more
+_OURS: Final = 3  # a list of the caller's, one of ours and the argument of getrefcount; C++ may hold one more
+_MAX_VIEWS: Final = 8  # of one storage; of more it is not said that C++ alone has them
 
 Path = tuple[Edge, ...]
 
@@ -61,8 +62,8 @@ def suspended_calls() -> list[Any]:
 
 def living_tensors(
     wanted: dict[int, int], address_of: Callable[[Any], int], objects: list[Any]
-) -> dict[int, Any]:
-    """Find one Python tensor for each storage wanted, and take all tensors out of the objects.
+) -> dict[int, list[Any]]:
+    """Find Python's tensors of each storage wanted, and take all tensors out of the objects.
 
     Args:
         wanted: address of a storage -> its number.
@@ -70,7 +71,7 @@ def living_tensors(
         objects: where to look.
 
     Returns:
-        Storage number -> tensor; storages that only C++ refers to are missing.
+        Storage number -> its tensors, as a view and its base; storages that only C++ refers to are missing.
     """
     types = np.fromiter(map(id, map(type, objects)), dtype=np.int64, count=len(objects))
     classes, first = np.unique(types, return_index=True)
@@ -78,14 +79,14 @@ def living_tensors(
     for cls, at in zip(classes.tolist(), first.tolist(), strict=True):
         if torch.Tensor in mro_of(type(objects[at])):
             tensor_classes.append(cls)  # in a comprehension `objects` would be in a cell that lies in it
-    found: dict[int, Any] = {}
+    found: dict[int, list[Any]] = {}
     for at in np.flatnonzero(np.isin(types, tensor_classes)).tolist():
         try:
             number = wanted.get(address_of(objects[at]))
         except (NotImplementedError, RuntimeError, AttributeError):
             number = None
         if number is not None:
-            found.setdefault(number, objects[at])
+            found.setdefault(number, []).append(objects[at])
         objects[at] = None
     return found
 
@@ -96,30 +97,30 @@ def in_variables(calls: Iterable[FrameType]) -> set[int]:
 
 
 def referrer_paths(
-    tensors: dict[int, Any], variables: set[int], objects: list[Any] | None = None
-) -> dict[int, Path]:
-    """Return the path to each tensor from the top of what refers to it.
+    tensors: dict[int, list[Any]], variables: set[int], objects: list[Any] | None = None,
+    ours: set[int] | None = None,
+) -> dict[int, Path]:  # fmt: skip
+    """Return the path to each storage from the top of what refers to one of its tensors.
 
     Args:
-        tensors: storage number -> tensor, held by nothing else here.
+        tensors: storage number -> its tensors, held by nothing else here.
         variables: `id` of what variables of running calls refer to.
         objects: which objects may refer to them; by default all that there are.
+        ours: `id` of other objects of memwatch's that refer to the program's.
 
     Returns:
         Storage number -> path. It starts with `EVALUATION_STACK`, named by the type of the top, where nothing
         that gc sees refers to the top; with `MODULE` where a module does; else with an entry of a class. It is
-        `C_CODE` alone where a tensor has an owner in C++ and no other.
+        `C_CODE` alone where all tensors have an owner in C++ and no other, as the base of a view.
     """
-    chosen = dict(list(tensors.items())[:_MAX_TENSORS])
-    counts = {
-        number: sys.getrefcount(chosen[number]) - _OURS - (_owners_in_c(chosen[number]) > 1)
-        for number in chosen  # not `items()`, which keeps the pair that it gave
-    }
+    numbers = [number for number in list(tensors)[:_MAX_TENSORS] for _ in tensors[number][:_MAX_VIEWS]]
+    level = [tensor for number in dict.fromkeys(numbers) for tensor in tensors[number][:_MAX_VIEWS]]
+    counts = [sys.getrefcount(level[at]) - _OURS - (_owners_in_c(level[at]) > 1) for at in range(len(level))]
     above: dict[int, Any] = {}
     beside: dict[int, Any] = {}
-    ours = {id(chosen), id(tensors), id(counts), id(above), id(beside), id(objects)}
-    level: list[Any] = list(chosen.values())
-    known = {id(tensor) for tensor in level}
+    ours = (ours or set()) | {id(tensors), id(counts), id(above), id(beside), id(objects)}
+    ours.update(map(id, tensors.values()))
+    chosen, known = level, {id(tensor) for tensor in level}
     for _ in range(_MAX_LEVELS):
         ours.add(id(level))
         known.add(id(level))
@@ -127,13 +128,18 @@ def referrer_paths(
         if not fresh:
             break
         level = fresh
-    found = {}
-    for number, tensor in chosen.items():
+    found: dict[int, Path] = {}
+    in_c = dict.fromkeys(numbers, True)
+    for number, tensor, count in zip(numbers, chosen, counts, strict=True):
         chain = _chain(tensor, above, beside)
-        if id(chain[0]) not in variables:  # a variable of torch's own calls, for the program's were searched
-            path = _path(chain, counts[number])
-            if path is not None:
-                found[number] = path
+        is_in_c = len(chain) == 1 and count <= 0
+        in_c[number] &= is_in_c and len(tensors[number]) <= _MAX_VIEWS
+        if is_in_c or id(chain[0]) in variables:  # torch's own calls' variables: the program's were searched
+            continue
+        path = _path(chain)
+        if path is not None:
+            found.setdefault(number, path)
+    found.update((number, (Edge(EdgeKind.C_CODE),)) for number, is_one in in_c.items() if is_one)
     above.clear()
     beside.clear()
     return found
@@ -202,16 +208,11 @@ def _chain(tensor: Any, above: dict[int, Any], beside: dict[int, Any]) -> list[A
     return chain[::-1]
 
 
-def _path(chain: list[Any], count: int) -> Path | None:
-    """Name a chain from its top on; None where a program could do nothing about it.
-
-    Args:
-        chain: objects from the top to the tensor.
-        count: references to the tensor that no referrer accounts for.
-    """
+def _path(chain: list[Any]) -> Path | None:
+    """Name a chain from its top to a tensor; None where a program could do nothing about it."""
     top = chain[0]
     if len(chain) == 1:
-        return (Edge(EdgeKind.EVALUATION_STACK if count > 0 else EdgeKind.C_CODE),)
+        return (Edge(EdgeKind.EVALUATION_STACK),)
     if type(top) is FrameType:
         return None  # a call in torch or Python: it ends soon, and nobody edits it
     edges = name_chain(chain)

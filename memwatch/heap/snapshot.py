@@ -284,8 +284,11 @@ class Snapshot:
 
     def has_old(self, positions: Iterable[int]) -> bool:
         """Return True if one of some objects is old."""
-        listed = [self.objects[position] for position in positions if position < self.first_gc_end]
-        return not np.isin(ids_of(listed), self.young).all()
+        ids = ids_of([self.objects[position] for position in positions if position < self.first_gc_end])
+        if not len(ids) or not len(self.young):
+            return bool(len(ids))
+        places = np.searchsorted(self.young, ids)  # `np.isin` would look at every young object for a few
+        return bool((self.young.take(places, mode="clip") != ids).any())
 
     def is_young(self, obj: object) -> bool:
         """Return True if an object is not from before what is looked at."""

@@ -134,7 +134,7 @@ def test_a_suspended_generator_has_what_lies_in_its_list_though_it_has_another_i
     batches = fetched_ahead()
     next(batches)
     waiting = next(batches)
-    tensors = {number: item[0] for number, item in enumerate(waiting)}
+    tensors = {number: [item[0]] for number, item in enumerate(waiting)}
     paths = referrer_paths(tensors, set(), [batches, waiting, *waiting])
     variables = [(paths[number][1].kind, paths[number][1].name) for number in tensors]
     assert variables == [(EdgeKind.LOCAL, "waiting"), (EdgeKind.LOCAL, "newest")]
@@ -222,7 +222,7 @@ def test_a_tuple_that_is_being_filled_is_named():
 
     def items():
         yield torch.ones(5)
-        found.append(referrer_paths({7: the_tensor_of_five()}, set()))
+        found.append(referrer_paths({7: [the_tensor_of_five()]}, set()))
         yield 2
 
     assert len(tuple(items())) == 2

@@ -121,7 +121,8 @@ class HolderPath:
     @property
     def is_told_again(self) -> bool:
         """Whether a sample may have taken it over from one before: it asks gc but once about a storage."""
-        return self.suspended is not None or self.head.kind is EdgeKind.C_CODE
+        in_cpp = self.head.kind is EdgeKind.C_CODE or self.edges[-1].kind is EdgeKind.SHARED_MEMORY
+        return self.suspended is not None or in_cpp
 
     @property
     def is_graph(self) -> bool:
@@ -149,7 +150,7 @@ class HolderPath:
     def _on_the_way(self) -> Path:
         """The references after the root's; a reader is told of the array whose memory is a tensor's, not of both."""
         edges = self.edges[1:-1] if self.is_graph else self.edges[1:]
-        while edges and edges[-1].kind is EdgeKind.NUMPY_BASE:
+        while edges and edges[-1].kind in (EdgeKind.NUMPY_BASE, EdgeKind.SHARED_MEMORY):
             edges = edges[:-1]
         return edges
 

@@ -245,7 +245,10 @@ class Unseen:
 
 
 def _repeats(names: IntArray) -> bool:
-    """Return True for ops that are the same again and again, three times at least, as those of a loop over one line."""
+    """Return True for ops that are the same again and again, as those of a loop over one line.
+
+    They are two passes and one op more at least: fewer may as well be what one call into C++ does twice.
+    """
     return any(
         bool((names[period:] == names[:-period]).all())
         for period in range(1, min(_LONGEST_PASS_OPS, (len(names) - 1) // 2) + 1)

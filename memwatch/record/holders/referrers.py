@@ -7,7 +7,7 @@ references tell which. Of such an owner, as a DLPack capsule, the address of its
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from memwatch.edges import EdgeKind
 from memwatch.heap.referrer_search import (
@@ -20,6 +20,7 @@ from memwatch.heap.referrer_search import (
 from memwatch.heap.search_roots import running
 from memwatch.heap.shared_memory import memory_of
 from memwatch.record.clock import ticks
+from memwatch.record.holders.capsules import C_CODE, Capsules
 from memwatch.record.holders.state import Told
 from memwatch.record.tables.storages import address_of
 
@@ -32,26 +33,10 @@ if TYPE_CHECKING:
 
 _CONTAINERS: Final = ("list", "deque", "dict", "set")
 """Types of what seldom stays on an evaluation stack: an argument of a call is gone by the next sample."""
-_PASSING: Final = (EdgeKind.EVALUATION_STACK, EdgeKind.C_CODE)
-"""Where a value lies until a variable has it."""
-
-
-class InCapsule(NamedTuple):
-    """Memory that a DLPack capsule owns, as numpy's `from_dlpack` makes one.
-
-    Attributes:
-        address: where it begins, None for a capsule of another kind.
-        path: the references from a root to the capsule.
-        function: file and name of the function whose call the path starts from; None where it starts elsewhere.
-    """
-
-    address: int | None
-    path: Path
-    function: tuple[str, str] | None
 
 
 def ask_who_refers(
-    state: SamplingState, fresh: dict[int, WatchedStorage], capsules: list[InCapsule], frame: FrameType | None
+    state: SamplingState, fresh: dict[int, WatchedStorage], capsules: Capsules, frame: FrameType | None
 ) -> None:
     """Ask who refers to the storages that the deep search did not find either: young objects first.
 
@@ -69,7 +54,7 @@ def ask_who_refers(
     variables = in_variables(running(frame))  # first: a list of all objects holds the frames' dictionaries
     objects = young_objects()
     tensors = living_tensors(left, address_of, objects)
-    _tell(state, referrer_paths(tensors, variables, objects), tensors, capsules)
+    _tell(state, referrer_paths(tensors, variables, objects, ours=capsules.ids), tensors, capsules)
     old = {key: number for key, number in left.items() if number not in tensors}
     objects.clear()
     tensors.clear()
@@ -78,7 +63,7 @@ def ask_who_refers(
         objects = gc.get_objects()
         tensors = living_tensors(old, address_of, objects)
         objects.clear()  # it holds every container there is, perhaps one of this call's own
-        _tell(state, referrer_paths(tensors, variables), tensors, capsules)
+        _tell(state, referrer_paths(tensors, variables, ours=capsules.ids), tensors, capsules)
         state.costs.heap_scanned(ticks() - start)
 
 
@@ -99,28 +84,21 @@ def ask_again_who_refers(state: SamplingState, again: dict[int, int], frame: Fra
     objects = young_objects()
     tensors = living_tensors(again, address_of, objects)
     found = referrer_paths(tensors, variables, objects + suspended_calls())
-    _tell(state, found, tensors, [], is_last=True)
+    _tell(state, found, tensors, Capsules(()), is_last=True)
     state.costs.heap_scanned(ticks() - start)
 
 
 def _tell(
-    state: SamplingState, found: dict[int, Path], tensors: dict[int, Any], capsules: list[InCapsule],
+    state: SamplingState, found: dict[int, Path], tensors: dict[int, list[Any]], capsules: Capsules,
     *, is_last: bool = False,
 ) -> None:  # fmt: skip
     for number, edges in found.items():
-        owners = _owners_of(tensors[number], capsules) if edges[0].kind is EdgeKind.C_CODE else []
-        if owners:
-            state.told[number] = [Told(state.paths(owner.path), owner.function) for owner in owners]
+        on_stack = edges[0].kind is EdgeKind.EVALUATION_STACK
+        if edges == C_CODE:
+            state.shared[number] = memory_of(tensors[number][0])
+            state.told[number] = capsules.told_of(state.shared[number], state)
         else:
-            is_passing = edges[0].kind in _PASSING
-            is_container = edges[0].kind is EdgeKind.EVALUATION_STACK and edges[0].name in _CONTAINERS
-            in_container = is_container and not is_last
-            state.told[number] = [Told(state.paths(edges), None, is_passing, in_container)]
+            in_container = on_stack and edges[0].name in _CONTAINERS and not is_last
+            state.told[number] = [Told(state.paths(edges), None, on_stack, in_container)]
         for told in state.told[number]:
             state.append(number, told.path)
-
-
-def _owners_of(tensor: Any, capsules: list[InCapsule]) -> list[InCapsule]:
-    """Return the capsules whose memory lies in the storage of a tensor."""
-    memory = memory_of(tensor) if capsules else range(0)
-    return [each for each in capsules if each.address in memory]

@@ -17,7 +17,6 @@ from memwatch._torch.functorch import is_wrapped, unwrapped
 from memwatch.capture.schema import NONE
 from memwatch.edges import Edge, EdgeKind
 from memwatch.heap.autograd import gradient_of
-from memwatch.heap.capsules import capsule_address
 from memwatch.heap.graph_walk import GraphWalk, first_node
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch
@@ -31,8 +30,9 @@ from memwatch.heap.search_roots import (
 )
 from memwatch.heap.tensors import is_tensor
 from memwatch.own_code import is_program_code
-from memwatch.record.holders.referrers import InCapsule, ask_again_who_refers, ask_who_refers
-from memwatch.record.holders.state import Told
+from memwatch.record.holders.capsules import Capsules, look_at_capsules
+from memwatch.record.holders.referrers import ask_again_who_refers, ask_who_refers
+from memwatch.record.holders.state import Told, function_of
 from memwatch.record.tables.parts import address_or_zero, plain_parts, tensor_bytes
 from memwatch.record.tables.storages import BASELINE, address_of
 from memwatch.record.tables.watched import WatchedStorage, WatchedTensor
@@ -73,7 +73,7 @@ class Sample:
         self._path_of_items: dict[int, int] = {}
         self._shared_container = (0, 0)
         self._in_containers: dict[int, int] = {}
-        self._capsules: list[InCapsule] = []
+        self._capsules: list[Chain] = []
         self._left_out: dict[int, int] = {}
         self._is_in_library = False
         self._root: Root | None = None
@@ -90,8 +90,11 @@ class Sample:
         state, device = self._state, self._device
         if fresh or state.is_time_to_search_again(device) or state.is_much_unnamed_again(device):
             self._search_deep(frame, spaces)
+            capsules = Capsules(self._capsules)
+            look_at_capsules(state, capsules)
             if fresh:
-                ask_who_refers(state, fresh, self._capsules, frame)
+                ask_who_refers(state, fresh, capsules, frame)
+            self._capsules.clear()
         if self._is_much(self._in_containers):
             ask_again_who_refers(state, self._in_containers, frame)
 
@@ -129,7 +132,7 @@ class Sample:
                 self._held(chain)
         for chain in search.rest():
             self._held(chain)
-        self._capsules = [_in_capsule(chain) for chain in search.capsules]
+        self._capsules = search.capsules
         self._state.told.update(self._told_now)
         self._root = None
 
@@ -174,7 +177,7 @@ class Sample:
                 self._state.append(number, path)
                 if self._deep:
                     self._state.ways.learn(chain)
-                    self._told_now.setdefault(number, []).append(Told(path, _function_of(chain[0])))
+                    self._told_now.setdefault(number, []).append(Told(path, function_of(chain[0])))
         if type(tensor) in _PLAIN:
             if type(tensor) is Parameter or not tensor.requires_grad:
                 return  # a parameter's gradient is known by its role, and neither has a graph
@@ -240,17 +243,12 @@ class Sample:
 
     def _path_of_variable(self, chain: Chain) -> int:
         """Return the number of the path to what a root holds itself: a call's variable is named once for each line."""
-        root: Root = chain[0]
-        value, known = chain[1], self._state.path_of_variable
-        held = next((held for held in root.entries if held.value is value), None)
-        if (
-            held is None
-            or held.owner is None
-            or root.kind is not RootKind.FRAME
-            or type(held.name) is not str
-        ):
+        root, value, known = chain[0], chain[1], self._state.path_of_variable
+        is_call = root.kind is RootKind.FRAME
+        held = next((held for held in root.entries if held.value is value), None) if is_call else None
+        if held is None or held.owner is None or type(held.name) is not str:
             return self._state.paths(name_chain(chain))
-        key = id(held.owner), held.name
+        key = id(held.owner), held.kind, held.name  # a comprehension has the owner of the function around it
         if key not in known:
             known[key] = held.owner, self._state.paths(name_chain(chain))
         return known[key][1]
@@ -318,19 +316,6 @@ def _is_of_library(root: Root) -> bool:
     """Return True for a call of an installed package, of torch or of Python."""
     call = root.entries[0].owner if root.entries else None
     return call is None or call.file is None or not is_program_code(call.file)
-
-
-def _in_capsule(chain: Chain) -> InCapsule:
-    """Return a capsule at the end of a chain with what names the way to it; nothing of it refers to the program."""
-    return InCapsule(capsule_address(chain[-1]), name_chain(chain), _function_of(chain[0]))
-
-
-def _function_of(root: Root) -> tuple[str, str] | None:
-    """Return the file and the name of the function of this thread whose call a root is, None for other roots."""
-    call = root.entries[0].owner if root.kind is RootKind.FRAME else None
-    if call is None or call.file is None or call.thread:
-        return None
-    return call.file, (call.inner or call).name
 
 
 def _leads_through_containers(chain: Chain) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from memwatch.capture.paths import PathTables
 from memwatch.heap.known_ways import KnownWays
 from memwatch.heap.reference_search import KnownClasses
+from memwatch.heap.roots import RootKind
 from memwatch.record.clock import ticks
 from memwatch.record.holders.schedule import SamplingCosts, SamplingSchedule
 from memwatch.record.tables.rows import Rows
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from memwatch.edges import Vertex
+    from memwatch.edges import EdgeKind, Vertex
+    from memwatch.heap.roots import Root
     from memwatch.record.context import Context
     from memwatch.record.saved.packer import Packer
     from memwatch.record.tables.op_counter import OpCounter
@@ -46,6 +48,14 @@ class Told(NamedTuple):
     in_container: bool = False
 
 
+def function_of(root: Root) -> tuple[str, str] | None:
+    """Return the file and the name of the function of this thread whose call a root is, None for other roots."""
+    call = root.entries[0].owner if root.kind is RootKind.FRAME else None
+    if call is None or call.file is None or call.thread:
+        return None
+    return call.file, (call.inner or call).name
+
+
 class SamplingState:
     """What one sample leaves for the next.
 
@@ -66,7 +76,8 @@ class SamplingState:
         ways: where deep searches found something.
         barren: `id` of modules' functions and classes behind which no tensor was found.
         known_classes: the classes of the objects that were met.
-        path_of_variable: the calls at their lines, and the paths to their variables, by the calls' `id` and the names.
+        path_of_variable: calls at their lines, and the paths to their variables, by the calls' `id`, kind and name.
+        shared: addresses of the storages that C++ alone has, by number: a DLPack capsule may own the memory.
     """
 
     def __init__(
@@ -91,7 +102,8 @@ class SamplingState:
         self.ways = KnownWays()
         self.barren: set[int] = set()
         self.known_classes = KnownClasses()
-        self.path_of_variable: dict[tuple[int, str], tuple[Vertex, int]] = {}
+        self.path_of_variable: dict[tuple[int, EdgeKind, str], tuple[Vertex, int]] = {}
+        self.shared: dict[int, range] = {}
         self.op_counter = op_counter
         self._count_at_search = 0
         self._searched_bytes: dict[int, int] = {}
