@@ -40,3 +40,11 @@ def _first_item(items: tuple[object, ...] | list[object]) -> int:
         field = id(items) + list.__basicsize__ - 2 * _POINTER_BYTES
         return ctypes.c_void_p.from_address(field).value or 0
     return id(items) + tuple.__basicsize__
+
+
+def are_all_among(ordered: NDArray[np.int64], few: NDArray[np.int64]) -> bool:
+    """Return True if all of a few ids are among many, which are in order: `np.isin` would look at all of these."""
+    if not len(few) or not len(ordered):
+        return not len(few)
+    places = np.searchsorted(ordered, few)
+    return bool((ordered.take(places, mode="clip") == few).all())

@@ -18,7 +18,7 @@ from memwatch.heap.c_held import Unlisted, c_held_edges, keeps_in_c, untracked
 from memwatch.heap.capsules import Capsule
 from memwatch.heap.classes import Classes
 from memwatch.heap.frames import is_own_code, is_test_runner_code, without_empty_dictionaries
-from memwatch.heap.ids import identities, ids_of
+from memwatch.heap.ids import are_all_among, identities, ids_of
 from memwatch.heap.packs import seen_through
 from memwatch.heap.pause import pause_gc, resume_gc
 from memwatch.heap.referents import referents_of
@@ -284,11 +284,8 @@ class Snapshot:
 
     def has_old(self, positions: Iterable[int]) -> bool:
         """Return True if one of some objects is old."""
-        ids = ids_of([self.objects[position] for position in positions if position < self.first_gc_end])
-        if not len(ids) or not len(self.young):
-            return bool(len(ids))
-        places = np.searchsorted(self.young, ids)  # `np.isin` would look at every young object for a few
-        return bool((self.young.take(places, mode="clip") != ids).any())
+        listed = [self.objects[position] for position in positions if position < self.first_gc_end]
+        return not are_all_among(self.young, ids_of(listed))
 
     def is_young(self, obj: object) -> bool:
         """Return True if an object is not from before what is looked at."""
