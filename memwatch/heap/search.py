@@ -44,9 +44,10 @@ class Tree:
         """Return the positions from a source to this object, both included; empty if not reached."""
         if not self.reaches(position):
             return []
+        above = self.above.item  # faster than an index; thousands of paths may have hundreds of steps
         path = [position]
-        while self.above[path[-1]] != path[-1]:
-            path.append(int(self.above[path[-1]]))
+        while (owner := above(path[-1])) != path[-1]:
+            path.append(owner)
         return path[::-1]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -348,7 +349,8 @@ def explain_unreachable(
         storage: the survivor.
     """
     loop, chain = found
-    if any(is_import(snapshot.objects[place]) for place in [*loop.positions, *chain]):
+    objects = [snapshot.objects[place] for place in [*loop.positions, *chain]]
+    if FrameType in set(map(type, objects)) and any(map(is_import, objects)):
         return None
     survivor = _in_loop(snapshot, loop, chain, storage)
     unseen = loops.find_unseen(chain[-1]) if loop.positions and not loop.is_unseen else None
