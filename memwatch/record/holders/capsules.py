@@ -65,9 +65,10 @@ class Capsules:
 
 def look_at_capsules(state: SamplingState, capsules: Capsules) -> None:
     """Tell anew who has what C++ alone had at an earlier sample: an array may have been dropped, or put elsewhere."""
+    missing = set().union(*state.unnamed.values())
     for number, memory in list(state.shared.items()):
         told = state.told.get(number)
-        if told and told[0].on_stack:
+        if number in missing and told and told[0].on_stack:
             state.told[number] = capsules.told_of(memory, state)
         else:
             del state.shared[number]  # a variable has it again, or it is gone
