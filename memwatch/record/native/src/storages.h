@@ -237,7 +237,8 @@ class Storages {
     }
     if (there.watch_bytes < kNobodyWaits) {
       const int64_t workspace = workspace_bytes();
-      if (there.live_bytes + workspace > there.watch_bytes || is_above_limit(there)) {
+      const bool is_above = is_above_limit(there);  // first: what was handed on and is gone must not count there
+      if (is_above || there.live_bytes + workspace > there.watch_bytes) {
         table_.above_watched(device, weight, workspace);
       }
     }
