@@ -53,6 +53,7 @@ _LIBRARY_CALLS: Final = 0
 _PLAIN: Final = (Tensor, Parameter)
 _GRAPH: Final = Edge(EdgeKind.GRAPH)
 _DIRECT: Final = 2  # a root, and what its variable refers to
+_MAX_KNOWN: Final = 4096  # variables: a call may be described anew, and has another `id` then
 _LONGEST: Final = 32  # of gradients of gradients: a tensor may be its own
 
 
@@ -73,7 +74,6 @@ class Sample:
         self._path_of_items: dict[int, int] = {}
         self._shared_container = (0, 0)
         self._in_containers: dict[int, int] = {}
-        self._capsules: list[Chain] = []
         self._left_out: dict[int, int] = {}
         self._is_in_library = False
         self._root: Root | None = None
@@ -89,12 +89,7 @@ class Sample:
         fresh = self._unnamed(frame)
         state, device = self._state, self._device
         if fresh or state.is_time_to_search_again(device) or state.is_much_unnamed_again(device):
-            self._search_deep(frame, spaces)
-            capsules = Capsules(self._capsules)
-            look_at_capsules(state, capsules)
-            if fresh:
-                ask_who_refers(state, fresh, capsules, frame)
-            self._capsules.clear()
+            self._search_further(fresh, frame, spaces)
         if self._is_much(self._in_containers):
             ask_again_who_refers(state, self._in_containers, frame)
 
@@ -121,7 +116,17 @@ class Sample:
                 if number != NONE and number not in named:
                     self._state.append(number, self._state.paths(edges))
 
-    def _search_deep(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> None:
+    def _search_further(
+        self, fresh: dict[int, WatchedStorage], frame: FrameType | None, spaces: dict[int, dict[str, Any]]
+    ) -> None:
+        """Search deep, and ask gc who refers to those of the storages that this does not find either."""
+        capsules = Capsules(self._search_deep(frame, spaces))
+        look_at_capsules(self._state, capsules)
+        if fresh:
+            ask_who_refers(self._state, fresh, capsules, frame)
+
+    def _search_deep(self, frame: FrameType | None, spaces: dict[int, dict[str, Any]]) -> list[Chain]:
+        """Append what a deep search finds; return the ways to the capsules that it met."""
         self._deep = True
         search = self._reference_search(frame)
         # From all calls at once: of an object that several calls reach, the shortest way there is told.
@@ -132,9 +137,9 @@ class Sample:
                 self._held(chain)
         for chain in search.rest():
             self._held(chain)
-        self._capsules = search.capsules
         self._state.told.update(self._told_now)
         self._root = None
+        return search.capsules
 
     def _reference_search(self, frame: FrameType | None) -> ReferenceSearch:
         calls, state = {id(call) for call in running(frame)}, self._state
@@ -250,6 +255,8 @@ class Sample:
             return self._state.paths(name_chain(chain))
         key = id(held.owner), held.kind, held.name  # a comprehension has the owner of the function around it
         if key not in known:
+            if len(known) >= _MAX_KNOWN:
+                known.clear()
             known[key] = held.owner, self._state.paths(name_chain(chain))
         return known[key][1]
 

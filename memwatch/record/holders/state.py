@@ -38,7 +38,7 @@ class Told(NamedTuple):
     Attributes:
         path: number of the path.
         function: file and name of the function whose call it starts from; None where it starts elsewhere.
-        on_stack: whether it was a value of an evaluation stack: it is so no more once a variable has it.
+        on_stack: whether it was a value of an evaluation stack, or C++'s: it is so no more once a variable has it.
         in_container: whether that was a list or the like, and only young objects were asked who refers to it.
     """
 
