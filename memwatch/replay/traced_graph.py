@@ -46,7 +46,8 @@ class Way:
         number: place among the ways of the graph.
         order: names of nodes that it runs, and moves.
         forward, backward: take a list of arguments, which they empty; no backward in inference.
-        num_saved, num_symbols: how many tensors, and after them numbers, the forward hands to the backward.
+        num_saved: how many tensors the forward hands to the backward.
+        numbers: the kinds of the numbers that it hands over after them.
         tag: tensor that says `number` where there are no such numbers.
         tail: what the forward returns besides, where there are no such numbers; nothing in the first way.
     """
@@ -56,7 +57,7 @@ class Way:
     forward: Boxed
     backward: Boxed | None
     num_saved: int
-    num_symbols: int
+    numbers: tuple[type, ...]
     tag: torch.Tensor
     tail: tuple[torch.Tensor, ...]
 
@@ -203,7 +204,8 @@ class TracedGraph:
         number, tag = len(self.ways), _tag(len(self.ways))
         # AOTAutograd marks the sizes of some of the tensors that the first way saved: as many are there always
         tail = (tag,) * (max(self.ways[0].num_saved - len(tensors), 0) + 1) if self.ways else ()
-        way = Way(number, tuple(order), forward, backward, len(tensors), len(symbols), tag, tail)
+        kinds = tuple(map(_kind_of, symbols))
+        way = Way(number, tuple(order), forward, backward, len(tensors), kinds, tag, tail)
         self._of_tag[id(tag)] = way
         self.ways.append(way)
         return way, modules
@@ -222,16 +224,16 @@ class TracedGraph:
         if way.number == 0 or way.backward is None:
             return found
         first = self.ways[0]
-        if not way.num_symbols and not first.num_symbols:
+        if not way.numbers and not first.numbers:
             return [*found, *way.tail]
-        end = len(found) - way.num_symbols
-        tag = torch.tensor([way.number, *map(int, found[end:])]) if way.num_symbols else way.tag
-        return [*found[:end], *way.tail[1:], tag, *[0] * first.num_symbols]
+        end = len(found) - len(way.numbers)
+        tag = torch.tensor([way.number, *map(_as_int, way.numbers, found[end:])]) if way.numbers else way.tag
+        return [*found[:end], *way.tail[1:], tag, *[0] * len(first.numbers)]
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
         """Run the backward of the way that the forward took."""
         first = self.ways[0]
-        if len(args) == first.num_symbols + first.num_saved + self._num_tangents:
+        if len(args) == len(first.numbers) + first.num_saved + self._num_tangents:
             way, mine = first, args
         else:
             way, mine = self._taken(args)
@@ -247,12 +249,13 @@ class TracedGraph:
         """Return another than the first way, and what its backward takes; empty what AOTAutograd gave."""
         first_tangent = len(args) - self._num_tangents
         tag = args[first_tangent - 1]
-        way, symbols = self._of_tag.get(id(tag)), []
-        if way is None:  # it has symbols, or hooks of the program have packed what was saved
-            number, *symbols = tag.tolist()
+        way, numbers = self._of_tag.get(id(tag)), []
+        if way is None:  # it has numbers, or hooks of the program have packed what was saved
+            number, *ints = tag.tolist()
             way = self.ways[number]
-        start = self.ways[0].num_symbols
-        mine = [*symbols, *args[start : start + way.num_saved], *args[first_tangent:]]
+            numbers = list(map(_of_int, way.numbers, ints))
+        start = len(self.ways[0].numbers)
+        mine = [*numbers, *args[start : start + way.num_saved], *args[first_tangent:]]
         args.clear()
         return way, mine
 
@@ -291,6 +294,23 @@ def _tag(number: int) -> torch.Tensor:
 
 def _is_symbol(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), (*py_sym_types, int, float, bool))
+
+
+def _kind_of(node: fx.Node) -> type:
+    """Return of which kind a number is; few are sizes: attention divides by the root of one."""
+    value = node.meta["val"]
+    if isinstance(value, (bool, torch.SymBool)):
+        return bool
+    return float if isinstance(value, (float, torch.SymFloat)) else int
+
+
+def _as_int(kind: type, value: Any) -> int:
+    """Return a number as an integer of 64 bits, from which `_of_int` has it again to the last bit."""
+    return int(np.float64(value).view(np.int64)) if kind is float else int(value)
+
+
+def _of_int(kind: type, bits: int) -> float:
+    return float(np.int64(bits).view(np.float64)) if kind is float else kind(bits)
 
 
 def _is_unchecked(node: fx.Node) -> bool:

@@ -96,6 +96,26 @@ def test_a_step_is_that_of_eager_pytorch(function, dtype, budget):
         assert all(map(torch.equal, results(model, compiled, x, dtype), wanted))
 
 
+def scaled(x):
+    """Divide by the root of a size, and by nothing where the size is odd."""
+    return functional.gelu(x / x.shape[3] ** 0.5) * (x.shape[3] % 2 == 0)
+
+
+@pytest.mark.parametrize("place", [2, 3])
+@pytest.mark.parametrize("function", [attention, scaled])
+def test_numbers_that_are_made_of_a_symbolic_size_reach_the_backward(function, place):
+    """What the forward hands over besides tensors is as it was: the root of a head's size is no integer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Layer(function) for _ in range(2)))
+    compiled = torch.compile(model, backend="memwatch", options={"budget": "70%", "time_limit_s": 2.0})
+    for size in (16, 12, 16):
+        x = torch.randn(2, 8, *(size if axis == place else 16 for axis in (2, 3)))
+        torch._dynamo.maybe_mark_dynamic(x, place)
+        wanted = [each.clone() for each in results(model, model, x, torch.float32)]
+        for _ in range(2):
+            assert all(map(torch.equal, results(model, compiled, x, torch.float32), wanted))
+
+
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
 def test_gradients_lie_in_memory_as_those_of_eager_pytorch(mode):
     """Of a gradient whose channels lie last, sums over it are rounded as such: the gradient of a bias shows it."""
