@@ -72,8 +72,10 @@ class Gradients:
     def reached(self, leaves: Iterable[Tensor]) -> None:
         """Hear of leaves in the graph of the backward that runs in this thread: it may give them gradients."""
         leaves = list(leaves)
-        self._owners.name_leaves(leaves)
         keys = self._parameters.keys_of(leaves)
+        if len(keys) < len(leaves):
+            self._owners.name_leaves(leaves)
+            keys = self._parameters.keys_of(leaves)
         self._reached.setdefault(current_graph_task_id(), set()).update(keys)
 
     def note_reached(self) -> None:

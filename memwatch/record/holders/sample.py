@@ -20,6 +20,7 @@ from memwatch.heap.autograd import gradient_of
 from memwatch.heap.graph_walk import GraphWalk, first_node
 from memwatch.heap.paths import name_chain
 from memwatch.heap.reference_search import ReferenceSearch
+from memwatch.heap.references import position_in
 from memwatch.heap.roots import RootKind
 from memwatch.heap.search_roots import (
     call_roots,
@@ -239,21 +240,24 @@ class Sample:
             self._shared_container = container
         if is_shared and container[0] in self._path_of_items:
             return self._path_of_items[container[0]]
-        path = (
-            self._path_of_variable(chain) if len(chain) == _DIRECT else self._state.paths(name_chain(chain))
-        )
+        path = self._path_of_variable(chain) if is_shared else self._state.paths(name_chain(chain))
         if is_shared:
             self._path_of_items[container[0]] = path
         return path
 
     def _path_of_variable(self, chain: Chain) -> int:
-        """Return the number of the path to what a root holds itself: a call's variable is named once for each line."""
+        """Return the number of the path to what a root holds, or to an item of a list that it holds.
+
+        A call's variable is named once for each line.
+        """
         root, value, known = chain[0], chain[1], self._state.path_of_variable
         is_call = root.kind is RootKind.FRAME
         held = next((held for held in root.entries if held.value is value), None) if is_call else None
-        if held is None or held.owner is None or type(held.name) is not str:
+        item = () if len(chain) == _DIRECT else _item_of(chain)
+        if held is None or held.owner is None or type(held.name) is not str or item is None:
             return self._state.paths(name_chain(chain))
-        key = id(held.owner), held.kind, held.name  # a comprehension has the owner of the function around it
+        # a comprehension has the owner of the function around it
+        key = id(held.owner), held.kind, held.name, item
         if key not in known:
             if len(known) >= _MAX_KNOWN:
                 known.clear()
@@ -330,6 +334,15 @@ def _leads_through_containers(chain: Chain) -> bool:
     if len(chain) == _DIRECT:
         return True
     return all(type(link) in (list, tuple, dict, set, deque) for link in chain[1:-1]) and is_tensor(chain[-1])
+
+
+def _item_of(chain: Chain) -> tuple[type, int, int] | None:
+    """Return what the path to an item of a variable's list or tuple says of it; None for other chains."""
+    items = chain[1]
+    if len(chain) != _DIRECT + 1 or type(items) not in (list, tuple):
+        return None
+    position = position_in(items, type(items), chain[-1])
+    return None if position is None else (type(items), len(items), position)
 
 
 def _parts(tensor: Tensor) -> Sequence[tuple[Tensor, int]]:

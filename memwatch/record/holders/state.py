@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memwatch.capture.paths import PathTables
 from memwatch.heap.known_ways import KnownWays
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from memwatch.edges import EdgeKind, Vertex
+    from memwatch.edges import Vertex
     from memwatch.heap.roots import Root
     from memwatch.record.context import Context
     from memwatch.record.saved.packer import Packer
@@ -76,7 +76,8 @@ class SamplingState:
         ways: where deep searches found something.
         barren: `id` of modules' functions and classes behind which no tensor was found.
         known_classes: the classes of the objects that were met.
-        path_of_variable: calls at their lines, and the paths to their variables, by the calls' `id`, kind and name.
+        path_of_variable: calls at their lines, and the paths to their variables and to items of those, by the calls'
+            `id`, the variable's kind and name, and the item's place.
         shared: addresses of the storages that C++ alone has, by number: a DLPack capsule may own the memory.
     """
 
@@ -102,7 +103,7 @@ class SamplingState:
         self.ways = KnownWays()
         self.barren: set[int] = set()
         self.known_classes = KnownClasses()
-        self.path_of_variable: dict[tuple[int, EdgeKind, str], tuple[Vertex, int]] = {}
+        self.path_of_variable: dict[tuple[Any, ...], tuple[Vertex, int]] = {}
         self.shared: dict[int, range] = {}
         self.op_counter = op_counter
         self._count_at_search = 0
