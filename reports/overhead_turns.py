@@ -109,6 +109,23 @@ def serve(name: str, workload: str) -> None:
     print([time.process_time() - before_s, wall_s], flush=True)
 
 
+def run_alone(name: str, workload: str, steps: int) -> None:
+    """Print the CPU time of a step, of the program's thread and of the others, in a process that waits for no turn.
+
+    What a tool writes by the clock, it writes for fewer steps where its program waits for those of others.
+    """
+    torch.set_num_threads(1)
+    step = {**WORKLOADS, **THIN}[workload]()
+    for _ in range(_WARM_STEPS):
+        step()
+    gc.collect()
+    with CONFIGURATIONS[name]() as tool:
+        before_s, mine_s = time.process_time(), time.thread_time()
+        run(step, steps, tool)
+    own_s, all_s = time.thread_time() - mine_s, time.process_time() - before_s
+    print(f"{name}, {workload}: {own_s / steps * 1e3:.2f} ms, other threads {(all_s - own_s) / steps * 1e3:.2f} ms")
+
+
 def run(step: Callable[[], None], steps: int, tool: Any) -> None:
     """Run some steps under a tool."""
     for _ in range(steps):
@@ -179,6 +196,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=list(CONFIGURATIONS))
     parser.add_argument("workload", choices=list(STEPS))
+    parser.add_argument("--alone", type=int, help="run so many steps, and print what one takes")
     options = parser.parse_args()
     build_recorder()
-    serve(options.name, options.workload)
+    if options.alone is None:
+        serve(options.name, options.workload)
+    else:
+        run_alone(options.name, options.workload, options.alone)
