@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     Rounds = dict[str, list[list[float]]]
 
 IN_TURNS = (PLAIN, FLOOR, HEAVY, "memwatch", "memwatch, to a file")
-STEPS = {"MLP": 200, "GPT": 1, "ResNet": 1, "ResNet, thin": 8}
-"""Steps of a turn."""
+STEPS = {"MLP": 200, "GPT": 1, "ResNet": 12, "ResNet, thin": 8}
+"""Steps of a turn. What a file gets by the clock, it gets for fewer steps than alone where a turn is shorter."""
 RARELY = 6
 """MemTracker, which adds ten times as much, has one turn of so many."""
-ROUNDS = {"MLP": 8, "GPT": 8, "ResNet": 30, "ResNet, thin": 8}
+ROUNDS = {"MLP": 8, "GPT": 8, "ResNet": 16, "ResNet, thin": 8}
 _KEEPS_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33), "MALLOC_TOP_PAD_": str(2**30)
 }  # fmt: skip
@@ -57,8 +57,11 @@ class Tool:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env=os.environ | (_KEEPS_MEMORY if workload in _LARGE else {}),
         )  # fmt: skip
-        self._answer()
         self._taken = 0
+
+    def wait(self) -> None:
+        """Wait until the process can take its first turn."""
+        self._answer()
 
     def turn(self) -> None:
         """Run the steps of a turn."""
@@ -123,7 +126,9 @@ def run_alone(name: str, workload: str, steps: int) -> None:
         before_s, mine_s = time.process_time(), time.thread_time()
         run(step, steps, tool)
     own_s, all_s = time.thread_time() - mine_s, time.process_time() - before_s
-    print(f"{name}, {workload}: {own_s / steps * 1e3:.2f} ms, other threads {(all_s - own_s) / steps * 1e3:.2f} ms")
+    print(
+        f"{name}, {workload}: {own_s / steps * 1e3:.2f} ms, other threads {(all_s - own_s) / steps * 1e3:.2f} ms"
+    )
 
 
 def run(step: Callable[[], None], steps: int, tool: Any) -> None:
@@ -139,6 +144,8 @@ def measure_turns(workload: str, seconds: float) -> Rounds:
     found: Rounds = {name: [] for name in IN_TURNS}
     for _ in range(ROUNDS[workload]):
         tools = {name: Tool(name, workload) for name in IN_TURNS}
+        for tool in tools.values():
+            tool.wait()
         begin_s, turn = time.monotonic(), 0
         while time.monotonic() - begin_s < seconds / ROUNDS[workload]:
             for name in random.sample(list(tools), len(tools)):

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 HERE = pathlib.Path(__file__).parent
 TOP = HERE.parent
-STEPS = {"MLP": 400, "GPT": 12, "50 x.exp()": 400, "50 x.mul_(1)": 400, "AdamW step": 200, "chain of 25": 200}
+STEPS = {
+    "MLP": 400, "GPT": 12, "50 x.exp()": 400, "50 x.mul_(1)": 400, "AdamW step": 200, "chain of 25": 200,
+    "chain, updated": 200,
+}  # fmt: skip
 PROFILES: dict[str, dict[str, Any]] = {
     "native, key": {},
     "native, mode": {"intercept": "mode"},
@@ -56,7 +59,7 @@ def small_programs() -> dict[str, Callable[[], Callable[[], None]]]:
             parameter.grad = torch.ones_like(parameter)
         return torch.optim.AdamW(model.parameters()).step
 
-    def chain() -> Callable[[], None]:
+    def chain(*, updates: bool = False) -> Callable[[], None]:
         weight = torch.randn(8, 8, requires_grad=True)
 
         def step() -> None:
@@ -64,6 +67,9 @@ def small_programs() -> dict[str, Callable[[], Callable[[], None]]]:
             for _ in range(25):
                 y = y * 2
             y.sum().backward()
+            if updates:
+                with torch.no_grad():
+                    weight.sub_(weight.grad, alpha=1e-12)
             weight.grad = None
 
         return step
@@ -73,6 +79,7 @@ def small_programs() -> dict[str, Callable[[], Callable[[], None]]]:
         "50 x.mul_(1)": lambda: without_grad("mul_", 1.0),
         "AdamW step": optimizer,
         "chain of 25": chain,
+        "chain, updated": lambda: chain(updates=True),
     }
 
 
