@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     Rounds = dict[str, list[list[float]]]
 
 IN_TURNS = (PLAIN, FLOOR, HEAVY, "memwatch", "memwatch, to a file")
-STEPS = {"MLP": 200, "GPT": 1, "ResNet": 12, "ResNet, thin": 8}
+STEPS = {"MLP": 200, "GPT": 1, "ResNet": 1, "ResNet, thin": 8}
 """Steps of a turn. What a file gets by the clock, it gets for fewer steps than alone where a turn is shorter."""
 RARELY = 6
 """MemTracker, which adds ten times as much, has one turn of so many."""
-ROUNDS = {"MLP": 8, "GPT": 8, "ResNet": 16, "ResNet, thin": 8}
+ROUNDS = {"MLP": 8, "GPT": 8, "ResNet": 30, "ResNet, thin": 8}
 _KEEPS_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33), "MALLOC_TOP_PAD_": str(2**30)
 }  # fmt: skip
