@@ -56,7 +56,9 @@ class Gradients:
         self._amid: set[int] = set()
         self._op_of_new = NONE
         self.first_made = 0
-        self.python_functions: tuple[Callable[..., Any], ...] = (_AtEnd.__call__,)
+        self.python_functions: tuple[Callable[..., Any], ...] = (_AtEnd.__call__, _AfterOthers.__call__)
+        # made once, for each backward: neither holds this object, nor does the engine, which keeps what it never called
+        self._at_end = _AtEnd(_AfterOthers(weakref.ref(self)))
 
     def stop(self) -> None:
         """Note nothing more, even if a backward still runs."""
@@ -67,7 +69,7 @@ class Gradients:
         if not self._reached:  # else it runs within another one, as that of a checkpoint
             self.first_made = self._storages.count
         self._reached.setdefault(current_graph_task_id(), set())
-        call_at_end_of_backward(_AtEnd(weakref.ref(self)))
+        call_at_end_of_backward(self._at_end)
 
     def reached(self, leaves: Iterable[Tensor]) -> None:
         """Hear of leaves in the graph of the backward that runs in this thread: it may give them gradients."""
@@ -139,21 +141,27 @@ class Gradients:
 
 
 class _AtEnd:
-    """Note the gradients at the end of a backward, when what others called for then has run.
+    """Have the gradients noted when what others called for at the end of a backward has run.
 
     DistributedDataParallel and FSDP2 finish their gradients there, and call for it later than we did.
     """
 
+    def __init__(self, after_others: Callable[[], None]) -> None:
+        self._after_others = after_others
+
+    def __call__(self) -> None:
+        call_at_end_of_backward(self._after_others)
+
+
+class _AfterOthers:
+    """Note the gradients of the backward that ends."""
+
     def __init__(self, reference: weakref.ref[Gradients]) -> None:
-        self._reference, self._again = reference, True
+        self._reference = reference
 
     def __call__(self) -> None:
         gradients = self._reference()
         if gradients is None or frame_callback() is not None:
             return  # dynamo would compile our code: the op that follows has them noted
-        if self._again:
-            self._again = False
-            call_at_end_of_backward(self)
-        else:
-            with gradients.harmless:
-                gradients.backward_ends()
+        with gradients.harmless:
+            gradients.backward_ends()

@@ -288,9 +288,10 @@ class Session:
         freed_are_seen = self._allocator is not None and self._allocator.running
         return not freed_are_seen or self.interceptor.name != "key" or self.arguments is not None
 
-    def leaves_reached(self, leaves: Iterable[Tensor]) -> None:
+    @property
+    def leaves_reached(self) -> Callable[[Iterable[Tensor]], None]:
         """Note the leaves to which the backward that runs may give gradients."""
-        self.context.gradients.reached(leaves)
+        return self.context.gradients.reached
 
     def _flush_by_timer(self) -> None:
         self._process.sample()

@@ -101,7 +101,7 @@ class OpCallbacks:
         self.string_id: Callable[[str], int] = strings
         self.flush_due = listener.flush_due
         self.op_failed = listener.op_failed
-        self._listener = listener
+        self._backward_begins, self._leaves_reached = listener.backward_begins, listener.leaves_reached
         self.could_not_record = listener.could_not_record
         self.frame_callback = frame_callback
         self.hand_on: Callable[..., Any] = ModeInterceptor.__torch_dispatch__
@@ -110,8 +110,8 @@ class OpCallbacks:
 
     def backward_begins(self, leaves: list[Tensor]) -> bool:
         """Hear of a backward at its first op, and of its leaves; return if storages are watched from birth in it."""
-        holds = self._listener.backward_begins()
-        self._listener.leaves_reached(leaves)
+        holds = self._backward_begins()
+        self._leaves_reached(leaves)
         return holds
 
     def storages_of(self, tensor: Tensor) -> list[tuple[int, int]]:

@@ -6,10 +6,12 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <mutex>
 
 #include "compat.h"
+#include "integers.h"
 #include "storages.h"
 
 namespace memwatch {
@@ -26,12 +28,13 @@ class Events {
     if (nbytes < 0) {
       newest_free_.store(last_, std::memory_order_relaxed);
     }
-    rows_.insert(rows_.end(), {last_, reinterpret_cast<int64_t>(block), nbytes, number_of(device), thread, reserved});
+    const auto address = reinterpret_cast<int64_t>(block);
+    rows_.append(std::array<int64_t, kColumns>{last_, address, nbytes, number_of(device), thread, reserved});
   }
 
   /// Give the events since the last time: ticks, address, signed bytes, device as `number_of` tells it, thread,
   /// and what the allocator of the device holds then.
-  std::vector<int64_t> take() {
+  Integers take() {
     const std::lock_guard<std::mutex> guard(mutex_);
     return std::exchange(rows_, {});
   }
@@ -59,7 +62,7 @@ class Events {
   void clear() {
     const std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
     if (guard.owns_lock()) {
-      std::vector<int64_t>().swap(rows_);
+      rows_ = {};
     }
   }
 
@@ -80,7 +83,7 @@ class Events {
   static inline std::atomic<int64_t> newest_free_{0};  // time of the last row that frees
   std::mutex mutex_;
   int64_t last_ = 0;  // time of the last row: the rows of all threads are in the order of their times
-  std::vector<int64_t> rows_;
+  Integers rows_;
 };
 
 /// What hears c10's reports in one thread.
@@ -177,9 +180,9 @@ class Allocator {
   bool leave_thread() { return AllocatorLog::leave(events_); }
 
   py::array_t<int64_t> take() {
-    const std::vector<int64_t> rows = events_->take();
+    Integers rows = events_->take();
     const auto count = static_cast<py::ssize_t>(rows.size()) / Events::kColumns;
-    return py::array_t<int64_t>({count, py::ssize_t{Events::kColumns}}, rows.data());
+    return std::move(rows).as_array({count, Events::kColumns});
   }
 
  private:
