@@ -288,10 +288,9 @@ class Session:
         freed_are_seen = self._allocator is not None and self._allocator.running
         return not freed_are_seen or self.interceptor.name != "key" or self.arguments is not None
 
-    @property
-    def leaves_reached(self) -> Callable[[Iterable[Tensor]], None]:
+    def leaves_reached(self, leaves: Iterable[Tensor]) -> None:
         """Note the leaves to which the backward that runs may give gradients."""
-        return self.context.gradients.reached
+        self.context.gradients.reached(leaves)
 
     def _flush_by_timer(self) -> None:
         self._process.sample()

@@ -34,7 +34,8 @@ def captures(draw):
         rows = draw(st.lists(st.lists(st.integers(0, 2**50), min_size=width, max_size=width), max_size=kept))
         columns[name] = list(np.array(rows, dtype=np.int64).reshape(-1, width).T)
     notes = draw(st.lists(st.builds(Note, INTEGERS, TEXTS, TEXTS), max_size=3))
-    meta = draw(st.dictionaries(TEXTS, VALUES, max_size=4))
+    names = TEXTS.map("of the program: {}".format)  # else one may be memwatch's own, whose values are checked
+    meta = draw(st.dictionaries(names, VALUES, max_size=4))
     return Capture.from_columns(columns, draw(st.lists(TEXTS, max_size=5)), meta, notes)
 
 
