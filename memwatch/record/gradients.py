@@ -57,7 +57,7 @@ class Gradients:
         self._op_of_new = NONE
         self.first_made = 0
         self.python_functions: tuple[Callable[..., Any], ...] = (_AtEnd.__call__, _AfterOthers.__call__)
-        # made once, for each backward: neither holds this object, nor does the engine, which keeps what it never called
+        # one for all backwards; it holds this object weakly, for a backward that raises may keep what it never called
         self._at_end = _AtEnd(_AfterOthers(weakref.ref(self)))
 
     def stop(self) -> None:

@@ -30,11 +30,11 @@ class Integers {
     return *this;
   }
 
-  /// Append what lies in an object of integers: as many as it has room for.
+  /// Append the integers that an object consists of, as a struct or an array of them.
   template <typename Row>
   void append(const Row& row) {
-    static_assert(sizeof(Row) % sizeof(int64_t) == 0);
     constexpr size_t kCount = sizeof(Row) / sizeof(int64_t);
+    static_assert(sizeof(Row) % sizeof(int64_t) == 0 && kCount <= kLeast);
     if (size_ + kCount > capacity_) {
       resize(std::max(2 * capacity_, kLeast));
     }
@@ -58,7 +58,7 @@ class Integers {
   }
 
  private:
-  static constexpr size_t kLeast = 512;  // more than the longest row
+  static constexpr size_t kLeast = 512;
 
   void resize(size_t capacity) {
     void* moved = std::realloc(values_.get(), capacity * sizeof(int64_t));
