@@ -45,21 +45,45 @@ class Chunk(NamedTuple):
     data: bytes
 
 
-def encode(values: IntArray) -> Chunk:
-    """Return the values of a column, at least one, as a chunk in little memory."""
-    low, high = int(values.min()), int(values.max())
+def encoded(rows: IntArray) -> list[Chunk]:
+    """Return the columns of rows, at least one, as chunks in little memory.
+
+    All columns are looked at in one go: a flush has some dozen columns of a few hundred rows, of which a call of numpy
+    takes longer than its work.
+    """
+    columns = np.ascontiguousarray(rows.T)
+    spans = list(zip(columns.min(axis=1).tolist(), columns.max(axis=1).tolist(), strict=True))
+    wide = [number for number, (low, high) in enumerate(spans) if _width(high - low) > 1]
+    steps = (
+        np.diff(columns[wide], axis=1) if wide else columns[:0]
+    )  # wraps around where it must, and so does the sum
+    steps_spans = zip(steps.min(axis=1).tolist(), steps.max(axis=1).tolist(), strict=True) if wide else ()
+    by_column = dict(zip(wide, zip(steps, steps_spans, strict=True), strict=True))
+    return [
+        _chunk(values, span, by_column.get(number))
+        for number, (values, span) in enumerate(zip(columns, spans, strict=True))
+    ]
+
+
+def _chunk(values: IntArray, span: tuple[int, int], steps: tuple[IntArray, tuple[int, int]] | None) -> Chunk:
+    """Return a column between two values; its steps, and the least and the greatest, are given where they may do."""
+    low, high = span
     width, is_difference, first, base, rest = _width(high - low), False, low, low, values
-    if width > 1:
-        steps = np.diff(values)  # wraps around where it must, and so does the sum
-        smallest = int(steps.min())
-        width_of_steps = _width(int(steps.max()) - smallest)
+    if steps is not None:
+        differences, (smallest, largest) = steps
+        width_of_steps = _width(largest - smallest)
         if width_of_steps < width:
-            width, is_difference, first, base, rest = width_of_steps, True, int(values[0]), smallest, steps
+            width, is_difference, first, base, rest = (
+                width_of_steps,
+                True,
+                int(values[0]),
+                smallest,
+                differences,
+            )
     head = _HEAD.pack(False, is_difference, width, first, base)
     if not width:
         return Chunk(len(values), low, high, head)
-    narrow = (rest - base).astype(_WIDTHS[width])
-    return Chunk(len(values), low, high, head + narrow.tobytes())
+    return Chunk(len(values), low, high, head + (rest - base).astype(_WIDTHS[width]).tobytes())
 
 
 def deflated(chunk: Chunk) -> Chunk:

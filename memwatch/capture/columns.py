@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from memwatch.capture.chunks import Chunk, decode, encode
+from memwatch.capture.chunks import Chunk, decode, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -125,11 +125,6 @@ class Mapped(Mapping[str, "IntArray"]):
     def __len__(self) -> int:
         """Count the columns."""
         return len(self._table)
-
-
-def encoded(rows: IntArray) -> list[Chunk]:
-    """Return the columns of rows, at least one, as chunks."""
-    return [encode(column) for column in np.ascontiguousarray(rows.T)]
 
 
 def _dtype(column: Column, bounds: tuple[int, int]) -> type[np.signedinteger[Any]]:

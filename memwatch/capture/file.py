@@ -22,8 +22,7 @@ import numpy as np
 
 from memwatch.capture.capture import INTEGER_TABLES, Capture, Note, empty_tables
 from memwatch.capture.check import checked
-from memwatch.capture.chunks import MOST_ROWS, Chunk, deflated
-from memwatch.capture.columns import encoded
+from memwatch.capture.chunks import MOST_ROWS, Chunk, deflated, encoded
 from memwatch.capture.errors import CaptureError, DamagedCaptureError
 from memwatch.capture.schema import FORMAT_VERSION, OLDEST_FORMAT, RECORDED_BY_NAME
 

@@ -10,7 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from memwatch.capture.capture import Capture, Note, empty_tables
-from memwatch.capture.columns import encoded
+from memwatch.capture.chunks import encoded
 from memwatch.capture.errors import CaptureError
 from memwatch.capture.file import CaptureWriter, load, read_tables
 from memwatch.capture.packed import as_rows

@@ -8,7 +8,7 @@ import time
 from typing import Final
 
 LEAST_S: Final = 1.0
-"""Between two readings at least: the program flushes every half second."""
+"""Between two readings at least: the program flushes every second."""
 SHARE_RATIO: Final = 0.01
 """The most of the machine's processor time that the view takes."""
 _NICE: Final = 10

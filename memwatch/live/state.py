@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _CLOCKS_DIFFER_S: Final = 2.0
 _LONG_S: Final = 30.0
-"""A program that runs flushes every half second; one of another host that has not for so long is called silent."""
+"""A program that runs flushes every second; one of another host that has not for so long is called silent."""
 
 
 class State(Enum):

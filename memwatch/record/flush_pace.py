@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from memwatch.record.tables.op_counter import OpCounter
 
 FLUSH_OPS: Final = 10_000
-FLUSH_S: Final = 0.5
-PATIENCE: Final = 4
+FLUSH_S: Final = 1.0
+PATIENCE: Final = 2
 """Few ops wait for so many turns of the timer: a killed run loses no more than two seconds, and less than these ops."""
 RETRY_OPS: Final = 100
 WINDOW_OPS: Final = 20_000

@@ -9,7 +9,7 @@ from memwatch.record.clock import Clock, ticks
 if TYPE_CHECKING:
     from memwatch.record.tables.op_counter import OpCounter
 
-_FEWEST_OPS: Final = 500
+_FEWEST_OPS: Final = 1_000
 """So many ops are worth a flush: its price is then a few hundredths of what they take."""
 
 
@@ -34,6 +34,6 @@ class LastFlush:
         return bool(self._clock.duration_ns(ticks() - self._ticks) < seconds * 1e9)
 
     def is_long_ago(self, seconds: float) -> bool:
-        """Return whether some hundred ops, or so many seconds, have passed since."""
+        """Return whether a thousand ops, or so many seconds, have passed since."""
         waiting_ns = self._clock.duration_ns(ticks() - self._ticks)
         return self._op_counter[0] - self._op >= _FEWEST_OPS or waiting_ns >= seconds * 1e9

@@ -23,6 +23,7 @@ from memwatch.errors import MemwatchError
 from memwatch.record import baseline, context
 from memwatch.record.allocator.channel import AllocatorChannel
 from memwatch.record.allocator.threads import StartedThreads
+from memwatch.record.allocator.waiting_events import WaitingEvents
 from memwatch.record.arguments import ArgumentRecorder
 from memwatch.record.backend import Block
 from memwatch.record.books import Books
@@ -103,7 +104,7 @@ class Session:
         self._pace = FlushPace(counter, self._clock, self._allocator, flush, to_file=options.path is not None)
         self._timer = Timer(FLUSH_S, self._flush_by_timer)
         self._threads = StartedThreads(block.thread_names, events, self._timer.start)
-        self._flushing = threading.Lock()
+        self._flushing, self._events = threading.Lock(), WaitingEvents()
         self._undo: list[Callable[[], None]] = []
         self._written_strings, self._pid = 0, os.getpid()
         run = (self.arguments or self.ops).run
@@ -142,9 +143,8 @@ class Session:
             self._switch_on(books.start, books.stop)
             self._switch_on(self._saved.start, self._saved.stop)
             if self._allocator is not None:
-                self._switch_on(
-                    functools.partial(self._allocator.start, self._add_events), self._allocator.stop
-                )
+                start = functools.partial(self._allocator.start, self._add_events)
+                self._switch_on(start, self._allocator.stop)
             self._device_books.begin()
             self._pace.start(self.ops.flush_at)
             if self._writer is not None or self._steps is not None:
@@ -152,9 +152,8 @@ class Session:
             self._switch_on(self._threads.start, self._threads.stop)
             self._switch_on(self._process.start, self._process.stop)
             if self._want_holders:
-                self._holders = HolderSampler(
-                    self.storages, self._packer, self.context, self.strings, self.op_counter
-                )
+                parts = (self.storages, self._packer, self.context, self.strings, self.op_counter)
+                self._holders = HolderSampler(*parts)
                 self._switch_on(self._holders.start, self._holders.stop)
             if self._holders is not None or self._steps is not None:
                 tell = self.context.tell_of_iterations
@@ -335,13 +334,14 @@ class Session:
         with self._flushing:
             if self._steps is not None:
                 self._steps.hear(rows)
-            else:
-                self._write({"allocator": rows})
+            elif self._events.add(rows):
+                self._write({})
 
     def _write(self, rows: dict[str, Any]) -> None:
         notes = self._notes.unwritten()
         if self._steps is not None:
             rows, notes = self._steps.sift(rows), self._steps.placed(notes)
+        rows.update(("allocator", events) for events in self._events.take())
         strings = self.strings.texts[self._written_strings :]
         self._written_strings += len(strings)
         self._recording.add(rows, strings, notes)

@@ -16,7 +16,7 @@ import memwatch
 from memwatch.capture import load, save
 from memwatch.capture.capture import Capture, empty_tables
 from memwatch.capture.check import checked
-from memwatch.capture.columns import encoded
+from memwatch.capture.chunks import encoded
 from memwatch.capture.errors import CaptureError
 from memwatch.capture.file import read_tables
 from memwatch.capture.meta import _KINDS

@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwatch.capture.chunks import decode, deflated, encode
+from memwatch.capture.chunks import decode, deflated, encoded
 from memwatch.capture.errors import CaptureError
 
 LEAST, MOST = -(2**63), 2**63 - 1
+
+
+def encode(values):
+    (chunk,) = encoded(values.reshape(-1, 1))
+    return chunk
 
 
 def back(chunk):

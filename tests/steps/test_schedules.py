@@ -255,7 +255,7 @@ with memwatch.profile("run.memwatch", schedule=memwatch.schedule(wait=9, active=
         torch.ones(1000 + step)
         prof.step()
         if step == 100:
-            time.sleep(0.6)  # longer than rows wait
+            time.sleep(1.2)  # longer than rows wait
         if step == 150:
             os.kill(os.getpid(), signal.SIGKILL)
 """
